@@ -1,0 +1,29 @@
+"""GRPO training of language models, with Rust kernels for advantages, batches and rewards.
+
+Names load when they are first used: ``import rlox_grpo`` imports neither torch nor any engine.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rlox_grpo._native import __version__
+
+if TYPE_CHECKING:
+    from rlox_grpo.config import GRPOConfig
+    from rlox_grpo.trainer import GRPO
+
+_HOMES = {"GRPO": "rlox_grpo.trainer", "GRPOConfig": "rlox_grpo.config"}
+
+__all__ = ["GRPO", "GRPOConfig", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlox_grpo' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,135 @@
+"""The carriers that stages hand to each other: frozen, with shapes; no behaviour beyond validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """One prompt, tokenised.
+
+    Attributes:
+        token_ids: ``int64 [prompt_len]``, at least one token.
+        index: Position in the list that the user gave; stable over epochs and resumes.
+        text: What was tokenised (the template applied), or None when the prompt came as token ids.
+        source: What the user gave, as reward functions receive it: text, chat messages or token ids.
+        columns: The other columns of the user's row; they reach reward functions by name.
+    """
+
+    token_ids: Int64Array
+    index: int
+    text: str | None = None
+    source: str | list[dict[str, Any]] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """One sampled completion.
+
+    Attributes:
+        token_ids: ``int64 [T]``, as sampled, its end token included.
+        log_probs: ``float32 [T]``, of each token under the distribution that it was really drawn from.
+        finish_reason: ``"stop"`` (end token or stop string) or ``"length"`` (truncated).
+        text: Decoded without special tokens, or None when there is no tokenizer.
+    """
+
+    token_ids: Int64Array
+    log_probs: Float32Array
+    finish_reason: FinishReason
+    text: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutGroup:
+    """The completions sampled for one prompt by one version of the policy."""
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    policy_version: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredGroup:
+    """A group and what the reward functions said of it.
+
+    Attributes:
+        group: The prompt and its G completions.
+        rewards: ``float32 [G]``, weighted total; NaN where no function applied.
+        components: Each function's own scores by name, ``float32 [G]``, NaN where it did not apply.
+    """
+
+    group: RolloutGroup
+    rewards: Float32Array
+    components: Mapping[str, Float32Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows of one micro-batch: prompt then completion, padded on the right. N rows, L and T the longest row and completion.
+
+    Attributes:
+        input_ids: ``int64 [N, L]``.
+        attention_mask: ``bool [N, L]``, True on real tokens.
+        position_ids: ``int64 [N, L]``, counted from each row's first real token.
+        prompt_lengths: ``int64 [N]``; completion token t of row i is ``input_ids[i, prompt_lengths[i] + t]``.
+        completion_ids: ``int64 [N, T]``.
+        completion_mask: ``bool [N, T]``, True on completion tokens, the end token included; from lengths, never from ids.
+        loss_mask: ``bool [N, T]``, the tokens trained on, a subset of ``completion_mask``.
+        advantages: ``float32 [N]``.
+        row_index: ``int64 [N]``, each row's place among the rows of the optimizer step.
+        num_loss_tokens: Denominator: loss tokens of the whole optimizer step, over micro-batches and ranks.
+        num_sequences: Denominator: sequences of the whole optimizer step that hold a loss token, likewise.
+        old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]`` where they are known.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor
+    prompt_lengths: Tensor
+    completion_ids: Tensor
+    completion_mask: Tensor
+    loss_mask: Tensor
+    advantages: Tensor
+    row_index: Tensor
+    num_loss_tokens: float
+    num_sequences: float
+    old_log_probs: Tensor | None = None
+    ref_log_probs: Tensor | None = None
+    sampling_log_probs: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LossOutput:
+    """A scalar loss to minimise and what to report of it.
+
+    Attributes:
+        loss: Scalar; micro-batch losses of one optimizer step add up to the loss of the whole step.
+        metrics: Sums under ``loss_mask`` divided by the step's global denominators, so that they too add up
+            over micro-batches; detached scalars.
+    """
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """What one optimizer step did: gradient norm before clipping, learning rate used, metrics of its loss."""
+
+    grad_norm: float
+    learning_rate: float
+    metrics: Mapping[str, float]
