@@ -36,6 +36,27 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How to draw a completion. Temperature 0 is greedy; the filters apply in the order top-k, top-p, min-p.
+
+    Attributes:
+        max_new_tokens: Longest completion, its end token included.
+        temperature: Logits are divided by it before anything else.
+        top_p, top_k, min_p: Off at 1.0, 0 and 0.0.
+        stop: Strings that end a completion; the tokens that spelled one stay in it.
+        stop_token_ids: Ids that end a completion beside the model's own end tokens.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Completion:
     """One sampled completion.

@@ -1,0 +1,38 @@
+"""Where completions come from: one protocol, several engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from rlox_grpo.types import Prompt, RolloutGroup, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@runtime_checkable
+class GenerationEngine(Protocol):
+    """Samples completions from the current policy.
+
+    Attributes:
+        exact: Whether the log-probs it reports are those of the trainer's own weights and arithmetic.
+        policy_version: Version of the weights that it samples from; 0 before the first update.
+    """
+
+    exact: bool
+    policy_version: int
+
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int
+    ) -> list[RolloutGroup]:
+        """Sample ``group_size`` completions for each prompt; the same arguments and weights give the same result."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take the policy's new weights; what is sampled from now on carries ``version``."""
+        ...
+
+    def close(self) -> None:
+        """Release what the engine holds: memory, processes, connections."""
+        ...
