@@ -1,0 +1,188 @@
+"""Every choice of a run in one frozen record: read from TOML, from keywords, or from a preset and what overrides it."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from rlox_grpo.presets import PRESETS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class ConfigError(ValueError):
+    """A name or value in the configuration that cannot be meant; the message says which and what would do."""
+
+
+class GRPOConfig(BaseModel):
+    """The settings of a run. Fields that a preset names take its value unless they are given.
+
+    Sources of the defaults: DeepSeekMath (arXiv:2402.03300, eq. 3 and 4) for the algorithm; TRL for ``std_epsilon``
+    and the learning rate. docs/algorithm.md gives each formula with its symbol.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    preset: str = Field("grpo", description="Named published variant that sets the fields below it names.")
+
+    # Sampling
+    group_size: int = Field(8, ge=1, description="Completions for each prompt (G).")
+    prompts_per_step: int = Field(16, ge=1, description="Prompts in a step (B); a step has B·G rows.")
+    max_new_tokens: int = Field(512, ge=1, description="Longest completion, its end token included.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature; log-probs are taken at it too.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: keep the smallest set with this probability.")
+    top_k: int = Field(0, ge=0, description="Keep the k likeliest tokens; 0 keeps all.")
+    min_p: float = Field(0.0, ge=0, lt=1, description="Keep tokens at least this likely against the likeliest.")
+    stop: tuple[str, ...] = Field((), description="Strings that end a completion.")
+    engine: Literal["hf"] = Field("hf", description="Where completions come from.")
+    max_rollout_rows: int | None = Field(None, ge=1, description="Rows that the embedded engine decodes at once.")
+
+    # Rewards and advantages
+    reward_weights: tuple[float, ...] | None = Field(None, description="A weight for each reward function.")
+    reward_scaling: Literal["group", "batch", "none"] = Field(
+        "group", description="Divide by the group's or the batch's standard deviation, or not at all."
+    )
+    ddof: int = Field(1, ge=0, description="Delta degrees of freedom of the standard deviation.")
+    std_epsilon: float = Field(1e-4, ge=0, description="Added to the standard deviation.")
+    baseline: Literal["mean", "leave_one_out"] = Field("mean", description="What is subtracted from a reward.")
+    zero_variance: Literal["drop", "keep"] = Field(
+        "drop", description="Whether groups whose rewards are all equal leave the update and its denominators."
+    )
+
+    # Loss
+    clip_low: float = Field(0.2, ge=0, le=1, description="ε below: the ratio is clipped at 1 − clip_low.")
+    clip_high: float = Field(0.2, ge=0, description="ε above: the ratio is clipped at 1 + clip_high.")
+    loss_aggregation: Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum"] = Field(
+        "sequence_mean", description="How token losses become one number."
+    )
+    kl_coef: float = Field(0.0, ge=0, description="Weight β of the KL penalty against the reference policy.")
+    kl_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="Per-token estimator of that KL.")
+    mask_truncated: bool = Field(False, description="Leave truncated completions out of the loss.")
+    reference: Literal["auto", "none", "frozen", "adapter_off"] = Field(
+        "auto", description="Reference policy; auto takes none when nothing needs it."
+    )
+
+    # Update
+    updater: Literal["torch"] = Field("torch", description="What applies the gradient.")
+    updates_per_batch: int = Field(1, ge=1, description="Optimizer steps on each batch of completions (μ).")
+    micro_batch_tokens: int = Field(16_384, ge=1, description="Padded tokens that one forward may hold.")
+    learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate.")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="How the learning rate falls after the warm-up."
+    )
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Where the decay ends, as a share of the peak.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's decay, on matrices only.")
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    adam_epsilon: float = Field(1e-8, gt=0)
+    max_grad_norm: float = Field(1.0, ge=0, description="Clip the gradient's norm at this; 0 does not clip.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Arithmetic of forward and backward; weights and optimizer stay float32."
+    )
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    lora_rank: int = Field(0, ge=0, description="Train a LoRA adapter of this rank instead of the weights; 0 is off.")
+    lora_alpha: float | None = Field(None, gt=0, description="LoRA scale; twice the rank when it is not given.")
+    lora_target_modules: str | tuple[str, ...] = Field("all-linear", description="Modules that get an adapter.")
+
+    # Run
+    max_steps: int | None = Field(None, ge=1, description="Steps to train; overrides n_epochs.")
+    seed: int = Field(0, ge=0, description="Seeds prompts' order, sampling and initial adapters.")
+    output_dir: str | None = Field(None, description="The run's folder; None writes nothing.")
+    resume: str = Field("auto", description="auto (continue what output_dir holds), never, or a checkpoint's path.")
+    checkpoint_steps: int = Field(50, ge=0, description="Steps between checkpoints; 0 saves only at the end.")
+    keep_checkpoints: int = Field(2, ge=1, description="How many of the newest checkpoints stay.")
+    eval_steps: int = Field(0, ge=0, description="Steps between evaluations of eval_prompts; 0 is never.")
+    eval_samples: int = Field(4, ge=1, description="Completions for each prompt in an evaluation.")
+    log_completions: int = Field(32, ge=0, description="Completions written to the run's folder each step.")
+    tensorboard: bool = Field(False, description="Also write TensorBoard events (extra: tensorboard).")
+    progress: bool = Field(True, description="Show the progress bar.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_and_apply_preset(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        for name in given:
+            if name not in cls.model_fields:
+                raise ConfigError(f"unknown option {name!r}{nearest(str(name), list(cls.model_fields))}")
+        preset = given.get("preset", "grpo")
+        if preset not in PRESETS:
+            raise ConfigError(f"unknown preset {preset!r}{nearest(str(preset), list(PRESETS))}")
+        return {**PRESETS[preset].values, **given}
+
+    @field_validator("output_dir", mode="before")
+    @classmethod
+    def _path_as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, Path) else value
+
+    @model_validator(mode="after")
+    def _fields_that_depend_on_each_other(self) -> GRPOConfig:
+        if self.group_size == 1 and self.baseline == "leave_one_out":
+            raise ConfigError("baseline='leave_one_out' needs group_size of at least 2, got 1")
+        if self.reference == "none" and self.kl_coef > 0:
+            raise ConfigError(f"reference='none' leaves kl_coef={self.kl_coef:g} nothing to be measured against")
+        if self.reference == "adapter_off" and self.lora_rank == 0:
+            raise ConfigError("reference='adapter_off' needs an adapter: set lora_rank")
+        return self
+
+    @classmethod
+    def create(cls, **options: Any) -> GRPOConfig:
+        """The configuration with these fields.
+
+        Raises:
+            ConfigError: An unknown name (with the nearest known one) or a value out of its range, every one named.
+        """
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            raise ConfigError(describe(error)) from None
+
+    @classmethod
+    def from_toml(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> GRPOConfig:
+        """Read a TOML file whose top-level keys are fields; ``overrides`` win. Tables belong to other readers."""
+        document = read_toml(path)
+        fields = {name: value for name, value in document.items() if not isinstance(value, dict)}
+        return cls.create(**{**fields, **(overrides or {})})
+
+    def to_toml(self) -> str:
+        """Every field as resolved; fields that are None are left out, as TOML has no null."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The parsed document. Raises ConfigError naming the file, and the line of a syntax error."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """``: did you mean 'x'?`` when something known is near, else ``; known: …``."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f": did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+
+
+def describe(error: ValidationError) -> str:
+    """Pydantic's findings, one a line: the field, what is wrong, the value."""
+    lines = []
+    for finding in error.errors():
+        name = ".".join(str(part) for part in finding["loc"])
+        cause = finding.get("ctx", {}).get("error")
+        if isinstance(cause, ConfigError):
+            lines.append(str(cause))
+        else:
+            lines.append(f"{name}: {finding['msg'][0].lower()}{finding['msg'][1:]}, got {finding['input']!r}")
+    return "\n".join(lines)
