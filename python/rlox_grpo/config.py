@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlox_grpo.presets import PRESETS
+from rlox_grpo.sinks import SinkName
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -104,8 +105,7 @@ class GRPOConfig(BaseModel):
     eval_steps: int = Field(0, ge=0, description="Steps between evaluations of eval_prompts; 0 is never.")
     eval_samples: int = Field(4, ge=1, description="Completions for each prompt in an evaluation.")
     log_completions: int = Field(32, ge=0, description="Completions written to the run's folder each step.")
-    tensorboard: bool = Field(False, description="Also write TensorBoard events (extra: tensorboard).")
-    progress: bool = Field(True, description="Show the progress bar.")
+    log_to: tuple[SinkName, ...] = Field(("console",), description="Metric sinks beside the run's metrics.jsonl.")
 
     @model_validator(mode="before")
     @classmethod
@@ -131,6 +131,8 @@ class GRPOConfig(BaseModel):
             raise ConfigError("baseline='leave_one_out' needs group_size of at least 2, got 1")
         if self.reference == "none" and self.kl_coef > 0:
             raise ConfigError(f"reference='none' leaves kl_coef={self.kl_coef:g} nothing to be measured against")
+        if self.output_dir is None and set(self.log_to) - {"console"}:
+            raise ConfigError(f"log_to={list(self.log_to)} writes files: set output_dir")
         if self.reference == "adapter_off" and self.lora_rank == 0:
             raise ConfigError("reference='adapter_off' needs an adapter: set lora_rank")
         return self

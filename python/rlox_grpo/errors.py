@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class NonFiniteError(FloatingPointError):
-    """A NaN or an infinity in the loss or the gradient. The step was not applied; the weights are those before it."""
+    """A NaN or an infinity in the loss or the gradient. The step was not applied; the weights are those before it.
+
+    Attributes:
+        rows: Rows of the step that it came from, where that can be told.
+    """
+
+    def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.rows = tuple(rows)
 
 
 class CheckpointError(RuntimeError):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from rlox_grpo.config import GRPOConfig
+from rlox_grpo.forward import ForwardFn
 from rlox_grpo.types import Batch, LossOutput, UpdateStats
 
 LossFn = Callable[[Tensor, Batch], LossOutput]
@@ -32,3 +34,18 @@ class Updater(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state_dict`` gave."""
         ...
+
+
+def make_updater(config: GRPOConfig, model: nn.Module, forward: ForwardFn, loss_fn: LossFn) -> Updater:
+    """The updater that ``config`` names, over ``model``'s trainable parameters."""
+    from rlox_grpo.update.torch_updater import TorchUpdater
+
+    return TorchUpdater(
+        model,
+        forward,
+        loss_fn,
+        weight_decay=config.weight_decay,
+        betas=(config.adam_beta1, config.adam_beta2),
+        epsilon=config.adam_epsilon,
+        max_grad_norm=config.max_grad_norm,
+    )

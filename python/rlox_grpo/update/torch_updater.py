@@ -68,9 +68,10 @@ class TorchUpdater:
         self._optimizer.zero_grad(set_to_none=True)
         finite = torch.isfinite(torch.where(batch.loss_mask, log_probs, 0)).all(dim=-1)
         finite &= torch.isfinite(batch.advantages)
-        rows = batch.row_index[~finite].tolist()
-        culprit = f"rows {rows[:8]} of the step" if rows else "no single row (the sum overflowed)"
-        raise NonFiniteError(f"the loss is {float(loss)}: {culprit} hold a log-prob or advantage that is not finite")
+        rows = batch.row_index[~finite.to(batch.row_index.device)].tolist()
+        if not rows:
+            raise NonFiniteError(f"the loss is {float(loss)} though every log-prob and advantage is finite")
+        raise NonFiniteError(f"the loss is {float(loss)}: a log-prob or advantage is not finite in rows {rows[:8]}", rows)
 
     def _clipped_grad_norm(self, named: Iterable[tuple[str, nn.Parameter]]) -> float:
         gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
@@ -106,6 +107,6 @@ class TorchUpdater:
                 raise ValueError(f"optimizer state holds {key!r}, and the model has no trainable parameter {name!r}")
             if value.dim() and value.shape != parameter.shape:
                 raise ValueError(f"optimizer state {key!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
-            moments[parameter][moment] = value.to(parameter.device) if value.dim() else value.clone()
+            moments[parameter][moment] = value.to(parameter.device, copy=True)
         for parameter, values in moments.items():
             self._optimizer.state[parameter] = values

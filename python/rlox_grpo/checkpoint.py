@@ -1,0 +1,159 @@
+"""Save and restore a run: weights, optimizer, random states, position, step. Tensors as safetensors, the rest as JSON.
+
+A checkpoint appears whole or not at all: it is written beside its place and renamed into it. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlox_grpo.errors import CheckpointError
+
+_NAME = re.compile(r"step_(\d{6,})")
+_PARTIAL = ".writing_"
+
+
+def save_checkpoint(
+    root: Path, step: int, model: nn.Module, optimizer_state: Mapping[str, Tensor], state: Mapping[str, Any], keep: int
+) -> Path:
+    """Write ``root/step_<step>`` and remove all but the newest ``keep`` checkpoints.
+
+    Raises:
+        CheckpointError: the folder cannot be written (a full disk, say); what was there before is untouched.
+    """
+    place = root / f"step_{step:06d}"
+    if place.exists():  # a step's state is one: the run has already saved it
+        return place
+    partial = root / f"{_PARTIAL}{place.name}"
+    try:
+        for torn in root.glob(f"{_PARTIAL}*"):
+            shutil.rmtree(torn)
+        partial.mkdir(parents=True)
+        save_file(trainable_tensors(model), partial / "weights.safetensors")
+        moments = {name: tensor.detach().cpu() for name, tensor in optimizer_state.items()}
+        save_file(moments, partial / "optimizer.safetensors")
+        save_file(_random_tensors(), partial / "random.safetensors")
+        (partial / "state.json").write_text(json.dumps({**state, "step": step, "random": _random_values()}, indent=1))
+        for file in partial.iterdir():
+            _flush(file)
+        os.replace(partial, place)
+        _flush(root)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(f"cannot write the checkpoint {place}: {error}") from error
+    for old in checkpoints(root)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """The complete checkpoints under ``root``, oldest first."""
+    if not root.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The JSON part. Raises CheckpointError when it is missing or broken."""
+    try:
+        state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{checkpoint} is not a checkpoint of rlox_grpo: {error}") from None
+    return state
+
+
+def load_weights(checkpoint: Path, model: nn.Module) -> None:
+    """Put the checkpoint's trainable weights into ``model``.
+
+    Raises:
+        CheckpointError: names or shapes that are not the model's; nothing is loaded then.
+    """
+    saved = _tensors(checkpoint / "weights.safetensors")
+    own = trainable_tensors(model)
+    missing, unknown = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
+    if missing or unknown:
+        raise CheckpointError(
+            f"{checkpoint} is of another model: it lacks {missing[:3] or 'nothing'} and holds {unknown[:3] or 'nothing'} more"
+        )
+    for name, tensor in own.items():
+        if tensor.shape != saved[name].shape:
+            raise CheckpointError(
+                f"{checkpoint} is of another model: {name} has shape {tuple(saved[name].shape)}, here {tuple(tensor.shape)}"
+            )
+    with torch.no_grad():
+        for name, tensor in _own_tensors(model).items():
+            tensor.copy_(saved[name])
+
+
+def load_optimizer(checkpoint: Path) -> dict[str, Tensor]:
+    """The updater's state as it was saved."""
+    return _tensors(checkpoint / "optimizer.safetensors")
+
+
+def load_random_states(checkpoint: Path) -> None:
+    """Set Python's, NumPy's and torch's global generators to where the checkpoint was."""
+    values = read_state(checkpoint)["random"]
+    tensors = _tensors(checkpoint / "random.safetensors")
+    version, internal, gauss = values["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, position, has_gauss, cached = values["numpy"]
+    np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(tensors["torch"])
+    for index in range(torch.cuda.device_count()):
+        if f"cuda_{index}" in tensors:
+            torch.cuda.set_rng_state(tensors[f"cuda_{index}"], index)
+
+
+def _random_values() -> dict[str, Any]:
+    name, _, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {"python": random.getstate(), "numpy": [name, position, has_gauss, cached]}
+
+
+def _random_tensors() -> dict[str, Tensor]:
+    keys = np.asarray(np.random.get_state(legacy=True)[1])
+    states = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
+    for index in range(torch.cuda.device_count()):
+        states[f"cuda_{index}"] = torch.cuda.get_rng_state(index)
+    return states
+
+
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Trainable parameters and persistent buffers by name; a tied parameter once, under its first name."""
+    tensors = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    persistent = model.state_dict(keep_vars=True)
+    return {**tensors, **{name: buffer for name, buffer in model.named_buffers() if name in persistent}}
+
+
+def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What training can change, ready to be saved: contiguous, on the CPU, no storage shared."""
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in _own_tensors(model).items()}
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from error
+
+
+def _flush(path: Path) -> None:
+    """Ask the disk to hold ``path`` before anything points to it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

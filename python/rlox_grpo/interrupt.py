@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM as a wish to stop after the step in hand, so that no weights are ever saved half-updated."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class StopRequest:
+    """Whether someone asked to stop, and by which signal."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[StopRequest]:
+    """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once, as without this.
+
+    Outside the main thread signals cannot be caught, and nothing is changed.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if request and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        request.signal = signal.Signals(number)
+
+    caught = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in caught}
+    for number in caught:
+        signal.signal(number, handle)
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,247 @@
+"""A run's folder: what is written while it trains, and how a second start finds its way back."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox_grpo.checkpoint import (
+    checkpoints,
+    load_optimizer,
+    load_random_states,
+    load_weights,
+    read_state,
+    save_checkpoint,
+)
+from rlox_grpo.errors import CheckpointError
+from rlox_grpo.report import write_report
+from rlox_grpo.rewards import name_of
+from rlox_grpo.run_files import cut_after, json_line, replace_file, write_completions
+from rlox_grpo.sinks import SinkName, make_sinks
+from rlox_grpo.types import Float32Array, ScoredGroup
+
+if TYPE_CHECKING:
+    from rlox_grpo.trainer import GRPO
+
+logger = logging.getLogger(__name__)
+
+FREE_TO_CHANGE = frozenset(
+    {
+        "output_dir",
+        "resume",
+        "max_steps",
+        "checkpoint_steps",
+        "keep_checkpoints",
+        "eval_steps",
+        "eval_samples",
+        "log_completions",
+        "log_to",
+        "micro_batch_tokens",
+        "max_rollout_rows",
+    }
+)
+"""Fields that a resumed run may change: none of them alters what a step computes, beyond rounding."""
+
+
+class Run:
+    """The outside of one call of ``train``: folder, metric sinks, checkpoints, resume."""
+
+    def __init__(self, trainer: GRPO, data: Mapping[str, Any]) -> None:
+        """Find or make the run's folder, and put ``trainer`` where its newest checkpoint was.
+
+        Args:
+            trainer: its weights, optimizer, step and draws are set on a resume.
+            data: what a resumed run must find unchanged beside the configuration.
+
+        Raises:
+            CheckpointError: a folder that holds another run, a broken checkpoint, or a disk too full for one.
+        """
+        self._trainer, self._data = trainer, dict(data)
+        self._folder = None if trainer.config.output_dir is None else Path(trainer.config.output_dir)
+        self.start_step, self.start_draw = trainer.step, trainer.draws
+        self.last_metrics: dict[str, float] = {}
+        self._save_is_due = False
+        self._warned_of: set[str] = set()
+        checkpoint = self._found_checkpoint()
+        if checkpoint is not None:
+            self._resume(checkpoint)
+        if self._folder is not None:
+            self._refuse_full_disk(self._folder)
+            replace_file(self._folder / "config.toml", trainer.config.to_toml().encode())
+            cut_after(self._folder / "evaluations.jsonl", trainer.step)
+
+    @contextmanager
+    def recording(self, total_steps: int) -> Iterator[None]:
+        """Keep the console and the other sinks open; whatever ends the run, save what is whole and say how to go on.
+
+        Raises:
+            ImportError, OSError: a sink that cannot start stops the run before any work.
+        """
+        names: list[SinkName] = [*self._trainer.config.log_to]
+        if self._folder is not None and "jsonl" not in names:
+            names.append("jsonl")
+        self._sinks = make_sinks(
+            names,
+            self._folder,
+            total_steps=total_steps,
+            resume_step=self._trainer.step,
+            config=self._trainer.config.model_dump(),
+        )
+        try:
+            yield
+        except Exception as error:
+            if self._trainer.weights_are_whole and self._trainer.step > self.start_step:
+                self.save()
+            logger.error("the run stopped after step %d (%s); %s", self._trainer.step, error, self.how_to_resume())
+            raise
+        finally:
+            self._sinks.close()
+            self._write_report()
+
+    def record(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup], advantages: Float32Array) -> None:
+        """Hand one step's metrics to the sinks, and write some of its completions."""
+        self.last_metrics = dict(metrics)
+        self._sinks.write(self._trainer.step, metrics)
+        limit = self._trainer.config.log_completions
+        if self._folder is not None and limit > 0:
+            with self._warning_once("completions"):
+                write_completions(self._folder, self._trainer.step, groups, advantages, limit=limit)
+
+    def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
+        """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions."""
+        if self._folder is None:
+            return
+        step = self._trainer.step
+        numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
+        with self._warning_once("evaluations"), (self._folder / "evaluations.jsonl").open("ab") as file:
+            file.write(json_line({"step": step, **numbers}))
+        with self._warning_once("evaluations"):
+            limit = max(1, self._trainer.config.log_completions)
+            write_completions(self._folder, step, groups, None, limit=limit, kind="eval_step")
+
+    def save_if_due(self) -> None:
+        """Write a checkpoint every ``checkpoint_steps``; one that fails is tried again after the next step."""
+        every = self._trainer.config.checkpoint_steps
+        if not (self._save_is_due or (every > 0 and self._trainer.step % every == 0)):
+            return
+        try:
+            self.save()
+        except CheckpointError as error:
+            self._save_is_due = True
+            warnings.warn(f"{error}; training goes on and tries again after the next step", RuntimeWarning, stacklevel=3)
+        else:
+            self._save_is_due = False
+
+    def save(self) -> None:
+        """Write a checkpoint of the step just done.
+
+        Raises:
+            CheckpointError: it cannot be written; the message says what to do, the weights are still in memory.
+        """
+        if self._folder is None:
+            return
+        trainer = self._trainer
+        state = {
+            "config": trainer.config.model_dump(mode="json"),
+            "data": self._data,
+            "rewards": [name_of(reward_fn) for reward_fn in trainer.reward_fns],
+            "draws": trainer.draws,
+            "start_step": self.start_step,
+            "start_draw": self.start_draw,
+            "last_metrics": self.last_metrics,
+        }
+        root, keep = self._folder / "checkpoints", trainer.config.keep_checkpoints
+        try:
+            save_checkpoint(root, trainer.step, trainer.model, trainer.updater.state_dict(), state, keep)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}. The weights of step {trainer.step} are in memory: free space and call trainer.save(path), "
+                f"or run again to continue from {self._newest_name()}"
+            ) from error
+
+    def how_to_resume(self) -> str:
+        """What to tell a user whose run stopped."""
+        if self._folder is None:
+            return "nothing was saved: the run has no output_dir"
+        return f"saved up to {self._newest_name()}; start the same command again to continue"
+
+    def _newest_name(self) -> str:
+        found = [] if self._folder is None else checkpoints(self._folder / "checkpoints")
+        return str(found[-1]) if found else "the start: no checkpoint was written yet"
+
+    def _found_checkpoint(self) -> Path | None:
+        """The checkpoint to continue from, if any."""
+        resume = self._trainer.config.resume
+        if self._trainer.step > 0:  # a second call of train() goes on with what it holds
+            return None
+        if resume not in ("auto", "never"):
+            return Path(resume)
+        found = [] if self._folder is None else checkpoints(self._folder / "checkpoints")
+        if found and resume == "never":
+            raise CheckpointError(f"{self._folder} holds a run and resume='never': choose another output_dir")
+        return found[-1] if found else None
+
+    def _resume(self, checkpoint: Path) -> None:
+        state = read_state(checkpoint)
+        self._refuse_other_run(checkpoint, state)
+        load_weights(checkpoint, self._trainer.model)
+        self._trainer.updater.load_state_dict(load_optimizer(checkpoint))
+        load_random_states(checkpoint)
+        self._trainer.step, self._trainer.draws = state["step"], state["draws"]
+        self.start_step, self.start_draw = state["start_step"], state["start_draw"]
+        self.last_metrics = state["last_metrics"]
+        logger.info("continuing from %s", checkpoint)
+
+    def _refuse_other_run(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
+        """Raise CheckpointError when the checkpoint is of another configuration, data or rewards."""
+        now = self._trainer.config.model_dump(mode="json")
+        then = state["config"]
+        changed = [
+            f"{name}: {then.get(name)!r} there, {now.get(name)!r} here"
+            for name in sorted((now.keys() | then.keys()) - FREE_TO_CHANGE)
+            if then.get(name) != now.get(name)
+        ]
+        rewards = [name_of(reward_fn) for reward_fn in self._trainer.reward_fns]
+        if state["rewards"] != rewards:
+            changed.append(f"reward functions: {state['rewards']} there, {rewards} here")
+        if state["data"] != self._data:
+            changed.append("prompts: not those that the run began with")
+        if changed:
+            raise CheckpointError(
+                f"{checkpoint} is of another configuration ({'; '.join(changed)}): "
+                "restore these to continue it, or choose another output_dir"
+            )
+
+    def _refuse_full_disk(self, folder: Path) -> None:
+        """Raise CheckpointError when the checkpoints to come cannot fit."""
+        folder.mkdir(parents=True, exist_ok=True)
+        trainable = [parameter for parameter in self._trainer.model.parameters() if parameter.requires_grad]
+        one = 3 * sum(parameter.numel() * parameter.element_size() for parameter in trainable)  # weights, two moments
+        free = shutil.disk_usage(folder).free
+        if free < 2 * one:
+            raise CheckpointError(
+                f"{folder} has {free / 2**20:.0f} MiB free, and writing one checkpoint beside another takes "
+                f"{2 * one / 2**20:.0f} MiB: free space or choose another output_dir"
+            )
+
+    def _write_report(self) -> None:
+        if self._folder is not None:
+            with self._warning_once("report"):
+                write_report(self._folder)
+
+    @contextmanager
+    def _warning_once(self, what: str) -> Iterator[None]:
+        """Losing a log is not losing a run: warn of the first failure to write it, and go on."""
+        try:
+            yield
+        except OSError as error:
+            if what not in self._warned_of:
+                self._warned_of.add(what)
+                warnings.warn(f"{what} cannot be written, training goes on: {error}", RuntimeWarning, stacklevel=4)
