@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlox_grpo.errors import CheckpointError
 
@@ -27,9 +28,19 @@ _PARTIAL = ".writing_"
 
 
 def save_checkpoint(
-    root: Path, step: int, model: nn.Module, optimizer_state: Mapping[str, Tensor], state: Mapping[str, Any], keep: int
+    root: Path,
+    step: int,
+    model: nn.Module,
+    optimizer_state: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    *,
+    keep: int,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Path:
     """Write ``root/step_<step>`` and remove all but the newest ``keep`` checkpoints.
+
+    Beside the training state it holds what ``from_pretrained`` reads, so that a checkpoint of a transformers model
+    can be used as a model.
 
     Raises:
         CheckpointError: the folder cannot be written (a full disk, say); what was there before is untouched.
@@ -42,12 +53,16 @@ def save_checkpoint(
         for torn in root.glob(f"{_PARTIAL}*"):
             shutil.rmtree(torn)
         partial.mkdir(parents=True)
-        save_file(trainable_tensors(model), partial / "weights.safetensors")
+        save_file(_saved_tensors(model), partial / "model.safetensors", metadata={"format": "pt"})
+        if isinstance(model, PreTrainedModel):
+            model.config.save_pretrained(partial)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(partial)
         moments = {name: tensor.detach().cpu() for name, tensor in optimizer_state.items()}
         save_file(moments, partial / "optimizer.safetensors")
         save_file(_random_tensors(), partial / "random.safetensors")
         (partial / "state.json").write_text(json.dumps({**state, "step": step, "random": _random_values()}, indent=1))
-        for file in partial.iterdir():
+        for file in partial.rglob("*"):
             _flush(file)
         os.replace(partial, place)
         _flush(root)
@@ -77,13 +92,13 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_weights(checkpoint: Path, model: nn.Module) -> None:
-    """Put the checkpoint's trainable weights into ``model``.
+    """Put the checkpoint's weights into ``model``.
 
     Raises:
         CheckpointError: names or shapes that are not the model's; nothing is loaded then.
     """
-    saved = _tensors(checkpoint / "weights.safetensors")
-    own = trainable_tensors(model)
+    saved = _tensors(checkpoint / "model.safetensors")
+    own = _own_tensors(model)
     missing, unknown = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
     if missing or unknown:
         raise CheckpointError(
@@ -95,7 +110,7 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
                 f"{checkpoint} is of another model: {name} has shape {tuple(saved[name].shape)}, here {tuple(tensor.shape)}"
             )
     with torch.no_grad():
-        for name, tensor in _own_tensors(model).items():
+        for name, tensor in own.items():
             tensor.copy_(saved[name])
 
 
@@ -132,14 +147,17 @@ def _random_tensors() -> dict[str, Tensor]:
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Trainable parameters and persistent buffers by name; a tied parameter once, under its first name."""
-    tensors = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    """What a checkpoint holds of ``model``: of an adapted model what is trained, else all parameters and persistent
+    buffers; a tied parameter once, under its first name."""
+    if hasattr(model, "peft_config"):
+        return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     persistent = model.state_dict(keep_vars=True)
-    return {**tensors, **{name: buffer for name, buffer in model.named_buffers() if name in persistent}}
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+    return {**dict(model.named_parameters()), **buffers}
 
 
-def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What training can change, ready to be saved: contiguous, on the CPU, no storage shared."""
+def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The same, ready to be saved: on the CPU, contiguous, no storage shared."""
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in _own_tensors(model).items()}
 
 

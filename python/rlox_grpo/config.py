@@ -149,16 +149,9 @@ class GRPOConfig(BaseModel):
         except ValidationError as error:
             raise ConfigError(describe(error)) from None
 
-    @classmethod
-    def from_toml(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> GRPOConfig:
-        """Read a TOML file whose top-level keys are fields; ``overrides`` win. Tables belong to other readers."""
-        document = read_toml(path)
-        fields = {name: value for name, value in document.items() if not isinstance(value, dict)}
-        return cls.create(**{**fields, **(overrides or {})})
-
-    def to_toml(self) -> str:
-        """Every field as resolved; fields that are None are left out, as TOML has no null."""
-        return tomli_w.dumps(self.model_dump(exclude_none=True))
+    def to_toml(self, origin: Mapping[str, Any] | None = None) -> str:
+        """Every field as resolved, after ``origin``'s keys; what is None is left out, as TOML has no null."""
+        return tomli_w.dumps({**(origin or {}), **self.model_dump(exclude_none=True)})
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Run:
             self._resume(checkpoint)
         if self._folder is not None:
             self._refuse_full_disk(self._folder)
-            replace_file(self._folder / "config.toml", trainer.config.to_toml().encode())
+            replace_file(self._folder / "config.toml", trainer.config.to_toml(trainer.origin).encode())
             cut_after(self._folder / "evaluations.jsonl", trainer.step)
 
     @contextmanager
@@ -159,7 +159,15 @@ class Run:
         }
         root, keep = self._folder / "checkpoints", trainer.config.keep_checkpoints
         try:
-            save_checkpoint(root, trainer.step, trainer.model, trainer.updater.state_dict(), state, keep)
+            save_checkpoint(
+                root,
+                trainer.step,
+                trainer.model,
+                trainer.updater.state_dict(),
+                state,
+                keep=keep,
+                tokenizer=trainer.policy.tokenizer,
+            )
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error}. The weights of step {trainer.step} are in memory: free space and call trainer.save(path), "

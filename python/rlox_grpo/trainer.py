@@ -101,6 +101,8 @@ class GRPO:
         self.updater = make_updater(self.config, self.model, self._forward, self._loss)
         # Dropout would make the policy in training another one than the policy that sampled.
         self.model.train(self.config.gradient_checkpointing)
+        self.origin: Mapping[str, Any] = {}
+        """What started the run beside its configuration (model, data, rewards); it leads the run's config.toml."""
         self.step = 0
         """Steps taken since the weights were loaded, resumed ones included."""
         self.draws = 0

@@ -70,8 +70,8 @@ class TorchUpdater:
         finite &= torch.isfinite(batch.advantages)
         rows = batch.row_index[~finite.to(batch.row_index.device)].tolist()
         if not rows:
-            raise NonFiniteError(f"the loss is {float(loss)} though every log-prob and advantage is finite")
-        raise NonFiniteError(f"the loss is {float(loss)}: a log-prob or advantage is not finite in rows {rows[:8]}", rows)
+            raise NonFiniteError(f"the loss is {float(loss.detach())} though every log-prob and advantage is finite")
+        raise NonFiniteError(f"the loss is {float(loss.detach())}: a log-prob or advantage is not finite in rows {rows[:8]}", rows)
 
     def _clipped_grad_norm(self, named: Iterable[tuple[str, nn.Parameter]]) -> float:
         gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}

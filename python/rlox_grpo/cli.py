@@ -1,0 +1,158 @@
+"""The command line: parsing and printing only."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlox_grpo._native import __version__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; a user's mistake is one line on standard error and exit status 2."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.command != "train":
+        parser.error(f"unrecognised arguments: {' '.join(rest)}")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        arguments.run(arguments, rest)
+    except KeyboardInterrupt as stop:
+        print(f"\n{stop or 'interrupted'}", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ImportError, RuntimeError, ArithmeticError) as error:
+        if arguments.traceback:
+            raise
+        print(f"rlox-grpo: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rlox-grpo", description="GRPO training of language models.")
+    parser.add_argument("--version", action="version", version=f"rlox-grpo {__version__}")
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    demo = commands.add_parser("demo", help="learn Countdown from scratch on this machine")
+    demo.add_argument("--out", default="runs/demo", help="the run's folder (default: %(default)s)")
+    demo.add_argument("--seed", type=int, default=0)
+    demo.set_defaults(run=_demo)
+
+    train = commands.add_parser(
+        "train",
+        help="train as a TOML file says",
+        description="Train as RUN.TOML says. Any of its keys can be overridden: --learning_rate 1e-5.",
+    )
+    train.add_argument("file", metavar="RUN.TOML")
+    train.set_defaults(run=_train)
+
+    evaluate = commands.add_parser("eval", help="accuracy and pass@k of a checkpoint")
+    evaluate.add_argument("checkpoint")
+    evaluate.add_argument("--data", required=True, help="rows with a prompt column, .jsonl or .parquet")
+    evaluate.add_argument("--reward", required=True, help="a rule's name, or module:callable")
+    evaluate.add_argument("--samples", type=int, default=4, help="completions for each prompt (default: %(default)s)")
+    evaluate.add_argument("--temperature", type=float, default=1.0)
+    evaluate.add_argument("--max-new-tokens", type=int, default=512)
+    evaluate.add_argument("--greedy", action="store_true", help="one completion each, the likeliest tokens")
+    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.set_defaults(run=_evaluate)
+
+    report = commands.add_parser("report", help="write RUN_DIR/report.html")
+    report.add_argument("run_dir")
+    report.set_defaults(run=_report)
+
+    presets = commands.add_parser("presets", help="the published variants and their choices")
+    presets.add_argument("name", nargs="?")
+    presets.set_defaults(run=_presets)
+    return parser
+
+
+def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.demo import run_demo
+
+    run_demo(Path(arguments.out), seed=arguments.seed)
+
+
+def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.run_file import make_rewards, read_run_file
+    from rlox_grpo.trainer import GRPO
+
+    origin, config = read_run_file(arguments.file, parse_overrides(rest))
+    trainer = GRPO(origin.model, make_rewards(origin.rewards), config=config)
+    trainer.origin = origin.model_dump(exclude_none=True)
+    metrics = trainer.train(origin.train_data, origin.n_epochs, eval_prompts=origin.eval_data)
+    print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name))
+
+
+def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.run_file import make_rewards
+    from rlox_grpo.trainer import GRPO
+
+    trainer = GRPO(
+        arguments.checkpoint,
+        make_rewards([{"name": arguments.reward}]),
+        temperature=arguments.temperature,
+        max_new_tokens=arguments.max_new_tokens,
+        seed=arguments.seed,
+    )
+    metrics = trainer.evaluate(arguments.data, samples=arguments.samples, greedy=arguments.greedy)
+    for name, value in metrics.items():
+        print(f"{name:24} {value:.4f}")
+
+
+def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.report import write_report
+
+    print(write_report(Path(arguments.run_dir)))
+
+
+def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.config import ConfigError, nearest
+    from rlox_grpo.presets import PRESETS
+
+    if arguments.name is not None and arguments.name not in PRESETS:
+        raise ConfigError(f"unknown preset {arguments.name!r}{nearest(arguments.name, list(PRESETS))}")
+    for name, preset in PRESETS.items():
+        if arguments.name is None:
+            print(f"{name:14} {preset.summary}")
+        elif name == arguments.name:
+            print(f"{name}: {preset.summary}\nsource: {preset.source}")
+            for field, value in preset.values.items():
+                print(f"  {field} = {value!r}")
+
+
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+    """``["--learning_rate", "1e-5", "--stop=['x']"]`` as a mapping; values are TOML, or text where they are not.
+
+    Raises:
+        ConfigError: a word that is not ``--key``, or a key without a value.
+    """
+    from rlox_grpo.config import ConfigError, tomllib
+
+    overrides: dict[str, Any] = {}
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        if not word.startswith("--"):
+            raise ConfigError(f"expected --key value, got {word!r}")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            if not remaining:
+                raise ConfigError(f"--{key} has no value")
+            text = remaining.pop(0)
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        overrides[key.replace("-", "_")] = value
+    return overrides
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,95 @@
+"""A run as a TOML file: what to train, on which data, with which rewards, and any field of the configuration."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rlox_grpo import rewards as rules
+from rlox_grpo.config import ConfigError, GRPOConfig, describe, nearest, read_toml
+from rlox_grpo.rewards import RewardFn
+
+RULES = {
+    "countdown": "Countdown",
+    "gsm8k": "GSM8KAnswer",
+    "exact": "ExactAnswer",
+    "multiple_choice": "MultipleChoice",
+    "tag_format": "TagFormat",
+    "tag_count": "TagCount",
+    "repetition": "Repetition",
+    "overlong": "Overlong",
+}
+"""Names of the rules in run files and on the command line."""
+
+
+class Origin(BaseModel):
+    """The keys of a run file that are not fields of ``GRPOConfig``.
+
+    ``rewards`` are tables: ``name`` is one of :data:`RULES` or ``module:callable``, the rest its arguments.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(description="Path or hub id of the model to train.")
+    train_data: str = Field(description="A .jsonl or .parquet file of rows with a prompt column.")
+    eval_data: str | None = Field(None, description="Held-out rows.")
+    n_epochs: int = Field(1, ge=1, description="Times that every prompt is drawn.")
+    rewards: tuple[dict[str, Any], ...] = Field(min_length=1, description="The reward functions.")
+
+
+def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origin, GRPOConfig]:
+    """Read a run file; ``overrides`` win over its keys.
+
+    Raises:
+        ConfigError: a file that cannot be read, an unknown key (with the nearest known), a value out of range.
+    """
+    document = {**read_toml(path), **overrides}
+    known = [*Origin.model_fields, *GRPOConfig.model_fields]
+    for name in document:
+        if name not in known:
+            raise ConfigError(f"{path}: unknown key {name!r}{nearest(name, known)}")
+    try:
+        origin = Origin(**{name: value for name, value in document.items() if name in Origin.model_fields})
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {describe(error)}") from None
+    return origin, GRPOConfig.create(**{name: value for name, value in document.items() if name in GRPOConfig.model_fields})
+
+
+def make_rewards(tables: Sequence[Mapping[str, Any]]) -> list[RewardFn]:
+    """The reward functions that ``rewards`` tables name.
+
+    Raises:
+        ConfigError: an unknown rule, a callable that cannot be imported, or arguments that it does not take.
+    """
+    return [_make_reward(index, table) for index, table in enumerate(tables)]
+
+
+def _make_reward(index: int, table: Mapping[str, Any]) -> RewardFn:
+    arguments = dict(table)
+    name = arguments.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"rewards[{index}] has no name")
+    if ":" in name:
+        return _imported(index, name, arguments)
+    if name not in RULES:
+        raise ConfigError(f"rewards[{index}].name is {name!r}{nearest(name, list(RULES))}")
+    try:
+        reward_fn: RewardFn = getattr(rules, RULES[name])(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"rewards[{index}] ({name}): {error}") from None
+    return reward_fn
+
+
+def _imported(index: int, name: str, arguments: Mapping[str, Any]) -> RewardFn:
+    module, _, attribute = name.partition(":")
+    if arguments:
+        raise ConfigError(f"rewards[{index}] ({name}) takes no arguments in the file: bind them in the module")
+    try:
+        reward_fn: RewardFn = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"rewards[{index}] ({name}): {error}") from error
+    return reward_fn

@@ -1,0 +1,152 @@
+"""The objective against arithmetic by hand (DeepSeekMath eq. 3 and 4; DAPO eq. 8; Dr. GRPO)."""
+
+import math
+
+import pytest
+import torch
+from rlox_grpo.loss import aggregate, grpo_loss, kl_penalty
+from rlox_grpo.types import Batch
+
+# Two sequences of three positions; the last of the first is padding and holds garbage on purpose.
+MASK = torch.tensor([[True, True, False], [True, True, True]])
+VALUES = torch.tensor([[1.0, 3.0, math.nan], [2.0, 4.0, 9.0]], dtype=torch.float64)
+
+
+def batch_of(log_probs, advantages, **fields):
+    n, t = log_probs.shape
+    mask = fields.pop("mask", torch.ones(n, t, dtype=torch.bool))
+    return Batch(
+        input_ids=torch.zeros(n, t + 1, dtype=torch.int64),
+        attention_mask=torch.ones(n, t + 1, dtype=torch.bool),
+        position_ids=torch.arange(t + 1).repeat(n, 1),
+        prompt_lengths=torch.ones(n, dtype=torch.int64),
+        completion_ids=torch.zeros(n, t, dtype=torch.int64),
+        completion_mask=mask,
+        loss_mask=mask,
+        advantages=torch.tensor(advantages),
+        row_index=torch.arange(n),
+        num_loss_tokens=fields.pop("num_loss_tokens", float(mask.sum())),
+        num_sequences=fields.pop("num_sequences", float(mask.any(dim=1).sum())),
+        **fields,
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("sequence_mean", ((1 + 3) / 2 + (2 + 4 + 9) / 3) / 2),  # (2 + 5) / 2 = 3.5
+        ("token_mean", (1 + 3 + 2 + 4 + 9) / 5),  # 3.8
+        ("fixed_length", (1 + 3 + 2 + 4 + 9) / (2 * 10)),  # 0.95
+        ("sequence_sum", ((1 + 3) + (2 + 4 + 9)) / 2),  # 9.5
+    ],
+)
+def test_aggregate(how, expected):
+    assert float(aggregate(VALUES, MASK, how, max_length=10)) == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize("how", ["sequence_mean", "token_mean", "fixed_length", "sequence_sum"])
+def test_micro_batches_add_up_to_the_whole(how):
+    whole = aggregate(VALUES, MASK, how, max_length=10)
+    parts = [
+        aggregate(VALUES[i : i + 1], MASK[i : i + 1], how, num_loss_tokens=5, num_sequences=2, max_length=10)
+        for i in range(2)
+    ]
+    assert float(sum(parts)) == pytest.approx(float(whole), abs=1e-15)
+
+
+def test_kl_estimators():
+    # policy 1/2, reference 1/4: d = log(1/4) - log(1/2) = -ln 2
+    log_probs, ref = torch.tensor([0.5]).double().log(), torch.tensor([0.25]).double().log()
+    ln2 = math.log(2)
+    for estimator, expected in {"k1": ln2, "k2": ln2**2 / 2, "k3": 0.5 + ln2 - 1, "abs": ln2}.items():
+        assert float(kl_penalty(log_probs, ref, estimator)) == pytest.approx(expected, abs=1e-15), estimator
+
+
+def test_kl_is_clamped_and_not_infinite():
+    assert torch.isfinite(kl_penalty(torch.tensor([-500.0]), torch.tensor([0.0]), "k3"))
+
+
+def test_clip_takes_the_pessimistic_branch():
+    # ratio, advantage -> -min(r A, clip(r, 0.8, 1.2) A)
+    cases = [
+        (1.5, 1.0, -1.2),  # gains are capped above
+        (0.5, 1.0, -0.5),  # and not below
+        (0.5, -1.0, 0.8),  # losses are capped below
+        (1.5, -1.0, 1.5),  # and not above
+        (1.1, 2.0, -2.2),
+    ]
+    for ratio, advantage, expected in cases:
+        log_probs = torch.tensor([[math.log(ratio)]], dtype=torch.float64)
+        batch = batch_of(log_probs, [advantage], old_log_probs=torch.zeros(1, 1, dtype=torch.float64))
+        assert float(grpo_loss(log_probs, batch).loss) == pytest.approx(expected, abs=1e-12), (ratio, advantage)
+
+
+def test_clip_fractions_count_only_tokens_that_lose_their_gradient():
+    log_probs = torch.log(torch.tensor([[1.5, 0.5], [1.5, 0.5]], dtype=torch.float64))
+    batch = batch_of(log_probs, [1.0, -1.0], old_log_probs=torch.zeros(2, 2, dtype=torch.float64))
+    metrics = grpo_loss(log_probs, batch).metrics
+    assert float(metrics["policy/clip_fraction_high"]) == 0.25  # r 1.5 with A > 0
+    assert float(metrics["policy/clip_fraction_low"]) == 0.25  # r 0.5 with A < 0
+
+
+def test_one_update_per_batch_is_the_policy_gradient():
+    # With old = current the gradient of -r A is -A: by sequence mean over 2 sequences of 2 tokens, -A / 4.
+    log_probs = torch.full((2, 2), -1.0, dtype=torch.float64, requires_grad=True)
+    output = grpo_loss(log_probs, batch_of(log_probs, [1.0, -3.0]))
+    output.loss.backward()
+    assert float(output.loss.detach()) == pytest.approx(-(1.0 - 3.0) / 2)
+    assert torch.allclose(log_probs.grad, torch.tensor([[-0.25, -0.25], [0.75, 0.75]], dtype=torch.float64))
+
+
+def test_kl_penalty_pulls_towards_the_reference():
+    # d(exp(d) - d - 1)/d log_prob = 1 - exp(d), d = ref - log_prob = ln 2: gradient 1 - 2 = -1, descent raises log_prob.
+    log_probs = torch.tensor([[math.log(0.25)]], dtype=torch.float64, requires_grad=True)
+    batch = batch_of(log_probs, [0.0], ref_log_probs=torch.tensor([[math.log(0.5)]], dtype=torch.float64))
+    output = grpo_loss(log_probs, batch, kl_coef=0.1)
+    output.loss.backward()
+    assert float(log_probs.grad) == pytest.approx(-0.1)
+    assert float(output.metrics["policy/kl"]) == pytest.approx(2 - math.log(2) - 1)
+
+
+def test_garbage_under_the_mask_reaches_neither_loss_nor_gradient():
+    log_probs = torch.tensor([[-1.0, math.nan], [-2.0, -math.inf]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, False], [True, False]])
+    garbage = torch.tensor([[-1.0, math.inf], [-2.0, math.nan]], dtype=torch.float64)
+    batch = batch_of(log_probs, [1.0, 2.0], mask=mask, old_log_probs=garbage, ref_log_probs=garbage)
+    output = grpo_loss(log_probs, batch, kl_coef=0.5)
+    output.loss.backward()
+    assert float(output.loss.detach()) == pytest.approx(-1.5)
+    assert torch.equal(log_probs.grad, torch.tensor([[-0.5, 0.0], [-1.0, 0.0]], dtype=torch.float64))
+
+
+def test_a_huge_ratio_is_clamped():
+    log_probs = torch.tensor([[0.0]], dtype=torch.float64)
+    batch = batch_of(log_probs, [-1.0], old_log_probs=torch.tensor([[-500.0]], dtype=torch.float64))
+    assert float(grpo_loss(log_probs, batch).loss) == pytest.approx(math.exp(20))
+
+
+def test_bfloat16_log_probs_are_summed_in_more():
+    log_probs = torch.full((1, 300), -1.0, dtype=torch.bfloat16)
+    loss = grpo_loss(log_probs, batch_of(log_probs.float(), [1.0]), loss_aggregation="sequence_sum").loss
+    assert float(loss) == -300.0  # bfloat16 cannot count past 256
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kl_coef": 0.1}, "kl_coef is 0.1 and batch.ref_log_probs is None"),
+        ({"loss_aggregation": "mean"}, "how is 'mean'"),
+        ({"loss_aggregation": "fixed_length"}, "max_length is None"),
+    ],
+)
+def test_refusals(change, message):
+    log_probs = torch.zeros(1, 2)
+    with pytest.raises(ValueError, match=message):
+        grpo_loss(log_probs, batch_of(log_probs, [1.0]), **change)
+
+
+def test_shapes_that_differ_are_refused():
+    with pytest.raises(ValueError, match=r"log_probs has shape \(1, 3\)"):
+        grpo_loss(torch.zeros(1, 3), batch_of(torch.zeros(1, 2), [1.0]))
+    with pytest.raises(ValueError, match="unknown|estimator is"):
+        kl_penalty(torch.zeros(1), torch.zeros(1), "k4")

@@ -1,0 +1,133 @@
+"""Chunked log-probs equal log_softmax over full logits, in values and in every gradient."""
+
+import pytest
+import torch
+from rlox_grpo.log_probs import OutputHead, token_log_probs
+
+M, H, V = 23, 8, 37
+
+
+def full(hidden, token_ids, head, temperature):
+    logits = torch.nn.functional.linear(hidden, head.weight, head.bias) * head.scale
+    if head.softcap is not None:
+        logits = head.softcap * torch.tanh(logits / head.softcap)
+    log_softmax = torch.log_softmax(logits / temperature, dim=-1)
+    entropy = -(log_softmax.exp() * log_softmax).sum(-1)
+    return log_softmax.gather(-1, token_ids[:, None]).squeeze(-1), entropy
+
+
+def inputs(dtype=torch.float64, bias=True):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(M, H, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(V, H, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    offset = torch.randn(V, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() if bias else None
+    token_ids = torch.randint(V, (M,), generator=generator)
+    return hidden, weight, offset, token_ids
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 5, M, 1000])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_and_gradients_equal_full_logits(chunk_tokens, softcap, scale, bias):
+    hidden, weight, offset, token_ids = inputs(bias=bias)
+    head = OutputHead(weight, offset, scale, softcap)
+    weights = torch.linspace(-1, 1, M, dtype=torch.float64)
+    expected, expected_entropy = full(hidden, token_ids, head, 0.7)
+    leaves = [hidden, weight] + ([offset] if bias else [])
+    expected_gradients = torch.autograd.grad((expected * weights).sum(), leaves)
+    found, entropy = token_log_probs(hidden, token_ids, head, temperature=0.7, chunk_tokens=chunk_tokens)
+    gradients = torch.autograd.grad((found * weights).sum(), leaves)
+    # float64: only the order of sums differs
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_gradcheck():
+    hidden, weight, offset, token_ids = inputs()
+
+    def of(hidden, weight, offset):
+        return token_log_probs(hidden, token_ids, OutputHead(weight, offset, 0.5, 2.0), chunk_tokens=7)[0]
+
+    assert torch.autograd.gradcheck(of, (hidden, weight, offset))
+
+
+def test_tied_weights_collect_both_gradients():
+    hidden, weight, _, token_ids = inputs(bias=False)
+
+    def gradient(log_probs_of):
+        embedded = torch.nn.functional.embedding(token_ids, weight)
+        return torch.autograd.grad(log_probs_of(embedded).sum(), weight)[0]
+
+    expected = gradient(lambda embedded: full(embedded, token_ids, OutputHead(weight), 1.0)[0])
+    found = gradient(lambda embedded: token_log_probs(embedded, token_ids, OutputHead(weight))[0])
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_frozen_head_gets_no_gradient():
+    hidden, weight, offset, token_ids = inputs()
+    head = OutputHead(weight.detach(), offset.detach())
+    log_probs, _ = token_log_probs(hidden, token_ids, head)
+    log_probs.sum().backward()
+    assert hidden.grad is not None
+
+
+def test_bfloat16_is_normalised_in_float32():
+    hidden, weight, _, token_ids = inputs(torch.bfloat16, bias=False)
+    found, _ = token_log_probs(hidden, token_ids, OutputHead(weight))
+    expected, _ = full(hidden.float(), token_ids, OutputHead(weight.float()), 1.0)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.05)  # one bfloat16 rounding of logits near 8
+    found.sum().backward()
+    assert weight.grad.dtype == torch.bfloat16
+
+
+def test_full_logits_never_exist():
+    """Peak allocation grows with the chunk, not with tokens × vocabulary."""
+    tokens, vocabulary = 4096, 8192
+    hidden = torch.randn(tokens, 4, requires_grad=True)
+    weight = torch.randn(vocabulary, 4, requires_grad=True)
+    sizes = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            sizes.extend(t.numel() for t in (out if isinstance(out, (tuple, list)) else [out]) if torch.is_tensor(t))
+            return out
+
+    with Watch():
+        log_probs, _ = token_log_probs(hidden, torch.zeros(tokens, dtype=torch.int64), OutputHead(weight), chunk_tokens=64)
+        log_probs.sum().backward()
+    assert max(sizes) == 64 * vocabulary
+
+
+def test_extreme_logits_stay_finite():
+    hidden = torch.full((2, 1), 1e4, requires_grad=True)
+    log_probs, entropy = token_log_probs(hidden, torch.tensor([0, 1]), OutputHead(torch.tensor([[1.0], [-1.0]])))
+    log_probs.sum().backward()
+    assert torch.equal(log_probs.detach(), torch.tensor([0.0, -2e4]))
+    assert torch.isfinite(hidden.grad).all()
+    assert torch.equal(entropy, torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"token_ids": torch.tensor([0, V])}, f"token_ids hold {V}"),
+        ({"token_ids": torch.tensor([-1, 0])}, "token_ids hold -1"),
+        ({"token_ids": torch.tensor([0])}, r"expected \[M, H\]"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"hidden": torch.zeros(2, H + 1)}, r"expected \[M, H\]"),
+    ],
+)
+def test_refusals(change, message):
+    arguments = {"hidden": torch.zeros(2, H), "token_ids": torch.tensor([0, 1]), **change}
+    with pytest.raises(ValueError, match=message):
+        token_log_probs(head=OutputHead(torch.zeros(V, H)), **arguments)
+
+
+def test_no_tokens_at_all():
+    log_probs, entropy = token_log_probs(torch.zeros(0, H), torch.zeros(0, dtype=torch.int64), OutputHead(torch.zeros(V, H)))
+    assert log_probs.shape == entropy.shape == (0,)
