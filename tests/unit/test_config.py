@@ -1,0 +1,73 @@
+"""Configuration: nearest names, ranges, presets, TOML."""
+
+import tomllib
+
+import pytest
+from pydantic import ValidationError
+from rlox_grpo.config import ConfigError, GRPOConfig, read_toml
+from rlox_grpo.presets import PRESETS
+
+
+def test_defaults_are_those_of_the_default_preset():
+    config = GRPOConfig()
+    for name, value in PRESETS["grpo"].values.items():
+        assert getattr(config, name) == value, name
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="unknown option 'group_sze': did you mean 'group_size'"):
+        GRPOConfig.create(group_sze=4)
+    with pytest.raises(ValidationError, match="did you mean 'group_size'"):
+        GRPOConfig(group_sze=4)
+
+
+def test_every_bad_value_is_named():
+    with pytest.raises(ConfigError) as caught:
+        GRPOConfig.create(group_size="many", temperature=-1.0)
+    assert "group_size" in str(caught.value)
+    assert "'many'" in str(caught.value)
+    assert "temperature" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "dr_gpro"}, "did you mean 'dr_grpo'"),
+        ({"group_size": 1, "baseline": "leave_one_out"}, "group_size of at least 2"),
+        ({"kl_coef": 0.1, "reference": "none"}, "nothing to be measured against"),
+        ({"reference": "adapter_off"}, "set lora_rank"),
+        ({"log_to": ["tensorboard"]}, "set output_dir"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"group_size": 0}, "group_size"),
+    ],
+)
+def test_values_that_cannot_be_meant(options, message):
+    with pytest.raises(ConfigError, match=message):
+        GRPOConfig.create(**options)
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_presets_set_their_fields_and_can_be_overridden(name):
+    config = GRPOConfig.create(preset=name)
+    for field, value in PRESETS[name].values.items():
+        assert getattr(config, field) == value
+    assert GRPOConfig.create(preset=name, clip_low=0.05).clip_low == 0.05
+
+
+def test_a_configuration_is_frozen():
+    with pytest.raises(ValidationError):
+        GRPOConfig().group_size = 3
+
+
+def test_toml_round_trip(tmp_path):
+    config = GRPOConfig.create(preset="dr_grpo", output_dir=tmp_path, stop=["</answer>"], learning_rate=3e-6)
+    assert GRPOConfig.create(**tomllib.loads(config.to_toml())) == config
+
+
+def test_broken_toml_is_named(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("group_size = \n")
+    with pytest.raises(ConfigError, match=r"run\.toml is not TOML.*line 1"):
+        read_toml(path)
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        read_toml(tmp_path / "none.toml")

@@ -1,0 +1,188 @@
+"""Log-probs by hidden states equal those of the model's own logits, for each kind of decoder."""
+
+import logging
+
+import pytest
+import torch
+from rlox_grpo.forward import make_forward, split_model
+from rlox_grpo.types import Batch
+from torch import nn
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCABULARY = 40
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
+
+MODELS = {
+    "qwen2 tied": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "mistral window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
+    "gemma2 softcap": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=3.0)),
+    "cohere scale": lambda: CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.25)),
+    "granite scaling": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0)),
+    "phi bias": lambda: PhiForCausalLM(PhiConfig(**SIZES)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
+}
+
+
+def batch_of(prompt_lengths, completion_lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [p + c for p, c in zip(prompt_lengths, completion_lengths, strict=True)]
+    ids = torch.randint(3, VOCABULARY, (len(lengths), max(lengths)), generator=generator)
+    widest = max(completion_lengths)
+    completion_ids = torch.zeros(len(lengths), widest, dtype=torch.int64)
+    for row, (p, c) in enumerate(zip(prompt_lengths, completion_lengths, strict=True)):
+        completion_ids[row, :c] = ids[row, p : p + c]
+        ids[row, p + c :] = 0
+    mask = torch.arange(widest)[None] < torch.tensor(completion_lengths)[:, None]
+    return Batch(
+        input_ids=ids,
+        attention_mask=torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None],
+        position_ids=torch.arange(max(lengths)).repeat(len(lengths), 1),
+        prompt_lengths=torch.tensor(prompt_lengths),
+        completion_ids=completion_ids,
+        completion_mask=mask,
+        loss_mask=mask,
+        advantages=torch.ones(len(lengths)),
+        row_index=torch.arange(len(lengths)),
+        num_loss_tokens=float(mask.sum()),
+        num_sequences=float(len(lengths)),
+    )
+
+
+def row_by_row(model, batch, temperature, vocabulary=None):
+    """The definition: each row alone, unpadded, log_softmax of the model's own logits."""
+    expected = torch.zeros(batch.loss_mask.shape)
+    for row, prompt_length in enumerate(batch.prompt_lengths.tolist()):
+        length = int(batch.loss_mask[row].sum())
+        ids = batch.input_ids[row : row + 1, : prompt_length + length]
+        logits = model(ids).logits[0, prompt_length - 1 : -1, :vocabulary] / temperature
+        expected[row, :length] = torch.log_softmax(logits.float(), -1).gather(
+            -1, batch.completion_ids[row, :length, None]
+        )[:, 0]
+    return expected
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_padded_rows_equal_rows_alone(name):
+    torch.manual_seed(1)
+    model = MODELS[name]().eval()
+    assert split_model(model) is not None
+    batch = batch_of([3, 7, 1], [8, 2, 5])
+    log_probs, entropy = make_forward(model, temperature=0.8)(batch)
+    expected = row_by_row(model, batch, 0.8)
+    # float32 with another batch shape and order of sums
+    torch.testing.assert_close(log_probs, expected, rtol=2e-5, atol=2e-5)
+    assert (entropy[batch.loss_mask] > 0).all()
+    assert (entropy[~batch.loss_mask] == 0).all()
+    weights = torch.linspace(-1, 1, log_probs.numel()).view_as(log_probs)
+    trained = list(model.parameters())
+    found = torch.autograd.grad((log_probs * weights).sum(), trained, allow_unused=True)
+    wanted = torch.autograd.grad((row_by_row(model, batch, 0.8) * weights).sum(), trained, allow_unused=True)
+    for left, right in zip(found, wanted, strict=True):
+        if right is not None:
+            torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-4)
+
+
+def test_padding_ids_take_no_part():
+    torch.manual_seed(1)
+    model = MODELS["qwen2 tied"]().eval()
+    batch = batch_of([3], [4])
+    batch.completion_ids.clamp_(max=29)
+    log_probs, _ = make_forward(model, vocabulary=30)(batch)
+    torch.testing.assert_close(log_probs, row_by_row(model, batch, 1.0, 30), rtol=2e-5, atol=2e-5)
+    assert not torch.allclose(log_probs, row_by_row(model, batch, 1.0))
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCABULARY, 6), nn.Linear(6, VOCABULARY)
+
+    def forward(self, input_ids):
+        return self.head(self.embedding(input_ids).cumsum(dim=1))
+
+
+def test_a_plain_module():
+    model, batch = Plain(), batch_of([3, 3], [2, 5])
+
+    class WithLogits:
+        def __init__(self, logits):
+            self.logits = logits
+
+    log_probs, _ = make_forward(model, temperature=1.3)(batch)
+    expected = row_by_row(lambda ids: WithLogits(model(ids)), batch, 1.3)
+    torch.testing.assert_close(log_probs, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_whose_logits_are_not_linear_in_its_states_is_found_out(caplog):
+    class Squared(LlamaForCausalLM):
+        def forward(self, *arguments, **options):
+            output = super().forward(*arguments, **options)
+            output.logits = output.logits**2
+            return output
+
+    torch.manual_seed(1)
+    model = Squared(LlamaConfig(**SIZES)).eval()
+    with caplog.at_level(logging.INFO):
+        log_probs, _ = make_forward(model)(batch_of([2], [3]))
+    assert "materialised" in caplog.text
+    torch.testing.assert_close(log_probs, row_by_row(model, batch_of([2], [3]), 1.0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["q_proj", "lm_head"])
+def test_lora_on_attention_and_on_the_head(target):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(1)
+    model = peft.get_peft_model(MODELS["llama"](), peft.LoraConfig(r=2, target_modules=[target], task_type="CAUSAL_LM"))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter)
+    model.eval()
+    batch = batch_of([2, 4], [3, 2])
+    log_probs, _ = make_forward(model)(batch)
+    torch.testing.assert_close(log_probs, row_by_row(model, batch, 1.0), rtol=2e-5, atol=2e-5)
+    log_probs.sum().backward()
+    assert all(p.grad is not None for n, p in model.named_parameters() if p.requires_grad)
+
+
+def test_bfloat16_arithmetic_keeps_float32_weights():
+    torch.manual_seed(1)
+    model, batch = MODELS["qwen3"]().eval(), batch_of([3, 2], [4, 6])
+    log_probs, _ = make_forward(model, autocast_dtype=torch.bfloat16)(batch)
+    assert log_probs.dtype == torch.float32
+    exact = make_forward(model)(batch)[0]
+    assert 1e-5 < (log_probs - exact).abs().max() < 0.5
+    log_probs.sum().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())

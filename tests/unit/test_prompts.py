@@ -1,0 +1,148 @@
+"""Prompts in every form that users hold, and an order that a resumed run continues."""
+
+from itertools import islice
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from rlox_grpo.prompts import fingerprint, load_prompts, prompt_order, read_rows, refuse_too_long
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = ["<eos>", "<pad>", "a", "b", "c", "user", "assistant", ":"]
+    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token="<pad>")
+    fast.chat_template = (
+        "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {% endfor %}"
+        "{% if add_generation_prompt %}assistant :{% endif %}"
+    )
+    return fast
+
+
+def ids(prompts):
+    return [prompt.token_ids.tolist() for prompt in prompts]
+
+
+def test_a_token_tensor():
+    prompts = load_prompts(torch.tensor([[1, 2], [3, 4]]))
+    assert ids(prompts) == [[1, 2], [3, 4]]
+    assert [prompt.index for prompt in prompts] == [0, 1]
+    assert prompts[0].token_ids.dtype == np.int64
+    assert prompts[0].text is None
+
+
+def test_token_lists_of_different_lengths():
+    assert ids(load_prompts([[1], [2, 3]])) == [[1], [2, 3]]
+
+
+def test_strings(tokenizer):
+    prompts = load_prompts(["a b", "c"], tokenizer)
+    assert ids(prompts) == [[2, 3], [4]]
+    assert prompts[0].text == prompts[0].source == "a b"
+
+
+def test_messages_go_through_the_template_and_stay_as_the_source(tokenizer):
+    messages = [{"role": "user", "content": "a"}]
+    (prompt,) = load_prompts([messages], tokenizer)
+    assert prompt.text == "user : a assistant :"
+    assert prompt.token_ids.tolist() == [5, 7, 2, 6, 7]
+    assert prompt.source == messages
+
+
+def test_an_assistant_message_at_the_end_is_continued(tokenizer):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (prompt,) = load_prompts([messages], tokenizer)
+    assert prompt.text == "user : a assistant : b"
+
+
+def test_columns_reach_the_prompt(tokenizer):
+    rows = [{"prompt": "a", "target": 3, "nums": [1, 2]}]
+    assert dict(load_prompts(rows, tokenizer)[0].columns) == {"target": 3, "nums": [1, 2]}
+    loaded = load_prompts(datasets.Dataset.from_list(rows), tokenizer)
+    assert dict(loaded[0].columns) == {"target": 3, "nums": [1, 2]}
+
+
+def test_files(tokenizer, tmp_path):
+    jsonl, parquet = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
+    jsonl.write_text('{"prompt": "a b", "target": 1}\n\n{"prompt": "c", "target": 2}\n')
+    datasets.Dataset.from_list([{"prompt": "a b", "target": 1}]).to_parquet(parquet)
+    assert ids(load_prompts(jsonl, tokenizer)) == [[2, 3], [4]]
+    assert ids(load_prompts(str(parquet), tokenizer)) == [[2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "prompts is empty"),
+        (["a", ""], r"prompts\[1\] is empty"),
+        ([[1], []], r"prompts\[1\] is empty"),
+        ([{"prompt": "a"}, {"question": "b"}], r"prompts\[1\] has no 'prompt' column; it has 'question'"),
+        (torch.zeros(2, 2, 2), r"shape \(2, 2, 2\)"),
+        (torch.zeros(0, 3, dtype=torch.int64), "prompts is empty"),
+    ],
+)
+def test_prompts_that_cannot_be_used(prompts, message, tokenizer):
+    with pytest.raises(ValueError, match=message):
+        load_prompts(prompts, tokenizer)
+
+
+def test_a_prompt_of_another_type_is_named():
+    with pytest.raises(TypeError, match=r"prompts\[0\] is int"):
+        load_prompts([3])
+    with pytest.raises(TypeError, match=r"prompts\[0\] is list"):
+        load_prompts([[1.5, 2.0]])
+
+
+def test_text_without_a_tokenizer():
+    with pytest.raises(ValueError, match=r"prompts\[0\] is text and there is no tokenizer"):
+        load_prompts(["a"])
+
+
+def test_messages_without_a_template(tokenizer):
+    bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eos>")
+    with pytest.raises(ValueError, match="no chat_template"):
+        load_prompts([[{"role": "user", "content": "a"}]], bare)
+
+
+def test_broken_rows_are_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": \n')
+    with pytest.raises(ValueError, match="line 2: not JSON"):
+        read_rows(path)
+    path.write_text("[1]\n")
+    with pytest.raises(ValueError, match="line 1: expected an object, got list"):
+        read_rows(path)
+    with pytest.raises(ValueError, match=r"\.jsonl and \.parquet"):
+        read_rows(tmp_path / "rows.csv")
+
+
+def test_a_prompt_that_leaves_no_room():
+    prompts = load_prompts([[1, 2], [1, 2, 3]])
+    refuse_too_long(prompts, 5, 8)
+    refuse_too_long(prompts, 5, None)
+    with pytest.raises(ValueError, match=r"prompts\[1\] has 3 tokens: with max_new_tokens=6 it passes the model's 8"):
+        refuse_too_long(prompts, 6, 8)
+
+
+def test_every_epoch_draws_every_prompt_once_in_another_order():
+    drawn = list(islice(prompt_order(7, seed=1, start=0), 21))
+    epochs = [drawn[0:7], drawn[7:14], drawn[14:21]]
+    assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert drawn != list(islice(prompt_order(7, seed=2, start=0), 21))
+
+
+@pytest.mark.parametrize("start", [0, 1, 6, 7, 8, 20])
+def test_a_resumed_order_is_the_rest_of_the_whole(start):
+    whole = list(islice(prompt_order(7, seed=3, start=0), 40))
+    assert list(islice(prompt_order(7, seed=3, start=start), 40 - start)) == whole[start:]
+
+
+def test_fingerprints_tell_prompts_apart():
+    assert fingerprint(load_prompts([[1, 2], [3]])) != fingerprint(load_prompts([[1], [2, 3]]))
+    assert fingerprint(load_prompts([[1, 2]])) == fingerprint(load_prompts(torch.tensor([[1, 2]])))
