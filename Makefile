@@ -1,35 +1,84 @@
 # The commands that people and CI run. Everything comes from uv.lock and Cargo.lock; uv is fetched if it is missing.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
+export PATH := $(PATH):$(HOME)/.cargo/bin
+# The first of: uv on the PATH, uv where its installer puts it, a copy of our own that the rule below fetches.
+UV := $(firstword $(shell command -v uv 2>/dev/null) $(wildcard $(HOME)/.local/bin/uv) .uv/bin/uv)
 RUN := $(UV) run --no-sync
 
 .PHONY: help
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
+# A Debian python3 may lack venv, pip or both, so there are three ways.
 .uv/bin/uv:
-	python3 -m venv .uv && .uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@echo "uv is not installed: fetching it into .uv/"
+	@rm -rf .uv
+	@( python3 -m venv .uv && .uv/bin/python -m pip install --quiet --disable-pip-version-check uv ) >/dev/null 2>&1 \
+	  || ( rm -rf .uv && python3 -m pip install --quiet --disable-pip-version-check --target .uv uv ) \
+	  || ( rm -rf .uv && curl -LsSf https://astral.sh/uv/install.sh | UV_UNMANAGED_INSTALL="$(CURDIR)/.uv/bin" sh ) \
+	  || { echo "cannot fetch uv: install it from https://docs.astral.sh/uv/ and run make again" >&2; exit 1; }
+	@test -x $@
+
+# uv builds the extension when its sources change; it cannot see that the built file itself is gone.
+REBUILD := $(if $(wildcard python/rlox_grpo/_native*.so python/rlox_grpo/_native*.pyd),,--reinstall-package rlox-grpo)
 
 .PHONY: build
 build: $(filter .uv/bin/uv,$(UV)) ## environment with every development tool, and the extension
-	$(UV) sync --locked
+	$(UV) sync --locked $(REBUILD)
 
 .PHONY: demo
 demo: $(filter .uv/bin/uv,$(UV)) ## learn Countdown from scratch on this machine
-	$(UV) sync --locked --no-dev --inexact
+	$(UV) sync --locked --no-dev --inexact $(REBUILD)
 	$(RUN) rlox-grpo demo --out runs/demo
 
 .PHONY: test
 test: build ## the whole suite: cargo, then pytest
-	cargo test --quiet
+	cargo test --quiet --locked
 	$(RUN) pytest
+
+.PHONY: test-debug
+test-debug: build ## pytest but for `slow`, on a debug build of the extension: integer overflow is caught
+	trap '$(UV) sync --locked --reinstall-package rlox-grpo' EXIT; \
+	$(RUN) maturin develop --locked --skip-install && $(RUN) pytest -m "not slow"
 
 .PHONY: lint
 lint: build ## formatting, clippy, ruff, mypy
 	cargo fmt --check
-	cargo clippy --all-targets -- -D warnings
-	cargo clippy --features python -- -D warnings
+	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --features python -- -D warnings
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
+
+# On Linux zig links against the glibc of 2014, so that the wheel installs wherever Python 3.10 runs.
+WHEEL_FLAGS := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux2014)
+WHEEL_SOURCES := Cargo.toml Cargo.lock pyproject.toml README.md LICENSE \
+	$(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \))
+
+.PHONY: wheel
+wheel: dist/.wheel ## an abi3 wheel (on Linux: manylinux2014) in dist/
+	@ls -l dist/*.whl
+
+# The wheel names no path of the machine that built it.
+dist/.wheel: $(WHEEL_SOURCES) $(if $(wildcard dist/*.whl),,FORCE) | $(filter .uv/bin/uv,$(UV))
+	rm -f dist/*.whl
+	$(UV) sync --locked --inexact --no-install-project --only-group wheel
+	RUSTFLAGS="$$RUSTFLAGS --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo" \
+	  $(RUN) maturin build --release --locked --out dist $(WHEEL_FLAGS)
+	@touch $@
+
+.PHONY: sdist
+sdist: $(filter .uv/bin/uv,$(UV)) ## a source distribution in dist/
+	rm -f dist/*.tar.gz
+	$(UV) sync --locked --inexact --no-install-project --only-group wheel
+	$(RUN) maturin sdist --out dist
+
+.PHONY: clean
+clean: ## remove what builds and tests leave; .venv and runs stay
+	rm -rf target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -f python/rlox_grpo/_native*.so python/rlox_grpo/_native*.pyd
+	find python tests benches examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+.PHONY: FORCE
+FORCE:

@@ -1,0 +1,102 @@
+"""What `import rlox_grpo` promises: nothing heavy is loaded, names come when used, the stubs tell the truth."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import inspect
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import rlox_grpo
+from rlox_grpo import _native
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python" / "rlox_grpo"
+
+LOADED_BY_IMPORT = """
+import json, sys
+before = set(sys.modules)
+import rlox_grpo
+dir(rlox_grpo)
+print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - before})))
+"""
+
+
+def test_import_loads_nothing_but_itself_and_the_standard_library() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED_BY_IMPORT], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(done.stdout))
+    assert "rlox_grpo" in loaded
+    assert loaded - set(sys.stdlib_module_names) == {"rlox_grpo"}
+
+
+@pytest.mark.parametrize("name", rlox_grpo.__all__)
+def test_public_name_loads(name: str) -> None:
+    assert getattr(rlox_grpo, name) is not None
+    assert name in dir(rlox_grpo)
+
+
+def test_public_names_are_the_lazy_ones_and_the_version() -> None:
+    assert set(rlox_grpo.__all__) == set(rlox_grpo._HOMES) | {"__version__"}
+
+
+def test_type_checkers_see_each_lazy_name_in_the_module_that_it_loads_from() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (guarded,) = (node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    seen = {
+        alias.asname or alias.name: statement.module
+        for statement in guarded.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert seen == rlox_grpo._HOMES
+
+
+def test_lazy_name_comes_from_its_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = types.ModuleType("rlox_grpo.a_home")
+    home.Thing = object()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "rlox_grpo.a_home", home)
+    monkeypatch.setitem(rlox_grpo._HOMES, "Thing", "rlox_grpo.a_home")
+    assert rlox_grpo.Thing is home.Thing  # type: ignore[attr-defined]
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'rlox_grpo' has no attribute 'PPO'"):
+        rlox_grpo.PPO  # noqa: B018
+
+
+def test_one_version_everywhere() -> None:
+    crate = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]["version"]
+    assert crate == rlox_grpo.__version__ == importlib.metadata.version("rlox-grpo")
+
+
+def test_every_function_of_the_extension_carries_its_signature() -> None:
+    """Without one, stubtest compares no parameter of it."""
+    for name, value in vars(_native).items():
+        if inspect.isbuiltin(value):
+            assert inspect.signature(value) is not None, name  # ValueError where there is none
+
+
+def test_stubs_agree_with_the_built_extension(tmp_path: Path) -> None:
+    """Names, parameters, their kinds and which of them have defaults; mypy's own checker, both ways."""
+    pytest.importorskip("mypy")
+    allowed = tmp_path / "allowed.txt"
+    allowed.write_text("rlox_grpo._native.__all__\n")  # PyO3 writes it; a stub that listed it would repeat itself
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy.stubtest", "--concise", "--allowlist", str(allowed), "rlox_grpo._native"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,47 @@
+"""The workflow files parse, pin what they use, and call only targets that the Makefile has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def load(path: Path) -> dict[Any, Any]:
+    parsed = yaml.safe_load(path.read_text())
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def test_there_are_two() -> None:
+    assert [path.name for path in WORKFLOWS] == ["ci.yml", "wheels.yml"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_jobs_are_whole(path: Path) -> None:
+    workflow = load(path)
+    assert {"name", True, "permissions", "jobs"} <= set(workflow)  # YAML 1.1 reads the key `on` as true
+    for name, job in workflow["jobs"].items():
+        assert job["runs-on"]
+        assert job["timeout-minutes"] <= 60, name
+        needed = job.get("needs", [])
+        assert set([needed] if isinstance(needed, str) else needed) <= set(workflow["jobs"]), name
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step), (name, step)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_are_pinned_to_a_version_and_make_targets_exist(path: Path) -> None:
+    for name, job in load(path)["jobs"].items():
+        for step in job["steps"]:
+            if "uses" in step:
+                assert re.fullmatch(r"[\w./-]+@(v\d+(\.\d+)*|release/v\d+)", step["uses"]), (name, step["uses"])
+            for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", "")):
+                assert target in TARGETS, (name, target)
