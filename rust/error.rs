@@ -18,4 +18,94 @@ pub enum KernelError {
         /// What it should have been.
         reason: &'static str,
     },
+    /// An infinity, or a NaN where NaN has no meaning.
+    #[error("{argument}[{index}] is not finite: {value}")]
+    NotFinite {
+        /// Name of the argument.
+        argument: &'static str,
+        /// Position of the value.
+        index: usize,
+        /// The value found there.
+        value: f64,
+    },
+    /// Finite values whose statistics leave the range of their type.
+    #[error("{argument} overflows its type: its values are finite but their {statistic} is not")]
+    Overflow {
+        /// Name of the argument.
+        argument: &'static str,
+        /// What could not be represented.
+        statistic: &'static str,
+    },
+    /// A group size that does not divide the number of rewards.
+    #[error("rewards has {rewards} values, which group_size {group_size} does not divide")]
+    GroupSize {
+        /// Number of rewards.
+        rewards: usize,
+        /// The group size asked for.
+        group_size: usize,
+    },
+    /// Two arguments that must have one length.
+    #[error("{argument} has {length} values, but {other} has {expected}")]
+    LengthMismatch {
+        /// Name of the argument at fault.
+        argument: &'static str,
+        /// Its length.
+        length: usize,
+        /// The argument that it must match.
+        other: &'static str,
+        /// Length of that argument.
+        expected: usize,
+    },
+    /// An element outside its range.
+    #[error("{argument}[{index}] is {value}: {reason}")]
+    BadElement {
+        /// Name of the argument.
+        argument: &'static str,
+        /// Position of the element.
+        index: usize,
+        /// The element found there.
+        value: i64,
+        /// What it should have been.
+        reason: &'static str,
+    },
+    /// A number that is not an element of an array and is out of range.
+    #[error("{argument} is {value}: {reason}")]
+    BadValue {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The value given.
+        value: f64,
+        /// What it should have been.
+        reason: &'static str,
+    },
+    /// A choice that is not one of the known names.
+    #[error("{argument} is {value:?}: expected one of {expected}")]
+    UnknownChoice {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The name given.
+        value: String,
+        /// The names known.
+        expected: &'static str,
+    },
+    /// A row that no micro-batch can hold.
+    #[error("lengths[{index}] is {length}, over the token_budget of {token_budget}")]
+    OverBudget {
+        /// Position of the row.
+        index: usize,
+        /// Its length in tokens.
+        length: i64,
+        /// The budget of a micro-batch.
+        token_budget: i64,
+    },
+    /// An output too large to address.
+    #[error("{argument} would need {rows} x {width} values, more than can be addressed")]
+    TooLarge {
+        /// Name of the argument.
+        argument: &'static str,
+        /// Rows of the output.
+        rows: usize,
+        /// Columns of the output.
+        width: usize,
+    },
 }

@@ -1,3 +1,49 @@
 """Typed signatures of the Rust extension; a test checks them against the built module."""
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 __version__: str
+
+_Ids = NDArray[np.int64]
+_Mask = NDArray[np.bool_]
+
+# advantages
+
+def group_advantages(
+    rewards: NDArray[Any],
+    group_size: int,
+    group_offsets: _Ids | None,
+    scaling: str,
+    baseline: str,
+    ddof: int,
+    std_epsilon: float,
+) -> NDArray[Any]: ...
+def broadcast_advantages(advantages: NDArray[Any], lengths: _Ids) -> NDArray[Any]: ...
+
+# batch
+
+def flatten_rows(rows: list[list[int]], argument: str) -> tuple[_Ids, _Ids]: ...
+def pad(
+    values: _Ids, offsets: _Ids, side: str, pad_token_id: int, multiple_of: int
+) -> tuple[_Ids, _Mask, _Ids]: ...
+def pad_values(
+    values: NDArray[np.float32], offsets: _Ids, rows: _Ids, width: int, fill: float
+) -> NDArray[np.float32]: ...
+def layout_rows(
+    prompts: _Ids,
+    prompt_offsets: _Ids,
+    completions: _Ids,
+    completion_offsets: _Ids,
+    prompt_of_row: _Ids,
+    train: _Mask,
+    rows: _Ids,
+    pad_token_id: int,
+    multiple_of: int,
+) -> tuple[_Ids, _Mask, _Ids, _Ids, _Mask, _Mask, _Ids]: ...
+def pack(
+    lengths: _Ids, token_budget: int, padded: bool, num_ranks: int, linear_cost: int, oversize: str
+) -> tuple[_Ids, _Ids]: ...
+def share_prefixes(values: _Ids, offsets: _Ids) -> tuple[_Ids, _Ids, _Ids, _Ids]: ...

@@ -1,0 +1,65 @@
+"""Rows of different lengths as flat int64 values and offsets, whatever form they come in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlox_grpo import _native
+from rlox_grpo.types import Int64Array
+
+
+def as_ragged(rows: Any, offsets: Any, name: str) -> tuple[Int64Array, Int64Array]:
+    """Flat ``values`` and ``offsets``; row i is ``values[offsets[i]:offsets[i + 1]]``.
+
+    Args:
+        rows: Lists of ints, 1-D integer arrays, one 2-D integer array, or with ``offsets`` one flat array.
+        offsets: ``int64 [N + 1]`` into a flat ``rows``, or None.
+        name: What errors call ``rows``.
+
+    Raises:
+        TypeError: Values that are not integers, naming the row.
+        ValueError: An integer beyond 64 bits, naming the row and place.
+    """
+    if offsets is not None:
+        return integers(rows, name, 1), integers(offsets, "offsets", 1)
+    if isinstance(rows, (list, tuple)):
+        if all(type(row) is list for row in rows):
+            return _native.flatten_rows(rows if type(rows) is list else list(rows), name)
+        return concatenated(rows, np.int64, name)
+    values = integers(rows, name, 2)
+    return values.reshape(-1), np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
+
+
+def concatenated(rows: Sequence[Any], dtype: type[np.generic], name: str) -> tuple[NDArray[Any], Int64Array]:
+    """One array after another, and where each begins; all of one kind of ``dtype``, each of one dimension."""
+    kind = np.dtype(dtype).kind
+    arrays = [np.asarray(row) for row in rows]
+    for index, array in enumerate(arrays):
+        if array.ndim != 1 or (array.dtype.kind != kind and array.size):
+            raise TypeError(
+                f"{name}[{index}] has dtype {array.dtype} and shape {array.shape}: "
+                f"expected {np.dtype(dtype)} in one dimension"
+            )
+    values = np.concatenate(arrays, dtype=dtype, casting="unsafe") if arrays else np.empty(0, dtype)
+    return values, offsets_of(map(len, arrays), len(arrays))
+
+
+def offsets_of(lengths: Iterable[int], count: int) -> Int64Array:
+    """``int64 [count + 1]``: 0 and the running sum of ``lengths``."""
+    offsets = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(lengths, np.int64, count), out=offsets[1:])
+    return offsets
+
+
+def integers(values: Any, name: str, ndim: int) -> Int64Array:
+    """``values`` as a contiguous int64 array of ``ndim`` dimensions; free when it is one already."""
+    array = np.asarray(values)
+    if array.ndim != ndim or not (array.dtype.kind == "i" or array.size == 0):
+        raise TypeError(
+            f"{name} has dtype {array.dtype} and shape {array.shape}: expected int64 of {ndim} dimension(s)"
+        )
+    return np.require(array, np.int64, "CA")

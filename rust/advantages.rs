@@ -1,0 +1,372 @@
+//! Group-relative advantages: GRPO (arXiv:2402.03300, section 4.1.2) and its published variants.
+//!
+//! For the valid rewards `r` of a group, `A_i = (r_i - baseline_i) * scale`: the baseline is the group's mean, or the
+//! mean of the others (RLOO, arXiv:2402.14740); the scale is `1 / (sd + std_epsilon)` over the group or over the
+//! whole batch, or 1 (Dr. GRPO, arXiv:2503.20783). Means and standard deviations take two passes in `f64`.
+
+use crate::error::KernelError;
+use crate::ragged::Ragged;
+use crate::threads::worth_splitting;
+use rayon::prelude::*;
+
+/// Independent accumulators of a sum; fixed, so that a sum has one order on every machine.
+const LANES: usize = 8;
+/// Rewards that one task takes: below it a second thread costs more than it saves (measured with `benches/kernels.rs`).
+const GRAIN: usize = 1 << 15;
+/// Rewards in one partial sum of the batch statistics; partial sums are combined in order.
+const CHUNK: usize = 1 << 12;
+
+/// A reward's type: `f32` or `f64`.
+pub trait Real: Copy + PartialOrd + Default + Send + Sync + Into<f64> {
+    /// Round to this type.
+    fn from_f64(value: f64) -> Self;
+}
+
+impl Real for f32 {
+    fn from_f64(value: f64) -> Self {
+        value as f32
+    }
+}
+
+impl Real for f64 {
+    fn from_f64(value: f64) -> Self {
+        value
+    }
+}
+
+/// What centred rewards are divided by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scaling {
+    /// The group's own standard deviation.
+    Group,
+    /// The standard deviation of every valid reward of the batch; the mean stays the group's.
+    Batch,
+    /// Nothing.
+    None,
+}
+
+/// What is subtracted from each reward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Baseline {
+    /// The mean of the group.
+    Mean,
+    /// The mean of the group's other rewards.
+    LeaveOneOut,
+}
+
+/// How rewards become advantages.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Normalisation {
+    /// What centred rewards are divided by.
+    pub scaling: Scaling,
+    /// What is subtracted.
+    pub baseline: Baseline,
+    /// Degrees of freedom taken from the count in the variance: 1 for the sample's, 0 for the population's.
+    pub ddof: usize,
+    /// Added to the standard deviation.
+    pub std_epsilon: f64,
+}
+
+/// A group whose statistics are not finite; [`diagnose`] finds the reason.
+struct NotFinite;
+
+/// Advantages of groups of equal size, `rewards` prompt-major, written to `out` of the same length.
+///
+/// A NaN reward is a rule that did not apply: it is left out of every statistic and its advantage is 0. So is the
+/// advantage in a group whose valid rewards are all equal (exactly 0), or one, or no more than `ddof` where a standard
+/// deviation is taken. The result is the same, bit for bit, for any number of threads.
+///
+/// # Errors
+/// [`KernelError`] for a group size of 0 or one that does not divide the rewards, an infinite reward, a `std_epsilon`
+/// that is negative or not finite, an `out` of another length, and rewards whose statistics overflow.
+pub fn group_advantages<T: Real>(
+    rewards: &[T],
+    group_size: usize,
+    how: &Normalisation,
+    out: &mut [T],
+) -> Result<(), KernelError> {
+    if group_size == 0 {
+        return Err(KernelError::BadValue { argument: "group_size", value: 0.0, reason: "a group holds at least one" });
+    }
+    if !rewards.len().is_multiple_of(group_size) {
+        return Err(KernelError::GroupSize { rewards: rewards.len(), group_size });
+    }
+    normalise(rewards, 0..rewards.len() / group_size, &|group| group * group_size, how, out)
+}
+
+/// [`group_advantages`] for groups of different sizes: group `g` is `rewards[offsets[g]..offsets[g + 1]]`.
+///
+/// # Errors
+/// As [`group_advantages`], and [`KernelError::BadOffset`].
+pub fn ragged_group_advantages<T: Real>(
+    rewards: &[T],
+    group_offsets: &[i64],
+    how: &Normalisation,
+    out: &mut [T],
+) -> Result<(), KernelError> {
+    let groups = Ragged::new(rewards, group_offsets, "group_offsets")?;
+    normalise(rewards, 0..groups.len(), &|group| group_offsets[group] as usize, how, out)
+}
+
+fn normalise<T: Real>(
+    rewards: &[T],
+    groups: std::ops::Range<usize>,
+    start_of: &(impl Fn(usize) -> usize + Sync),
+    how: &Normalisation,
+    out: &mut [T],
+) -> Result<(), KernelError> {
+    if !how.std_epsilon.is_finite() || how.std_epsilon < 0.0 {
+        let reason = "it is added to a standard deviation, so finite and not negative";
+        return Err(KernelError::BadValue { argument: "std_epsilon", value: how.std_epsilon, reason });
+    }
+    if out.len() != rewards.len() {
+        let (length, expected) = (out.len(), rewards.len());
+        return Err(KernelError::LengthMismatch { argument: "out", length, other: "rewards", expected });
+    }
+    let batch_scale = match how.scaling {
+        Scaling::Group => Ok(None),
+        Scaling::None => Ok(Some(1.0)),
+        Scaling::Batch => batch_scale(rewards, how).map(Some),
+    };
+    let kernel = Kernel { how, batch_scale: batch_scale.map_err(|NotFinite| diagnose(rewards))? };
+    kernel.split(rewards, groups, start_of, out).map_err(|NotFinite| diagnose(rewards))
+}
+
+/// The first infinity, or else an overflow.
+fn diagnose<T: Real>(rewards: &[T]) -> KernelError {
+    let values = rewards.iter().map(|&reward| reward.into());
+    match values.enumerate().find(|(_, value): &(usize, f64)| value.is_infinite()) {
+        Some((index, value)) => KernelError::NotFinite { argument: "rewards", index, value },
+        None => KernelError::Overflow { argument: "rewards", statistic: "mean, deviation or advantage" },
+    }
+}
+
+struct Kernel<'a> {
+    how: &'a Normalisation,
+    /// The scale shared by every group, or None when each has its own.
+    batch_scale: Option<f64>,
+}
+
+impl Kernel<'_> {
+    /// Halve the groups until a task is small: threads share groups, never a sum.
+    fn split<T: Real>(
+        &self,
+        rewards: &[T],
+        groups: std::ops::Range<usize>,
+        start_of: &(impl Fn(usize) -> usize + Sync),
+        out: &mut [T],
+    ) -> Result<(), NotFinite> {
+        let base = start_of(groups.start);
+        if groups.len() > 1 && worth_splitting(rewards.len(), GRAIN) {
+            let middle = groups.start + groups.len() / 2;
+            let (left, right) = rewards.split_at(start_of(middle) - base);
+            let (left_out, right_out) = out.split_at_mut(left.len());
+            let (first, second) = rayon::join(
+                || self.split(left, groups.start..middle, start_of, left_out),
+                || self.split(right, middle..groups.end, start_of, right_out),
+            );
+            return first.and(second);
+        }
+        for group in groups {
+            let bounds = start_of(group) - base..start_of(group + 1) - base;
+            self.group(&rewards[bounds.clone()], &mut out[bounds])?;
+        }
+        Ok(())
+    }
+
+    fn group<T: Real>(&self, rewards: &[T], out: &mut [T]) -> Result<(), NotFinite> {
+        let spread = Spread::of(rewards);
+        if spread.sum.is_finite() {
+            let Affine { mean, scale } = self.affine(rewards, &spread)?;
+            if scale == 0.0 {
+                out.fill(T::default());
+                return Ok(());
+            }
+            for (advantage, &reward) in out.iter_mut().zip(rewards) {
+                *advantage = T::from_f64((reward.into() - mean) * scale);
+            }
+            return Ok(());
+        }
+        let valid: Vec<T> = rewards.iter().copied().filter(|&reward| !is_nan(reward)).collect();
+        let Affine { mean, scale } = self.affine(&valid, &Spread::of(&valid))?;
+        for (advantage, &reward) in out.iter_mut().zip(rewards) {
+            *advantage =
+                if is_nan(reward) || scale == 0.0 { T::default() } else { T::from_f64((reward.into() - mean) * scale) };
+        }
+        Ok(())
+    }
+
+    /// The map from reward to advantage; the scale is 0 where the advantage is defined as 0.
+    fn affine<T: Real>(&self, valid: &[T], spread: &Spread<T>) -> Result<Affine, NotFinite> {
+        let count = valid.len();
+        // An exact test: a sum of squares over 0.3, 0.3, 0.3 can leave a residue, which 1 / (sd + eps) magnifies.
+        if spread.low == spread.high {
+            return if spread.low.into().is_finite() { Ok(Affine { mean: 0.0, scale: 0.0 }) } else { Err(NotFinite) };
+        }
+        let mean = spread.sum / count as f64;
+        let mut scale = match self.batch_scale {
+            Some(scale) => scale,
+            None => scale(sum_of_squares(valid, mean), count, self.how),
+        };
+        if self.how.baseline == Baseline::LeaveOneOut {
+            // r_i - mean of the others = (r_i - mean) n / (n - 1); two values differ, so n > 1.
+            scale *= count as f64 / (count - 1) as f64;
+        }
+        let reach = (spread.high.into() - spread.low.into()) * scale;
+        let representable: f64 = T::from_f64(reach).into();
+        if mean.is_finite() && representable.is_finite() { Ok(Affine { mean, scale }) } else { Err(NotFinite) }
+    }
+}
+
+struct Affine {
+    mean: f64,
+    scale: f64,
+}
+
+/// `1 / (sd + std_epsilon)`, or 0 where there is no deviation to divide by; NaN when the squares overflow.
+fn scale(squares: f64, count: usize, how: &Normalisation) -> f64 {
+    if count <= how.ddof {
+        return 0.0;
+    }
+    let divisor = (squares / (count - how.ddof) as f64).sqrt() + how.std_epsilon;
+    match divisor {
+        0.0 => 0.0,
+        divisor if divisor.is_finite() => 1.0 / divisor,
+        _ => f64::NAN,
+    }
+}
+
+/// The scale over every valid reward of the batch.
+fn batch_scale<T: Real>(rewards: &[T], how: &Normalisation) -> Result<f64, NotFinite> {
+    let parts = chunked(rewards, |chunk| {
+        let spread = Spread::of(chunk);
+        if spread.sum.is_finite() {
+            return (spread.sum, chunk.len());
+        }
+        let valid = chunk.iter().filter(|&&reward| !is_nan(reward));
+        valid.fold((0.0, 0), |(sum, count), &reward| (sum + reward.into(), count + 1))
+    });
+    let (sum, count) = parts.into_iter().fold((0.0, 0), |(sum, count), part| (sum + part.0, count + part.1));
+    if count == 0 {
+        return Ok(0.0);
+    }
+    let mean: f64 = sum / count as f64;
+    if !mean.is_finite() {
+        return Err(NotFinite);
+    }
+    let squares = chunked(rewards, |chunk| {
+        let squares = sum_of_squares(chunk, mean);
+        if squares.is_finite() {
+            return squares;
+        }
+        let valid = chunk.iter().filter(|&&reward| !is_nan(reward));
+        valid.fold(0.0, |sum, &reward| sum + (reward.into() - mean) * (reward.into() - mean))
+    });
+    Ok(scale(squares.into_iter().sum(), count, how))
+}
+
+/// `part` of each fixed-size chunk, in order.
+fn chunked<T: Real, P: Send>(rewards: &[T], part: impl Fn(&[T]) -> P + Sync + Send) -> Vec<P> {
+    if worth_splitting(rewards.len(), GRAIN) {
+        rewards.par_chunks(CHUNK).map(part).collect()
+    } else {
+        rewards.chunks(CHUNK).map(part).collect()
+    }
+}
+
+struct Spread<T> {
+    sum: f64,
+    low: T,
+    high: T,
+}
+
+impl<T: Real> Spread<T> {
+    /// Sum and range in one pass; the range means nothing when a value is NaN, and then the sum is NaN too.
+    fn of(values: &[T]) -> Self {
+        let Some(&first) = values.first() else { return Self { sum: 0.0, low: T::default(), high: T::default() } };
+        let (mut sums, mut lows, mut highs) = ([0.0; LANES], [first; LANES], [first; LANES]);
+        let mut chunks = values.chunks_exact(LANES);
+        for chunk in &mut chunks {
+            for lane in 0..LANES {
+                sums[lane] += chunk[lane].into();
+                lows[lane] = if chunk[lane] < lows[lane] { chunk[lane] } else { lows[lane] };
+                highs[lane] = if chunk[lane] > highs[lane] { chunk[lane] } else { highs[lane] };
+            }
+        }
+        for (lane, &value) in chunks.remainder().iter().enumerate() {
+            sums[lane] += value.into();
+            lows[lane] = if value < lows[lane] { value } else { lows[lane] };
+            highs[lane] = if value > highs[lane] { value } else { highs[lane] };
+        }
+        let low = lows.into_iter().fold(first, |low, value| if value < low { value } else { low });
+        let high = highs.into_iter().fold(first, |high, value| if value > high { value } else { high });
+        Self { sum: combine(sums), low, high }
+    }
+}
+
+fn sum_of_squares<T: Real>(values: &[T], mean: f64) -> f64 {
+    let mut sums = [0.0; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for lane in 0..LANES {
+            let deviation = chunk[lane].into() - mean;
+            sums[lane] += deviation * deviation;
+        }
+    }
+    for (lane, &value) in chunks.remainder().iter().enumerate() {
+        let deviation = value.into() - mean;
+        sums[lane] += deviation * deviation;
+    }
+    combine(sums)
+}
+
+fn combine(lanes: [f64; LANES]) -> f64 {
+    ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]))
+}
+
+#[allow(clippy::eq_op)]
+fn is_nan<T: Real>(value: T) -> bool {
+    value != value
+}
+
+/// Repeat each value over the tokens of its row: `[N]` and lengths `[N]` to `[sum of lengths]`, written to `out`.
+///
+/// # Errors
+/// [`KernelError::LengthMismatch`] for lengths or an `out` of another size, [`KernelError::BadElement`] for a negative
+/// length.
+pub fn broadcast<T: Copy>(values: &[T], lengths: &[i64], out: &mut [T]) -> Result<(), KernelError> {
+    let total = broadcast_len(values.len(), lengths)?;
+    if out.len() != total {
+        return Err(KernelError::LengthMismatch {
+            argument: "out",
+            length: out.len(),
+            other: "the sum of lengths",
+            expected: total,
+        });
+    }
+    let mut rest = out;
+    for (&value, &length) in values.iter().zip(lengths) {
+        let (row, tail) = rest.split_at_mut(length as usize);
+        row.fill(value);
+        rest = tail;
+    }
+    Ok(())
+}
+
+/// Number of values that [`broadcast`] writes.
+///
+/// # Errors
+/// As [`broadcast`].
+pub fn broadcast_len(num_values: usize, lengths: &[i64]) -> Result<usize, KernelError> {
+    if lengths.len() != num_values {
+        let (length, expected) = (lengths.len(), num_values);
+        return Err(KernelError::LengthMismatch { argument: "lengths", length, other: "advantages", expected });
+    }
+    let mut total = 0usize;
+    for (index, &value) in lengths.iter().enumerate() {
+        let bad = |reason| KernelError::BadElement { argument: "lengths", index, value, reason };
+        let length = usize::try_from(value).map_err(|_| bad("a length is not negative"))?;
+        total = total.checked_add(length).ok_or_else(|| bad("the lengths add up to more than can be addressed"))?;
+    }
+    Ok(total)
+}

@@ -1,0 +1,126 @@
+//! The rows of a training batch: a prompt, then its completion, padded on the right.
+
+use super::padding::{check_indices, check_size, count, mark, three_by_row, width_for, write};
+use crate::error::KernelError;
+use crate::ragged::Ragged;
+
+/// Prompts and completions of an optimizer step and the rows of it that one batch holds.
+#[derive(Debug)]
+pub struct RowLayout<'a> {
+    prompts: Ragged<'a, i64>,
+    completions: Ragged<'a, i64>,
+    prompt_of_row: &'a [i64],
+    train: &'a [bool],
+    rows: &'a [i64],
+}
+
+/// Outputs, row-major: N rows of L tokens, or of T completion tokens.
+#[derive(Debug)]
+pub struct LayoutOut<'a> {
+    /// `[N, L]` token ids.
+    pub input_ids: &'a mut [i64],
+    /// `[N, L]`, true on real tokens.
+    pub attention_mask: &'a mut [bool],
+    /// `[N, L]`, counted from 0; 0 on padding.
+    pub position_ids: &'a mut [i64],
+    /// `[N, T]` token ids.
+    pub completion_ids: &'a mut [i64],
+    /// `[N, T]`, true on completion tokens.
+    pub completion_mask: &'a mut [bool],
+    /// `[N, T]`, true on the completion tokens of rows that are trained on.
+    pub loss_mask: &'a mut [bool],
+    /// `[N]`.
+    pub prompt_lengths: &'a mut [i64],
+}
+
+impl<'a> RowLayout<'a> {
+    /// Check the arguments: `completions`, `prompt_of_row` and `train` have one entry for each row of the step, and
+    /// `rows` chooses among them.
+    ///
+    /// # Errors
+    /// [`KernelError`] for lengths that differ, an index out of range, or an empty prompt: the first completion token
+    /// of such a row has no logits that predict it.
+    pub fn new(
+        prompts: Ragged<'a, i64>,
+        completions: Ragged<'a, i64>,
+        prompt_of_row: &'a [i64],
+        train: &'a [bool],
+        rows: &'a [i64],
+    ) -> Result<Self, KernelError> {
+        let expected = completions.len();
+        for (argument, length) in [("prompt_of_row", prompt_of_row.len()), ("train", train.len())] {
+            if length != expected {
+                return Err(KernelError::LengthMismatch { argument, length, other: "completions", expected });
+            }
+        }
+        check_indices(prompt_of_row, prompts.len(), "prompt_of_row")?;
+        check_indices(rows, completions.len(), "rows")?;
+        if let Some(index) = prompts.rows().position(<[i64]>::is_empty) {
+            let reason = "a prompt holds at least one token";
+            return Err(KernelError::BadElement { argument: "prompt_lengths", index, value: 0, reason });
+        }
+        Ok(Self { prompts, completions, prompt_of_row, train, rows })
+    }
+
+    /// L and T: the longest row and the longest completion, L rounded up to a multiple.
+    ///
+    /// # Errors
+    /// As [`width_for`].
+    pub fn widths(&self, multiple_of: usize) -> Result<(usize, usize), KernelError> {
+        let lengths = self.rows.iter().map(|&row| {
+            let (prompt, completion) = self.row(row);
+            prompt.len().saturating_add(completion.len())
+        });
+        Ok((width_for(lengths, multiple_of)?, width_for(self.rows.iter().map(|&row| self.row(row).1.len()), 1)?))
+    }
+
+    /// Write every output of the chosen rows at the widths `widths` gave.
+    ///
+    /// # Errors
+    /// [`KernelError::LengthMismatch`] for an output of another size.
+    pub fn fill(
+        &self,
+        (width, completion_width): (usize, usize),
+        pad_token_id: i64,
+        out: LayoutOut<'_>,
+    ) -> Result<(), KernelError> {
+        let (size, completion_size) = (self.rows.len() * width, self.rows.len() * completion_width);
+        for (length, expected) in [
+            (out.input_ids.len(), size),
+            (out.attention_mask.len(), size),
+            (out.position_ids.len(), size),
+            (out.completion_ids.len(), completion_size),
+            (out.completion_mask.len(), completion_size),
+            (out.loss_mask.len(), completion_size),
+            (out.prompt_lengths.len(), self.rows.len()),
+        ] {
+            check_size(length, expected)?;
+        }
+        for (length, &row) in out.prompt_lengths.iter_mut().zip(self.rows) {
+            *length = self.row(row).0.len() as i64;
+        }
+        three_by_row(width, out.input_ids, out.attention_mask, out.position_ids, |index, ids, mask, positions| {
+            let (prompt, completion) = self.row(self.rows[index]);
+            let (head, tail) = ids.split_at_mut(prompt.len());
+            head.copy_from_slice(prompt);
+            write(tail, 0, completion, pad_token_id);
+            mark(mask, 0, prompt.len() + completion.len());
+            count(positions, 0, prompt.len() + completion.len());
+        });
+        let (ids, mask, loss_mask) = (out.completion_ids, out.completion_mask, out.loss_mask);
+        three_by_row(completion_width, ids, mask, loss_mask, |index, ids, mask, loss_mask| {
+            let row = self.rows[index];
+            let completion = self.row(row).1;
+            write(ids, 0, completion, pad_token_id);
+            mark(mask, 0, completion.len());
+            mark(loss_mask, 0, if self.train[row as usize] { completion.len() } else { 0 });
+        });
+        Ok(())
+    }
+
+    /// Prompt and completion; `row` was checked on construction.
+    fn row(&self, row: i64) -> (&'a [i64], &'a [i64]) {
+        let row = row as usize;
+        (self.prompts.row(self.prompt_of_row[row] as usize), self.completions.row(row))
+    }
+}

@@ -1,0 +1,205 @@
+//! Rows into micro-batches: within a token budget, of balanced cost, as many on each rank.
+//!
+//! A row of L tokens costs `linear_cost * L + L^2`: matrix products, then attention. What a micro-batch uses of its
+//! budget is the sum of its lengths when rows are packed end to end, and rows times the longest when they are padded.
+
+use crate::error::KernelError;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Most ranks: each takes at least one micro-batch, so that a mistyped number would fill the memory.
+const MAX_RANKS: usize = 1 << 20;
+
+/// What a row longer than the budget means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Oversize {
+    /// An error that names the row.
+    Refuse,
+    /// A micro-batch of its own.
+    Alone,
+}
+
+/// How to pack.
+#[derive(Debug, Clone, Copy)]
+pub struct Packing {
+    /// Most tokens in a micro-batch.
+    pub token_budget: i64,
+    /// Whether padding counts: rows times the longest row, and not the sum of lengths.
+    pub padded: bool,
+    /// Processes that each take the same number of micro-batches.
+    pub num_ranks: usize,
+    /// Cost of a token beside the square of its row's length.
+    pub linear_cost: u64,
+    /// What a row longer than the budget means.
+    pub oversize: Oversize,
+}
+
+/// Micro-batches as row indices, ascending within each; micro-batch `m` belongs to rank `m % num_ranks`.
+///
+/// Their number is a multiple of `num_ranks`. They are in descending cost, so that the ranks' micro-batches of one turn
+/// cost about the same. Every row is in exactly one, and none is empty unless rows are fewer than micro-batches, as
+/// with fewer rows than ranks. The same arguments give the same packing.
+///
+/// # Errors
+/// [`KernelError`] for a budget or a number of ranks below 1, a negative length, or a row over the budget.
+pub fn pack(lengths: &[i64], how: &Packing) -> Result<Vec<Vec<usize>>, KernelError> {
+    check(lengths, how)?;
+    if lengths.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut rows: Vec<usize> = (0..lengths.len()).collect();
+    rows.sort_by_key(|&row| (Reverse(lengths[row]), row));
+    let packer = Packer { lengths, how, rows };
+    let mut bins = if how.padded { packer.cut() } else { packer.spread() };
+    bins.sort_by_key(|bin| (Reverse(packer.cost(bin)), bin.iter().min().copied()));
+    for bin in &mut bins {
+        bin.sort_unstable();
+    }
+    Ok(bins)
+}
+
+fn check(lengths: &[i64], how: &Packing) -> Result<(), KernelError> {
+    let limits = [("token_budget", how.token_budget as f64), ("num_ranks", how.num_ranks as f64)];
+    if let Some(&(argument, value)) = limits.iter().find(|(_, value)| *value < 1.0) {
+        return Err(KernelError::BadValue { argument, value, reason: "at least 1" });
+    }
+    if how.num_ranks > MAX_RANKS {
+        return Err(KernelError::BadValue {
+            argument: "num_ranks",
+            value: how.num_ranks as f64,
+            reason: "at most 2^20",
+        });
+    }
+    for (index, &length) in lengths.iter().enumerate() {
+        if length < 0 {
+            let reason = "a length is not negative";
+            return Err(KernelError::BadElement { argument: "lengths", index, value: length, reason });
+        }
+        if length > how.token_budget && how.oversize == Oversize::Refuse {
+            return Err(KernelError::OverBudget { index, length, token_budget: how.token_budget });
+        }
+    }
+    Ok(())
+}
+
+struct Packer<'a> {
+    lengths: &'a [i64],
+    how: &'a Packing,
+    /// Every row, longest first.
+    rows: Vec<usize>,
+}
+
+impl Packer<'_> {
+    fn row_cost(&self, row: usize) -> u128 {
+        let length = u128::from(self.lengths[row].unsigned_abs());
+        length * u128::from(self.how.linear_cost) + length * length
+    }
+
+    fn cost(&self, bin: &[usize]) -> u128 {
+        let costs = bin.iter().map(|&row| self.row_cost(row));
+        if self.how.padded { costs.max().unwrap_or(0) * bin.len() as u128 } else { costs.sum() }
+    }
+
+    fn round_up(&self, count: usize) -> usize {
+        count.div_ceil(self.how.num_ranks).saturating_mul(self.how.num_ranks)
+    }
+
+    /// Packed: longest row first into the cheapest bin with room, over as few bins as that takes.
+    fn spread(&self) -> Vec<Vec<usize>> {
+        let mut count = self.round_up(self.best_fit_count());
+        loop {
+            if let Some(bins) = self.spread_over(count) {
+                return bins;
+            }
+            // About 2% more each time, so that the attempts stay few; with a bin for each row it succeeds.
+            count = self.round_up(count + 1 + count / 64);
+        }
+    }
+
+    fn spread_over(&self, count: usize) -> Option<Vec<Vec<usize>>> {
+        let mut bins = vec![Vec::new(); count];
+        let mut cheapest: BinaryHeap<_> = (0..count).map(|bin| Reverse((0u128, 0i64, bin))).collect();
+        let mut full = Vec::new();
+        for &row in &self.rows {
+            let length = self.lengths[row];
+            let (cost, tokens, bin) = loop {
+                let Reverse((cost, tokens, bin)) = cheapest.pop()?;
+                // An oversized row has an empty bin to itself: it fits nowhere else, and nothing fits beside it.
+                if tokens.saturating_add(length) <= self.how.token_budget || bins[bin].is_empty() {
+                    break (cost, tokens, bin);
+                }
+                full.push(Reverse((cost, tokens, bin)));
+            };
+            cheapest.extend(full.drain(..));
+            bins[bin].push(row);
+            cheapest.push(Reverse((cost + self.row_cost(row), tokens.saturating_add(length), bin)));
+        }
+        Some(bins)
+    }
+
+    /// How many bins best fit decreasing opens: each row goes where it leaves the least room.
+    fn best_fit_count(&self) -> usize {
+        let mut rooms = std::collections::BTreeMap::<i64, usize>::new();
+        let mut count = 0;
+        for &row in &self.rows {
+            let length = self.lengths[row];
+            let fitting = rooms.range(length..).next().map(|(&room, _)| room);
+            if let Some(room) = fitting {
+                match rooms.get_mut(&room) {
+                    Some(bins) if *bins > 1 => *bins -= 1,
+                    _ => drop(rooms.remove(&room)),
+                }
+            } else {
+                count += 1;
+            }
+            // An oversized row leaves negative room, into which nothing fits.
+            let left = fitting.unwrap_or(self.how.token_budget).saturating_sub(length);
+            *rooms.entry(left).or_default() += 1;
+        }
+        count
+    }
+
+    /// Padded: runs of the rows by length, for the rows of a run pad to its first; the costliest run as cheap as it
+    /// can be for the number of runs.
+    fn cut(&self) -> Vec<Vec<usize>> {
+        let count = self.round_up(self.runs_within(u128::MAX).len());
+        let (mut low, mut high) = (0, self.row_cost(self.rows[0]) * self.rows.len() as u128);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.runs_within(middle).len() <= count { high = middle } else { low = middle + 1 }
+        }
+        let mut runs = self.runs_within(high);
+        // Fewer runs may do for the same cost; ranks need them all, so halve the costliest that can be halved.
+        let costed = runs.drain(..).map(|run| (self.splittable_cost(&run), Reverse(run)));
+        let mut heap: BinaryHeap<(u128, Reverse<Vec<usize>>)> = costed.collect();
+        while heap.len() < count {
+            let Some((_, Reverse(mut run))) = heap.pop() else { break };
+            let tail = run.split_off(run.len().div_ceil(2));
+            heap.extend([run, tail].map(|run| (self.splittable_cost(&run), Reverse(run))));
+        }
+        heap.into_iter().map(|(_, Reverse(run))| run).collect()
+    }
+
+    fn splittable_cost(&self, run: &[usize]) -> u128 {
+        // One more than the cost, so that rows of no tokens are halved before single rows, which come last.
+        if run.len() > 1 { self.cost(run) + 1 } else { 0 }
+    }
+
+    /// The fewest runs within the budget that cost no more than `limit` each; a row that alone costs more is alone.
+    fn runs_within(&self, limit: u128) -> Vec<Vec<usize>> {
+        let mut runs: Vec<Vec<usize>> = Vec::new();
+        for &row in &self.rows {
+            if let Some(run) = runs.last_mut() {
+                let (longest, rows) = (run[0], run.len() as u128 + 1);
+                let tokens = rows * u128::from(self.lengths[longest].unsigned_abs());
+                let within = tokens <= u128::from(self.how.token_budget.unsigned_abs());
+                if within && self.row_cost(longest).saturating_mul(rows) <= limit {
+                    run.push(row);
+                    continue;
+                }
+            }
+            runs.push(vec![row]);
+        }
+        runs
+    }
+}

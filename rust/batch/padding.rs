@@ -1,0 +1,181 @@
+//! Ragged rows as rectangles: token ids, masks and positions in one pass. Masks come from lengths, never from ids.
+
+use crate::error::KernelError;
+use crate::ragged::Ragged;
+use crate::threads::worth_splitting;
+use rayon::prelude::*;
+
+/// Values that one task takes; below it a second thread costs more than it saves.
+const GRAIN: usize = 1 << 15;
+
+/// Where the padding goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Before the row, as generation wants it.
+    Left,
+    /// After the row, as training wants it.
+    Right,
+}
+
+/// Columns that hold the longest of `lengths`, rounded up to a multiple.
+///
+/// # Errors
+/// [`KernelError::BadValue`] for a multiple of 0, [`KernelError::TooLarge`] when the rectangle cannot be addressed.
+pub fn width_for(lengths: impl ExactSizeIterator<Item = usize>, multiple_of: usize) -> Result<usize, KernelError> {
+    if multiple_of == 0 {
+        return Err(KernelError::BadValue { argument: "multiple_of", value: 0.0, reason: "at least 1" });
+    }
+    let rows = lengths.len();
+    let longest = lengths.max().unwrap_or(0);
+    let width = longest.checked_next_multiple_of(multiple_of);
+    // Eight bytes a value, and no allocation is larger than isize::MAX bytes.
+    let fits = |width: &usize| rows.checked_mul(*width).is_some_and(|values| values <= isize::MAX as usize / 8);
+    width.filter(fits).ok_or(KernelError::TooLarge { argument: "rows", rows, width: longest })
+}
+
+/// A padded rectangle, row-major; every slice has `rows * width` values.
+#[derive(Debug)]
+pub struct Rectangle<'a> {
+    /// Token ids.
+    pub ids: &'a mut [i64],
+    /// True on real tokens.
+    pub mask: &'a mut [bool],
+    /// 0, 1, 2, ... from each row's first real token; 0 on padding.
+    pub positions: &'a mut [i64],
+}
+
+/// Pad `rows` to `width` columns, writing ids, mask and positions.
+///
+/// # Errors
+/// [`KernelError::BadElement`] for a row longer than `width`, [`KernelError::LengthMismatch`] for an output of another
+/// size.
+pub fn pad(
+    rows: &Ragged<'_, i64>,
+    width: usize,
+    side: Side,
+    pad_token_id: i64,
+    out: Rectangle<'_>,
+) -> Result<(), KernelError> {
+    check_width(rows, 0..rows.len(), width, "row_lengths")?;
+    let size = rows.len() * width;
+    check_size(out.ids.len(), size)?;
+    check_size(out.mask.len(), size)?;
+    check_size(out.positions.len(), size)?;
+    three_by_row(width, out.ids, out.mask, out.positions, |index, ids, mask, positions| {
+        let row = rows.row(index);
+        let start = if side == Side::Left { width - row.len() } else { 0 };
+        write(ids, start, row, pad_token_id);
+        mark(mask, start, row.len());
+        count(positions, start, row.len());
+    });
+    Ok(())
+}
+
+/// Pad the chosen `rows` of `values` on the right with `fill`.
+///
+/// # Errors
+/// As [`pad`], and [`KernelError::BadElement`] for a row index out of range.
+pub fn pad_values<T: Copy + Send + Sync>(
+    values: &Ragged<'_, T>,
+    rows: &[i64],
+    width: usize,
+    fill: T,
+    out: &mut [T],
+) -> Result<(), KernelError> {
+    check_indices(rows, values.len(), "rows")?;
+    check_width(values, rows.iter().map(|&row| row as usize), width, "row_lengths")?;
+    check_size(out.len(), rows.len() * width)?;
+    if width == 0 {
+        return Ok(());
+    }
+    let place = |(out, &row): (&mut [T], &i64)| write(out, 0, values.row(row as usize), fill);
+    if worth_splitting(out.len(), GRAIN) {
+        out.par_chunks_mut(width).zip(rows).for_each(place);
+    } else {
+        out.chunks_mut(width).zip(rows).for_each(place);
+    }
+    Ok(())
+}
+
+/// Call `each(row, a, b, c)` with the row's part of three rectangles, over threads when they are large.
+pub(super) fn three_by_row<A: Send, B: Send, C: Send>(
+    width: usize,
+    a: &mut [A],
+    b: &mut [B],
+    c: &mut [C],
+    each: impl Fn(usize, &mut [A], &mut [B], &mut [C]) + Sync + Send,
+) {
+    if width == 0 {
+        return;
+    }
+    if worth_splitting(a.len(), GRAIN) {
+        let rows = a.par_chunks_mut(width).zip(b.par_chunks_mut(width)).zip(c.par_chunks_mut(width));
+        rows.enumerate().for_each(|(index, ((a, b), c))| each(index, a, b, c));
+    } else {
+        let rows = a.chunks_mut(width).zip(b.chunks_mut(width)).zip(c.chunks_mut(width));
+        rows.enumerate().for_each(|(index, ((a, b), c))| each(index, a, b, c));
+    }
+}
+
+/// `before` fill values, the row, and fill values to the end.
+pub(super) fn write<T: Copy>(out: &mut [T], before: usize, row: &[T], fill: T) {
+    let (left, rest) = out.split_at_mut(before);
+    let (middle, right) = rest.split_at_mut(row.len());
+    left.fill(fill);
+    middle.copy_from_slice(row);
+    right.fill(fill);
+}
+
+/// True on `length` values from `start`.
+pub(super) fn mark(out: &mut [bool], start: usize, length: usize) {
+    out.fill(false);
+    out[start..start + length].fill(true);
+}
+
+/// 0, 1, 2, ... on `length` values from `start`, 0 elsewhere.
+pub(super) fn count(out: &mut [i64], start: usize, length: usize) {
+    let (left, rest) = out.split_at_mut(start);
+    let (middle, right) = rest.split_at_mut(length);
+    left.fill(0);
+    // Counting in the type of the values lets the loop vectorise.
+    for (value, position) in middle.iter_mut().zip(0i64..) {
+        *value = position;
+    }
+    right.fill(0);
+}
+
+pub(super) fn check_indices(indices: &[i64], limit: usize, argument: &'static str) -> Result<(), KernelError> {
+    let within = |value: &i64| usize::try_from(*value).is_ok_and(|index| index < limit);
+    match indices.iter().position(|value| !within(value)) {
+        None => Ok(()),
+        Some(index) => Err(KernelError::BadElement {
+            argument,
+            index,
+            value: indices[index],
+            reason: "it must be the index of a row that was given",
+        }),
+    }
+}
+
+fn check_width<T>(
+    rows: &Ragged<'_, T>,
+    chosen: impl Iterator<Item = usize>,
+    width: usize,
+    argument: &'static str,
+) -> Result<(), KernelError> {
+    for index in chosen {
+        let length = rows.row(index).len();
+        if length > width {
+            let reason = "more tokens than the rectangle is wide";
+            return Err(KernelError::BadElement { argument, index, value: length as i64, reason });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn check_size(length: usize, expected: usize) -> Result<(), KernelError> {
+    if length == expected {
+        return Ok(());
+    }
+    Err(KernelError::LengthMismatch { argument: "out", length, other: "the rectangle", expected })
+}

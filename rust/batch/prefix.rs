@@ -1,0 +1,57 @@
+//! Rows that share a prompt: the unique prompts, and the rows that belong to each.
+
+use crate::ragged::Ragged;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+/// Unique prompts in the order in which they are first seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedPrefixes {
+    /// `[N]`: the unique prompt of each row.
+    pub prompt_of_row: Vec<i64>,
+    /// `[P]`: the first row of each unique prompt.
+    pub first_row: Vec<i64>,
+    /// `[N]`: rows grouped by prompt, ascending within each; prompt `p` has `rows[offsets[p]..offsets[p + 1]]`.
+    pub rows: Vec<i64>,
+    /// `[P + 1]`.
+    pub offsets: Vec<i64>,
+}
+
+/// Group `prompts` by exact equality of their tokens, in time linear in the number of tokens.
+#[must_use]
+pub fn share_prefixes(prompts: &Ragged<'_, i64>) -> SharedPrefixes {
+    let mut seen: HashMap<&[i64], usize> = HashMap::new();
+    let (mut prompt_of_row, mut first_row, mut counts) = (Vec::with_capacity(prompts.len()), vec![], Vec::<i64>::new());
+    let mut previous: Option<(&[i64], usize)> = None;
+    for (index, row) in prompts.rows().enumerate() {
+        // The rows of a group are neighbours: comparing with the last one saves hashing all but the first.
+        let prompt = match previous {
+            Some((tokens, prompt)) if tokens == row => prompt,
+            _ => match seen.entry(row) {
+                Entry::Occupied(entry) => *entry.get(),
+                Entry::Vacant(entry) => {
+                    first_row.push(index as i64);
+                    counts.push(0);
+                    *entry.insert(counts.len() - 1)
+                }
+            },
+        };
+        counts[prompt] += 1;
+        prompt_of_row.push(prompt as i64);
+        previous = Some((row, prompt));
+    }
+    let mut offsets = Vec::with_capacity(counts.len() + 1);
+    let mut total = 0;
+    offsets.push(total);
+    for count in &counts {
+        total += count;
+        offsets.push(total);
+    }
+    let mut next = offsets.clone();
+    let mut rows = vec![0; prompt_of_row.len()];
+    for (row, &prompt) in prompt_of_row.iter().enumerate() {
+        rows[next[prompt as usize] as usize] = row as i64;
+        next[prompt as usize] += 1;
+    }
+    SharedPrefixes { prompt_of_row, first_row, rows, offsets }
+}

@@ -1,0 +1,208 @@
+//! Bindings of [`crate::batch`].
+
+use crate::batch::layout::{LayoutOut, RowLayout};
+use crate::batch::packing::{self, Oversize, Packing};
+use crate::batch::padding::{self, Rectangle, Side, width_for};
+use crate::batch::prefix;
+use crate::error::KernelError;
+use crate::ragged::Ragged;
+use numpy::{Element, IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+type Ids<'py> = Bound<'py, PyArray1<i64>>;
+type Ids2<'py> = Bound<'py, PyArray2<i64>>;
+type Mask2<'py> = Bound<'py, PyArray2<bool>>;
+
+/// Lists of ints as flat values and offsets: a walk in place, without a list of all values between.
+#[pyfunction]
+pub(super) fn flatten_rows<'py>(rows: &Bound<'py, PyList>, argument: &str) -> PyResult<(Ids<'py>, Ids<'py>)> {
+    let (mut values, mut offsets) = (Vec::<i64>::new(), Vec::with_capacity(rows.len() + 1));
+    offsets.push(0);
+    for (index, row) in rows.iter().enumerate() {
+        let row = row
+            .cast_into::<PyList>()
+            .map_err(|error| PyTypeError::new_err(format!("{argument}[{index}]: {}", PyErr::from(error))))?;
+        values.reserve(row.len());
+        for (place, value) in row.iter().enumerate() {
+            values.push(value.extract().map_err(|error| bad_id(&error, argument, index, place, &value))?);
+        }
+        offsets.push(values.len() as i64);
+    }
+    Ok((values.into_pyarray(rows.py()), offsets.into_pyarray(rows.py())))
+}
+
+fn bad_id(error: &PyErr, argument: &str, index: usize, place: usize, value: &Bound<'_, PyAny>) -> PyErr {
+    let shown = value.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
+    let message = format!("{argument}[{index}][{place}] is {shown}: a token id is an int of 64 bits");
+    if error.is_instance_of::<PyTypeError>(value.py()) {
+        PyTypeError::new_err(message)
+    } else {
+        PyValueError::new_err(message)
+    }
+}
+
+#[pyfunction]
+pub(super) fn pad<'py>(
+    values: &Ids<'py>,
+    offsets: &Ids<'py>,
+    side: &str,
+    pad_token_id: i64,
+    multiple_of: usize,
+) -> PyResult<(Ids2<'py>, Mask2<'py>, Ids2<'py>)> {
+    let py = values.py();
+    let (values, offsets) = (values.try_readonly()?, offsets.try_readonly()?);
+    let rows = Ragged::new(values.as_slice()?, offsets.as_slice()?, "offsets")?;
+    let (side, width) = (side_of(side)?, width_for(rows.rows().map(<[i64]>::len), multiple_of)?);
+    let (ids, mask, positions) =
+        (rectangle(py, rows.len(), width), rectangle(py, rows.len(), width), rectangle(py, rows.len(), width));
+    {
+        let (mut ids, mut mask, mut positions) =
+            (ids.try_readwrite()?, mask.try_readwrite()?, positions.try_readwrite()?);
+        let out =
+            Rectangle { ids: ids.as_slice_mut()?, mask: mask.as_slice_mut()?, positions: positions.as_slice_mut()? };
+        py.detach(|| padding::pad(&rows, width, side, pad_token_id, out))?;
+    }
+    Ok((ids, mask, positions))
+}
+
+#[pyfunction]
+pub(super) fn pad_values<'py>(
+    values: &Bound<'py, PyArray1<f32>>,
+    offsets: &Ids<'py>,
+    rows: &Ids<'py>,
+    width: usize,
+    fill: f32,
+) -> PyResult<Bound<'py, PyArray2<f32>>> {
+    let py = values.py();
+    let (values, offsets, rows) = (values.try_readonly()?, offsets.try_readonly()?, rows.try_readonly()?);
+    let (ragged, rows) = (Ragged::new(values.as_slice()?, offsets.as_slice()?, "offsets")?, rows.as_slice()?);
+    let size = rows.len().checked_mul(width);
+    size.ok_or(KernelError::TooLarge { argument: "rows", rows: rows.len(), width })?;
+    let out = rectangle(py, rows.len(), width);
+    {
+        let mut out = out.try_readwrite()?;
+        let target = out.as_slice_mut()?;
+        py.detach(|| padding::pad_values(&ragged, rows, width, fill, target))?;
+    }
+    Ok(out)
+}
+
+/// `input_ids`, `attention_mask`, `position_ids`, `completion_ids`, `completion_mask`, `loss_mask`, `prompt_lengths`.
+type Layout<'py> = (Ids2<'py>, Mask2<'py>, Ids2<'py>, Ids2<'py>, Mask2<'py>, Mask2<'py>, Ids<'py>);
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn layout_rows<'py>(
+    prompts: &Ids<'py>,
+    prompt_offsets: &Ids<'py>,
+    completions: &Ids<'py>,
+    completion_offsets: &Ids<'py>,
+    prompt_of_row: &Ids<'py>,
+    train: &Bound<'py, PyArray1<bool>>,
+    rows: &Ids<'py>,
+    pad_token_id: i64,
+    multiple_of: usize,
+) -> PyResult<Layout<'py>> {
+    let py = prompts.py();
+    let (prompts, prompt_offsets) = (prompts.try_readonly()?, prompt_offsets.try_readonly()?);
+    let (completions, completion_offsets) = (completions.try_readonly()?, completion_offsets.try_readonly()?);
+    let (prompt_of_row, train, rows) = (prompt_of_row.try_readonly()?, train.try_readonly()?, rows.try_readonly()?);
+    let prompts = Ragged::new(prompts.as_slice()?, prompt_offsets.as_slice()?, "prompt_offsets")?;
+    let completions = Ragged::new(completions.as_slice()?, completion_offsets.as_slice()?, "completion_offsets")?;
+    let num_rows = rows.as_slice()?.len();
+    let layout = RowLayout::new(prompts, completions, prompt_of_row.as_slice()?, train.as_slice()?, rows.as_slice()?)?;
+    let widths @ (width, completion_width) = layout.widths(multiple_of)?;
+    let out: Layout<'py> = (
+        rectangle(py, num_rows, width),
+        rectangle(py, num_rows, width),
+        rectangle(py, num_rows, width),
+        rectangle(py, num_rows, completion_width),
+        rectangle(py, num_rows, completion_width),
+        rectangle(py, num_rows, completion_width),
+        PyArray1::zeros(py, num_rows, false),
+    );
+    {
+        let (mut input_ids, mut attention_mask, mut position_ids) =
+            (out.0.try_readwrite()?, out.1.try_readwrite()?, out.2.try_readwrite()?);
+        let (mut completion_ids, mut completion_mask, mut loss_mask, mut prompt_lengths) =
+            (out.3.try_readwrite()?, out.4.try_readwrite()?, out.5.try_readwrite()?, out.6.try_readwrite()?);
+        let target = LayoutOut {
+            input_ids: input_ids.as_slice_mut()?,
+            attention_mask: attention_mask.as_slice_mut()?,
+            position_ids: position_ids.as_slice_mut()?,
+            completion_ids: completion_ids.as_slice_mut()?,
+            completion_mask: completion_mask.as_slice_mut()?,
+            loss_mask: loss_mask.as_slice_mut()?,
+            prompt_lengths: prompt_lengths.as_slice_mut()?,
+        };
+        py.detach(|| layout.fill(widths, pad_token_id, target))?;
+    }
+    Ok(out)
+}
+
+#[pyfunction]
+pub(super) fn pack<'py>(
+    lengths: &Ids<'py>,
+    token_budget: i64,
+    padded: bool,
+    num_ranks: usize,
+    linear_cost: u64,
+    oversize: &str,
+) -> PyResult<(Ids<'py>, Ids<'py>)> {
+    let py = lengths.py();
+    let how = Packing { token_budget, padded, num_ranks, linear_cost, oversize: oversize_of(oversize)? };
+    let lengths = lengths.try_readonly()?;
+    let lengths = lengths.as_slice()?;
+    let micro_batches = py.detach(|| packing::pack(lengths, &how))?;
+    let mut offsets = vec![0i64];
+    let mut rows = Vec::with_capacity(lengths.len());
+    for micro_batch in micro_batches {
+        rows.extend(micro_batch.into_iter().map(|row| row as i64));
+        offsets.push(rows.len() as i64);
+    }
+    Ok((rows.into_pyarray(py), offsets.into_pyarray(py)))
+}
+
+/// `prompt_of_row`, `first_row`, `rows`, `offsets`.
+type Shared<'py> = (Ids<'py>, Ids<'py>, Ids<'py>, Ids<'py>);
+
+#[pyfunction]
+pub(super) fn share_prefixes<'py>(values: &Ids<'py>, offsets: &Ids<'py>) -> PyResult<Shared<'py>> {
+    let py = values.py();
+    let (values, offsets) = (values.try_readonly()?, offsets.try_readonly()?);
+    let prompts = Ragged::new(values.as_slice()?, offsets.as_slice()?, "offsets")?;
+    let shared = py.detach(|| prefix::share_prefixes(&prompts));
+    Ok((
+        shared.prompt_of_row.into_pyarray(py),
+        shared.first_row.into_pyarray(py),
+        shared.rows.into_pyarray(py),
+        shared.offsets.into_pyarray(py),
+    ))
+}
+
+/// A new array of zeros: large ones come as untouched pages, which the threads that fill them fault in.
+fn rectangle<T: Element>(py: Python<'_>, rows: usize, width: usize) -> Bound<'_, PyArray2<T>> {
+    PyArray2::zeros(py, [rows, width], false)
+}
+
+fn side_of(name: &str) -> Result<Side, KernelError> {
+    match name {
+        "left" => Ok(Side::Left),
+        "right" => Ok(Side::Right),
+        _ => Err(KernelError::UnknownChoice { argument: "side", value: name.to_owned(), expected: "'left', 'right'" }),
+    }
+}
+
+fn oversize_of(name: &str) -> Result<Oversize, KernelError> {
+    match name {
+        "error" => Ok(Oversize::Refuse),
+        "alone" => Ok(Oversize::Alone),
+        _ => Err(KernelError::UnknownChoice {
+            argument: "oversize",
+            value: name.to_owned(),
+            expected: "'error', 'alone'",
+        }),
+    }
+}
