@@ -1,0 +1,234 @@
+"""The embedded engine: samples from the trainer's own module, in its process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlox_grpo.engines.decoding import can_decode_with_cache, decode_with_cache, decode_without_cache
+from rlox_grpo.engines.live_rows import LiveRows, NonFiniteLogitsError, RowId, SampledRow
+from rlox_grpo.engines.sampling import check_sampling
+from rlox_grpo.engines.stop_strings import StopStrings, decode
+from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
+
+__all__ = ["HFEngine", "NonFiniteLogitsError"]
+
+# Rows decoded at once unless the caller says otherwise: bounds the key-value cache.
+DEFAULT_MAX_ROWS = 256
+
+logger = logging.getLogger(__name__)
+
+
+class HFEngine:
+    """Samples completions from a transformers causal LM or any module with ``forward(input_ids) -> logits``.
+
+    The engine holds the trainer's module itself, so an update needs no copy. A transformers decoder runs with a
+    key-value cache and continuous batching; any other module, and a transformers model that keeps more state than keys
+    and values (Mamba), runs each whole sequence again for each token, rows of equal length together, with
+    ``input_ids`` as its only argument.
+
+    A token is drawn by a uniform keyed by (seed, prompt's position in the call, completion's position in its group,
+    token's position), so neither ``max_rows`` nor the other rows decide it. The logits do depend on the batch in their
+    last bits, as matrix products do; a token can flip where its uniform lies that near (about 1e-7) to the edge
+    between two tokens.
+
+    Log-probs are those of the distribution really sampled: after temperature and filters, renormalised; 0.0 where
+    temperature 0 makes it a point mass. With filters off they are the trainer's log_softmax(logits / temperature).
+
+    Attributes:
+        exact: True unless ``autocast_dtype`` or ``vocab_limit`` makes the log-probs differ from the trainer's.
+        policy_version: Version of the weights that it samples from.
+        vocab_limit: Token ids from here on are never sampled, as they have no text: the model's vocabulary is padded
+            beyond the tokenizer's, or is unknown. Log-probs are normalised over the ids below it, and a trainer that
+            wants to agree has to leave the same logits out. None when every id can be sampled.
+        uses_cache: Whether the model runs with a key-value cache.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any = None,
+        *,
+        eos_token_ids: Sequence[int] | None = None,
+        max_rows: int | None = None,
+        autocast_dtype: torch.dtype | None = None,
+    ) -> None:
+        """Hold the model; nothing is allocated before ``generate``.
+
+        Args:
+            model: Shared with the trainer; its training mode and device are respected.
+            tokenizer: Gives completions their text, and stop strings their meaning. Optional.
+            eos_token_ids: Ids that end a completion; by default those of the model's generation config and config
+                and of the tokenizer. A plain module without a tokenizer has none: its completions have
+                ``max_new_tokens`` tokens.
+            max_rows: Completions decoded at once, 256 by default; the others wait.
+            autocast_dtype: Run the forward under ``torch.autocast`` in this type (``torch.bfloat16``).
+
+        Raises:
+            ValueError: ``max_rows`` is below 1.
+        """
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+        self._model = model
+        self._tokenizer = tokenizer
+        self._max_rows = DEFAULT_MAX_ROWS if max_rows is None else max_rows
+        self._autocast_dtype = autocast_dtype
+        self._vocab_size = _vocab_size(model)
+        self._end_ids = _end_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
+        self.vocab_limit: int | None = None
+        if tokenizer is not None:
+            limit = max(tokenizer.get_vocab().values()) + 1
+            if self._vocab_size is None or self._vocab_size > limit:
+                self.vocab_limit = limit
+        self.uses_cache = can_decode_with_cache(model)
+        if not self.uses_cache and hasattr(model, "config"):
+            logger.warning(
+                "%s keeps more than keys and values by position: each sequence is run again for each of its tokens",
+                type(model).__name__,
+            )
+        self.exact = autocast_dtype is None and self.vocab_limit is None
+        self.policy_version = 0
+
+    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> list[RolloutGroup]:
+        """Sample ``group_size`` completions for each prompt.
+
+        Raises:
+            ValueError: No prompt, an empty one, one with an id out of the vocabulary or too long for the model, or a
+                sampling value out of its range; names the prompt's position in ``prompts``.
+            NonFiniteLogitsError: The model's logits are not finite; names the prompt and the token.
+        """
+        if group_size < 1:
+            raise ValueError(f"group_size must be at least 1, got {group_size}")
+        if seed < 0:
+            raise ValueError(f"seed must be at least 0, got {seed}")
+        check_sampling(sampling)
+        if sampling.stop and self._tokenizer is None:
+            raise ValueError(f"stop strings need a tokenizer: stop={sampling.stop!r}")
+        token_ids = [np.asarray(prompt.token_ids, dtype=np.int64) for prompt in prompts]
+        self._check_prompts(token_ids, sampling.max_new_tokens)
+        max_rows = min(self._max_rows, len(prompts) * group_size)
+        decode_rows = decode_with_cache if self.uses_cache else decode_without_cache
+        with _inference(self._model), self._autocast():
+            rows = self._live_rows(max_rows, sampling, seed)
+            decode_rows(self._model, token_ids, group_size, rows, max_rows)
+        return self._groups(prompts, group_size, rows.finished)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Note the new version: the module is the trainer's own, so ``weights`` are in place already and not read."""
+        self.policy_version = version
+
+    def close(self) -> None:
+        """Nothing to release: caches live as long as one ``generate``."""
+
+    def _check_prompts(self, prompts: Sequence[Int64Array], max_new_tokens: int) -> None:
+        if not prompts:
+            raise ValueError("prompts is empty")
+        limit = _max_positions(self._model)
+        for index, prompt in enumerate(prompts):
+            if prompt.ndim != 1 or not len(prompt):
+                raise ValueError(
+                    f"prompts[{index}] must hold at least one token id in one dimension, got {prompt.shape}"
+                )
+            if limit is not None and len(prompt) + max_new_tokens > limit:
+                raise ValueError(
+                    f"prompts[{index}] has {len(prompt)} tokens: with max_new_tokens={max_new_tokens} it does not fit "
+                    f"the model's max_position_embeddings={limit}"
+                )
+            beyond = (prompt < 0) | (prompt >= (np.inf if self._vocab_size is None else self._vocab_size))
+            if beyond.any():
+                place = int(beyond.argmax())
+                raise ValueError(
+                    f"prompts[{index}].token_ids[{place}] is {prompt[place]}, outside the model's vocabulary of "
+                    f"{self._vocab_size}"
+                )
+
+    def _live_rows(self, max_rows: int, sampling: Sampling, seed: int) -> LiveRows:
+        device = _device(self._model)
+        stop_strings = None
+        if sampling.stop:
+            known = max(self._tokenizer.get_vocab().values()) + 1
+            stop_strings = StopStrings(self._tokenizer, sampling.stop, known, device)
+        return LiveRows(
+            max_rows,
+            sampling,
+            seed,
+            end_ids=torch.tensor([*self._end_ids, *sampling.stop_token_ids], dtype=torch.long, device=device),
+            stop_strings=stop_strings,
+            vocab_limit=self.vocab_limit,
+            device=device,
+        )
+
+    def _autocast(self) -> torch.autocast | nullcontext[None]:
+        if self._autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(_device(self._model).type, dtype=self._autocast_dtype)
+
+    def _groups(
+        self, prompts: Sequence[Prompt], group_size: int, finished: dict[RowId, SampledRow]
+    ) -> list[RolloutGroup]:
+        rows = [finished[RowId(prompt, place)] for prompt in range(len(prompts)) for place in range(group_size)]
+        texts: list[str | None] = [None] * len(rows)
+        if self._tokenizer is not None:
+            texts = list(decode(self._tokenizer, [row.token_ids.tolist() for row in rows]))
+        completions = [
+            Completion(row.token_ids, row.log_probs, "stop" if row.stopped else "length", text)
+            for row, text in zip(rows, texts, strict=True)
+        ]
+        return [
+            RolloutGroup(prompt, tuple(completions[index * group_size : (index + 1) * group_size]), self.policy_version)
+            for index, prompt in enumerate(prompts)
+        ]
+
+
+@contextmanager
+def _inference(model: nn.Module) -> Iterator[None]:
+    """Turn on evaluation mode without gradients; leave every submodule as it was, also after an error.
+
+    ``no_grad`` and not ``inference_mode``: a buffer that a model renews in its forward (dynamic RoPE) would become an
+    inference tensor, which the trainer's backward refuses.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _device(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _vocab_size(model: nn.Module) -> int | None:
+    """Rows of a transformers model's input embedding; unknown for a plain module."""
+    if not hasattr(model, "get_input_embeddings"):
+        return None
+    embeddings: Any = model.get_input_embeddings  # peft and transformers alike
+    return int(embeddings().weight.shape[0])
+
+
+def _max_positions(model: nn.Module) -> int | None:
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "get_text_config"):
+        return None
+    limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _end_ids(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
+    """End tokens of the generation config, the config and the tokenizer, all of them: chat models have several."""
+    sources = (getattr(model, "generation_config", None), getattr(model, "config", None), tokenizer)
+    found: set[int] = set()
+    for source in sources:
+        ids = getattr(source, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    return tuple(sorted(found))

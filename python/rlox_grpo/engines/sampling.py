@@ -1,0 +1,144 @@
+"""Draw the next token of every row from logits and pre-drawn uniforms: pure functions, no generator state."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlox_grpo.types import Sampling
+
+# Tokens in one block of the two-level search below.
+_BLOCK = 128
+# A nucleus is looked for among this many of the heaviest tokens before a row is sorted whole: one CPU thread,
+# 64 rows of 151,936: topk(1024) 63 ms, sort 962 ms.
+_NUCLEUS_CANDIDATES = 1024
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Refuse values that name no distribution.
+
+    Raises:
+        ValueError: Names the field and its value.
+    """
+    if sampling.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {sampling.max_new_tokens}")
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        raise ValueError(f"temperature must be finite and at least 0, got {sampling.temperature}")
+    if not 0 < sampling.top_p <= 1:
+        raise ValueError(f"top_p must be in (0, 1], got {sampling.top_p}")
+    if sampling.top_k < 0:
+        raise ValueError(f"top_k must be at least 0 (0 is off), got {sampling.top_k}")
+    if not 0 <= sampling.min_p <= 1:
+        raise ValueError(f"min_p must be in [0, 1], got {sampling.min_p}")
+    if "" in sampling.stop:
+        raise ValueError("stop holds an empty string, which every completion contains")
+
+
+def row_uniforms(seed: int, prompt: int, completion: int, count: int) -> NDArray[np.float64]:
+    """Uniforms in [0, 1) of one row, ``float64 [count]``: draw t decides the row's token t.
+
+    Philox is counter-based: the key is the seed and the counter starts at (completion, prompt), so a row's draws
+    depend on nothing else: not on the group size, the length asked for, or the rows that it shares a batch with.
+    """
+    bits = np.random.Philox(key=seed, counter=[0, 0, completion, prompt])
+    return np.random.Generator(bits).random(count)
+
+
+def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Draw one token for each row by inverting its cumulative distribution at the row's uniform.
+
+    The distribution is softmax(logits / temperature) cut to top-k, then top-p, then min-p, and renormalised.
+    Each filter keeps the tokens at or above a threshold, so tokens that tie at it all stay. Temperature 0 is
+    greedy: a point mass on the first largest logit, whose log-prob is 0.
+
+    The search has two levels, blocks of tokens and then tokens of one block. Blocks are added in float32 (128 terms),
+    everything above and within the chosen block in float64: at 151,936 tokens each token's probability is right to
+    1.4e-7 relative, where a float32 cumsum misses by up to 0.4. One CPU thread, 64 such rows: 37 ms for the whole
+    draw; by a float64 cumsum, as exact, 160 ms; by `torch.multinomial`, which cannot be keyed by row, 416 ms.
+
+    Args:
+        logits: ``[R, V]``, any floating dtype; computed in float32.
+        uniforms: ``float64 [R]`` in [0, 1).
+        sampling: Temperature and filters.
+
+    Returns:
+        Token ids ``int64 [R]`` and log-probs ``float32 [R]`` under the distribution drawn from. The log-prob is NaN,
+        and the token meaningless, where a row of logits holds NaN or +inf or nothing but -inf.
+    """
+    logits = logits.float()
+    top = logits.amax(dim=-1, keepdim=True)  # [R, 1]
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1), (top - top).squeeze(-1)
+    # Weights are relative to the heaviest token, which has 1. Subtracting first keeps a tiny temperature finite.
+    weights = (logits - top).div_(sampling.temperature).exp_()  # [R, V]
+    weights = _filter(weights, sampling)
+    block_weights = _block_sums(weights)  # [R, V / _BLOCK], float64
+    block, residual = _invert(block_weights, uniforms)  # [R], [R]
+    columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)  # [R, _BLOCK]
+    in_vocab = columns < weights.shape[1]
+    columns = columns.clamp_(max=weights.shape[1] - 1)
+    in_block = weights.gather(1, columns).double() * in_vocab  # [R, _BLOCK]
+    offset, _ = _invert(in_block, residual)
+    token_ids = columns.gather(1, offset[:, None])  # [R, 1]
+    log_probs = weights.gather(1, token_ids).double().log() - block_weights.sum(dim=-1, keepdim=True).log()
+    return token_ids.squeeze(-1), log_probs.float().squeeze(-1)
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Index of the entry that each uniform falls in, and where inside it the uniform fell, as a new uniform.
+
+    An entry of weight 0 is never chosen: the search wants the first cumulative sum *beyond* the target, and the
+    target is kept below the total even when u · total rounds up to it.
+    """
+    cumulative = weights.cumsum(dim=-1)  # [R, K], float64
+    total = cumulative[:, -1]
+    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulative, target[:, None], right=True).clamp_(max=weights.shape[1] - 1)  # [R, 1]
+    weight = weights.gather(1, index)
+    before = cumulative.gather(1, index) - weight
+    residual = ((target[:, None] - before) / weight).clamp_(0, 1)
+    return index.squeeze(-1), residual.squeeze(-1)
+
+
+def _block_sums(weights: Tensor) -> Tensor:
+    """Sum of each run of ``_BLOCK`` tokens, the last one shorter: ``[R, V]`` to ``float64 [R, ceil(V / _BLOCK)]``."""
+    whole = weights.shape[1] // _BLOCK * _BLOCK
+    sums = weights[:, :whole].view(len(weights), -1, _BLOCK).sum(dim=-1) if whole else weights[:, :0]
+    if whole < weights.shape[1]:
+        sums = torch.cat([sums, weights[:, whole:].sum(dim=-1, keepdim=True)], dim=1)
+    return sums.double()
+
+
+def _filter(weights: Tensor, sampling: Sampling) -> Tensor:
+    """Zero the weights that top-k, top-p and min-p leave out; NaN stays NaN."""
+    if 0 < sampling.top_k < weights.shape[1]:
+        threshold = weights.topk(sampling.top_k, dim=-1).values[:, -1:]
+        weights = weights.masked_fill(weights < threshold, 0)
+    if sampling.top_p < 1:
+        weights = weights.masked_fill(weights < _nucleus_threshold(weights, sampling.top_p), 0)
+    if sampling.min_p > 0:
+        weights = weights.masked_fill(weights < sampling.min_p, 0)  # the heaviest token has weight 1
+    return weights
+
+
+def _nucleus_threshold(weights: Tensor, top_p: float) -> Tensor:
+    """Lightest weight of the smallest set of heaviest tokens that holds ``top_p`` of the mass: ``[R, 1]``."""
+    wanted = _block_sums(weights).sum(dim=-1, keepdim=True) * top_p  # [R, 1]
+    ordered = weights.topk(min(_NUCLEUS_CANDIDATES, weights.shape[1]), dim=-1).values
+    threshold, reached = _lightest_needed(ordered, wanted)
+    if ordered.shape[1] < weights.shape[1] and not bool(reached.all()):
+        wide = (~reached).nonzero().squeeze(-1)
+        ordered = weights[wide].sort(dim=-1, descending=True).values
+        threshold[wide] = _lightest_needed(ordered, wanted[wide])[0]
+    return threshold
+
+
+def _lightest_needed(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the last weight needed to reach ``wanted`` going down ``ordered``, and whether it was reached."""
+    cumulative = ordered.cumsum(dim=-1, dtype=torch.float64)
+    needed = (cumulative < wanted).sum(dim=-1, keepdim=True).clamp_(max=ordered.shape[1] - 1)
+    return ordered.gather(1, needed), cumulative[:, -1] >= wanted.squeeze(-1)
