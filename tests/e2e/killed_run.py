@@ -1,0 +1,26 @@
+"""A toy run that kills its own process in the middle of a step: ``python killed_run.py FOLDER STEP``."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from rlox_grpo import GRPO
+from toy import PROMPTS, ToyLM, options, share_of_target
+
+folder, last_step = sys.argv[1], int(sys.argv[2])
+calls = 0
+
+
+def reward_then_die(completions, prompts):
+    global calls
+    calls += 1
+    if calls > last_step:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return share_of_target(completions, prompts)
+
+
+reward_then_die.__name__ = "share_of_target"
+GRPO(ToyLM(), reward_then_die, **options(output_dir=folder)).train(PROMPTS)

@@ -1,0 +1,294 @@
+"""Whole runs on a toy policy: it learns, it resumes exactly, it stops with a word on how to go on."""
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from rlox_grpo import GRPO, GRPOConfig
+from rlox_grpo.config import ConfigError
+from rlox_grpo.errors import CheckpointError, NonFiniteError
+from toy import PROMPTS, TARGET, VOCABULARY, ToyLM, options, share_of_target
+
+HERE = Path(__file__).parent
+
+
+def weights(trainer):
+    return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+
+
+def assert_equal(left, right):
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
+
+
+def test_rlox_quick_start_improves_its_reward():
+    model = ToyLM()
+    reference = copy.deepcopy(model)
+    trainer = GRPO(
+        model=model,
+        ref_model=reference,
+        reward_fn=share_of_target,
+        group_size=4,
+        kl_coef=0.1,
+        learning_rate=0.02,
+        max_new_tokens=8,
+    )
+    first = trainer.train(prompts=PROMPTS, n_epochs=1)
+    last = trainer.train(prompts=PROMPTS, n_epochs=40)
+    assert first["mean_reward"] < 0.3  # chance is 1/12
+    assert last["mean_reward"] > 0.6
+    assert last["kl"] > 0
+    assert trainer.step == 41
+
+
+def test_without_learning_nothing_changes():
+    trainer = GRPO(ToyLM(), share_of_target, **options(learning_rate=1e-30, max_steps=10))
+    assert trainer.train(PROMPTS)["mean_reward"] < 0.3
+    for left, right in zip(trainer.model.parameters(), ToyLM().parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_rewards_that_never_differ_cost_no_update():
+    trainer = GRPO(ToyLM(), lambda completions, prompts: [0.3] * len(completions), **options(max_steps=2))
+    metrics = trainer.train(PROMPTS)
+    assert metrics["rollout/frac_reward_zero_std"] == 1.0
+    assert "update/grad_norm" not in metrics
+    assert_equal(weights(trainer), dict(ToyLM().named_parameters()))
+
+
+def test_the_reward_function_sees_groups_prompt_by_prompt():
+    seen = []
+
+    def reward(completions, prompts):
+        seen.append((completions, prompts))
+        return share_of_target(completions, prompts)
+
+    GRPO(ToyLM(), reward, **options(max_steps=1)).train(PROMPTS)
+    completions, prompts = seen[0]
+    assert len(completions) == 4 * 8
+    assert all(completion.dtype == torch.int64 and completion.shape == (6,) for completion in completions)
+    assert prompts.shape == (32, 3)
+    for group in prompts.reshape(4, 8, 3):
+        assert (group == group[0]).all()
+
+
+def test_every_prompt_is_drawn_once_an_epoch_also_when_steps_do_not_divide():
+    drawn = []
+
+    def reward(completions, prompts):
+        drawn.append(prompts[::2].tolist())
+        return share_of_target(completions, prompts)
+
+    trainer = GRPO(ToyLM(), reward, **options(max_steps=None, prompts_per_step=3, group_size=2))
+    trainer.train(PROMPTS, n_epochs=2)
+    assert [len(step) for step in drawn] == [3, 3, 3, 3, 3, 1]
+    rows = [tuple(row) for step in drawn for row in step]
+    assert sorted(rows[:8]) == sorted(rows[8:]) == sorted(map(tuple, PROMPTS.tolist()))
+
+
+@pytest.mark.parametrize("changes", [{}, {"updates_per_batch": 2, "kl_coef": 0.05}, {"lr_schedule": "cosine", "warmup_steps": 2}])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, changes):
+    whole = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path / "whole", **changes))
+    whole_metrics = whole.train(PROMPTS)
+    interrupted = options(output_dir=tmp_path / "parts", **changes)
+    calls = 0
+
+    def fails_in_step_7(completions, prompts):
+        nonlocal calls
+        calls += 1
+        if calls == 7:
+            raise OSError("the grader went away")
+        return share_of_target(completions, prompts)
+
+    fails_in_step_7.__name__ = "share_of_target"
+    with pytest.raises(RuntimeError, match="grader went away|share_of_target"):
+        GRPO(ToyLM(), fails_in_step_7, **interrupted).train(PROMPTS)
+    again = GRPO(ToyLM(seed=99), share_of_target, **interrupted)
+    metrics = again.train(PROMPTS)
+    assert again.step == 12
+    assert_equal(weights(whole), weights(again))
+    assert metrics["mean_reward"] == whole_metrics["mean_reward"]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 13))
+
+
+def test_kill_9_in_mid_step_and_a_second_start(tmp_path):
+    whole = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path / "whole"))
+    whole.train(PROMPTS)
+    command = [sys.executable, str(HERE / "killed_run.py"), str(tmp_path / "killed"), "6"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert (tmp_path / "killed" / "checkpoints" / "step_000004").is_dir()
+    again = GRPO(ToyLM(seed=99), share_of_target, **options(output_dir=tmp_path / "killed"))
+    again.train(PROMPTS)
+    assert_equal(weights(whole), weights(again))
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path):
+    trainer = None
+
+    def interrupt_in_step_5(completions, prompts):
+        if trainer.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return share_of_target(completions, prompts)
+
+    trainer = GRPO(ToyLM(), interrupt_in_step_5, **options(output_dir=tmp_path))
+    with pytest.raises(KeyboardInterrupt, match=r"SIGINT after step 5; saved up to .*step_000005; start the same"):
+        trainer.train(PROMPTS)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    again = GRPO(ToyLM(), interrupt_in_step_5, **options(output_dir=tmp_path))
+    again.train(PROMPTS)
+    assert again.step == 12
+
+
+def test_training_off_the_main_thread():
+    results = []
+    trainer = GRPO(ToyLM(), share_of_target, **options(max_steps=1))
+    thread = threading.Thread(target=lambda: results.append(trainer.train(PROMPTS)))
+    thread.start()
+    thread.join()
+    assert results[0]["mean_reward"] >= 0
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path, caplog):
+    first = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path)).train(PROMPTS)
+    again = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path))
+    with caplog.at_level("INFO"):
+        second = again.train(PROMPTS)
+    assert "is complete" in caplog.text
+    assert second == pytest.approx(first, nan_ok=True)
+    longer = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, max_steps=14))
+    longer.train(PROMPTS)
+    assert longer.step == 14
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
+    GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, max_steps=2)).train(PROMPTS)
+    changed = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, group_size=4))
+    with pytest.raises(CheckpointError, match="group_size: 8 there, 4 here"):
+        changed.train(PROMPTS)
+    other_prompts = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path))
+    with pytest.raises(CheckpointError, match="prompts: not those"):
+        other_prompts.train(PROMPTS[:4])
+    other_reward = GRPO(ToyLM(), lambda completions, prompts: [0.0] * 32, **options(output_dir=tmp_path))
+    with pytest.raises(CheckpointError, match="reward functions"):
+        other_reward.train(PROMPTS)
+    with pytest.raises(CheckpointError, match="resume='never'"):
+        GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, resume="never")).train(PROMPTS)
+
+
+def test_a_non_finite_loss_names_the_sample_and_saves_what_was_right(tmp_path):
+    trainer = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, checkpoint_steps=0))
+    loss = trainer.updater._loss_fn
+
+    def broken(log_probs, batch):
+        if trainer.step == 3:
+            log_probs = log_probs.clone()
+            log_probs[batch.row_index == batch.row_index.max()] = float("nan")
+        return loss(log_probs, batch)
+
+    trainer.updater._loss_fn = broken
+    with pytest.raises(NonFiniteError, match=r"step 4: .*not finite.*is completion \d of prompts\[\d\]: \[\d+"):
+        trainer.train(PROMPTS)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000003"]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_tried_again(tmp_path, monkeypatch):
+    import rlox_grpo.run as run
+
+    real, failures = run.save_checkpoint, []
+
+    def full_at_4(root, step, *arguments, **keywords):
+        if step == 4:
+            failures.append(step)
+            raise CheckpointError(f"cannot write the checkpoint {root}: No space left on device")
+        return real(root, step, *arguments, **keywords)
+
+    monkeypatch.setattr(run, "save_checkpoint", full_at_4)
+    trainer = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, max_steps=6, keep_checkpoints=5))
+    with pytest.warns(RuntimeWarning, match="tries again after the next step"):
+        trainer.train(PROMPTS)
+    assert failures == [4]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_000005", "step_000006"]
+
+
+def test_a_disk_too_small_is_refused_before_any_work(tmp_path, monkeypatch):
+    import shutil
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("rlox_grpo.run.shutil.disk_usage", lambda path: usage._replace(free=1000))
+    calls = []
+    trainer = GRPO(ToyLM(), lambda completions, prompts: calls.append(1), **options(output_dir=tmp_path))
+    with pytest.raises(CheckpointError, match="free space or choose another output_dir"):
+        trainer.train(PROMPTS)
+    assert not calls
+
+
+def test_held_out_prompts_are_evaluated_before_during_and_after(tmp_path):
+    def right_or_wrong(completions, prompts):
+        return [float((completion == TARGET).any()) for completion in completions]
+
+    trainer = GRPO(ToyLM(), right_or_wrong, **options(output_dir=tmp_path, eval_steps=6, max_steps=12))
+    metrics = trainer.train(PROMPTS, eval_prompts=PROMPTS[:2])
+    lines = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 6, 12]
+    assert lines[-1]["accuracy"] == metrics["eval/accuracy"] == lines[-1]["pass@1"]
+    assert lines[-1]["pass@4"] >= lines[-1]["pass@1"]
+    assert (tmp_path / "completions" / "eval_step_000000.jsonl").exists()
+    assert trainer.evaluate(PROMPTS[:2]) == trainer.evaluate(PROMPTS[:2])
+    assert set(trainer.evaluate(PROMPTS[:2], greedy=True)) >= {"accuracy", "pass@1", "mean_reward"}
+
+
+def test_the_runs_folder(tmp_path):
+    GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, max_steps=2, log_completions=5)).train(PROMPTS)
+    assert {path.name for path in tmp_path.iterdir()} >= {"config.toml", "metrics.jsonl", "completions", "checkpoints", "report.html"}
+    rows = [json.loads(line) for line in (tmp_path / "completions" / "step_000002.jsonl").read_text().splitlines()]
+    assert len(rows) == 5
+    assert set(rows[0]) >= {"prompt", "completion", "rewards", "advantage"}
+    line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    stages = sum(value for name, value in line.items() if name.startswith("time/") and name != "time/step_s")
+    assert line["time/step_s"] == pytest.approx(stages)
+
+
+def test_save_writes_a_plain_module(tmp_path):
+    from safetensors.torch import load_model
+
+    trainer = GRPO(ToyLM(), share_of_target, **options(max_steps=1))
+    trainer.train(PROMPTS)
+    trainer.save(tmp_path / "out")
+    loaded = ToyLM(seed=5)
+    load_model(loaded, tmp_path / "out" / "model.safetensors")
+    assert_equal(dict(loaded.named_parameters()), weights(trainer))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: GRPO(ToyLM(), share_of_target, group_sise=4), ConfigError, "did you mean 'group_size'"),
+        (lambda: GRPO(ToyLM(), share_of_target, config=GRPOConfig(), seed=1), ConfigError, "leave out seed"),
+        (lambda: GRPO(ToyLM(), [], seed=1), ValueError, "reward_fn is empty"),
+        (lambda: GRPO(ToyLM(), [share_of_target, 3]), TypeError, r"reward_fn\[1\] is int"),
+        (lambda: GRPO(ToyLM(), share_of_target, reward_weights=(1.0, 2.0)), ConfigError, "2 values for 1 reward"),
+        (lambda: GRPO("no/such/folder", share_of_target), ValueError, "model='no/such/folder' cannot be loaded"),
+        (lambda: GRPO(ToyLM(), share_of_target, gradient_checkpointing=True), ValueError, "transformers model"),
+        (lambda: GRPO(ToyLM().requires_grad_(False), share_of_target), ValueError, "nothing to train"),
+        (lambda: GRPO(ToyLM(), share_of_target).train([]), ValueError, "prompts is empty"),
+        (lambda: GRPO(ToyLM(), share_of_target).train(["a"]), ValueError, "there is no tokenizer"),
+        (lambda: GRPO(ToyLM(), share_of_target).train(PROMPTS, n_epochs=0), ValueError, "n_epochs is 0"),
+        (lambda: GRPO(ToyLM(), lambda c, p: [1.0]).train(PROMPTS), ValueError, "1 .* for 64 completions|64"),
+        (lambda: GRPO(ToyLM(), lambda c, p: [None] * len(c)).train(PROMPTS), ValueError, "no score"),
+        (lambda: GRPO(ToyLM(), lambda c, p: ["x"] * len(c)).train(PROMPTS), TypeError, "str"),
+        (lambda: GRPO(ToyLM(), share_of_target, log_to=()).train(torch.full((2, 2), VOCABULARY)), Exception, ""),
+    ],
+)
+def test_bad_input(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

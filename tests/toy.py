@@ -1,0 +1,45 @@
+"""A toy policy and rewards that train in a second: what the end-to-end tests share."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+VOCABULARY = 12
+TARGET = 7
+PROMPTS = torch.arange(24).reshape(8, 3) % VOCABULARY
+
+
+class ToyLM(nn.Module):
+    """A causal model of one hidden layer over a running mean: ``forward(input_ids [B, T]) -> logits [B, T, V]``."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.hidden = nn.Linear(16, 32)
+        self.head = nn.Linear(32, VOCABULARY)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        steps = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)[:, None]
+        mean = self.embedding(input_ids).cumsum(dim=1) / steps
+        return self.head(torch.tanh(self.hidden(mean)))
+
+
+def share_of_target(completions, prompts):
+    """Share of the sampled tokens that are ``TARGET``."""
+    return [float((completion == TARGET).float().mean()) for completion in completions]
+
+
+def options(**changes):
+    """Trainer options of a run of seconds."""
+    return {
+        "group_size": 8,
+        "prompts_per_step": 4,
+        "learning_rate": 0.02,
+        "max_new_tokens": 6,
+        "max_steps": 12,
+        "checkpoint_steps": 4,
+        "log_to": (),
+        **changes,
+    }
