@@ -1,0 +1,79 @@
+"""A whole training step beside rlox 1.2.0's GRPO on the same toy module, prompts, lengths and threads.
+
+rlox calls the module's own ``generate``; ours samples by itself. The module generates by sampling in the plainest way,
+which is what rlox's documentation shows.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from rlox_grpo import GRPO
+from rlox_grpo.prompts import load_prompts
+from torch import nn
+
+VOCABULARY, PROMPTS, PROMPT_LENGTH, GROUP, NEW_TOKENS = 1000, 16, 16, 8, 16
+
+
+class Toy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.hidden = nn.Embedding(VOCABULARY, 64), nn.Linear(64, 128)
+        self.head = nn.Linear(128, VOCABULARY)
+
+    def forward(self, input_ids):
+        return self.head(torch.tanh(self.hidden(self.embedding(input_ids).cumsum(dim=1))))
+
+    @torch.no_grad()
+    def generate(self, prompt_ids, max_new_tokens):
+        ids = prompt_ids
+        for _ in range(max_new_tokens):
+            probabilities = torch.softmax(self(ids)[:, -1], dim=-1)
+            ids = torch.cat([ids, torch.multinomial(probabilities, 1)], dim=1)
+        return ids
+
+
+def reward(completions, prompts):
+    return [float((completion[-NEW_TOKENS:] % 10 == 7).float().mean()) for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (PROMPTS, PROMPT_LENGTH)))
+
+
+@pytest.mark.benchmark(group="toy step")
+def test_ours(benchmark, prompts):
+    model = Toy()
+    trainer = GRPO(
+        model,
+        reward,
+        ref_model=copy.deepcopy(model),
+        group_size=GROUP,
+        prompts_per_step=PROMPTS,
+        max_new_tokens=NEW_TOKENS,
+        kl_coef=0.1,
+        learning_rate=1e-4,
+        log_to=(),
+    )
+    loaded = load_prompts(prompts)
+    benchmark(lambda: trainer.train_step(loaded))
+
+
+@pytest.mark.benchmark(group="toy step")
+def test_rlox(benchmark, prompts):
+    from rlox.algorithms.grpo import GRPO as RloxGRPO
+
+    model = Toy()
+    trainer = RloxGRPO(
+        model=model,
+        ref_model=copy.deepcopy(model),
+        reward_fn=reward,
+        group_size=GROUP,
+        max_new_tokens=NEW_TOKENS,
+        kl_coef=0.1,
+        learning_rate=1e-4,
+    )
+    benchmark(lambda: trainer.train_step(prompts))

@@ -1,0 +1,116 @@
+"""The command line: parsing, overrides, errors on one line."""
+
+import pytest
+from rlox_grpo.cli import main, parse_overrides
+from rlox_grpo.config import ConfigError
+from rlox_grpo.run_file import make_rewards, read_run_file
+
+
+def test_overrides_are_toml_or_text():
+    words = ["--learning_rate", "1e-5", "--group-size=4", "--stop", '["x", "y"]', "--output_dir", "runs/a", "--seed", "3"]
+    assert parse_overrides(words) == {
+        "learning_rate": 1e-5,
+        "group_size": 4,
+        "stop": ["x", "y"],
+        "output_dir": "runs/a",
+        "seed": 3,
+    }
+
+
+@pytest.mark.parametrize(("words", "message"), [(["lr"], "expected --key value"), (["--lr"], "--lr has no value")])
+def test_broken_overrides(words, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_overrides(words)
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'model = "some/model"\ntrain_data = "rows.jsonl"\ngroup_size = 4\n'
+        '[[rewards]]\nname = "countdown"\n[[rewards]]\nname = "tag_format"\nweight = 0.1\n'
+    )
+    return path
+
+
+def test_a_run_file(run_file):
+    origin, config = read_run_file(run_file, {"group_size": 2, "model": "other"})
+    assert (origin.model, origin.train_data, origin.n_epochs) == ("other", "rows.jsonl", 1)
+    assert config.group_size == 2
+    rewards = make_rewards(origin.rewards)
+    assert [reward.__name__ for reward in rewards] == ["countdown", "tag_format"] or len(rewards) == 2
+    assert rewards[1].weight == 0.1
+
+
+def test_the_resolved_file_can_be_read_again(run_file, tmp_path):
+    origin, config = read_run_file(run_file, {})
+    resolved = tmp_path / "config.toml"
+    resolved.write_text(config.to_toml(origin.model_dump(exclude_none=True)))
+    assert read_run_file(resolved, {}) == (origin, config)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learning_rat": 1.0}, "unknown key 'learning_rat': did you mean 'learning_rate'"),
+        ({"train_dat": "x"}, "did you mean 'train_data'"),
+        ({"n_epochs": 0}, "n_epochs"),
+        ({"rewards": []}, "rewards"),
+    ],
+)
+def test_keys_that_cannot_be_meant(run_file, change, message):
+    with pytest.raises(ConfigError, match=message):
+        read_run_file(run_file, change)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"name": "cuntdown"}, "did you mean 'countdown'"),
+        ({}, r"rewards\[0\] has no name"),
+        ({"name": "tag_format", "wieght": 1.0}, r"rewards\[0\] \(tag_format\).*wieght"),
+        ({"name": "no_such_module:f"}, "No module named 'no_such_module'"),
+        ({"name": "math:no_such_name"}, "no_such_name"),
+    ],
+)
+def test_rewards_that_do_not_exist(table, message):
+    with pytest.raises(ConfigError, match=message):
+        make_rewards([table])
+
+
+def test_a_users_own_reward_by_import_path():
+    (reward,) = make_rewards([{"name": "math:fsum"}])
+    import math
+
+    assert reward is math.fsum
+
+
+def test_presets_lists_and_shows(capsys):
+    assert main(["presets"]) == 0
+    assert "dr_grpo" in capsys.readouterr().out
+    assert main(["presets", "dr_grpo"]) == 0
+    shown = capsys.readouterr().out
+    assert "arXiv:2503.20783" in shown
+    assert "loss_aggregation = 'fixed_length'" in shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["presets", "dr_grp"], "did you mean 'dr_grpo'"),
+        (["train", "no.toml"], "cannot read the configuration no.toml"),
+        (["report", "no/such/run"], "no/such/run"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(argv, message, capsys):
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("rlox-grpo: ")
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_unknown_words_are_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["presets", "--verbos"])
+    assert "unrecognised arguments: --verbos" in capsys.readouterr().err
