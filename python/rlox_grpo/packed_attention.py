@@ -1,0 +1,260 @@
+"""Attention over whole groups packed into one row: each prompt stands there once, and all its completions look at it.
+
+A group's G completions share their prompt. Other trainers forward it G times; here it is forwarded once, with gradient,
+and nothing is padded outside attention. What a completion token attends to is its prompt and its own past, so its
+softmax is computed in two parts that are merged by their log normalisers; the backward pass of each part is the ordinary
+one given the merged output and normaliser (the identity that ring attention rests on, arXiv:2310.01889).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+NAME = "rlox_packed"
+"""What the attention is registered as in transformers."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedLayout:
+    """Where each token of a packed row ``[1, S]`` belongs. Rows of the two tables are padded with 0, which ``…_mask`` tells.
+
+    Attributes:
+        prompt_index: ``int64 [B, P]``, places of each group's prompt tokens.
+        prompt_mask: ``bool [B, P]``.
+        completion_index: ``int64 [N, T]``, places of each row's completion tokens; they follow their group's prompt.
+        completion_mask: ``bool [N, T]``.
+        prompt_of: ``int64 [N]``, the group of each row.
+        spans: for each group the bounds of its prompt and of its completions, ``(start, middle, end)``.
+        longest: tokens of the longest prompt and completion together.
+    """
+
+    prompt_index: Tensor
+    prompt_mask: Tensor
+    completion_index: Tensor
+    completion_mask: Tensor
+    prompt_of: Tensor
+    spans: tuple[tuple[int, int, int], ...]
+    longest: int
+
+
+def packed_layout(
+    prompt_lengths: Sequence[int], completion_lengths: Sequence[Sequence[int]], device: torch.device
+) -> PackedLayout:
+    """The layout of groups given by their prompts' and completions' lengths, group after group."""
+    spans, rows, prompts, start = [], [], [], 0
+    for prompt_length, lengths in zip(prompt_lengths, completion_lengths, strict=True):
+        middle = place = start + prompt_length
+        prompts.append(range(start, middle))
+        for length in lengths:
+            rows.append(range(place, place + length))
+            place += length
+        spans.append((start, middle, place))
+        start = place
+    prompt_index, prompt_mask = _table(prompts)
+    completion_index, completion_mask = _table(rows)
+    group_sizes = torch.tensor([len(lengths) for lengths in completion_lengths])
+    longest = max(p + max(lengths, default=0) for p, lengths in zip(prompt_lengths, completion_lengths, strict=True))
+    return PackedLayout(
+        prompt_index.to(device),
+        prompt_mask.to(device),
+        completion_index.to(device),
+        completion_mask.to(device),
+        torch.arange(len(spans)).repeat_interleave(group_sizes).to(device),
+        tuple(spans),
+        longest,
+    )
+
+
+def _table(rows: Sequence[range]) -> tuple[Tensor, Tensor]:
+    lengths = torch.tensor([len(row) for row in rows])
+    starts = torch.tensor([row.start for row in rows])
+    steps = torch.arange(int(lengths.max()) if len(rows) else 0)
+    mask = steps < lengths[:, None]
+    return torch.where(mask, starts[:, None] + steps, 0), mask
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_layout: PackedLayout | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """transformers' attention function: packed when a layout comes with the call, scaled dot product otherwise.
+
+    ``query [1, H, S, D]``, ``key`` and ``value [1, H_kv, S, D]`` → ``[1, S, H, D]``.
+
+    Raises:
+        ValueError: soft-capped attention scores, which the kernels used here do not compute.
+    """
+    if packed_layout is None:
+        plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        output: tuple[Tensor, Tensor | None] = plain(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            **options,
+        )
+        return output
+    if softcap is not None:
+        raise ValueError("packed attention does not soft-cap attention scores")
+    scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    window = sliding_window if sliding_window is not None and sliding_window < packed_layout.longest else None
+    if query.device.type == "cpu" and window is None and query.shape[-1] == value.shape[-1]:
+        out: Tensor = _TwoPartAttention.apply(query, key, value, packed_layout, scale)  # type: ignore[no-untyped-call]
+    else:
+        out = _masked_attention(query, key, value, packed_layout, scale, window)
+    return out, None
+
+
+class _TwoPartAttention(torch.autograd.Function):
+    """Prompt and own past as two calls of the flash kernel, merged; neither keys nor masks are expanded over rows."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float) -> Tensor:
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [S, H, D]
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        stats = torch.float64 if q.dtype == torch.float64 else torch.float32
+        normaliser = torch.empty(q.shape[:2], dtype=stats)  # [S, H]
+        for index, mask in _tables(layout):
+            part, log_sum = _flash(_rows(q, index), _rows(k, index), _rows(v, index), 0.0, True, scale=scale)
+            places = index[mask]
+            out[places] = part.transpose(1, 2)[mask]
+            normaliser[places] = log_sum.transpose(1, 2)[mask]
+        for start, middle, end in layout.spans:
+            if middle == end:
+                continue
+            own, of = slice(middle, end), slice(start, middle)
+            part, log_sum = _flash(_one(q[own]), _one(k[of]), _one(v[of]), 0.0, False, scale=scale)
+            own_sum, prompt_sum = normaliser[own], log_sum[0].transpose(0, 1)
+            merged = torch.logaddexp(own_sum, prompt_sum)
+            own_share, prompt_share = (own_sum - merged).exp_(), (prompt_sum - merged).exp_()
+            out[own] = (out[own] * own_share[..., None] + part[0].transpose(0, 1) * prompt_share[..., None]).to(out.dtype)
+            normaliser[own] = merged
+        ctx.save_for_backward(query, key, value, out, normaliser)
+        ctx.layout, ctx.scale = layout, scale
+        return out[None]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        query, key, value, out, normaliser = ctx.saved_tensors
+        layout, scale = ctx.layout, ctx.scale
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        grad_out = grad_outputs[0][0].contiguous()
+        grad_q, grad_k, grad_v = (torch.empty(t.shape, dtype=t.dtype) for t in (q, k, v))
+        for index, mask in _tables(layout):
+            # Padding repeats place 0; its output gradient is set to zero, so nothing flows through it.
+            grad_rows = _rows(grad_out, index) * mask[:, None, :, None]
+            log_sum = normaliser[index].transpose(1, 2).contiguous()
+            parts = _flash_backward(
+                grad_rows,
+                _rows(q, index),
+                _rows(k, index),
+                _rows(v, index),
+                _rows(out, index),
+                log_sum,
+                0.0,
+                True,
+                scale=scale,
+            )
+            for grad, part in zip((grad_q, grad_k, grad_v), parts, strict=True):
+                grad[index[mask]] = part.transpose(1, 2)[mask]
+        for start, middle, end in layout.spans:
+            if middle == end:
+                continue
+            own, of = slice(middle, end), slice(start, middle)
+            parts = _flash_backward(
+                _one(grad_out[own]),
+                _one(q[own]),
+                _one(k[of]),
+                _one(v[of]),
+                _one(out[own]),
+                normaliser[own].transpose(0, 1)[None].contiguous(),
+                0.0,
+                False,
+                scale=scale,
+            )
+            for grad, place, part in zip((grad_q, grad_k, grad_v), (own, of, of), parts, strict=True):
+                grad[place] += part[0].transpose(0, 1)
+        return (*(grad.transpose(0, 1)[None] for grad in (grad_q, grad_k, grad_v)), None, None)
+
+
+def _masked_attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float, window: int | None
+) -> Tensor:
+    """The same by one masked call for prompts and one for completions, their prompts' keys copied to each row."""
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [S, H, D]
+    prompt_lengths = layout.prompt_mask.sum(dim=1)
+    out = q.new_zeros((*q.shape[:2], v.shape[-1]))
+    for table, mask, of_prompt in (
+        (layout.prompt_index, layout.prompt_mask, False),
+        (layout.completion_index, layout.completion_mask, True),
+    ):
+        steps = torch.arange(table.shape[1], device=q.device)
+        index, visible, at = table, mask, steps.expand_as(table)
+        own_at = at
+        if of_prompt:
+            index = torch.cat([layout.prompt_index[layout.prompt_of], table], dim=1)
+            visible = torch.cat([layout.prompt_mask[layout.prompt_of], mask], dim=1)
+            own_at = prompt_lengths[layout.prompt_of][:, None] + steps
+            prompt_at = torch.arange(layout.prompt_index.shape[1], device=q.device).expand(len(table), -1)
+            at = torch.cat([prompt_at, own_at], dim=1)
+        distance = own_at[:, :, None] - at[:, None, :]  # [rows, T, keys]
+        allowed = (distance >= 0) & visible[:, None, :]
+        if window is not None:
+            allowed &= distance < window
+        allowed |= ~mask[:, :, None]  # padding attends to anything, so that its softmax is finite
+        part = nn.functional.scaled_dot_product_attention(
+            _rows(q, table),
+            _rows(k, index),
+            _rows(v, index),
+            attn_mask=allowed[:, None],
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        out = out.index_put((table[mask],), part.transpose(1, 2)[mask])
+    return out[None]
+
+
+def _tables(layout: PackedLayout) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    return (
+        (layout.prompt_index, layout.prompt_mask),
+        (layout.completion_index, layout.completion_mask),
+    )
+
+
+def _rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """``[S, H, D]`` at ``index [N, T]`` → ``[N, H, T, D]``."""
+    return tensor.index_select(0, index.ravel()).view(*index.shape, *tensor.shape[1:]).transpose(1, 2)
+
+
+def _one(tensor: Tensor) -> Tensor:
+    """``[S, H, D]`` → ``[1, H, S, D]``."""
+    return tensor.transpose(0, 1)[None]
+
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+AttentionInterface.register(NAME, packed_attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
