@@ -14,11 +14,11 @@ help: ## this list
 .uv/bin/uv:
 	@echo "uv is not installed: fetching it into .uv/"
 	@rm -rf .uv
-	@( python3 -m venv .uv && .uv/bin/python -m pip install --quiet --disable-pip-version-check uv ) >/dev/null 2>&1 \
-	  || ( rm -rf .uv && python3 -m pip install --quiet --disable-pip-version-check --target .uv uv ) \
-	  || ( rm -rf .uv && curl -LsSf https://astral.sh/uv/install.sh | UV_UNMANAGED_INSTALL="$(CURDIR)/.uv/bin" sh ) \
-	  || { echo "cannot fetch uv: install it from https://docs.astral.sh/uv/ and run make again" >&2; exit 1; }
-	@test -x $@
+	@export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore; \
+	( python3 -m venv .uv && .uv/bin/python -m pip install --quiet uv ) >/dev/null 2>&1 \
+	  || ( rm -rf .uv && python3 -m pip install --quiet --target .uv uv ) \
+	  || ( rm -rf .uv && curl -LsSf https://astral.sh/uv/install.sh | UV_UNMANAGED_INSTALL="$(CURDIR)/.uv/bin" sh )
+	@test -x $@ || { echo "cannot fetch uv: install it from https://docs.astral.sh/uv/ and run make again" >&2; exit 1; }
 
 # uv builds the extension when its sources change; it cannot see that the built file itself is gone.
 REBUILD := $(if $(wildcard python/rlox_grpo/_native*.so python/rlox_grpo/_native*.pyd),,--reinstall-package rlox-grpo)
@@ -53,7 +53,7 @@ lint: build ## formatting, clippy, ruff, mypy
 
 # On Linux zig links against the glibc of 2014, so that the wheel installs wherever Python 3.10 runs.
 WHEEL_FLAGS := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux2014)
-WHEEL_SOURCES := Cargo.toml Cargo.lock pyproject.toml README.md LICENSE \
+WHEEL_SOURCES := Makefile Cargo.toml Cargo.lock pyproject.toml README.md LICENSE \
 	$(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \))
 
 .PHONY: wheel
