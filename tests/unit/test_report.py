@@ -295,7 +295,10 @@ def test_the_pointer_shows_values(tmp_path, whole_run):
     page = tmp_path / "pointer.html"
     page.write_text(html, encoding="utf-8")
     dom = in_chromium(tmp_path, page)[1]
-    assert re.search(r"step 60</div><div class=\"\"><i class=\"swatch s0\"></i>accuracy <b class=\"\">4\d\.\d%", dom)
+    assert re.search(
+        r'step 60</div><div class=""><i class="swatch s0"></i><bdi class="">accuracy</bdi> <b class="">4\d\.\d%',
+        dom,
+    )
 
 
 def in_chromium(tmp_path, page):

@@ -214,11 +214,15 @@ def test_tensorboard_reads_back_what_was_written(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5), (3, -1.0)]
 
 
-@pytest.mark.parametrize(("library", "extra"), [("tensorboard", "tensorboard"), ("trackio", "tracking")])
-def test_a_missing_library_names_the_extra(tmp_path, monkeypatch, library, extra):
+@pytest.mark.parametrize(
+    ("library", "install"),
+    [("tensorboard", "rlox-grpo[tensorboard]"), ("trackio", "rlox-grpo[tracking]"), ("wandb", "wandb")],
+)
+def test_a_missing_library_names_what_to_install(tmp_path, monkeypatch, library, install):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(ImportError, match=rf"{library} .* not installed: pip install 'rlox-grpo\[{extra}\]'"):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=re.escape(f"{library}, which is not installed: pip install '{install}'")):
         make_sinks([library], tmp_path)
 
 
