@@ -103,7 +103,7 @@ def _time_metrics(timings: Mapping[str, float]) -> dict[str, float]:
     if "step" in timings:
         # Stages that overlap can add up to more than the wall clock; the sum stays a sum.
         metrics["time/other_s"] = max(0.0, timings["step"] - sum(metrics.values()))
-    metrics["time/step_s"] = sum(metrics.values())
+    metrics["time/step_s"] = float(sum(metrics.values()))
     return metrics
 
 

@@ -160,7 +160,7 @@ class TensorBoardSink:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ImportError(_missing("tensorboard", "tensorboard")) from error
+            raise ImportError(_missing("tensorboard", "rlox-grpo[tensorboard]")) from error
         purge_step = resume_step + 1 if resume_step else None
         self._writer = SummaryWriter(log_dir, purge_step=purge_step, flush_secs=10)
 
@@ -175,7 +175,11 @@ class TensorBoardSink:
 
 
 class TrackingSink:
-    """A run in trackio, which keeps it on this machine, or in W&B; both take the same three calls."""
+    """A run in trackio, which keeps it on this machine, or in W&B; both take the same three calls.
+
+    trackio comes with the ``tracking`` extra. W&B does not: it brings a dozen packages, telemetry among them, so
+    those who use it install it themselves.
+    """
 
     def __init__(
         self, library: Literal["trackio", "wandb"], run_dir: Path, *, config: Mapping[str, Any] | None = None
@@ -188,7 +192,8 @@ class TrackingSink:
         try:
             module = importlib.import_module(library)
         except ImportError as error:
-            raise ImportError(_missing(library, "tracking")) from error
+            install = "rlox-grpo[tracking]" if library == "trackio" else library
+            raise ImportError(_missing(library, install)) from error
         self._tracker: Any = module
         project = os.environ.get("WANDB_PROJECT", "rlox-grpo")
         self._tracker.init(project=project, name=run_dir.resolve().name, config=dict(config or {}))
@@ -202,5 +207,5 @@ class TrackingSink:
         self._tracker.finish()
 
 
-def _missing(library: str, extra: str) -> str:
-    return f"the {library} sink needs {library}, which is not installed: pip install 'rlox-grpo[{extra}]'"
+def _missing(library: str, install: str) -> str:
+    return f"the {library} sink needs {library}, which is not installed: pip install '{install}'"

@@ -98,14 +98,14 @@ def _group(rng: np.random.Generator, skill: float, step: int, index: int, size: 
         right.append(float(rng.random() < 0.02 + 0.9 * skill))
         tagged.append(float(rng.random() < 0.3 + 0.69 * skill))
         tried = f"{b} * {c} + {a}" if right[-1] else f"{a} * {b} + {c}"
-        thought = f"I need {a + b * c}. " + f"{a} + {b} + {c} = {a + b + c}, no. " * int(rng.integers(1, 2 + 4 * (1 - skill)))
+        thought = f"I need {a + b * c}. " + f"{a} + {b} + {c} = {a + b + c}, no. " * int(
+            rng.integers(1, 2 + 4 * (1 - skill))
+        )
         answer = f"<answer>{tried}</answer>" if tagged[-1] else tried
         length = int(min(96, 18 + 9 * len(thought.split()) / 4 + rng.integers(0, 30 if skill < 0.5 else 9)))
         text = f"<think>{thought}{tried} = {a + b * c}.</think>\n{answer}{hostile}"
         completions.append(
-            Completion(
-                np.arange(length), np.zeros(length, np.float32), "length" if length == 96 else "stop", text
-            )
+            Completion(np.arange(length), np.zeros(length, np.float32), "length" if length == 96 else "stop", text)
         )
     components = {
         f"countdown{hostile}": np.array(right, np.float32),

@@ -94,7 +94,13 @@ def _tiles(run: Run) -> str:
     if rewards:
         tenth = max(1, len(rewards) // 10)
         before, after = sum(rewards[:tenth]) / tenth, sum(rewards[-tenth:]) / tenth
-        tiles.append(("Training reward", f"{before:.2f} → {after:.2f}", f"means of the first and last {tenth} steps"))
+        tiles.append(
+            (
+                "Training reward",
+                f"{before:.2f} → {after:.2f}",
+                f"means of the first and last {tenth} steps" if tenth > 1 else "first and last step",
+            )
+        )
     if run.metrics:
         planned = _setting(run, "max_steps")
         tiles.append(("Steps", f"{max(run.metrics):,}", f"of {planned:,}" if isinstance(planned, int) else "so far"))

@@ -18,6 +18,7 @@ Values = Sequence[float | None]
 
 _MAX_POINTS = 600
 _MAX_TABLE_ROWS = 40
+_FEW_POINTS = 10
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def draw(chart: Chart, first: int, last: int) -> str:
     labels = "".join(
         f'<span class="y" style="top:{axes.y(tick):.2f}%">{_tick(tick, chart.unit)}</span>' for tick in ticks
     ) + "".join(
-        f'<span class="x" style="left:{axes.x(tick):.2f}%">{_step_tick(tick, first)}</span>' for tick in _step_ticks(first, last)
+        f'<span class="x" style="left:{axes.x(tick):.2f}%">{_step_tick(tick, first)}</span>'
+        for tick in _step_ticks(first, last)
     )
     summary = escape(f"{chart.title} from step {first} to {last}. {_in_words(chart)}")
     return (
@@ -100,7 +102,8 @@ def _lines(chart: Chart, axes: _Axes) -> str:
         shapes.append(line)
         if smoothed:
             shapes.append(f'<path class="line s{place % 8}" d="{_path(chart.steps, smoothed, axes)}"/>')
-        if chart.kind == "dots":  # a line of no length has round ends, which stay round when the box is stretched
+        if chart.kind == "dots" or len(chart.steps) <= _FEW_POINTS:
+            # A line of no length has round ends, which stay round when the box is stretched.
             points = "".join(
                 f"M{axes.x(x):.2f} {axes.y(y):.2f}h0" for x, y in zip(chart.steps, values, strict=True) if y is not None
             )
@@ -225,7 +228,8 @@ def _in_words(chart: Chart) -> str:
 
 def _legend(chart: Chart) -> str:
     rows = "".join(
-        f'<li><i class="swatch s{place % 8}"></i>{escape(name)} <b>{number(_last(values), chart.unit)}</b></li>'
+        f'<li><i class="swatch s{place % 8}"></i><bdi>{escape(name)}</bdi> '
+        f"<b>{number(_last(values), chart.unit)}</b></li>"
         for place, (name, values) in enumerate(chart.series.items())
     )
     return f'<ul class="legend" aria-label="Last values">{rows}</ul>'

@@ -16,7 +16,14 @@ def curves(run: Run) -> str:
     first, last = min(steps), max(steps)
     left = dict.fromkeys(key for row in run.metrics.values() for key in row if not key.startswith("eval/"))
     charts = [*_held_out(run.evaluations), *_training(run.metrics, left)]
-    body = f'<div class="charts">{"".join(draw(chart, first, last) for chart in charts)}</div>' if charts else ""
+    note = (
+        "Faint lines: every step. Bold lines: a running mean over a twentieth of the run. Legends give the last value."
+    )
+    body = (
+        f'<p class="quiet">{note}</p><div class="charts">{"".join(draw(chart, first, last) for chart in charts)}</div>'
+        if charts
+        else ""
+    )
     more = [Chart(key, "", list(run.metrics), {key: column(run.metrics, key)}, from_zero=False) for key in left]
     if more:
         drawn = "".join(draw(chart, first, last) for chart in more)

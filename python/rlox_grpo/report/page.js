@@ -22,7 +22,7 @@ for (const plot of document.querySelectorAll(".plot")) {
     tip.replaceChildren(element("div", "quiet", `step ${steps[place].toLocaleString("en")}`));
     series.forEach(({ name, values }, k) => {
       const row = tip.appendChild(element("div", ""));
-      row.append(element("i", `swatch s${k % 8}`), `${name} `, element("b", "", short(values[place], unit)));
+      row.append(element("i", `swatch s${k % 8}`), element("bdi", "", name), " ", element("b", "", short(values[place], unit)));
     });
     cursor.style.left = `${left}%`;
     tip.style.left = left < 50 ? `calc(${left}% + 10px)` : "auto";

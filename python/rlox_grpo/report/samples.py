@@ -77,7 +77,9 @@ def _completion(row: Row, title: str) -> str:
         ("tokens", number(row.get("length"))),
         ("ended by", number(row.get("finish_reason"))),
     ]
-    listed = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in facts if value != "—")
+    listed = "".join(
+        f"<div><dt><bdi>{escape(name)}</bdi></dt><dd>{value}</dd></div>" for name, value in facts if value != "—"
+    )
     return (
         f'<section class="completion {_sign(row.get("advantage"))}"><h4>{escape(title)}</h4>'
         f'<dl class="facts">{listed}</dl>{model_text(row.get("completion"))}</section>'

@@ -1,0 +1,342 @@
+import errno
+import io
+import json
+import math
+import os
+import re
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rlox_grpo.console import ConsoleSink, duration
+from rlox_grpo.run_files import cut_after, read_jsonl, replace_file, write_completions
+from rlox_grpo.sinks import JsonlSink, MetricSink, Sinks, TensorBoardSink, TrackingSink, make_sinks
+from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
+
+
+class ScriptedSink:
+    """Fails at the steps it is told to."""
+
+    def __init__(self, *fails_at):
+        self.fails_at, self.written, self.closed = fails_at, [], False
+
+    def write(self, step, metrics):
+        if step in self.fails_at:
+            raise ConnectionError("the server is gone")
+        self.written.append(step)
+
+    def close(self):
+        self.closed = True
+        if "close" in self.fails_at:
+            raise ConnectionError("the server is gone")
+
+
+# JSON lines
+
+
+def write_steps(path, last, **options):
+    sink = JsonlSink(path, **options)
+    for step in range(options.get("resume_step", 0) + 1, last + 1):
+        sink.write(step, {"reward/mean": step / 10})
+    sink.close()
+
+
+def steps_in(path):
+    return [row["step"] for row in read_jsonl(path)]
+
+
+def test_jsonl_has_a_line_a_step_on_disk_at_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write(1, {"reward/mean": 0.25, "policy/kl": math.nan, "policy/ratio_max": math.inf})
+    assert path.read_text() == '{"step": 1, "reward/mean": 0.25, "policy/kl": null, "policy/ratio_max": null}\n'
+    sink.close()
+
+
+def test_jsonl_takes_numpy_numbers(tmp_path):
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink.write(1, {"reward/mean": np.float32(0.5)})
+    sink.close()
+    assert read_jsonl(tmp_path / "metrics.jsonl") == [{"step": 1, "reward/mean": 0.5}]
+
+
+def test_resume_cuts_later_steps(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, 5)
+    write_steps(path, 4, resume_step=3)
+    assert steps_in(path) == [1, 2, 3, 4]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_fresh_run_starts_the_file_anew(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, 5)
+    write_steps(path, 2)
+    assert steps_in(path) == [1, 2]
+
+
+@pytest.mark.parametrize("torn_at", range(1, 32))
+def test_a_line_torn_anywhere_is_repaired(tmp_path, torn_at):
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, 3)
+    whole = path.read_bytes()
+    last = whole.splitlines(keepends=True)[-1]
+    assert len(last) == 32
+    path.write_bytes(whole[: -len(last)] + last[:torn_at])
+    there = [1, 2, 3] if torn_at == 31 else [1, 2]  # only the newline is missing: the line is whole
+    assert steps_in(path) == there
+    write_steps(path, 5, resume_step=there[-1])
+    assert steps_in(path) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("broken", [b'{"step": 2, "rew\n', b"[1, 2]\n", b"\xff\xfe\n", b'{"reward": 1}\n', b"\n"])
+def test_a_broken_line_is_named_and_the_file_kept(tmp_path, broken):
+    path = tmp_path / "metrics.jsonl"
+    content = b'{"step": 1}\n' + broken + b'{"step": 3}\n'
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(f"{path}:2: ")):
+        JsonlSink(path, resume_step=9)
+    assert path.read_bytes() == content
+
+
+def test_cutting_a_file_that_is_not_there(tmp_path):
+    cut_after(tmp_path / "metrics.jsonl", 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+class FullDisk:
+    """A file on a disk that takes ten more bytes."""
+
+    def __init__(self, file):
+        self._file, self.room = file, 10
+
+    def write(self, data):
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = self._file.write(data[: self.room])
+        self.room -= taken
+        return taken
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+def test_a_full_disk_says_what_to_do_and_leaves_whole_lines(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write(1, {"reward/mean": 0.5})
+    raw = sink._file
+    sink._file = FullDisk(raw)
+    with pytest.raises(OSError, match=r"No space left.*step 2 is missing.*Free space.*metrics\.jsonl") as caught:
+        sink.write(2, {"reward/mean": 0.5})
+    assert caught.value.errno == errno.ENOSPC
+    assert path.read_bytes().endswith(b"}\n")
+    sink._file.room = 1000
+    sink.write(3, {"reward/mean": 0.5})
+    sink.close()
+    assert steps_in(path) == [1, 3]
+
+
+def test_replacing_a_file_that_fails_leaves_the_old_one(tmp_path):
+    path = tmp_path / "report.html"
+    replace_file(path, b"old")
+    with pytest.raises(TypeError):
+        replace_file(path, "not bytes")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# Several sinks
+
+
+def test_a_sink_that_fails_later_warns_once_and_the_others_go_on():
+    good, bad = ScriptedSink(), ScriptedSink(2, 3)
+    sinks = Sinks({"bad": bad, "good": good})
+    sinks.write(1, {})
+    message = r"'bad' failed at step 2, training goes on: ConnectionError: the server is gone"
+    with pytest.warns(RuntimeWarning, match=message) as caught:
+        sinks.write(2, {})
+    sinks.write(3, {})  # a second warning would be an error here
+    sinks.write(4, {})
+    assert len(caught) == 1
+    assert (good.written, bad.written) == ([1, 2, 3, 4], [1, 4])
+
+
+def test_every_sink_is_closed():
+    bad, good = ScriptedSink("close"), ScriptedSink()
+    with pytest.warns(RuntimeWarning, match="'bad' could not be closed"):
+        Sinks({"bad": bad, "good": good}).close()
+    assert good.closed
+
+
+def test_an_interrupt_is_not_swallowed():
+    class Interrupted(ScriptedSink):
+        def write(self, step, metrics):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Sinks({"sink": Interrupted()}).write(1, {})
+
+
+def test_a_sink_that_cannot_start_stops_the_run(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(IsADirectoryError):
+        make_sinks(["jsonl"], tmp_path)
+    with pytest.raises(ValueError, match=r"unknown sink 'tensorbord'; known: jsonl, tensorboard"):
+        make_sinks(["tensorbord"], tmp_path)
+
+
+def test_sinks_by_name(tmp_path):
+    sinks = make_sinks(["jsonl", "tensorboard", "console"], tmp_path / "run", total_steps=1)
+    assert isinstance(sinks, MetricSink)
+    sinks.write(1, {"reward/mean": 0.5})
+    sinks.close()
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"metrics.jsonl", "tensorboard"}
+
+
+# TensorBoard and trackers
+
+
+def test_tensorboard_reads_back_what_was_written(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSink(tmp_path)
+    for step in (1, 2, 3):
+        sink.write(step, {"reward/mean": step / 4})
+    sink.close()
+    resumed = TensorBoardSink(tmp_path, resume_step=2)
+    resumed.write(3, {"reward/mean": -1.0})
+    resumed.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5), (3, -1.0)]
+
+
+@pytest.mark.parametrize(
+    ("library", "install"),
+    [("tensorboard", "rlox-grpo[tensorboard]"), ("trackio", "rlox-grpo[tracking]"), ("wandb", "wandb")],
+)
+def test_a_missing_library_names_what_to_install(tmp_path, monkeypatch, library, install):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=re.escape(f"{library}, which is not installed: pip install '{install}'")):
+        make_sinks([library], tmp_path)
+
+
+def test_a_tracker_gets_the_run_its_steps_and_its_end(tmp_path, monkeypatch):
+    calls = []
+
+    class Recorder:
+        def __getattr__(self, name):
+            return lambda *args, **options: calls.append((name, args, options))
+
+    monkeypatch.setitem(sys.modules, "trackio", Recorder())
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    sink = TrackingSink("trackio", tmp_path / "first", config={"seed": 0})
+    sink.write(4, {"reward/mean": 0.5})
+    sink.close()
+    assert calls == [
+        ("init", (), {"project": "rlox-grpo", "name": "first", "config": {"seed": 0}}),
+        ("log", ({"reward/mean": 0.5},), {"step": 4}),
+        ("finish", (), {}),
+    ]
+
+
+# Console
+
+
+def steps_on_console(terminal, *, total=25, width=100):
+    text = io.StringIO()
+    sink = ConsoleSink(total, console=Console(file=text, force_terminal=terminal, width=width))
+    for step in range(1, 24):
+        evaluated = {"eval/accuracy": 0.125} if step == 5 else {}
+        sink.write(step, {"reward/mean": 0.5, "policy/kl": 0.0012, "time/step_s": 2.0, **evaluated})
+    sink.close()
+    return text.getvalue()
+
+
+def test_without_a_terminal_a_plain_line_every_few_steps():
+    assert steps_on_console(False).splitlines() == [
+        "step 1/25  48.0 s left  reward 0.500  kl 0.0012  s/step 2.00",
+        "step 10/25  30.0 s left  reward 0.500  accuracy 12.5%  kl 0.0012  s/step 2.00",
+        "step 20/25  10.0 s left  reward 0.500  accuracy 12.5%  kl 0.0012  s/step 2.00",
+        "step 23/25  4.0 s left  reward 0.500  accuracy 12.5%  kl 0.0012  s/step 2.00",
+    ]
+
+
+def test_on_a_terminal_a_bar_and_the_numbers():
+    text = steps_on_console(True)
+    assert "━" in text
+    assert "accuracy 12.5%" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor comes back
+
+
+def test_a_run_of_unknown_length():
+    assert steps_on_console(False, total=None).startswith("step 1  reward")
+    assert "step 23" in steps_on_console(True, total=None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (8.44, "8.4 s"), (59.97, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (math.inf, "?")],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+# Sampled completions
+
+
+def group(texts, prompt="p", rewards=None):
+    completions = tuple(Completion(np.arange(4), np.zeros(4, np.float32), "stop", text) for text in texts)
+    rewards = np.array(rewards or [0.5] * len(texts), np.float32)
+    components = {"answer": rewards, "format": np.full(len(texts), np.nan, np.float32)}
+    return ScoredGroup(RolloutGroup(Prompt(np.arange(2), 0, text=prompt), completions, 6), rewards, components)
+
+
+def test_completions_are_rows_with_their_rewards(tmp_path):
+    path = write_completions(tmp_path, 7, [group(["a", "b"], rewards=[1.0, 0.0])], np.array([0.5, -0.5], np.float32))
+    assert path == tmp_path / "completions" / "step_000007.jsonl"
+    assert read_jsonl(path)[1] == {
+        "step": 7,
+        "prompt": "p",
+        "completion": "b",
+        "finish_reason": "stop",
+        "length": 4,
+        "rewards": {"answer": 0.0, "format": None},
+        "reward": 0.0,
+        "advantage": -0.5,
+        "policy_version": 6,
+    }
+
+
+def test_completions_are_bounded_and_hostile_text_comes_back(tmp_path):
+    hostile = "\ud800 </script> \x00 \u2028 \u202e é"
+    path = write_completions(tmp_path, 1, [group([hostile, "b"]), group(["c", "d"])], None, limit=3, kind="eval_step")
+    assert path.name == "eval_step_000001.jsonl"
+    rows = read_jsonl(path)
+    assert [row["completion"] for row in rows] == [hostile, "b", "c"]
+    assert [row["advantage"] for row in rows] == [None] * 3
+    assert len(path.read_bytes().splitlines()) == 3
+
+
+def test_completions_without_a_tokenizer_are_token_ids(tmp_path):
+    rows = read_jsonl(write_completions(tmp_path, 1, [group([None], prompt=None)], None))
+    assert (rows[0]["prompt"], rows[0]["completion"]) == ([0, 1], [0, 1, 2, 3])
+
+
+def test_advantages_must_match_the_rows(tmp_path):
+    with pytest.raises(ValueError, match="advantages has 1 values for 2 completions"):
+        write_completions(tmp_path, 1, [group(["a", "b"])], np.zeros(1, np.float32))
+
+
+def test_files_are_strict_json(tmp_path):
+    path = write_completions(tmp_path, 1, [group(["a"], rewards=[math.nan])], np.array([math.nan], np.float32))
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    assert json.loads(path.read_text(), parse_constant=refuse)["reward"] is None
