@@ -9,9 +9,10 @@ import copy
 import numpy as np
 import pytest
 import torch
+from torch import nn
+
 from rlox_grpo import GRPO
 from rlox_grpo.prompts import load_prompts
-from torch import nn
 
 VOCABULARY, PROMPTS, PROMPT_LENGTH, GROUP, NEW_TOKENS = 1000, 16, 16, 8, 16
 

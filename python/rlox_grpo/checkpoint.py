@@ -101,14 +101,12 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
     own = _own_tensors(model)
     missing, unknown = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
     if missing or unknown:
-        raise CheckpointError(
-            f"{checkpoint} is of another model: it lacks {missing[:3] or 'nothing'} and holds {unknown[:3] or 'nothing'} more"
-        )
+        lacks, has = missing[:3] or "nothing", unknown[:3] or "nothing"
+        raise CheckpointError(f"{checkpoint} is of another model: it lacks {lacks} and has {has} that is not here")
     for name, tensor in own.items():
-        if tensor.shape != saved[name].shape:
-            raise CheckpointError(
-                f"{checkpoint} is of another model: {name} has shape {tuple(saved[name].shape)}, here {tuple(tensor.shape)}"
-            )
+        there, here = tuple(saved[name].shape), tuple(tensor.shape)
+        if there != here:
+            raise CheckpointError(f"{checkpoint} is of another model: {name} has shape {there}, here {here}")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(saved[name])
@@ -121,7 +119,7 @@ def load_optimizer(checkpoint: Path) -> dict[str, Tensor]:
 
 def load_random_states(checkpoint: Path) -> None:
     """Set Python's, NumPy's and torch's global generators to where the checkpoint was."""
-    values = read_state(checkpoint)["random"]
+    values: dict[str, Any] = read_state(checkpoint)["random"]
     tensors = _tensors(checkpoint / "random.safetensors")
     version, internal, gauss = values["python"]
     random.setstate((version, tuple(internal), gauss))
@@ -147,8 +145,10 @@ def _random_tensors() -> dict[str, Tensor]:
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds of ``model``: of an adapted model what is trained, else all parameters and persistent
-    buffers; a tied parameter once, under its first name."""
+    """What a checkpoint holds of ``model``, a tied parameter once, under its first name.
+
+    Of a model with an adapter that is what is trained, else all parameters and persistent buffers.
+    """
     if hasattr(model, "peft_config"):
         return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     persistent = model.state_dict(keep_vars=True)

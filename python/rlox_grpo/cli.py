@@ -133,7 +133,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a word that is not ``--key``, or a key without a value.
     """
-    from rlox_grpo.config import ConfigError, tomllib
+    from rlox_grpo.config import ConfigError, parse_toml
 
     overrides: dict[str, Any] = {}
     remaining = list(words)
@@ -147,8 +147,8 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(f"--{key} has no value")
             text = remaining.pop(0)
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+            value = parse_toml(f"value = {text}")["value"]
+        except ValueError:
             value = text
         overrides[key.replace("-", "_")] = value
     return overrides

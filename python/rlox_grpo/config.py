@@ -157,11 +157,16 @@ class GRPOConfig(BaseModel):
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The parsed document. Raises ConfigError naming the file, and the line of a syntax error."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return parse_toml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # not TOML, or not UTF-8
         raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The document that ``text`` spells. Raises ValueError where it is not TOML."""
+    return tomllib.loads(text)
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -56,4 +56,3 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 def _mean(values: Any) -> float:
     valid = values[~np.isnan(values)]
     return float(valid.mean(dtype=np.float64)) if len(valid) else float("nan")
-

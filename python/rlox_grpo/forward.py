@@ -118,7 +118,9 @@ def split_model(model: nn.Module) -> SplitModel | None:
     softcap = getattr(config, "final_logit_softcapping", None)
     split = SplitModel(decoder, head, scale, None if softcap is None else float(softcap))
     if not _same_logits(base, split):
-        logger.info("%s: its logits are not a linear map of its hidden states; they are materialised", type(base).__name__)
+        logger.info(
+            "%s: its logits are not a linear map of its hidden states; they are materialised", type(base).__name__
+        )
         return None
     return split
 

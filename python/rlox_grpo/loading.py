@@ -40,9 +40,7 @@ class Policy:
     positions: int | None
 
 
-def load_policy(
-    model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBase | None, config: GRPOConfig
-) -> Policy:
+def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBase | None, config: GRPOConfig) -> Policy:
     """Load or take ``model`` for training.
 
     Raises:
@@ -51,8 +49,8 @@ def load_policy(
     """
     if isinstance(model, (str, Path)):
         model, tokenizer = _from_pretrained(str(model), tokenizer)
-    elif tokenizer is None and getattr(model, "name_or_path", ""):
-        tokenizer = _tokenizer_of(str(model.name_or_path))
+    elif tokenizer is None and isinstance(model, PreTrainedModel) and model.name_or_path:
+        tokenizer = _tokenizer_of(model.name_or_path)
     if config.lora_rank > 0:
         model = _with_lora(model, config)
     if config.gradient_checkpointing:
@@ -133,7 +131,9 @@ def _sampled_vocabulary(model: nn.Module, tokenizer: PreTrainedTokenizerBase | N
         return None
     rows, known = int(embedding.weight.shape[0]), len(tokenizer)
     if known > rows:
-        raise ValueError(f"the tokenizer has {known} tokens and the model {rows} embedding rows: they do not belong together")
+        raise ValueError(
+            f"the tokenizer has {known} tokens and the model {rows} embedding rows: they do not belong together"
+        )
     if rows - known > PADDING_SHARE * rows:
         raise ValueError(
             f"the model's vocabulary has {rows} ids and the tokenizer {known}: {rows - known} ids could be sampled "

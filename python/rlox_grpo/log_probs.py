@@ -89,7 +89,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, s
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """d log p[y] / d logits = onehot(y) − softmax(logits): backward needs the logits and nothing else, chunk by chunk."""
+    """d log p[y] / d logits = onehot(y) − softmax(logits): backward needs logits and nothing else, chunk by chunk."""
 
     @staticmethod
     def forward(

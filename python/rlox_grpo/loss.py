@@ -87,9 +87,7 @@ def aggregate(
         if max_length is None or max_length < 1:
             raise ValueError(f"max_length is {max_length}: loss_aggregation='fixed_length' needs a positive length")
         return kept.sum() / (sequences * max_length)
-    raise ValueError(
-        f"how is {how!r}: expected 'sequence_mean', 'token_mean', 'fixed_length' or 'sequence_sum'"
-    )
+    raise ValueError(f"how is {how!r}: expected 'sequence_mean', 'token_mean', 'fixed_length' or 'sequence_sum'")
 
 
 def grpo_loss(

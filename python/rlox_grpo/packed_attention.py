@@ -1,9 +1,9 @@
 """Attention over whole groups packed into one row: each prompt stands there once, and all its completions look at it.
 
-A group's G completions share their prompt. Other trainers forward it G times; here it is forwarded once, with gradient,
-and nothing is padded outside attention. What a completion token attends to is its prompt and its own past, so its
-softmax is computed in two parts that are merged by their log normalisers; the backward pass of each part is the ordinary
-one given the merged output and normaliser (the identity that ring attention rests on, arXiv:2310.01889).
+A group's G completions share their prompt. Other trainers forward it G times; here it is forwarded once, with
+gradient, and nothing is padded outside attention. What a completion token attends to is its prompt and its own past,
+so its softmax is computed in two parts that are merged by their log normalisers; the backward pass of each part is the
+ordinary one given the merged output and normaliser (the identity that ring attention rests on, arXiv:2310.01889).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = "rlox_packed"
 
 @dataclass(frozen=True, eq=False)
 class PackedLayout:
-    """Where each token of a packed row ``[1, S]`` belongs. Rows of the two tables are padded with 0, which ``…_mask`` tells.
+    """Where each token of a packed row ``[1, S]`` belongs; the two tables are padded with 0, where their mask is False.
 
     Attributes:
         prompt_index: ``int64 [B, P]``, places of each group's prompt tokens.
@@ -95,7 +95,7 @@ def packed_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """transformers' attention function: packed when a layout comes with the call, scaled dot product otherwise.
+    """Transformers' attention function: packed when a layout comes with the call, scaled dot product otherwise.
 
     ``query [1, H, S, D]``, ``key`` and ``value [1, H_kv, S, D]`` → ``[1, S, H, D]``.
 
@@ -149,7 +149,9 @@ class _TwoPartAttention(torch.autograd.Function):
             own_sum, prompt_sum = normaliser[own], log_sum[0].transpose(0, 1)
             merged = torch.logaddexp(own_sum, prompt_sum)
             own_share, prompt_share = (own_sum - merged).exp_(), (prompt_sum - merged).exp_()
-            out[own] = (out[own] * own_share[..., None] + part[0].transpose(0, 1) * prompt_share[..., None]).to(out.dtype)
+            out[own] = (out[own] * own_share[..., None] + part[0].transpose(0, 1) * prompt_share[..., None]).to(
+                out.dtype
+            )
             normaliser[own] = merged
         ctx.save_for_backward(query, key, value, out, normaliser)
         ctx.layout, ctx.scale = layout, scale

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PromptsLike: TypeAlias = "Tensor | Sequence[str] | Sequence[Any] | datasets.Dataset | str | Path"
-"""A ``[num_prompts, prompt_len]`` token tensor, strings, chat messages, rows with a ``prompt`` column, or a file of rows."""
+"""A token tensor ``[num_prompts, prompt_len]``, strings, chat messages, rows with a ``prompt`` column, or their file."""
 
 
 def load_prompts(prompts: PromptsLike, tokenizer: PreTrainedTokenizerBase | None = None) -> list[Prompt]:
@@ -46,12 +46,13 @@ def _rows(prompts: PromptsLike) -> list[tuple[Any, Mapping[str, Any]]]:
     """Each prompt's source and its other columns."""
     if isinstance(prompts, (str, Path)):
         prompts = read_rows(prompts)
-    if hasattr(prompts, "ndim") and hasattr(prompts, "tolist"):  # a tensor or an array
-        if prompts.ndim != 2:
-            raise ValueError(f"prompts has shape {tuple(prompts.shape)}: expected [num_prompts, prompt_len]")
-        return [(row, {}) for row in prompts.tolist()]
+    table: Any = prompts
+    if hasattr(table, "ndim") and hasattr(table, "tolist"):  # a tensor or an array
+        if table.ndim != 2:
+            raise ValueError(f"prompts has shape {tuple(table.shape)}: expected [num_prompts, prompt_len]")
+        return [(row, {}) for row in table.tolist()]
     rows: list[tuple[Any, Mapping[str, Any]]] = []
-    for index, entry in enumerate(prompts):
+    for index, entry in enumerate(table):
         if not isinstance(entry, Mapping):
             rows.append((entry, {}))
         elif "prompt" in entry:
@@ -75,9 +76,10 @@ def _tokenised(
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(f"prompts[{index}] is chat messages and the tokenizer has no chat_template")
         prefilled = source[-1].get("role") == "assistant"
-        text = tokenizer.apply_chat_template(
+        rendered = tokenizer.apply_chat_template(
             source, tokenize=False, add_generation_prompt=not prefilled, continue_final_message=prefilled
         )
+        text = str(rendered)
         # The template writes its own special tokens.
         token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     elif isinstance(source, (list, tuple)) and all(isinstance(token, int) for token in source):
@@ -93,7 +95,9 @@ def _tokenised(
 
 def _needed(tokenizer: PreTrainedTokenizerBase | None, index: int) -> PreTrainedTokenizerBase:
     if tokenizer is None:
-        raise ValueError(f"prompts[{index}] is text and there is no tokenizer: pass tokenizer=, or prompts as token ids")
+        raise ValueError(
+            f"prompts[{index}] is text and there is no tokenizer: pass tokenizer=, or prompts as token ids"
+        )
     return tokenizer
 
 

@@ -28,8 +28,8 @@ def make_reference(
     """The reference of a run, or None when nothing asks for one.
 
     Args:
-        kind: ``auto`` takes ``ref_model`` where it is given, else nothing when ``kl_coef`` is 0, else the policy with its
-            adapter switched off where it has one, else a frozen copy of the policy as it is now.
+        kind: ``auto`` takes ``ref_model`` where it is given, else nothing when ``kl_coef`` is 0, else the policy with
+            its adapter switched off where it has one, else a frozen copy of the policy as it is now.
         policy: the model in training.
         policy_forward: its forward, for ``adapter_off``.
         kl_coef: weight of the penalty.

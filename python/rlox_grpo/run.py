@@ -135,7 +135,9 @@ class Run:
             self.save()
         except CheckpointError as error:
             self._save_is_due = True
-            warnings.warn(f"{error}; training goes on and tries again after the next step", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                f"{error}; training goes on and tries again after the next step", RuntimeWarning, stacklevel=3
+            )
         else:
             self._save_is_due = False
 

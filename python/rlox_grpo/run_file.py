@@ -56,7 +56,9 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
         origin = Origin(**{name: value for name, value in document.items() if name in Origin.model_fields})
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe(error)}") from None
-    return origin, GRPOConfig.create(**{name: value for name, value in document.items() if name in GRPOConfig.model_fields})
+    return origin, GRPOConfig.create(
+        **{name: value for name, value in document.items() if name in GRPOConfig.model_fields}
+    )
 
 
 def make_rewards(tables: Sequence[Mapping[str, Any]]) -> list[RewardFn]:

@@ -115,7 +115,9 @@ class GRPO:
         """One step: B prompts, G completions each, ``updates_per_batch`` optimizer steps. Returns its metrics."""
         config, clock = self.config, _StageClock()
         with clock("rollout"):
-            groups = self.engine.generate(prompts, config.group_size, self.sampling, _derived_seed(config.seed, "rollout", self.step))
+            groups = self.engine.generate(
+                prompts, config.group_size, self.sampling, _derived_seed(config.seed, "rollout", self.step)
+            )
         with clock("rewards"):
             scored = score(groups, self.reward_fns, config.reward_weights)
         with clock("advantages"):
@@ -137,7 +139,7 @@ class GRPO:
         with clock("weight_sync"):
             self.engine.load_weights(self.model.named_parameters(), version=self.step)
         self.last_rollout = scored, advantages
-        return step_metrics(scored, advantages, updates, clock.seconds, wall_s=clock.wall_s())
+        return step_metrics(scored, advantages, updates, clock.timings())
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
@@ -298,17 +300,18 @@ class _StageClock:
     """Seconds of each stage of a step, in the order in which they ran."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
         self._start = time.perf_counter()
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self.seconds[stage] = time.perf_counter() - start
+        self._seconds[stage] = time.perf_counter() - start
 
-    def wall_s(self) -> float:
-        return time.perf_counter() - self._start
+    def timings(self) -> dict[str, float]:
+        """Seconds by stage, and under ``step`` the wall clock since the beginning."""
+        return {**self._seconds, "step": time.perf_counter() - self._start}
 
 
 def _derived_seed(seed: int, purpose: str, step: int) -> int:

@@ -100,7 +100,9 @@ class ScoredGroup:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows of one micro-batch: prompt then completion, padded on the right. N rows, L and T the longest row and completion.
+    """Rows of one micro-batch: prompt then completion, padded on the right.
+
+    N rows; L is the longest row, T the longest completion.
 
     Attributes:
         input_ids: ``int64 [N, L]``.
@@ -108,7 +110,7 @@ class Batch:
         position_ids: ``int64 [N, L]``, counted from each row's first real token.
         prompt_lengths: ``int64 [N]``; completion token t of row i is ``input_ids[i, prompt_lengths[i] + t]``.
         completion_ids: ``int64 [N, T]``.
-        completion_mask: ``bool [N, T]``, True on completion tokens, the end token included; from lengths, never from ids.
+        completion_mask: ``bool [N, T]``, True on completion tokens, the end token included; from lengths, never ids.
         loss_mask: ``bool [N, T]``, the tokens trained on, a subset of ``completion_mask``.
         advantages: ``float32 [N]``.
         row_index: ``int64 [N]``, each row's place among the rows of the optimizer step.

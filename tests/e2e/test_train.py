@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.config import ConfigError
 from rlox_grpo.errors import CheckpointError, NonFiniteError
@@ -94,7 +95,9 @@ def test_every_prompt_is_drawn_once_an_epoch_also_when_steps_do_not_divide():
     assert sorted(rows[:8]) == sorted(rows[8:]) == sorted(map(tuple, PROMPTS.tolist()))
 
 
-@pytest.mark.parametrize("changes", [{}, {"updates_per_batch": 2, "kl_coef": 0.05}, {"lr_schedule": "cosine", "warmup_steps": 2}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"updates_per_batch": 2, "kl_coef": 0.05}, {"lr_schedule": "cosine", "warmup_steps": 2}]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, changes):
     whole = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path / "whole", **changes))
     whole_metrics = whole.train(PROMPTS)
@@ -249,7 +252,13 @@ def test_held_out_prompts_are_evaluated_before_during_and_after(tmp_path):
 
 def test_the_runs_folder(tmp_path):
     GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, max_steps=2, log_completions=5)).train(PROMPTS)
-    assert {path.name for path in tmp_path.iterdir()} >= {"config.toml", "metrics.jsonl", "completions", "checkpoints", "report.html"}
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "config.toml",
+        "metrics.jsonl",
+        "completions",
+        "checkpoints",
+        "report.html",
+    }
     rows = [json.loads(line) for line in (tmp_path / "completions" / "step_000002.jsonl").read_text().splitlines()]
     assert len(rows) == 5
     assert set(rows[0]) >= {"prompt", "completion", "rewards", "advantage"}

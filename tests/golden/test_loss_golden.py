@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from rlox_grpo.loss import aggregate, grpo_loss, kl_penalty
 from rlox_grpo.types import Batch
 
@@ -99,7 +100,7 @@ def test_one_update_per_batch_is_the_policy_gradient():
 
 
 def test_kl_penalty_pulls_towards_the_reference():
-    # d(exp(d) - d - 1)/d log_prob = 1 - exp(d), d = ref - log_prob = ln 2: gradient 1 - 2 = -1, descent raises log_prob.
+    # d(exp(d) - d - 1)/d log_prob = 1 - exp(d), d = ref - log_prob = ln 2: gradient 1 - 2 = -1, so descent raises it.
     log_probs = torch.tensor([[math.log(0.25)]], dtype=torch.float64, requires_grad=True)
     batch = batch_of(log_probs, [0.0], ref_log_probs=torch.tensor([[math.log(0.5)]], dtype=torch.float64))
     output = grpo_loss(log_probs, batch, kl_coef=0.1)

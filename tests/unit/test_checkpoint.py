@@ -6,6 +6,9 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
 from rlox_grpo.checkpoint import (
     checkpoints,
     load_optimizer,
@@ -15,8 +18,6 @@ from rlox_grpo.checkpoint import (
     save_checkpoint,
 )
 from rlox_grpo.errors import CheckpointError
-from torch import nn
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 
 def tied_model():

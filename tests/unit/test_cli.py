@@ -1,13 +1,24 @@
 """The command line: parsing, overrides, errors on one line."""
 
 import pytest
+
 from rlox_grpo.cli import main, parse_overrides
 from rlox_grpo.config import ConfigError
 from rlox_grpo.run_file import make_rewards, read_run_file
 
 
 def test_overrides_are_toml_or_text():
-    words = ["--learning_rate", "1e-5", "--group-size=4", "--stop", '["x", "y"]', "--output_dir", "runs/a", "--seed", "3"]
+    words = [
+        "--learning_rate",
+        "1e-5",
+        "--group-size=4",
+        "--stop",
+        '["x", "y"]',
+        "--output_dir",
+        "runs/a",
+        "--seed",
+        "3",
+    ]
     assert parse_overrides(words) == {
         "learning_rate": 1e-5,
         "group_size": 4,

@@ -1,9 +1,9 @@
 """Configuration: nearest names, ranges, presets, TOML."""
 
-import tomllib
-
 import pytest
+import tomllib
 from pydantic import ValidationError
+
 from rlox_grpo.config import ConfigError, GRPOConfig, read_toml
 from rlox_grpo.presets import PRESETS
 

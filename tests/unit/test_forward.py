@@ -4,8 +4,6 @@ import logging
 
 import pytest
 import torch
-from rlox_grpo.forward import make_forward, split_model
-from rlox_grpo.types import Batch
 from torch import nn
 from transformers import (
     CohereConfig,
@@ -27,6 +25,9 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from rlox_grpo.forward import make_forward, split_model
+from rlox_grpo.types import Batch
 
 VOCABULARY = 40
 SIZES = {

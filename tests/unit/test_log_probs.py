@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from rlox_grpo.log_probs import OutputHead, token_log_probs
 
 M, H, V = 23, 8, 37
@@ -55,7 +56,7 @@ def test_gradcheck():
 
 
 def test_tied_weights_collect_both_gradients():
-    hidden, weight, _, token_ids = inputs(bias=False)
+    _, weight, _, token_ids = inputs(bias=False)
 
     def gradient(log_probs_of):
         embedded = torch.nn.functional.embedding(token_ids, weight)
@@ -98,7 +99,9 @@ def test_full_logits_never_exist():
             return out
 
     with Watch():
-        log_probs, _ = token_log_probs(hidden, torch.zeros(tokens, dtype=torch.int64), OutputHead(weight), chunk_tokens=64)
+        log_probs, _ = token_log_probs(
+            hidden, torch.zeros(tokens, dtype=torch.int64), OutputHead(weight), chunk_tokens=64
+        )
         log_probs.sum().backward()
     assert max(sizes) == 64 * vocabulary
 
@@ -129,5 +132,7 @@ def test_refusals(change, message):
 
 
 def test_no_tokens_at_all():
-    log_probs, entropy = token_log_probs(torch.zeros(0, H), torch.zeros(0, dtype=torch.int64), OutputHead(torch.zeros(V, H)))
+    log_probs, entropy = token_log_probs(
+        torch.zeros(0, H), torch.zeros(0, dtype=torch.int64), OutputHead(torch.zeros(V, H))
+    )
     assert log_probs.shape == entropy.shape == (0,)

@@ -6,9 +6,10 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from rlox_grpo.prompts import fingerprint, load_prompts, prompt_order, read_rows, refuse_too_long
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from rlox_grpo.prompts import fingerprint, load_prompts, prompt_order, read_rows, refuse_too_long
 
 
 @pytest.fixture(scope="module")

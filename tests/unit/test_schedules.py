@@ -1,6 +1,7 @@
 """Learning-rate schedules, by hand."""
 
 import pytest
+
 from rlox_grpo.schedules import learning_rate_at
 
 

@@ -4,12 +4,13 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
+
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.forward import make_forward
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.types import Batch
 from rlox_grpo.update.torch_updater import TorchUpdater
-from torch import nn
 
 
 class Bigram(nn.Module):

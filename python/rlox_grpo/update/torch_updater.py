@@ -71,7 +71,9 @@ class TorchUpdater:
         rows = batch.row_index[~finite.to(batch.row_index.device)].tolist()
         if not rows:
             raise NonFiniteError(f"the loss is {float(loss.detach())} though every log-prob and advantage is finite")
-        raise NonFiniteError(f"the loss is {float(loss.detach())}: a log-prob or advantage is not finite in rows {rows[:8]}", rows)
+        raise NonFiniteError(
+            f"the loss is {float(loss.detach())}: a log-prob or advantage is not finite in rows {rows[:8]}", rows
+        )
 
     def _clipped_grad_norm(self, named: Iterable[tuple[str, nn.Parameter]]) -> float:
         gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
@@ -106,7 +108,9 @@ class TorchUpdater:
             if parameter is None:
                 raise ValueError(f"optimizer state holds {key!r}, and the model has no trainable parameter {name!r}")
             if value.dim() and value.shape != parameter.shape:
-                raise ValueError(f"optimizer state {key!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
+                raise ValueError(
+                    f"optimizer state {key!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}"
+                )
             moments[parameter][moment] = value.to(parameter.device, copy=True)
         for parameter, values in moments.items():
             self._optimizer.state[parameter] = values
