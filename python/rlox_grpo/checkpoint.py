@@ -132,12 +132,14 @@ def load_random_states(checkpoint: Path) -> None:
 
 
 def _random_values() -> dict[str, Any]:
-    name, _, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: Any = np.random.get_state(legacy=True)
+    name, _, position, has_gauss, cached = state
     return {"python": random.getstate(), "numpy": [name, position, has_gauss, cached]}
 
 
 def _random_tensors() -> dict[str, Tensor]:
-    keys = np.asarray(np.random.get_state(legacy=True)[1])
+    state: Any = np.random.get_state(legacy=True)
+    keys = np.asarray(state[1])
     states = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
     for index in range(torch.cuda.device_count()):
         states[f"cuda_{index}"] = torch.cuda.get_rng_state(index)

@@ -166,7 +166,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The document that ``text`` spells. Raises ValueError where it is not TOML."""
-    return tomllib.loads(text)
+    document: dict[str, Any] = tomllib.loads(text)
+    return document
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -1,6 +1,12 @@
 """The policy's forward over a batch: rows in, log-probs of the completion tokens and their entropies out.
 
-Rows are padded on the right, so a causal model never looks from a real token at padding: neither an attention mask nor
+Three ways, the first that a model allows, chosen when the trainer is made by trying it on a few tokens:
+
+- packed: whole groups in one row, each prompt once, no padding, no logits (:mod:`rlox_grpo.packed_attention`);
+- by hidden states: padded rows, no logits;
+- by logits: padded rows, for any module with ``forward(input_ids) -> logits``.
+
+Padding is on the right, so a causal model never looks from a real token at padding: neither an attention mask nor
 position ids are passed, and attention takes its fast causal path.
 """
 
@@ -10,6 +16,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +42,8 @@ class SplitModel:
 
     def output_head(self, vocabulary: int | None) -> OutputHead:
         """The head over the first ``vocabulary`` ids; read anew each time, as an updater may replace parameters."""
-        weight, bias = self.head.weight, self.head.bias
+        weight: Tensor = self.head.weight
+        bias: Tensor | None = self.head.bias
         if vocabulary is not None and vocabulary < weight.shape[0]:
             weight, bias = weight[:vocabulary], None if bias is None else bias[:vocabulary]
         return OutputHead(weight, bias, self.scale, self.softcap)
@@ -106,10 +114,12 @@ def _rectangle(flat: Tensor, mask: Tensor) -> Tensor:
 
 def split_model(model: nn.Module) -> SplitModel | None:
     """The model as decoder and head when their composition gives its very logits, else None (said once in the log)."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    adapted: Any = model
+    base = adapted.get_base_model() if hasattr(model, "get_base_model") else model
     if not isinstance(base, PreTrainedModel):
         return None
-    head, decoder = base.get_output_embeddings(), base.base_model
+    head: Any = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+    decoder = base.base_model
     if type(head) is not nn.Linear or decoder is base:
         logger.info("%s: its output layer is not a plain linear one; logits are materialised", type(base).__name__)
         return None
@@ -131,7 +141,7 @@ def _same_logits(model: PreTrainedModel, split: SplitModel) -> bool:
     device = split.head.weight.device
     input_ids = torch.arange(1, 5, device=device)[None] % split.head.weight.shape[0]
     was_training = model.training
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     try:
         expected = model(input_ids=input_ids, use_cache=False).logits[0].float()
         hidden = split.decoder(input_ids=input_ids, use_cache=False).last_hidden_state[0]

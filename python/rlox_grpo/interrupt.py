@@ -13,10 +13,11 @@ class StopRequest:
     """Whether someone asked to stop, and by which signal."""
 
     def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
+        self.name = ""
+        """Of the signal, once there was one."""
 
     def __bool__(self) -> bool:
-        return self.signal is not None
+        return bool(self.name)
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
     def handle(number: int, frame: FrameType | None) -> None:
         if request and number == signal.SIGINT:
             raise KeyboardInterrupt
-        request.signal = signal.Signals(number)
+        request.name = signal.Signals(number).name
 
     caught = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in caught}

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from rlox_grpo.config import GRPOConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -54,24 +58,27 @@ def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBas
     if config.lora_rank > 0:
         model = _with_lora(model, config)
     if config.gradient_checkpointing:
-        if not hasattr(model, "gradient_checkpointing_enable"):
-            raise ValueError(f"gradient_checkpointing needs a transformers model, got {type(model).__name__}")
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if config.lora_rank > 0:
-            model.enable_input_require_grads()
+        _checkpoint_activations(model)
     return Policy(
         model, tokenizer, _end_tokens(model, tokenizer), _sampled_vocabulary(model, tokenizer), _positions(model)
     )
 
 
+def _checkpoint_activations(model: Any) -> None:
+    if not hasattr(model, "gradient_checkpointing_enable"):
+        raise ValueError(f"gradient_checkpointing needs a transformers model, got {type(model).__name__}")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if hasattr(model, "peft_config"):
+        # Frozen embeddings give checkpointed blocks an input without a gradient, and then nothing is trained.
+        model.enable_input_require_grads()
+
+
 def _from_pretrained(
     source: str, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    from transformers import AutoModelForCausalLM
-
     try:
         # Master weights are float32 whatever the checkpoint holds: bfloat16 drops updates of 1e-6.
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise ValueError(f"model={source!r} cannot be loaded: {error}") from error
     if torch.cuda.is_available():
@@ -83,12 +90,11 @@ def _from_pretrained(
 
 
 def _tokenizer_of(source: str) -> PreTrainedTokenizerBase | None:
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     if Path(source).is_dir():
         if (Path(source) / "tokenizer.json").exists():
             # The file as it is: AutoTokenizer rebuilds some model types' tokenizers with other normalisers and ids.
-            return PreTrainedTokenizerFast.from_pretrained(source)
+            fast: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(source)
+            return fast
         if not (Path(source) / "tokenizer_config.json").exists():
             return None
     try:
@@ -107,7 +113,7 @@ def _with_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
     targets = config.lora_target_modules
     settings = peft.LoraConfig(
         r=config.lora_rank,
-        lora_alpha=config.lora_alpha or 2 * config.lora_rank,
+        lora_alpha=config.lora_alpha or 2 * config.lora_rank,  # type: ignore[arg-type]  # peft divides: any number does
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
     )
@@ -125,7 +131,7 @@ def _end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> 
     return tuple(sorted({int(token) for token in ids if token is not None}))
 
 
-def _sampled_vocabulary(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
+def _sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if tokenizer is None or embedding is None:
         return None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PromptsLike: TypeAlias = "Tensor | Sequence[str] | Sequence[Any] | datasets.Dataset | str | Path"
-"""A token tensor ``[num_prompts, prompt_len]``, strings, chat messages, rows with a ``prompt`` column, or their file."""
+"""A token tensor ``[num_prompts, prompt_len]``, strings, messages, rows with a ``prompt`` column, or their file."""
 
 
 def load_prompts(prompts: PromptsLike, tokenizer: PreTrainedTokenizerBase | None = None) -> list[Prompt]:

@@ -89,7 +89,7 @@ class Run:
             names.append("jsonl")
         self._sinks = make_sinks(
             names,
-            self._folder,
+            self._folder or Path(),  # without a folder there is the console alone
             total_steps=total_steps,
             resume_step=self._trainer.step,
             config=self._trainer.config.model_dump(),

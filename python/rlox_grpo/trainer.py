@@ -187,7 +187,7 @@ class GRPO:
                 run.save_if_due()
             run.save()
         if stop and self.step < self._total_steps:
-            raise KeyboardInterrupt(f"stopped by {stop.signal.name} after step {self.step}; {run.how_to_resume()}")
+            raise KeyboardInterrupt(f"stopped by {stop.name} after step {self.step}; {run.how_to_resume()}")
         return _with_short_names(run.last_metrics)
 
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
@@ -202,8 +202,9 @@ class GRPO:
 
     def save(self, path: str | Path) -> None:
         """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``)."""
-        if hasattr(self.model, "save_pretrained"):
-            self.model.save_pretrained(path)
+        model: Any = self.model
+        if hasattr(model, "save_pretrained"):
+            model.save_pretrained(path)
             if self.policy.tokenizer is not None:
                 self.policy.tokenizer.save_pretrained(path)
         else:
