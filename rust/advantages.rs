@@ -18,17 +18,24 @@ const CHUNK: usize = 1 << 12;
 
 /// A reward's type: `f32` or `f64`.
 pub trait Real: Copy + PartialOrd + Default + Send + Sync + Into<f64> {
+    /// A square in `f64` whose root this type surely holds.
+    const SAFE_SQUARE: f64;
+
     /// Round to this type.
     fn from_f64(value: f64) -> Self;
 }
 
 impl Real for f32 {
+    const SAFE_SQUARE: f64 = 1e76;
+
     fn from_f64(value: f64) -> Self {
         value as f32
     }
 }
 
 impl Real for f64 {
+    const SAFE_SQUARE: f64 = 1e300;
+
     fn from_f64(value: f64) -> Self {
         value
     }
@@ -167,17 +174,21 @@ impl Kernel<'_> {
             );
             return first.and(second);
         }
-        for group in groups {
-            let bounds = start_of(group) - base..start_of(group + 1) - base;
-            self.group(&rewards[bounds.clone()], &mut out[bounds])?;
-        }
-        Ok(())
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                for group in groups {
+                    let bounds = start_of(group) - base..start_of(group + 1) - base;
+                    self.group(&rewards[bounds.clone()], &mut out[bounds])?;
+                }
+                Ok(())
+            },
+        )
     }
 
+    #[inline(always)]
     fn group<T: Real>(&self, rewards: &[T], out: &mut [T]) -> Result<(), NotFinite> {
-        let spread = Spread::of(rewards);
-        if spread.sum.is_finite() {
-            let Affine { mean, scale } = self.affine(rewards, &spread)?;
+        if let Some(Affine { mean, scale }) = self.affine(rewards) {
             if scale == 0.0 {
                 out.fill(T::default());
                 return Ok(());
@@ -188,33 +199,36 @@ impl Kernel<'_> {
             return Ok(());
         }
         let valid: Vec<T> = rewards.iter().copied().filter(|&reward| !is_nan(reward)).collect();
-        let Affine { mean, scale } = self.affine(&valid, &Spread::of(&valid))?;
+        let Affine { mean, scale } = self.affine(&valid).ok_or(NotFinite)?;
         for (advantage, &reward) in out.iter_mut().zip(rewards) {
-            *advantage =
-                if is_nan(reward) || scale == 0.0 { T::default() } else { T::from_f64((reward.into() - mean) * scale) };
+            let zero = scale == 0.0 || is_nan(reward);
+            *advantage = if zero { T::default() } else { T::from_f64((reward.into() - mean) * scale) };
         }
         Ok(())
     }
 
-    /// The map from reward to advantage; the scale is 0 where the advantage is defined as 0.
-    fn affine<T: Real>(&self, valid: &[T], spread: &Spread<T>) -> Result<Affine, NotFinite> {
-        let count = valid.len();
-        // An exact test: a sum of squares over 0.3, 0.3, 0.3 can leave a residue, which 1 / (sd + eps) magnifies.
-        if spread.low == spread.high {
-            return if spread.low.into().is_finite() { Ok(Affine { mean: 0.0, scale: 0.0 }) } else { Err(NotFinite) };
+    /// The map from reward to advantage, of scale 0 where the advantage is defined as 0; None when a statistic or an
+    /// advantage is not finite, as with a NaN among the rewards.
+    #[inline(always)]
+    fn affine<T: Real>(&self, rewards: &[T]) -> Option<Affine> {
+        let zero = Affine { mean: 0.0, scale: 0.0 };
+        let Some(&first) = rewards.first() else { return Some(zero) };
+        // An exact test: the squares of 0.3, 0.3, 0.3 can leave a residue, which 1 / (sd + std_epsilon) magnifies.
+        if !rewards.iter().fold(false, |differs, &reward| differs | (reward != first)) {
+            return first.into().is_finite().then_some(zero);
         }
-        let mean = spread.sum / count as f64;
-        let mut scale = match self.batch_scale {
-            Some(scale) => scale,
-            None => scale(sum_of_squares(valid, mean), count, self.how),
-        };
+        let count = rewards.len();
+        let mean = sum(rewards) / count as f64;
+        let squares = sum_of_squares(rewards, mean);
+        let mut scale = self.batch_scale.unwrap_or_else(|| scale(squares, count, self.how));
         if self.how.baseline == Baseline::LeaveOneOut {
-            // r_i - mean of the others = (r_i - mean) n / (n - 1); two values differ, so n > 1.
+            // r_i - mean of the others = (r_i - mean) n / (n - 1); two rewards differ, so n > 1.
             scale *= count as f64 / (count - 1) as f64;
         }
-        let reach = (spread.high.into() - spread.low.into()) * scale;
-        let representable: f64 = T::from_f64(reach).into();
-        if mean.is_finite() && representable.is_finite() { Ok(Affine { mean, scale }) } else { Err(NotFinite) }
+        // No deviation is above the root of the squares; only near the end of the range is each advantage looked at.
+        let advantage = |&reward: &T| -> f64 { T::from_f64((reward.into() - mean) * scale).into() };
+        let finite = squares * scale * scale <= T::SAFE_SQUARE || rewards.iter().all(|r| advantage(r).is_finite());
+        finite.then_some(Affine { mean, scale })
     }
 }
 
@@ -224,6 +238,7 @@ struct Affine {
 }
 
 /// `1 / (sd + std_epsilon)`, or 0 where there is no deviation to divide by; NaN when the squares overflow.
+#[inline(always)]
 fn scale(squares: f64, count: usize, how: &Normalisation) -> f64 {
     if count <= how.ddof {
         return 0.0;
@@ -239,9 +254,9 @@ fn scale(squares: f64, count: usize, how: &Normalisation) -> f64 {
 /// The scale over every valid reward of the batch.
 fn batch_scale<T: Real>(rewards: &[T], how: &Normalisation) -> Result<f64, NotFinite> {
     let parts = chunked(rewards, |chunk| {
-        let spread = Spread::of(chunk);
-        if spread.sum.is_finite() {
-            return (spread.sum, chunk.len());
+        let sum = sum(chunk);
+        if sum.is_finite() {
+            return (sum, chunk.len());
         }
         let valid = chunk.iter().filter(|&&reward| !is_nan(reward));
         valid.fold((0.0, 0), |(sum, count), &reward| (sum + reward.into(), count + 1))
@@ -274,36 +289,22 @@ fn chunked<T: Real, P: Send>(rewards: &[T], part: impl Fn(&[T]) -> P + Sync + Se
     }
 }
 
-struct Spread<T> {
-    sum: f64,
-    low: T,
-    high: T,
-}
-
-impl<T: Real> Spread<T> {
-    /// Sum and range in one pass; the range means nothing when a value is NaN, and then the sum is NaN too.
-    fn of(values: &[T]) -> Self {
-        let Some(&first) = values.first() else { return Self { sum: 0.0, low: T::default(), high: T::default() } };
-        let (mut sums, mut lows, mut highs) = ([0.0; LANES], [first; LANES], [first; LANES]);
-        let mut chunks = values.chunks_exact(LANES);
-        for chunk in &mut chunks {
-            for lane in 0..LANES {
-                sums[lane] += chunk[lane].into();
-                lows[lane] = if chunk[lane] < lows[lane] { chunk[lane] } else { lows[lane] };
-                highs[lane] = if chunk[lane] > highs[lane] { chunk[lane] } else { highs[lane] };
-            }
+#[inline(always)]
+fn sum<T: Real>(values: &[T]) -> f64 {
+    let mut sums = [0.0; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for lane in 0..LANES {
+            sums[lane] += chunk[lane].into();
         }
-        for (lane, &value) in chunks.remainder().iter().enumerate() {
-            sums[lane] += value.into();
-            lows[lane] = if value < lows[lane] { value } else { lows[lane] };
-            highs[lane] = if value > highs[lane] { value } else { highs[lane] };
-        }
-        let low = lows.into_iter().fold(first, |low, value| if value < low { value } else { low });
-        let high = highs.into_iter().fold(first, |high, value| if value > high { value } else { high });
-        Self { sum: combine(sums), low, high }
     }
+    for (lane, &value) in chunks.remainder().iter().enumerate() {
+        sums[lane] += value.into();
+    }
+    combine(sums)
 }
 
+#[inline(always)]
 fn sum_of_squares<T: Real>(values: &[T], mean: f64) -> f64 {
     let mut sums = [0.0; LANES];
     let mut chunks = values.chunks_exact(LANES);
@@ -320,6 +321,7 @@ fn sum_of_squares<T: Real>(values: &[T], mean: f64) -> f64 {
     combine(sums)
 }
 
+#[inline(always)]
 fn combine(lanes: [f64; LANES]) -> f64 {
     ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]))
 }
