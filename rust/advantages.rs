@@ -214,7 +214,7 @@ impl Kernel<'_> {
         let zero = Affine { mean: 0.0, scale: 0.0 };
         let Some(&first) = rewards.first() else { return Some(zero) };
         // An exact test: the squares of 0.3, 0.3, 0.3 can leave a residue, which 1 / (sd + std_epsilon) magnifies.
-        if !rewards.iter().fold(false, |differs, &reward| differs | (reward != first)) {
+        if all_equal(rewards, first) {
             return first.into().is_finite().then_some(zero);
         }
         let count = rewards.len();
@@ -287,6 +287,19 @@ fn chunked<T: Real, P: Send>(rewards: &[T], part: impl Fn(&[T]) -> P + Sync + Se
     } else {
         rewards.chunks(CHUNK).map(part).collect()
     }
+}
+
+/// Without an early exit, so that it vectorises and no branch depends on the values.
+#[inline(always)]
+fn all_equal<T: Real>(values: &[T], first: T) -> bool {
+    let mut differs = [false; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for lane in 0..LANES {
+            differs[lane] |= chunk[lane] != first;
+        }
+    }
+    differs == [false; LANES] && chunks.remainder().iter().all(|&value| value == first)
 }
 
 #[inline(always)]
