@@ -385,3 +385,110 @@ pub fn broadcast_len(num_values: usize, lengths: &[i64]) -> Result<usize, Kernel
     }
     Ok(total)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRPO: Normalisation =
+        Normalisation { scaling: Scaling::Group, baseline: Baseline::Mean, ddof: 1, std_epsilon: 1e-4 };
+
+    fn run(rewards: &[f64], group_size: usize, how: Normalisation) -> Result<Vec<f64>, KernelError> {
+        let mut out = vec![f64::NAN; rewards.len()];
+        group_advantages(rewards, group_size, &how, &mut out).map(|()| out)
+    }
+
+    #[test]
+    fn group_of_two_is_worked_by_hand() {
+        // mean 2, squares 1 + 1, ddof 1: sd = sqrt(2); ddof 0: sd = 1.
+        let sample = run(&[1.0, 3.0], 2, Normalisation { std_epsilon: 0.0, ..GRPO }).unwrap();
+        assert!((sample[1] - 0.5f64.sqrt()).abs() < 1e-15 && sample[0] == -sample[1]);
+        assert_eq!(run(&[1.0, 3.0], 2, Normalisation { ddof: 0, std_epsilon: 0.0, ..GRPO }).unwrap(), [-1.0, 1.0]);
+    }
+
+    #[test]
+    fn constant_groups_are_exactly_zero() {
+        for size in [1, 3, 7, 8, 9, 64, 1000] {
+            for scaling in [Scaling::Group, Scaling::Batch, Scaling::None] {
+                let how = Normalisation { scaling, std_epsilon: 0.0, ..GRPO };
+                assert_eq!(run(&vec![0.3; size], size, how).unwrap(), vec![0.0; size]);
+            }
+        }
+        let negative = run(&[-0.3, -0.3], 2, GRPO).unwrap();
+        assert!(negative.iter().all(|advantage| advantage.is_sign_positive()));
+    }
+
+    #[test]
+    fn nan_is_left_out_and_gets_zero() {
+        let advantages = run(&[1.0, f64::NAN, 3.0, f64::NAN, f64::NAN, 5.0], 3, GRPO).unwrap();
+        let alone = run(&[1.0, 3.0], 2, GRPO).unwrap();
+        assert_eq!(advantages, [alone[0], 0.0, alone[1], 0.0, 0.0, 0.0]);
+        assert_eq!(run(&[f64::NAN; 4], 2, Normalisation { scaling: Scaling::Batch, ..GRPO }).unwrap(), [0.0; 4]);
+    }
+
+    #[test]
+    fn leave_one_out_subtracts_the_mean_of_the_others() {
+        let how = Normalisation { scaling: Scaling::None, baseline: Baseline::LeaveOneOut, ..GRPO };
+        // 1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2
+        assert_eq!(run(&[1.0, 2.0, 6.0], 3, how).unwrap(), [-3.0, -1.5, 4.5]);
+    }
+
+    #[test]
+    fn batch_scaling_keeps_the_mean_of_the_group() {
+        // Groups (0, 2) and (4, 6): batch mean 3, squares 9 + 1 + 1 + 9 = 20, ddof 0: sd = sqrt(5).
+        let how = Normalisation { scaling: Scaling::Batch, ddof: 0, std_epsilon: 0.0, ..GRPO };
+        let advantages = run(&[0.0, 2.0, 4.0, 6.0], 2, how).unwrap();
+        let expected = 1.0 / 5f64.sqrt();
+        let off = advantages.iter().zip([-expected, expected, -expected, expected]).map(|(a, b)| (a - b).abs());
+        assert!(off.fold(0.0, f64::max) < 1e-15);
+    }
+
+    #[test]
+    fn ddof_that_leaves_nothing_gives_zero() {
+        assert_eq!(run(&[1.0, 2.0], 2, Normalisation { ddof: 2, ..GRPO }).unwrap(), [0.0, 0.0]);
+        assert_eq!(run(&[1.0, 2.0], 1, GRPO).unwrap(), [0.0, 0.0]);
+        assert_eq!(run(&[], 4, GRPO).unwrap(), Vec::<f64>::new());
+    }
+
+    #[test]
+    fn refusals_name_argument_index_and_value() {
+        let message = |result: Result<Vec<f64>, KernelError>| result.unwrap_err().to_string();
+        assert_eq!(message(run(&[0.0, 1.0, f64::INFINITY, 0.0], 2, GRPO)), "rewards[2] is not finite: inf");
+        assert_eq!(message(run(&[f64::NEG_INFINITY; 2], 2, GRPO)), "rewards[0] is not finite: -inf");
+        assert_eq!(message(run(&[0.0; 10], 4, GRPO)), "rewards has 10 values, which group_size 4 does not divide");
+        assert!(message(run(&[0.0; 10], 0, GRPO)).contains("group_size is 0"));
+        assert!(message(run(&[1e308, -1e308], 2, GRPO)).contains("overflows"));
+        assert!(
+            message(run(&[0.0], 1, Normalisation { std_epsilon: f64::NAN, ..GRPO })).contains("std_epsilon is NaN")
+        );
+    }
+
+    #[test]
+    fn advantages_outside_f32_are_refused_and_those_at_its_edge_are_not() {
+        let how = Normalisation { scaling: Scaling::None, ..GRPO };
+        let mut out = [0f32; 3];
+        assert!(group_advantages(&[f32::MAX, -f32::MAX, -f32::MAX], 3, &how, &mut out).is_err());
+        group_advantages(&[f32::MAX, 0.0, 0.0], 3, &how, &mut out).unwrap();
+        assert!(out.iter().all(|advantage| advantage.is_finite()) && out[0] > 2e38);
+    }
+
+    #[test]
+    fn ragged_groups_agree_with_each_group_alone() {
+        let rewards = [1.0, 2.0, 4.0, 8.0, 3.0, 3.5];
+        let mut out = [f64::NAN; 6];
+        ragged_group_advantages(&rewards, &[0, 4, 4, 6], &GRPO, &mut out).unwrap();
+        assert_eq!(out[..4], run(&rewards[..4], 4, GRPO).unwrap());
+        assert_eq!(out[4..], run(&rewards[4..], 2, GRPO).unwrap());
+    }
+
+    #[test]
+    fn broadcast_repeats_and_refuses() {
+        let mut out = [0.0; 3];
+        broadcast(&[1.0, 9.0, 2.0], &[1, 0, 2], &mut out).unwrap();
+        assert_eq!(out, [1.0, 2.0, 2.0]);
+        assert_eq!(broadcast_len(2, &[1, -1]).unwrap_err().to_string(), "lengths[1] is -1: a length is not negative");
+        assert!(broadcast_len(2, &[i64::MAX, i64::MAX]).is_ok() || cfg!(target_pointer_width = "32"));
+        assert!(broadcast_len(3, &[i64::MAX; 3]).is_err());
+        assert!(broadcast_len(1, &[1, 2]).unwrap_err().to_string().starts_with("lengths has 2 values"));
+    }
+}
