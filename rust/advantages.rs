@@ -18,17 +18,24 @@ const CHUNK: usize = 1 << 12;
 
 /// A reward's type: `f32` or `f64`.
 pub trait Real: Copy + PartialOrd + Default + Send + Sync + Into<f64> {
+    /// A square in `f64` whose root this type surely holds.
+    const SAFE_SQUARE: f64;
+
     /// Round to this type.
     fn from_f64(value: f64) -> Self;
 }
 
 impl Real for f32 {
+    const SAFE_SQUARE: f64 = 1e76;
+
     fn from_f64(value: f64) -> Self {
         value as f32
     }
 }
 
 impl Real for f64 {
+    const SAFE_SQUARE: f64 = 1e300;
+
     fn from_f64(value: f64) -> Self {
         value
     }
@@ -167,17 +174,21 @@ impl Kernel<'_> {
             );
             return first.and(second);
         }
-        for group in groups {
-            let bounds = start_of(group) - base..start_of(group + 1) - base;
-            self.group(&rewards[bounds.clone()], &mut out[bounds])?;
-        }
-        Ok(())
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                for group in groups {
+                    let bounds = start_of(group) - base..start_of(group + 1) - base;
+                    self.group(&rewards[bounds.clone()], &mut out[bounds])?;
+                }
+                Ok(())
+            },
+        )
     }
 
+    #[inline(always)]
     fn group<T: Real>(&self, rewards: &[T], out: &mut [T]) -> Result<(), NotFinite> {
-        let spread = Spread::of(rewards);
-        if spread.sum.is_finite() {
-            let Affine { mean, scale } = self.affine(rewards, &spread)?;
+        if let Some(Affine { mean, scale }) = self.affine(rewards) {
             if scale == 0.0 {
                 out.fill(T::default());
                 return Ok(());
@@ -188,33 +199,36 @@ impl Kernel<'_> {
             return Ok(());
         }
         let valid: Vec<T> = rewards.iter().copied().filter(|&reward| !is_nan(reward)).collect();
-        let Affine { mean, scale } = self.affine(&valid, &Spread::of(&valid))?;
+        let Affine { mean, scale } = self.affine(&valid).ok_or(NotFinite)?;
         for (advantage, &reward) in out.iter_mut().zip(rewards) {
-            *advantage =
-                if is_nan(reward) || scale == 0.0 { T::default() } else { T::from_f64((reward.into() - mean) * scale) };
+            let zero = scale == 0.0 || is_nan(reward);
+            *advantage = if zero { T::default() } else { T::from_f64((reward.into() - mean) * scale) };
         }
         Ok(())
     }
 
-    /// The map from reward to advantage; the scale is 0 where the advantage is defined as 0.
-    fn affine<T: Real>(&self, valid: &[T], spread: &Spread<T>) -> Result<Affine, NotFinite> {
-        let count = valid.len();
-        // An exact test: a sum of squares over 0.3, 0.3, 0.3 can leave a residue, which 1 / (sd + eps) magnifies.
-        if spread.low == spread.high {
-            return if spread.low.into().is_finite() { Ok(Affine { mean: 0.0, scale: 0.0 }) } else { Err(NotFinite) };
+    /// The map from reward to advantage, of scale 0 where the advantage is defined as 0; None when a statistic or an
+    /// advantage is not finite, as with a NaN among the rewards.
+    #[inline(always)]
+    fn affine<T: Real>(&self, rewards: &[T]) -> Option<Affine> {
+        let zero = Affine { mean: 0.0, scale: 0.0 };
+        let Some(&first) = rewards.first() else { return Some(zero) };
+        // An exact test: the squares of 0.3, 0.3, 0.3 can leave a residue, which 1 / (sd + std_epsilon) magnifies.
+        if all_equal(rewards, first) {
+            return first.into().is_finite().then_some(zero);
         }
-        let mean = spread.sum / count as f64;
-        let mut scale = match self.batch_scale {
-            Some(scale) => scale,
-            None => scale(sum_of_squares(valid, mean), count, self.how),
-        };
+        let count = rewards.len();
+        let mean = sum(rewards) / count as f64;
+        let squares = sum_of_squares(rewards, mean);
+        let mut scale = self.batch_scale.unwrap_or_else(|| scale(squares, count, self.how));
         if self.how.baseline == Baseline::LeaveOneOut {
-            // r_i - mean of the others = (r_i - mean) n / (n - 1); two values differ, so n > 1.
+            // r_i - mean of the others = (r_i - mean) n / (n - 1); two rewards differ, so n > 1.
             scale *= count as f64 / (count - 1) as f64;
         }
-        let reach = (spread.high.into() - spread.low.into()) * scale;
-        let representable: f64 = T::from_f64(reach).into();
-        if mean.is_finite() && representable.is_finite() { Ok(Affine { mean, scale }) } else { Err(NotFinite) }
+        // No deviation is above the root of the squares; only near the end of the range is each advantage looked at.
+        let advantage = |&reward: &T| -> f64 { T::from_f64((reward.into() - mean) * scale).into() };
+        let finite = squares * scale * scale <= T::SAFE_SQUARE || rewards.iter().all(|r| advantage(r).is_finite());
+        finite.then_some(Affine { mean, scale })
     }
 }
 
@@ -224,6 +238,7 @@ struct Affine {
 }
 
 /// `1 / (sd + std_epsilon)`, or 0 where there is no deviation to divide by; NaN when the squares overflow.
+#[inline(always)]
 fn scale(squares: f64, count: usize, how: &Normalisation) -> f64 {
     if count <= how.ddof {
         return 0.0;
@@ -239,9 +254,9 @@ fn scale(squares: f64, count: usize, how: &Normalisation) -> f64 {
 /// The scale over every valid reward of the batch.
 fn batch_scale<T: Real>(rewards: &[T], how: &Normalisation) -> Result<f64, NotFinite> {
     let parts = chunked(rewards, |chunk| {
-        let spread = Spread::of(chunk);
-        if spread.sum.is_finite() {
-            return (spread.sum, chunk.len());
+        let sum = sum(chunk);
+        if sum.is_finite() {
+            return (sum, chunk.len());
         }
         let valid = chunk.iter().filter(|&&reward| !is_nan(reward));
         valid.fold((0.0, 0), |(sum, count), &reward| (sum + reward.into(), count + 1))
@@ -274,36 +289,35 @@ fn chunked<T: Real, P: Send>(rewards: &[T], part: impl Fn(&[T]) -> P + Sync + Se
     }
 }
 
-struct Spread<T> {
-    sum: f64,
-    low: T,
-    high: T,
-}
-
-impl<T: Real> Spread<T> {
-    /// Sum and range in one pass; the range means nothing when a value is NaN, and then the sum is NaN too.
-    fn of(values: &[T]) -> Self {
-        let Some(&first) = values.first() else { return Self { sum: 0.0, low: T::default(), high: T::default() } };
-        let (mut sums, mut lows, mut highs) = ([0.0; LANES], [first; LANES], [first; LANES]);
-        let mut chunks = values.chunks_exact(LANES);
-        for chunk in &mut chunks {
-            for lane in 0..LANES {
-                sums[lane] += chunk[lane].into();
-                lows[lane] = if chunk[lane] < lows[lane] { chunk[lane] } else { lows[lane] };
-                highs[lane] = if chunk[lane] > highs[lane] { chunk[lane] } else { highs[lane] };
-            }
+/// Without an early exit, so that it vectorises and no branch depends on the values.
+#[inline(always)]
+fn all_equal<T: Real>(values: &[T], first: T) -> bool {
+    let mut differs = [false; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for lane in 0..LANES {
+            differs[lane] |= chunk[lane] != first;
         }
-        for (lane, &value) in chunks.remainder().iter().enumerate() {
-            sums[lane] += value.into();
-            lows[lane] = if value < lows[lane] { value } else { lows[lane] };
-            highs[lane] = if value > highs[lane] { value } else { highs[lane] };
-        }
-        let low = lows.into_iter().fold(first, |low, value| if value < low { value } else { low });
-        let high = highs.into_iter().fold(first, |high, value| if value > high { value } else { high });
-        Self { sum: combine(sums), low, high }
     }
+    differs == [false; LANES] && chunks.remainder().iter().all(|&value| value == first)
 }
 
+#[inline(always)]
+fn sum<T: Real>(values: &[T]) -> f64 {
+    let mut sums = [0.0; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for lane in 0..LANES {
+            sums[lane] += chunk[lane].into();
+        }
+    }
+    for (lane, &value) in chunks.remainder().iter().enumerate() {
+        sums[lane] += value.into();
+    }
+    combine(sums)
+}
+
+#[inline(always)]
 fn sum_of_squares<T: Real>(values: &[T], mean: f64) -> f64 {
     let mut sums = [0.0; LANES];
     let mut chunks = values.chunks_exact(LANES);
@@ -320,6 +334,7 @@ fn sum_of_squares<T: Real>(values: &[T], mean: f64) -> f64 {
     combine(sums)
 }
 
+#[inline(always)]
 fn combine(lanes: [f64; LANES]) -> f64 {
     ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]))
 }
@@ -369,4 +384,111 @@ pub fn broadcast_len(num_values: usize, lengths: &[i64]) -> Result<usize, Kernel
         total = total.checked_add(length).ok_or_else(|| bad("the lengths add up to more than can be addressed"))?;
     }
     Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRPO: Normalisation =
+        Normalisation { scaling: Scaling::Group, baseline: Baseline::Mean, ddof: 1, std_epsilon: 1e-4 };
+
+    fn run(rewards: &[f64], group_size: usize, how: Normalisation) -> Result<Vec<f64>, KernelError> {
+        let mut out = vec![f64::NAN; rewards.len()];
+        group_advantages(rewards, group_size, &how, &mut out).map(|()| out)
+    }
+
+    #[test]
+    fn group_of_two_is_worked_by_hand() {
+        // mean 2, squares 1 + 1, ddof 1: sd = sqrt(2); ddof 0: sd = 1.
+        let sample = run(&[1.0, 3.0], 2, Normalisation { std_epsilon: 0.0, ..GRPO }).unwrap();
+        assert!((sample[1] - 0.5f64.sqrt()).abs() < 1e-15 && sample[0] == -sample[1]);
+        assert_eq!(run(&[1.0, 3.0], 2, Normalisation { ddof: 0, std_epsilon: 0.0, ..GRPO }).unwrap(), [-1.0, 1.0]);
+    }
+
+    #[test]
+    fn constant_groups_are_exactly_zero() {
+        for size in [1, 3, 7, 8, 9, 64, 1000] {
+            for scaling in [Scaling::Group, Scaling::Batch, Scaling::None] {
+                let how = Normalisation { scaling, std_epsilon: 0.0, ..GRPO };
+                assert_eq!(run(&vec![0.3; size], size, how).unwrap(), vec![0.0; size]);
+            }
+        }
+        let negative = run(&[-0.3, -0.3], 2, GRPO).unwrap();
+        assert!(negative.iter().all(|advantage| advantage.is_sign_positive()));
+    }
+
+    #[test]
+    fn nan_is_left_out_and_gets_zero() {
+        let advantages = run(&[1.0, f64::NAN, 3.0, f64::NAN, f64::NAN, 5.0], 3, GRPO).unwrap();
+        let alone = run(&[1.0, 3.0], 2, GRPO).unwrap();
+        assert_eq!(advantages, [alone[0], 0.0, alone[1], 0.0, 0.0, 0.0]);
+        assert_eq!(run(&[f64::NAN; 4], 2, Normalisation { scaling: Scaling::Batch, ..GRPO }).unwrap(), [0.0; 4]);
+    }
+
+    #[test]
+    fn leave_one_out_subtracts_the_mean_of_the_others() {
+        let how = Normalisation { scaling: Scaling::None, baseline: Baseline::LeaveOneOut, ..GRPO };
+        // 1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2
+        assert_eq!(run(&[1.0, 2.0, 6.0], 3, how).unwrap(), [-3.0, -1.5, 4.5]);
+    }
+
+    #[test]
+    fn batch_scaling_keeps_the_mean_of_the_group() {
+        // Groups (0, 2) and (4, 6): batch mean 3, squares 9 + 1 + 1 + 9 = 20, ddof 0: sd = sqrt(5).
+        let how = Normalisation { scaling: Scaling::Batch, ddof: 0, std_epsilon: 0.0, ..GRPO };
+        let advantages = run(&[0.0, 2.0, 4.0, 6.0], 2, how).unwrap();
+        let expected = 1.0 / 5f64.sqrt();
+        let off = advantages.iter().zip([-expected, expected, -expected, expected]).map(|(a, b)| (a - b).abs());
+        assert!(off.fold(0.0, f64::max) < 1e-15);
+    }
+
+    #[test]
+    fn ddof_that_leaves_nothing_gives_zero() {
+        assert_eq!(run(&[1.0, 2.0], 2, Normalisation { ddof: 2, ..GRPO }).unwrap(), [0.0, 0.0]);
+        assert_eq!(run(&[1.0, 2.0], 1, GRPO).unwrap(), [0.0, 0.0]);
+        assert_eq!(run(&[], 4, GRPO).unwrap(), Vec::<f64>::new());
+    }
+
+    #[test]
+    fn refusals_name_argument_index_and_value() {
+        let message = |result: Result<Vec<f64>, KernelError>| result.unwrap_err().to_string();
+        assert_eq!(message(run(&[0.0, 1.0, f64::INFINITY, 0.0], 2, GRPO)), "rewards[2] is not finite: inf");
+        assert_eq!(message(run(&[f64::NEG_INFINITY; 2], 2, GRPO)), "rewards[0] is not finite: -inf");
+        assert_eq!(message(run(&[0.0; 10], 4, GRPO)), "rewards has 10 values, which group_size 4 does not divide");
+        assert!(message(run(&[0.0; 10], 0, GRPO)).contains("group_size is 0"));
+        assert!(message(run(&[1e308, -1e308], 2, GRPO)).contains("overflows"));
+        assert!(
+            message(run(&[0.0], 1, Normalisation { std_epsilon: f64::NAN, ..GRPO })).contains("std_epsilon is NaN")
+        );
+    }
+
+    #[test]
+    fn advantages_outside_f32_are_refused_and_those_at_its_edge_are_not() {
+        let how = Normalisation { scaling: Scaling::None, ..GRPO };
+        let mut out = [0f32; 3];
+        assert!(group_advantages(&[f32::MAX, -f32::MAX, -f32::MAX], 3, &how, &mut out).is_err());
+        group_advantages(&[f32::MAX, 0.0, 0.0], 3, &how, &mut out).unwrap();
+        assert!(out.iter().all(|advantage| advantage.is_finite()) && out[0] > 2e38);
+    }
+
+    #[test]
+    fn ragged_groups_agree_with_each_group_alone() {
+        let rewards = [1.0, 2.0, 4.0, 8.0, 3.0, 3.5];
+        let mut out = [f64::NAN; 6];
+        ragged_group_advantages(&rewards, &[0, 4, 4, 6], &GRPO, &mut out).unwrap();
+        assert_eq!(out[..4], run(&rewards[..4], 4, GRPO).unwrap());
+        assert_eq!(out[4..], run(&rewards[4..], 2, GRPO).unwrap());
+    }
+
+    #[test]
+    fn broadcast_repeats_and_refuses() {
+        let mut out = [0.0; 3];
+        broadcast(&[1.0, 9.0, 2.0], &[1, 0, 2], &mut out).unwrap();
+        assert_eq!(out, [1.0, 2.0, 2.0]);
+        assert_eq!(broadcast_len(2, &[1, -1]).unwrap_err().to_string(), "lengths[1] is -1: a length is not negative");
+        assert!(broadcast_len(2, &[i64::MAX, i64::MAX]).is_ok() || cfg!(target_pointer_width = "32"));
+        assert!(broadcast_len(3, &[i64::MAX; 3]).is_err());
+        assert!(broadcast_len(1, &[1, 2]).unwrap_err().to_string().starts_with("lengths has 2 values"));
+    }
 }

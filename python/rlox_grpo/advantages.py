@@ -90,7 +90,9 @@ def _floats(values: Any, name: str) -> NDArray[Any]:
     if values.ndim != 1 or not (kind in "iub" or (kind == "f" and size <= 8)):
         raise TypeError(f"{name} has dtype {values.dtype} and shape {values.shape}: {_EXPECTED}")
     dtype = np.float64 if kind == "f" and size == 8 and given not in (list, tuple) else np.float32
-    return np.require(values, dtype, "CA")
+    if values.dtype == dtype and values.flags.c_contiguous and values.flags.aligned:
+        return values
+    return np.array(values, dtype=dtype, order="C")
 
 
 def _array(values: Any, name: str) -> NDArray[Any]:

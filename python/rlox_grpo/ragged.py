@@ -62,4 +62,6 @@ def integers(values: Any, name: str, ndim: int) -> Int64Array:
         raise TypeError(
             f"{name} has dtype {array.dtype} and shape {array.shape}: expected int64 of {ndim} dimension(s)"
         )
-    return np.require(array, np.int64, "CA")
+    if array.dtype == np.int64 and array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return np.array(array, dtype=np.int64, order="C")

@@ -124,3 +124,49 @@ impl<'a> RowLayout<'a> {
         (self.prompts.row(self.prompt_of_row[row] as usize), self.completions.row(row))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_then_its_completion_then_padding() {
+        let prompts = Ragged::new(&[1, 2, 3], &[0, 2, 3], "offsets").unwrap();
+        let completions = Ragged::new(&[7, 0, 0, 9], &[0, 2, 3, 3, 4], "offsets").unwrap();
+        let (prompt_of_row, train) = ([0, 0, 1, 1], [true, false, true, true]);
+        let layout = RowLayout::new(prompts, completions, &prompt_of_row, &train, &[0, 1, 3]).unwrap();
+        assert_eq!(layout.widths(1).unwrap(), (4, 2));
+        let (mut ids, mut mask, mut positions) = ([8; 12], [true; 12], [8; 12]);
+        let (mut completion_ids, mut completion_mask, mut loss_mask) = ([8; 6], [true; 6], [true; 6]);
+        let mut prompt_lengths = [0; 3];
+        let out = LayoutOut {
+            input_ids: &mut ids,
+            attention_mask: &mut mask,
+            position_ids: &mut positions,
+            completion_ids: &mut completion_ids,
+            completion_mask: &mut completion_mask,
+            loss_mask: &mut loss_mask,
+            prompt_lengths: &mut prompt_lengths,
+        };
+        layout.fill((4, 2), -1, out).unwrap();
+        assert_eq!(ids, [1, 2, 7, 0, 1, 2, 0, -1, 3, 9, -1, -1]);
+        assert_eq!(mask.map(u8::from), [1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 0]);
+        assert_eq!(positions, [0, 1, 2, 3, 0, 1, 2, 0, 0, 1, 0, 0]);
+        assert_eq!(completion_ids, [7, 0, 0, -1, 9, -1]);
+        assert_eq!(completion_mask.map(u8::from), [1, 1, 1, 0, 1, 0]);
+        assert_eq!(loss_mask.map(u8::from), [1, 1, 0, 0, 1, 0]);
+        assert_eq!(prompt_lengths, [2, 2, 1]);
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_named() {
+        let prompts = Ragged::new(&[1], &[0, 1], "offsets").unwrap();
+        let empty = Ragged::new(&[1], &[0, 1, 1], "offsets").unwrap();
+        let message = |result: Result<RowLayout<'_>, KernelError>| result.unwrap_err().to_string();
+        assert!(message(RowLayout::new(prompts, prompts, &[0, 0], &[true], &[])).starts_with("prompt_of_row has 2"));
+        assert!(message(RowLayout::new(prompts, prompts, &[0], &[], &[])).starts_with("train has 0"));
+        assert!(message(RowLayout::new(prompts, prompts, &[1], &[true], &[])).starts_with("prompt_of_row[0] is 1"));
+        assert!(message(RowLayout::new(prompts, prompts, &[0], &[true], &[-1])).starts_with("rows[0] is -1"));
+        assert!(message(RowLayout::new(empty, prompts, &[0], &[true], &[0])).starts_with("prompt_lengths[1] is 0"));
+    }
+}

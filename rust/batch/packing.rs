@@ -10,6 +10,9 @@ use std::collections::BinaryHeap;
 /// Most ranks: each takes at least one micro-batch, so that a mistyped number would fill the memory.
 const MAX_RANKS: usize = 1 << 20;
 
+/// Longest row: beyond any text, and no sum of costs overflows.
+const MAX_LENGTH: i64 = 1 << 32;
+
 /// What a row longer than the budget means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Oversize {
@@ -71,8 +74,8 @@ fn check(lengths: &[i64], how: &Packing) -> Result<(), KernelError> {
         });
     }
     for (index, &length) in lengths.iter().enumerate() {
-        if length < 0 {
-            let reason = "a length is not negative";
+        if !(0..=MAX_LENGTH).contains(&length) {
+            let reason = "a length is from 0 to 2^32";
             return Err(KernelError::BadElement { argument: "lengths", index, value: length, reason });
         }
         if length > how.token_budget && how.oversize == Oversize::Refuse {
@@ -92,7 +95,8 @@ struct Packer<'a> {
 impl Packer<'_> {
     fn row_cost(&self, row: usize) -> u128 {
         let length = u128::from(self.lengths[row].unsigned_abs());
-        length * u128::from(self.how.linear_cost) + length * length
+        // One more, so that rows of no tokens spread over the bins too.
+        length * u128::from(self.how.linear_cost) + length * length + 1
     }
 
     fn cost(&self, bin: &[usize]) -> u128 {
@@ -181,8 +185,7 @@ impl Packer<'_> {
     }
 
     fn splittable_cost(&self, run: &[usize]) -> u128 {
-        // One more than the cost, so that rows of no tokens are halved before single rows, which come last.
-        if run.len() > 1 { self.cost(run) + 1 } else { 0 }
+        if run.len() > 1 { self.cost(run) } else { 0 }
     }
 
     /// The fewest runs within the budget that cost no more than `limit` each; a row that alone costs more is alone.
@@ -201,5 +204,58 @@ impl Packer<'_> {
             runs.push(vec![row]);
         }
         runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Packing =
+        Packing { token_budget: 10, padded: false, num_ranks: 1, linear_cost: 0, oversize: Oversize::Refuse };
+
+    #[test]
+    fn rows_fill_the_budget_and_no_more() {
+        assert_eq!(pack(&[6, 4, 7, 3], &PLAIN).unwrap(), [vec![2, 3], vec![0, 1]]);
+        // Padded, 6 and 4 cost 12: only equal rows go together.
+        let padded = Packing { padded: true, ..PLAIN };
+        assert_eq!(pack(&[6, 4, 5, 4, 5], &padded).unwrap(), [vec![2, 4], vec![0], vec![1, 3]]);
+    }
+
+    #[test]
+    fn ranks_get_equal_counts_even_when_rows_are_few() {
+        for padded in [false, true] {
+            let how = Packing { num_ranks: 4, padded, ..PLAIN };
+            let mut bins = pack(&[1, 2, 3], &how).unwrap();
+            assert_eq!(bins.len(), 4);
+            bins.sort();
+            assert_eq!(bins, [vec![], vec![0], vec![1], vec![2]]);
+            assert!(pack(&[1; 9], &how).unwrap().iter().all(|bin| !bin.is_empty()));
+            assert!(pack(&[0; 9], &how).unwrap().iter().all(|bin| !bin.is_empty()));
+        }
+    }
+
+    #[test]
+    fn a_row_over_the_budget_is_refused_or_alone() {
+        let message = pack(&[3, 11], &PLAIN).unwrap_err().to_string();
+        assert_eq!(message, "lengths[1] is 11, over the token_budget of 10");
+        for padded in [false, true] {
+            let how = Packing { oversize: Oversize::Alone, padded, ..PLAIN };
+            assert_eq!(pack(&[3, 11, 12, 0], &how).unwrap()[..2], [vec![2], vec![1]]);
+        }
+    }
+
+    #[test]
+    fn refusals_and_nothing() {
+        assert!(pack(&[], &PLAIN).unwrap().is_empty());
+        assert!(pack(&[1], &Packing { token_budget: 0, ..PLAIN }).is_err());
+        assert!(pack(&[1], &Packing { num_ranks: 0, ..PLAIN }).is_err());
+        assert!(pack(&[1], &Packing { num_ranks: usize::MAX, ..PLAIN }).is_err());
+        assert_eq!(pack(&[0, -1], &PLAIN).unwrap_err().to_string(), "lengths[1] is -1: a length is from 0 to 2^32");
+        assert!(pack(&[i64::MAX], &PLAIN).is_err());
+        let huge = Packing { token_budget: i64::MAX, linear_cost: u64::MAX, ..PLAIN };
+        for padded in [false, true] {
+            assert_eq!(pack(&[MAX_LENGTH; 3], &Packing { padded, ..huge }).unwrap(), [[0, 1, 2]]);
+        }
     }
 }

@@ -179,3 +179,49 @@ pub(super) fn check_size(length: usize, expected: usize) -> Result<(), KernelErr
     }
     Err(KernelError::LengthMismatch { argument: "out", length, other: "the rectangle", expected })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn padded(side: Side) -> (Vec<i64>, Vec<bool>, Vec<i64>) {
+        let rows = Ragged::new(&[0, 8, 9], &[0, 1, 1, 3], "offsets").unwrap();
+        let (mut ids, mut mask, mut positions) = (vec![5; 6], vec![true; 6], vec![5; 6]);
+        let out = Rectangle { ids: &mut ids, mask: &mut mask, positions: &mut positions };
+        pad(&rows, 2, side, 0, out).unwrap();
+        (ids, mask, positions)
+    }
+
+    #[test]
+    fn masks_come_from_lengths_even_where_a_token_is_the_padding() {
+        let right = padded(Side::Right);
+        assert_eq!(right.0, [0, 0, 0, 0, 8, 9]);
+        assert_eq!(right.1, [true, false, false, false, true, true]);
+        assert_eq!(right.2, [0, 0, 0, 0, 0, 1]);
+        let left = padded(Side::Left);
+        assert_eq!(left.1, [false, true, false, false, true, true]);
+        assert_eq!(left.2, [0, 0, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn widths_round_up_and_refuse_what_cannot_be_addressed() {
+        assert_eq!(width_for([3, 5].into_iter(), 4).unwrap(), 8);
+        assert_eq!(width_for([].into_iter(), 4).unwrap(), 0);
+        assert!(width_for([1].into_iter(), 0).is_err());
+        assert!(width_for([usize::MAX / 4, 1].into_iter(), 1).is_err());
+        assert!(width_for([1].into_iter(), usize::MAX).is_err());
+    }
+
+    #[test]
+    fn values_of_chosen_rows() {
+        let values = Ragged::new(&[1.0, 2.0, 3.0], &[0, 2, 3], "offsets").unwrap();
+        let mut out = [9.0; 6];
+        pad_values(&values, &[1, 0, 1], 2, -1.0, &mut out).unwrap();
+        assert_eq!(out, [3.0, -1.0, 1.0, 2.0, 3.0, -1.0]);
+        let message = pad_values(&values, &[2], 2, 0.0, &mut [0.0; 2]).unwrap_err().to_string();
+        assert!(message.starts_with("rows[0] is 2"), "{message}");
+        let message = pad_values(&values, &[0], 1, 0.0, &mut [0.0; 1]).unwrap_err().to_string();
+        assert!(message.starts_with("row_lengths[0] is 2"), "{message}");
+        assert!(pad_values(&values, &[0], 2, 0.0, &mut [0.0; 1]).is_err());
+    }
+}

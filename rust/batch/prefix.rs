@@ -55,3 +55,25 @@ pub fn share_prefixes(prompts: &Ragged<'_, i64>) -> SharedPrefixes {
     }
     SharedPrefixes { prompt_of_row, first_row, rows, offsets }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_rows_share_and_prefixes_of_each_other_do_not() {
+        // [1 2], [1], [], [1 2], [1]
+        let prompts = Ragged::new(&[1, 2, 1, 1, 2, 1], &[0, 2, 3, 3, 5, 6], "offsets").unwrap();
+        let shared = share_prefixes(&prompts);
+        assert_eq!(shared.prompt_of_row, [0, 1, 2, 0, 1]);
+        assert_eq!(shared.first_row, [0, 1, 2]);
+        assert_eq!(shared.rows, [0, 3, 1, 4, 2]);
+        assert_eq!(shared.offsets, [0, 2, 4, 5]);
+    }
+
+    #[test]
+    fn nothing_gives_nothing() {
+        let shared = share_prefixes(&Ragged::new(&[], &[0], "offsets").unwrap());
+        assert_eq!(shared, SharedPrefixes { prompt_of_row: vec![], first_row: vec![], rows: vec![], offsets: vec![0] });
+    }
+}
