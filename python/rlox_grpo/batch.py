@@ -168,6 +168,7 @@ def microbatches(
     *,
     token_budget: int,
     padded: bool = True,
+    share_prompts: bool = False,
     num_ranks: int = 1,
     rank: int = 0,
     linear_cost: int = LINEAR_COST,
@@ -185,18 +186,31 @@ def microbatches(
     ``row_index`` says where each row came from. With ``num_ranks`` above 1 every rank is given the same groups and
     gets its own share, as many micro-batches as the others; one can be empty when there are fewer rows than ranks.
     The arguments are those of `build_batch` and `pack`, and so are the errors.
+
+    With ``share_prompts`` a prompt stands once beside its completions: groups stay together where they fit, a group
+    over the budget is cut into several with a prompt each, and the tokens counted are those forwarded, unpadded.
     """
     step = _Rows.of(scored_groups, advantages, train_truncated)
     denominators = step.denominators(num_loss_tokens, num_sequences)
+    parts = step.parts(token_budget) if share_prompts else [[row] for row in range(step.count)]
     packing = pack(
-        step.lengths,
+        [step.tokens_of(part) for part in parts],
         token_budget=token_budget,
-        padded=padded,
+        padded=padded and not share_prompts,
         num_ranks=num_ranks,
         linear_cost=linear_cost,
         oversize=oversize,
     )
-    return [step.batch(rows, denominators, pad_token_id, multiple_of, device) for rows in packing.of_rank(rank)]
+    return [
+        step.batch(
+            np.sort(np.array([row for place in places for row in parts[place]], np.int64)),
+            denominators,
+            pad_token_id,
+            multiple_of,
+            device,
+        )
+        for places in packing.of_rank(rank)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,10 +251,22 @@ class _Rows:
     def count(self) -> int:
         return len(self.train)
 
-    @property
-    def lengths(self) -> Int64Array:
-        """``int64 [N]``, prompt and completion."""
-        return np.diff(self.prompt_offsets)[self.prompt_of_row] + np.diff(self.completion_offsets)
+    def tokens_of(self, rows: Sequence[int]) -> int:
+        """Tokens of rows that share a prompt, which is counted once."""
+        prompt = self.prompt_of_row[rows[0]]
+        completions = sum(self.completion_offsets[row + 1] - self.completion_offsets[row] for row in rows)
+        return int(self.prompt_offsets[prompt + 1] - self.prompt_offsets[prompt] + completions)
+
+    def parts(self, token_budget: int) -> list[list[int]]:
+        """Rows of each group, cut where the next one would pass the budget."""
+        parts: list[list[int]] = []
+        for row in range(self.count):
+            same_prompt = bool(parts) and self.prompt_of_row[parts[-1][0]] == self.prompt_of_row[row]
+            if same_prompt and self.tokens_of([*parts[-1], row]) <= token_budget:
+                parts[-1].append(row)
+            else:
+                parts.append([row])
+        return parts
 
     def denominators(self, num_loss_tokens: float | None, num_sequences: float | None) -> tuple[float, float]:
         """Loss tokens and sequences that hold one, counted here where they are not given."""
@@ -289,6 +315,7 @@ class _Rows:
             loss_mask=tensor(loss_mask),
             advantages=tensor(self.advantages[rows]),
             row_index=tensor(rows),
+            prompt_index=tensor(self.prompt_of_row[rows]),
             num_loss_tokens=denominators[0],
             num_sequences=denominators[1],
             sampling_log_probs=tensor(log_probs),

@@ -23,12 +23,27 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlox_grpo.log_probs import OutputHead, token_log_probs
+from rlox_grpo.packed_attention import NAME as PACKED_ATTENTION
+from rlox_grpo.packed_attention import packed_layout
 from rlox_grpo.types import Batch
 
 logger = logging.getLogger(__name__)
 
-ForwardFn = Callable[[Batch], tuple[Tensor, Tensor]]
-"""Batch → log-probs ``[N, T]`` with gradient and entropies ``[N, T]`` without; zeros outside ``loss_mask``."""
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """Batch → log-probs ``[N, T]`` with gradient and entropies ``[N, T]`` without; zeros outside ``loss_mask``.
+
+    Attributes:
+        shares_prompts: Whether a prompt that neighbouring rows share is forwarded once.
+    """
+
+    compute: Callable[[Batch], tuple[Tensor, Tensor]]
+    shares_prompts: bool
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Run the model over ``batch``."""
+        return self.compute(batch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,36 +70,42 @@ def make_forward(
     temperature: float = 1.0,
     vocabulary: int | None = None,
     autocast_dtype: torch.dtype | None = None,
-) -> ForwardFn:
-    """The forward that fits ``model``.
+    share_prompts: bool = True,
+) -> Forward:
+    """Choose the forward that fits ``model``.
 
     Args:
         model: a transformers causal LM (bare or with adapters), or any module with ``forward(input_ids) -> logits``.
         temperature: logits are divided by it, as in sampling.
         vocabulary: ids from here on are padding rows of the embedding that no tokenizer reaches; they take no part.
         autocast_dtype: arithmetic of the decoder and the head when it is not the weights' own.
-
-    Raises:
-        ValueError: log-probs asked for on a temperature that is not positive.
+        share_prompts: take the packed way where the model allows it.
     """
     split = split_model(model)
 
     def arithmetic(device: torch.device) -> AbstractContextManager[object]:
-        if autocast_dtype is None:
-            return nullcontext()
-        return torch.autocast(device.type, autocast_dtype)
+        return nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
 
-    def by_hidden_states(batch: Batch) -> tuple[Tensor, Tensor]:
-        assert split is not None
-        with arithmetic(batch.input_ids.device):
-            hidden = split.decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [N, L, H]
-        hidden = hidden[_predicting_positions(batch)]  # [M, H]
+    def of_hidden(hidden: Tensor, batch: Batch, split: SplitModel) -> tuple[Tensor, Tensor]:
+        """``hidden [M, H]``, of the positions that predict the tokens under ``loss_mask``, in row order."""
         if autocast_dtype is not None:
             hidden = hidden.to(autocast_dtype)
         log_probs, entropy = token_log_probs(
             hidden, batch.completion_ids[batch.loss_mask], split.output_head(vocabulary), temperature=temperature
         )
         return _rectangle(log_probs, batch.loss_mask), _rectangle(entropy, batch.loss_mask)
+
+    def packed(batch: Batch) -> tuple[Tensor, Tensor]:
+        assert split is not None
+        with arithmetic(batch.input_ids.device):
+            hidden = _packed_hidden(split.decoder, batch)
+        return of_hidden(hidden, batch, split)
+
+    def by_hidden_states(batch: Batch) -> tuple[Tensor, Tensor]:
+        assert split is not None
+        with arithmetic(batch.input_ids.device):
+            hidden = split.decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [N, L, H]
+        return of_hidden(hidden[_predicting_positions(batch)], batch, split)
 
     def by_logits(batch: Batch) -> tuple[Tensor, Tensor]:
         with arithmetic(batch.input_ids.device):
@@ -98,7 +119,114 @@ def make_forward(
             entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
         return _rectangle(log_probs, batch.loss_mask), _rectangle(entropy, batch.loss_mask)
 
-    return by_hidden_states if split is not None else by_logits
+    if split is None:
+        return Forward(by_logits, shares_prompts=False)
+    if share_prompts and can_pack(split):
+        return Forward(packed, shares_prompts=True)
+    return Forward(by_hidden_states, shares_prompts=False)
+
+
+def _packed_hidden(decoder: nn.Module, batch: Batch) -> Tensor:
+    """Hidden states ``[M, H]`` that predict the tokens under ``loss_mask``, each prompt forwarded once."""
+    device = batch.input_ids.device
+    prompt_index, prompt_lengths, lengths, ids = (
+        tensor.cpu()
+        for tensor in (batch.prompt_index, batch.prompt_lengths, batch.completion_mask.sum(dim=1), batch.input_ids)
+    )
+    groups = [rows.tolist() for rows in torch.arange(len(ids)).split(_run_lengths(prompt_index))]
+    # A completion's last token predicts nothing that is asked for, so it is not forwarded.
+    forwarded = [[max(int(lengths[row]) - 1, 0) for row in rows] for rows in groups]
+    layout = packed_layout([int(prompt_lengths[rows[0]]) for rows in groups], forwarded, device)
+    tokens, positions = [], []
+    for rows, counts in zip(groups, forwarded, strict=True):
+        prompt = int(prompt_lengths[rows[0]])
+        tokens.append(ids[rows[0], :prompt])
+        positions.append(torch.arange(prompt))
+        for row, count in zip(rows, counts, strict=True):
+            tokens.append(ids[row, prompt : prompt + count])
+            positions.append(torch.arange(prompt, prompt + count))
+    hidden = decoder(
+        input_ids=torch.cat(tokens)[None].to(device),
+        position_ids=torch.cat(positions)[None].to(device),
+        attention_mask=_NO_MASK.to(device),
+        use_cache=False,
+        packed_layout=layout,
+    ).last_hidden_state[0]  # [S, H]
+    # Token 0 of a completion is predicted by its prompt's last token, token t by the completion's token t − 1.
+    last_of_prompt = torch.tensor([middle - 1 for _, middle, _ in layout.spans], device=device)[layout.prompt_of]
+    predicting = torch.cat([last_of_prompt[:, None], layout.completion_index], dim=1)[:, : batch.loss_mask.shape[1]]
+    return hidden[predicting[batch.loss_mask]]
+
+
+def _run_lengths(values: Tensor) -> list[int]:
+    """Lengths of the runs of equal neighbours."""
+    counts: list[int] = torch.unique_consecutive(values, return_counts=True)[1].tolist()
+    return counts
+
+
+# Attention masks are the layout's business: one of four dimensions makes transformers build none of its own.
+_NO_MASK = torch.zeros(1, 1, 1, 1)
+
+
+def can_pack(split: SplitModel) -> bool:
+    """Whether the decoder gives the same hidden states packed as row by row; then its attention is set to allow it."""
+    decoder: Any = split.decoder
+    before = decoder.config._attn_implementation
+    if before == PACKED_ATTENTION:
+        return True
+    if before != "sdpa" or decoder.config.get_text_config() is not decoder.config:
+        logger.info(
+            "%s: its attention is %s; prompts are forwarded with each completion", type(decoder).__name__, before
+        )
+        return False
+    batch = _trial_batch(split.head.weight.device, split.head.weight.shape[0])
+    was_training = decoder.training
+    decoder.eval()
+    try:
+        with torch.no_grad():
+            expected = decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state[
+                _predicting_positions(batch)
+            ]
+            decoder.set_attn_implementation(PACKED_ATTENTION)
+            same = _close(_packed_hidden(decoder, batch), expected)
+    except (ValueError, TypeError, RuntimeError, IndexError, KeyError) as error:
+        logger.info("%s: %s", type(decoder).__name__, error)
+        same = False
+    finally:
+        decoder.train(was_training)
+    if not same:
+        decoder.set_attn_implementation(before)
+        logger.info("%s cannot be packed; prompts are forwarded with each completion", type(decoder).__name__)
+    return same
+
+
+def _trial_batch(device: torch.device, vocabulary: int) -> Batch:
+    """Two prompts of 3 and 2 tokens, two completions each of 1 to 4 tokens."""
+    prompt_lengths, lengths = torch.tensor([3, 3, 2, 2]), torch.tensor([2, 4, 1, 3])
+    mask = torch.arange(4) < lengths[:, None]
+    ids = (torch.arange(28).reshape(4, 7) * 5 + 3) % vocabulary
+    ids[1, :3], ids[3, :2] = ids[0, :3], ids[2, :2]
+    completion_ids = torch.stack([row[p : p + 4] for row, p in zip(ids, prompt_lengths.tolist(), strict=True)])
+    return Batch(
+        input_ids=ids.to(device),
+        attention_mask=torch.ones_like(ids, dtype=torch.bool, device=device),
+        position_ids=torch.arange(7, device=device).expand(4, -1),
+        prompt_lengths=prompt_lengths.to(device),
+        completion_ids=completion_ids.to(device),
+        completion_mask=mask.to(device),
+        loss_mask=mask.to(device),
+        advantages=torch.zeros(4, device=device),
+        row_index=torch.arange(4, device=device),
+        prompt_index=torch.tensor([0, 0, 1, 1], device=device),
+        num_loss_tokens=10.0,
+        num_sequences=4.0,
+    )
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
+    scale = float(expected.abs().max()) if expected.numel() else 1.0
+    return bool(torch.allclose(found.float(), expected.float(), rtol=tolerance, atol=tolerance * max(scale, 1.0)))
 
 
 def _predicting_positions(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -151,5 +279,4 @@ def _same_logits(model: PreTrainedModel, split: SplitModel) -> bool:
     logits = logits * split.scale
     if split.softcap is not None:
         logits = split.softcap * torch.tanh(logits / split.softcap)
-    tolerance = 1e-4 if split.head.weight.dtype == torch.float32 else 5e-2
-    return bool(torch.allclose(logits, expected, rtol=tolerance, atol=tolerance))
+    return _close(logits, expected)

@@ -118,9 +118,12 @@ def packed_attention(
         return output
     if softcap is not None:
         raise ValueError("packed attention does not soft-cap attention scores")
+    device = query.device.type
+    if torch.is_autocast_enabled(device):  # rotary embeddings leave queries and keys in float32, values not
+        query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < packed_layout.longest else None
-    if query.device.type == "cpu" and window is None and query.shape[-1] == value.shape[-1]:
+    if device == "cpu" and window is None and query.shape[-1] == value.shape[-1]:
         out: Tensor = _TwoPartAttention.apply(query, key, value, packed_layout, scale)  # type: ignore[no-untyped-call]
     else:
         out = _masked_attention(query, key, value, packed_layout, scale, window)

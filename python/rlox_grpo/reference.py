@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rlox_grpo.forward import ForwardFn, make_forward
+from rlox_grpo.forward import Forward, make_forward
 from rlox_grpo.types import Batch
 
 ReferenceFn = Callable[[Batch], Tensor]
@@ -19,7 +19,7 @@ ReferenceFn = Callable[[Batch], Tensor]
 def make_reference(
     kind: Literal["auto", "none", "frozen", "adapter_off"],
     policy: nn.Module,
-    policy_forward: ForwardFn,
+    policy_forward: Forward,
     *,
     kl_coef: float,
     ref_model: nn.Module | None = None,

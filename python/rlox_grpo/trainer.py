@@ -224,6 +224,8 @@ class GRPO:
             [scored[index] for index in kept],
             by_group[kept].ravel(),
             token_budget=self.config.micro_batch_tokens,
+            share_prompts=self._forward.shares_prompts,
+            oversize="alone",
             train_truncated=not self.config.mask_truncated,
             device=next(self.model.parameters()).device,
         )

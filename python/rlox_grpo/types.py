@@ -114,6 +114,7 @@ class Batch:
         loss_mask: ``bool [N, T]``, the tokens trained on, a subset of ``completion_mask``.
         advantages: ``float32 [N]``.
         row_index: ``int64 [N]``, each row's place among the rows of the optimizer step.
+        prompt_index: ``int64 [N]``, ascending; rows with the same value share their prompt.
         num_loss_tokens: Denominator: loss tokens of the whole optimizer step, over micro-batches and ranks.
         num_sequences: Denominator: sequences of the whole optimizer step that hold a loss token, likewise.
         old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]`` where they are known.
@@ -128,6 +129,7 @@ class Batch:
     loss_mask: Tensor
     advantages: Tensor
     row_index: Tensor
+    prompt_index: Tensor
     num_loss_tokens: float
     num_sequences: float
     old_log_probs: Tensor | None = None

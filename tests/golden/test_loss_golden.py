@@ -26,6 +26,7 @@ def batch_of(log_probs, advantages, **fields):
         loss_mask=mask,
         advantages=torch.tensor(advantages),
         row_index=torch.arange(n),
+        prompt_index=torch.arange(n),
         num_loss_tokens=fields.pop("num_loss_tokens", float(mask.sum())),
         num_sequences=fields.pop("num_sequences", float(mask.any(dim=1).sum())),
         **fields,

@@ -1,5 +1,6 @@
 """Log-probs by hidden states equal those of the model's own logits, for each kind of decoder."""
 
+import dataclasses
 import logging
 
 import pytest
@@ -26,6 +27,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from rlox_grpo import packed_attention
 from rlox_grpo.forward import make_forward, split_model
 from rlox_grpo.types import Batch
 
@@ -77,6 +79,7 @@ def batch_of(prompt_lengths, completion_lengths, seed=0):
         loss_mask=mask,
         advantages=torch.ones(len(lengths)),
         row_index=torch.arange(len(lengths)),
+        prompt_index=torch.arange(len(lengths)),
         num_loss_tokens=float(mask.sum()),
         num_sequences=float(len(lengths)),
     )
@@ -187,3 +190,80 @@ def test_bfloat16_arithmetic_keeps_float32_weights():
     assert 1e-5 < (log_probs - exact).abs().max() < 0.5
     log_probs.sum().backward()
     assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+
+
+def grouped(prompt_lengths, completion_lengths, seed=0):
+    """Rows of several groups: every prompt with each of its completions."""
+    flat = [(group, p, c) for group, p in enumerate(prompt_lengths) for c in completion_lengths[group]]
+    batch = batch_of([p for _, p, _ in flat], [c for _, _, c in flat], seed)
+    prompts = {}
+    for row, (group, p, _) in enumerate(flat):
+        prompts.setdefault(group, batch.input_ids[row, :p].clone())
+        batch.input_ids[row, :p] = prompts[group]
+    return dataclasses.replace(batch, prompt_index=torch.tensor([group for group, _, _ in flat]))
+
+
+PACKED = ["qwen2 tied", "qwen3", "llama", "mistral window", "cohere scale", "granite scaling", "phi bias", "gpt2"]
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("device_path", ["two parts", "masked"])
+def test_packed_groups_equal_rows_alone(name, device_path, monkeypatch):
+    torch.manual_seed(1)
+    model = MODELS[name]().eval()
+    if device_path == "masked":  # what a GPU takes
+        monkeypatch.setattr(
+            packed_attention._TwoPartAttention, "apply", lambda *a: packed_attention._masked_attention(*a, None)
+        )
+    forward = make_forward(model, temperature=0.8)
+    assert split_model(model).decoder.config._attn_implementation == packed_attention.NAME
+    batch = grouped([5, 9, 1], [[4, 1, 7], [3], [2, 6]])
+    log_probs, _ = forward(batch)
+    expected = row_by_row(model, batch, 0.8)
+    # float32 with another batch shape and order of sums
+    torch.testing.assert_close(log_probs, expected, rtol=2e-5, atol=2e-5)
+    weights = torch.linspace(-1, 1, log_probs.numel()).view_as(log_probs)
+    trained = list(model.parameters())
+    found = torch.autograd.grad((log_probs * weights).sum(), trained, allow_unused=True)
+    wanted = torch.autograd.grad((expected * weights).sum(), trained, allow_unused=True)
+    for left, right in zip(found, wanted, strict=True):
+        if right is not None:
+            torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-4)
+
+
+def test_a_model_that_caps_its_attention_scores_is_not_packed(caplog):
+    model = MODELS["gemma2 softcap"]().eval()
+    before = model.config._attn_implementation
+    with caplog.at_level(logging.INFO):
+        make_forward(model)
+    assert "prompts are forwarded with each completion" in caplog.text
+    assert model.config._attn_implementation == before
+
+
+def test_packed_forwards_each_prompt_once_and_no_padding():
+    torch.manual_seed(1)
+    model = MODELS["llama"]().eval()
+    forward, seen = make_forward(model), []
+    model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape))
+    forward(grouped([5, 9], [[4, 1, 7], [3, 2]]))
+    # prompts 5 + 9, completions without their last tokens 3 + 0 + 6 + 2 + 1
+    assert seen == [(1, 26)]
+
+
+def test_packed_with_checkpointed_activations():
+    torch.manual_seed(1)
+    model, batch = MODELS["llama"](), grouped([5, 3], [[4, 2], [3]])
+    expected = torch.autograd.grad(make_forward(model)(batch)[0].sum(), list(model.parameters()))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    found = torch.autograd.grad(make_forward(model)(batch)[0].sum(), list(model.parameters()))
+    for left, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
+
+
+def test_generation_after_packing_is_as_before():
+    torch.manual_seed(1)
+    model, ids = MODELS["qwen3"]().eval(), torch.tensor([[5, 6, 7]])
+    before = model.generate(ids, max_new_tokens=8, do_sample=False)
+    make_forward(model)
+    assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), before)

@@ -39,6 +39,7 @@ def batch_of(rows, advantages, num_loss_tokens, num_sequences, first_row=0):
         loss_mask=mask,
         advantages=torch.tensor(advantages),
         row_index=torch.arange(first_row, first_row + len(rows)),
+        prompt_index=torch.arange(first_row, first_row + len(rows)),
         num_loss_tokens=num_loss_tokens,
         num_sequences=num_sequences,
     )

@@ -10,6 +10,9 @@ from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlox_grpo.config import GRPOConfig
+    from rlox_grpo.loading import Policy
+
 
 @runtime_checkable
 class GenerationEngine(Protocol):
@@ -34,3 +37,19 @@ class GenerationEngine(Protocol):
     def close(self) -> None:
         """Release what the engine holds: memory, processes, connections."""
         ...
+
+
+def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
+    """The engine that ``config`` names, over ``policy``."""
+    import torch
+
+    from rlox_grpo.engines.hf_engine import HFEngine
+
+    return HFEngine(
+        policy.model,
+        policy.tokenizer,
+        eos_token_ids=policy.eos_token_ids,
+        vocabulary=policy.vocabulary,
+        max_rows=config.max_rollout_rows,
+        autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None,
+    )

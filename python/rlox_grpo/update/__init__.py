@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from rlox_grpo.config import GRPOConfig
-from rlox_grpo.forward import ForwardFn
+from rlox_grpo.forward import Forward
 from rlox_grpo.types import Batch, LossOutput, UpdateStats
 
 LossFn = Callable[[Tensor, Batch], LossOutput]
@@ -36,7 +36,7 @@ class Updater(Protocol):
         ...
 
 
-def make_updater(config: GRPOConfig, model: nn.Module, forward: ForwardFn, loss_fn: LossFn) -> Updater:
+def make_updater(config: GRPOConfig, model: nn.Module, forward: Forward, loss_fn: LossFn) -> Updater:
     """The updater that ``config`` names, over ``model``'s trainable parameters."""
     from rlox_grpo.update.torch_updater import TorchUpdater
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.forward import ForwardFn
+from rlox_grpo.forward import Forward
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update import LossFn
 
@@ -21,7 +21,7 @@ class TorchUpdater:
     def __init__(
         self,
         model: nn.Module,
-        forward: ForwardFn,
+        forward: Forward,
         loss_fn: LossFn,
         *,
         weight_decay: float = 0.0,
