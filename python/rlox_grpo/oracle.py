@@ -203,9 +203,7 @@ def _cut(order: list[int], lengths: Array, cost: list[int], budget: int, num_ran
     runs = runs_within(high)
     while len(runs) < count:
         # The costliest run of more than one row is halved, of equal ones that which begins with the smallest row.
-        costliest = max(
-            runs, key=lambda run: (cost[run[0]] * len(run) if len(run) > 1 else 0, [-row for row in run])
-        )
+        costliest = max(runs, key=lambda run: (cost[run[0]] * len(run) if len(run) > 1 else 0, [-row for row in run]))
         runs.remove(costliest)
         half = -(-len(costliest) // 2)
         runs += [costliest[:half], costliest[half:]]
