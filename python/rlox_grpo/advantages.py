@@ -81,15 +81,13 @@ def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:
     return _native.broadcast_advantages(_floats(advantages, "advantages"), integers(lengths, "lengths", 1))
 
 
-def _floats(values: Any, name: str) -> NDArray[Any]:
-    """One contiguous float32 or float64 dimension; free when ``values`` is one already."""
-    given = type(values)
-    if given is not np.ndarray:
-        values = _array(values, name)
+def _floats(given: Any, name: str) -> NDArray[Any]:
+    """One contiguous float32 or float64 dimension; free when ``given`` is one already."""
+    values: NDArray[Any] = given if type(given) is np.ndarray else _array(given, name)
     kind, size = values.dtype.kind, values.dtype.itemsize
     if values.ndim != 1 or not (kind in "iub" or (kind == "f" and size <= 8)):
         raise TypeError(f"{name} has dtype {values.dtype} and shape {values.shape}: {_EXPECTED}")
-    dtype = np.float64 if kind == "f" and size == 8 and given not in (list, tuple) else np.float32
+    dtype = np.float64 if kind == "f" and size == 8 and not isinstance(given, (list, tuple)) else np.float32
     if values.dtype == dtype and values.flags.c_contiguous and values.flags.aligned:
         return values
     return np.array(values, dtype=dtype, order="C")

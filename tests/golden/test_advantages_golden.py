@@ -1,0 +1,91 @@
+"""Advantages worked by hand from A_i = (r_i - mean_g) / (sd + eps), GRPO (arXiv:2402.03300, section 4.1.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlox_grpo.advantages import broadcast_advantages, group_advantages
+
+# float32 holds 24 bits: an ulp at 2 is 2.4e-7, and the arithmetic before it is exact or in float64.
+CLOSE = {"rtol": 0, "atol": 3e-7}
+
+
+def f32(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
+
+
+def test_sample_deviation_with_epsilon():
+    # (1, 0, 0, 1): mean 1/2; squares 4 * 1/4 = 1; ddof 1: sd = sqrt(1/3) = 0.5773502692.
+    # A = +-0.5 / (0.5773502692 + 0.0001) = +-0.8658754367
+    np.testing.assert_allclose(
+        group_advantages(f32(1, 0, 0, 1), 4), f32(0.8658754, -0.8658754, -0.8658754, 0.8658754), **CLOSE
+    )
+
+
+def test_population_deviation_without_epsilon():
+    # (1, 0, 0, 1), ddof 0: sd = sqrt(1/4) = 1/2; A = +-0.5 / 0.5 = +-1
+    np.testing.assert_array_equal(group_advantages(f32(1, 0, 0, 1), 4, ddof=0, std_epsilon=0), f32(1, -1, -1, 1))
+
+
+def test_groups_are_consecutive():
+    # Groups (0, 2) and (10, 16): means 1 and 13; squares 2 and 18; ddof 0: sd 1 and 3; A = +-1 in both.
+    np.testing.assert_array_equal(group_advantages(f32(0, 2, 10, 16), 2, ddof=0, std_epsilon=0), f32(-1, 1, -1, 1))
+
+
+def test_no_scaling_is_dr_grpo():
+    # Dr. GRPO (arXiv:2503.20783): A = r - mean. Groups (0, 2, 7) and (1, 1, 4): means 3 and 2.
+    advantages = group_advantages(f32(0, 2, 7, 1, 1, 4), 3, scaling="none")
+    np.testing.assert_array_equal(advantages, f32(-3, -1, 4, -1, -1, 2))
+
+
+def test_batch_scaling_keeps_the_group_mean():
+    # Groups (0, 2) and (4, 6): group means 1 and 5. Batch mean 3, squares 9 + 1 + 1 + 9 = 20, ddof 0: sd = sqrt(5).
+    # A = +-1 / 2.2360679775 = +-0.4472135955
+    advantages = group_advantages(f32(0, 2, 4, 6), 2, scaling="batch", ddof=0, std_epsilon=0)
+    np.testing.assert_allclose(advantages, f32(-0.4472136, 0.4472136, -0.4472136, 0.4472136), **CLOSE)
+
+
+def test_leave_one_out():
+    # RLOO (arXiv:2402.14740): r_i minus the mean of the others.
+    # 1 - (2 + 6) / 2 = -3; 2 - (1 + 6) / 2 = -1.5; 6 - (1 + 2) / 2 = 4.5
+    advantages = group_advantages(f32(1, 2, 6), 3, scaling="none", baseline="leave_one_out")
+    np.testing.assert_array_equal(advantages, f32(-3, -1.5, 4.5))
+
+
+def test_leave_one_out_over_the_deviation():
+    # (0, 2): 0 - 2 = -2 and 2 - 0 = 2, over sd = 1 (ddof 0).
+    advantages = group_advantages(f32(0, 2), 2, ddof=0, std_epsilon=0, baseline="leave_one_out")
+    np.testing.assert_array_equal(advantages, f32(-2, 2))
+
+
+def test_ragged_groups():
+    # Groups (0, 2), (), (5), (1, 2, 3): means 1, none, 5, 2; no scaling.
+    advantages = group_advantages(f32(0, 2, 5, 1, 2, 3), group_offsets=np.array([0, 2, 2, 3, 6]), scaling="none")
+    np.testing.assert_array_equal(advantages, f32(-1, 1, 0, -1, 0, 1))
+
+
+def test_a_rule_that_did_not_apply_is_left_out():
+    # (1, NaN, 3): valid (1, 3), mean 2, squares 2, ddof 1: sd = sqrt(2). A = -+1 / 1.4142135624, NaN -> 0.
+    advantages = group_advantages(f32(1, np.nan, 3), 3, std_epsilon=0)
+    np.testing.assert_allclose(advantages, f32(-0.70710678, 0, 0.70710678), **CLOSE)
+
+
+def test_one_valid_reward_has_nothing_to_compare_with():
+    np.testing.assert_array_equal(group_advantages(f32(1, np.nan, np.nan, np.nan), 4), f32(0, 0, 0, 0))
+    np.testing.assert_array_equal(group_advantages(f32(7, 9), 1), f32(0, 0))
+    np.testing.assert_array_equal(group_advantages(f32(np.nan, np.nan), 2), f32(0, 0))
+
+
+@pytest.mark.parametrize("value", [0.3, -0.1, 1e-30, 3e38])
+@pytest.mark.parametrize("size", [2, 3, 7, 8, 64, 1000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_constant_group_is_exactly_zero(value: float, size: int, dtype: type):
+    # One pass, or float32 sums, leave a residue near 1e-8, which an epsilon of 1e-12 turns into thousands.
+    advantages = group_advantages(np.full(size, value, dtype), size, std_epsilon=1e-12)
+    assert not advantages.any()
+    assert not np.signbit(advantages).any()
+
+
+def test_broadcast():
+    np.testing.assert_array_equal(broadcast_advantages(f32(0.5, 7, -1), [2, 0, 3]), f32(0.5, 0.5, -1, -1, -1))
