@@ -1,0 +1,71 @@
+"""What several test modules share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+# --- tiny models and a tokenizer, made from scratch (engines) ---
+
+TINY_VOCAB = 97
+_SIZES: dict[str, Any] = {
+    "vocab_size": TINY_VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+@pytest.fixture(scope="session")
+def make_tiny_model():
+    """``make_tiny_model("qwen2", **overrides)``: a random transformers causal LM of two layers, always the same."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    grouped = {"num_key_value_heads": 2}
+    windowed = {**grouped, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8}
+    extras: dict[str, dict[str, Any]] = {
+        "qwen2": grouped,
+        "qwen3": {**grouped, "head_dim": 8},
+        "llama": grouped,
+        "mistral": {**grouped, "sliding_window": 8},
+        "gemma2": {**windowed, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0},
+        "gemma3_text": windowed,
+        "phi3": grouped,
+        "gpt2": {},
+        "gpt_neox": {},
+        "mamba": {"state_size": 4},
+    }
+
+    def make(architecture: str, **overrides: Any) -> Any:
+        torch.manual_seed(0)
+        sizes = {**_SIZES, **extras[architecture], **overrides}
+        if architecture in ("gpt2", "mamba"):  # these have no such size
+            del sizes["intermediate_size"]
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **sizes)).eval()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer():
+    """Byte-level, no merges: <pad> 0, <eos> 1, <bos> 2, then the 256 bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate(["<pad>", "<eos>", "<bos>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>")
+
+
+# --- end of tiny models and a tokenizer ---
