@@ -7,3 +7,4 @@ pub mod error;
 #[cfg(feature = "python")]
 pub mod python;
 pub mod ragged;
+pub mod rewards;
