@@ -105,7 +105,8 @@ pub fn said(text: &str) -> impl DoubleEndedIterator<Item = &str> {
 
 /// Up to a newline or to a stop that a space or the end follows, capped.
 fn sentence(text: &str) -> &str {
-    let text = &text[..text.floor_char_boundary(LONGEST_SENTENCE)];
+    let cap = (0..=LONGEST_SENTENCE.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+    let text = &text[..cap.unwrap_or(0)];
     let bytes = text.as_bytes();
     let ends = |at: &usize| bytes[*at] == b'\n' || bytes.get(at + 1).is_none_or(u8::is_ascii_whitespace);
     let end = memchr3_iter(b'\n', b'.', b'.', bytes).find(ends).unwrap_or(bytes.len());

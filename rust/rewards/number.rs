@@ -231,10 +231,11 @@ impl<'t> Reader<'t> {
                     Ok(RBig::from(value?) + part)
                 };
             }
-            if spaced && self.digit_at(0) {
-                if let Some(part) = self.proper_fraction() {
-                    return Ok(RBig::from(value?) + part?);
-                }
+            if spaced
+                && self.digit_at(0)
+                && let Some(part) = self.proper_fraction()
+            {
+                return Ok(RBig::from(value?) + part?);
             }
             self.at = before;
             if let Some(denominator) = self.denominator() {
@@ -297,10 +298,10 @@ impl<'t> Reader<'t> {
             self.skip_spaces();
             if self.take("10^") {
                 let braced = self.take("{");
-                if let Some(value) = self.signed_digits() {
-                    if !braced || self.take("}") {
-                        return value;
-                    }
+                if let Some(value) = self.signed_digits()
+                    && (!braced || self.take("}"))
+                {
+                    return value;
                 }
             }
         }

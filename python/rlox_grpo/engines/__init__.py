@@ -23,9 +23,7 @@ class GenerationEngine(Protocol):
     exact: bool
     policy_version: int
 
-    def generate(
-        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int
-    ) -> list[RolloutGroup]:
+    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> list[RolloutGroup]:
         """Sample ``group_size`` completions for each prompt; the same arguments and weights give the same result."""
         ...
 
