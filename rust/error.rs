@@ -108,4 +108,26 @@ pub enum KernelError {
         /// Columns of the output.
         width: usize,
     },
+    /// A reference that a reward rule cannot use.
+    #[error("{argument}[{index}] is {value:?}: {reason}")]
+    BadGold {
+        /// Name of the column.
+        argument: &'static str,
+        /// The row.
+        index: usize,
+        /// What stands there.
+        value: String,
+        /// What it should have been.
+        reason: &'static str,
+    },
+    /// A column of another length than the batch.
+    #[error("{argument} has {rows} rows, expected {expected}")]
+    RowCount {
+        /// Name of the column.
+        argument: &'static str,
+        /// Rows that it has.
+        rows: usize,
+        /// Rows of the batch.
+        expected: usize,
+    },
 }

@@ -9,4 +9,5 @@ pub mod error;
 #[cfg(feature = "python")]
 pub mod python;
 pub mod ragged;
+pub mod rewards;
 pub mod threads;

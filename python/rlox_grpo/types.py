@@ -91,11 +91,13 @@ class ScoredGroup:
         group: The prompt and its G completions.
         rewards: ``float32 [G]``, weighted total; NaN where no function applied.
         components: Each function's own scores by name, ``float32 [G]``, NaN where it did not apply.
+        statuses: How each rule's scores came about, ``uint8 [G]``, indices of ``rewards.STATUSES``; rules only.
     """
 
     group: RolloutGroup
     rewards: Float32Array
     components: Mapping[str, Float32Array]
+    statuses: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

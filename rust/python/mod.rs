@@ -2,6 +2,7 @@
 
 mod advantages;
 mod batch;
+mod rewards;
 
 use crate::error::KernelError;
 use pyo3::exceptions::PyValueError;
@@ -27,5 +28,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batch::layout_rows, module)?)?;
     module.add_function(wrap_pyfunction!(batch::pack, module)?)?;
     module.add_function(wrap_pyfunction!(batch::share_prefixes, module)?)?;
+    rewards::register(module)?;
     Ok(())
 }

@@ -1,0 +1,166 @@
+"""Call a user's reward function with what it takes, and check what it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import numbers
+import threading
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from rlox_grpo.rewards.rules import Float64Array
+
+T = TypeVar("T")
+
+
+class RewardError(RuntimeError):
+    """A reward function failed or returned what no reward is; the message names the function, and the sample if known."""
+
+
+class RewardFn(Protocol):
+    """A reward function: called once on the whole batch, returns a score (or None: does not apply) for each completion.
+
+    It may take ``prompts``, ``completions``, ``completion_ids`` and any column by keyword, in any subset, or
+    ``(completions, prompts)`` by position under any names. It may be async.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Scores as a sequence, an array or a tensor of one dimension."""
+        ...
+
+
+def function_name(function: Any) -> str:
+    """What the function is called in metrics: its ``__name__``, through ``functools.partial``, else its class's."""
+    while hasattr(function, "func"):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def call(function: RewardFn, given: Mapping[str, Any]) -> Any:
+    """Call ``function`` with what its signature takes of ``given``.
+
+    Raises:
+        RewardError: When it requires an argument that is not given.
+    """
+    positional, keywords = arguments(function, given)
+    return function(*positional, **keywords)
+
+
+def arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """What :func:`call` passes."""
+    both = [given["completions"], given["prompts"]]
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # Some callables written in C tell nothing.
+        return both, {}
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    missing = [p.name for p in required if p.name not in given]
+    positional_only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    if not missing and not positional_only and (takes_any or by_position or required):
+        names = given if takes_any else [p.name for p in parameters if p.name in given]
+        return [], {name: given[name] for name in names}
+    if not missing and positional_only:
+        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name in given]
+        return [given[name] for name in positional_only if name in given], {name: given[name] for name in named}
+    # Names of their own: completions first, then prompts, as rlox calls them.
+    own = [p for p in by_position if p.name not in given]
+    room = 2 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(by_position)
+    if len(missing) <= 2 and own[: len(missing)] == by_position[: len(missing)] and room:
+        rest = {p.name: given[p.name] for p in parameters if p.name in given}
+        taken = len(missing) or 2
+        return both[: min(room, taken)], rest
+    raise RewardError(
+        f"reward function {function_name(function)} requires {', '.join(missing)}; given are {', '.join(sorted(given))}"
+    )
+
+
+def gather(results: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """The results, with those that are awaitable awaited together on one loop; also inside a running loop (notebooks)."""
+
+    async def one(name: str, result: Awaitable[Any]) -> Any:
+        try:
+            return await result
+        except Exception as error:
+            raise RewardError(f"reward function {name} raised {type(error).__name__}: {error}") from error
+
+    async def every() -> list[Any]:
+        waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
+        done = await asyncio.gather(*(one(names[index], results[index]) for index in waiting))
+        merged = list(results)
+        for index, value in zip(waiting, done, strict=True):
+            merged[index] = value
+        return merged
+
+    if not any(inspect.isawaitable(result) for result in results):
+        return list(results)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(every())
+    return _in_thread(every)
+
+
+def _in_thread(every: Any) -> list[Any]:
+    """Run on a loop of a thread of its own, since a running loop cannot wait for another."""
+    outcome: list[Any] = []
+
+    def work() -> None:
+        try:
+            outcome.append((asyncio.run(every()), None))
+        except BaseException as error:  # noqa: BLE001  handed to the caller below
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=work, name="reward-functions")
+    thread.start()
+    thread.join()
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value  # type: ignore[no-any-return]
+
+
+def checked(name: str, result: Any, rows: int) -> Float64Array:
+    """A function's result as ``float64 [rows]``; None and NaN say that it does not apply to a row.
+
+    Raises:
+        RewardError: For a wrong length, an element that is no number, an infinity, or no score for any row.
+    """
+    values = _as_list(name, result)
+    if len(values) != rows:
+        raise RewardError(f"reward function {name} returned {len(values)} scores for {rows} completions")
+    scores = np.array([_number(name, index, value) for index, value in enumerate(values)], dtype=np.float64)
+    if rows and np.isnan(scores).all():
+        raise RewardError(f"reward function {name} returned no score for any of {rows} completions")
+    return scores
+
+
+def _as_list(name: str, result: Any) -> list[Any]:
+    if hasattr(result, "detach"):
+        result = result.detach().cpu()
+    if hasattr(result, "tolist") and getattr(result, "ndim", 1) == 1:
+        return list(result.tolist())
+    if isinstance(result, Sequence) and not isinstance(result, (str, bytes)):
+        return list(result)
+    raise RewardError(f"reward function {name} returned {result!r}, expected one score for each completion")
+
+
+def _number(name: str, index: int, value: Any) -> float:
+    if value is None:
+        return math.nan
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        raise RewardError(f"reward function {name} returned {value!r} for sample {index}, expected a number or None")
+    try:
+        score = float(value)
+    except OverflowError:
+        score = math.inf
+    if math.isinf(score):
+        raise RewardError(f"reward function {name} returned {value!r} for sample {index}, expected a finite number")
+    return score

@@ -1,0 +1,126 @@
+"""What a reward rule is called with, checked: completions as texts, columns as typed references."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from rlox_grpo.types import Int64Array
+
+Columns = Mapping[str, Any]
+
+
+def texts(completions: Sequence[Any], rule: str) -> list[str]:
+    """Each completion as text that Rust can borrow.
+
+    A completion is a string or a list of messages, of which the last assistant message counts. Half a surrogate pair
+    is no text in any encoding; it is read as U+FFFD.
+
+    Raises:
+        ValueError: For a completion of another kind, naming its index.
+    """
+    return [encodable(_text(completion, index, rule)) for index, completion in enumerate(completions)]
+
+
+def encodable(text: str) -> str:
+    """``text`` itself, or with each lone surrogate replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _text(completion: Any, index: int, rule: str) -> str:
+    if isinstance(completion, str):
+        return completion
+    if isinstance(completion, (list, tuple)) and all(isinstance(message, Mapping) for message in completion):
+        said = [message for message in completion if message.get("role", "assistant") == "assistant"]
+        content = said[-1].get("content") if said else ""
+        if content is None:
+            return ""
+        if isinstance(content, str):
+            return content
+        if isinstance(content, (list, tuple)) and all(isinstance(part, Mapping) for part in content):
+            return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    raise ValueError(f"{rule}: completions[{index}] is {completion!r}, expected a text or a list of messages")
+
+
+def column(columns: Columns, name: str, rows: int, rule: str) -> Sequence[Any]:
+    """The column of that name, with one value for each completion.
+
+    Raises:
+        ValueError: Where it is missing or of another length.
+    """
+    if columns.get(name) is None:
+        known = ", ".join(sorted(columns)) or "none"
+        raise ValueError(f"{rule}: column {name!r} is missing; columns given: {known}")
+    values = columns[name]
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        raise ValueError(f"{rule}: column {name!r} is {values!r}, expected one value for each completion")
+    if len(values) != rows:
+        raise ValueError(f"{rule}: column {name!r} has {len(values)} rows, expected {rows}, one for each completion")
+    return values  # type: ignore[no-any-return]
+
+
+def golds(columns: Columns, name: str, rows: int, rule: str) -> list[str]:
+    """A column of golds as texts; numbers are written out exactly.
+
+    Raises:
+        ValueError: For a missing column, another length, or a value that is null, blank or neither text nor a number.
+    """
+    return [_gold(value, f"{rule}: {name}[{row}]") for row, value in enumerate(column(columns, name, rows, rule))]
+
+
+def _gold(value: Any, where: str) -> str:
+    if isinstance(value, str) and value.strip():
+        return encodable(value)
+    if isinstance(value, (np.integer, np.floating)):
+        value = value.item()
+    if isinstance(value, (int, Fraction)) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, (float, Decimal)) and np.isfinite(float(value)):
+        return repr(value) if isinstance(value, float) else str(value)
+    raise ValueError(f"{where} is {value!r}, expected a text or a number")
+
+
+def whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> Int64Array:
+    """A column of whole numbers, ``int64 [rows]``.
+
+    Raises:
+        ValueError: For a missing column, another length, or a value that is not whole or exceeds 64 bits.
+    """
+    values = column(columns, name, rows, rule)
+    return np.array([_whole(value, f"{rule}: {name}[{row}]") for row, value in enumerate(values)], dtype=np.int64)
+
+
+def ragged_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> tuple[Int64Array, Int64Array]:
+    """A column of lists of whole numbers: flat values and ``rows + 1`` offsets.
+
+    Raises:
+        ValueError: As :func:`whole_numbers`, and for a row that is no list.
+    """
+    flat: list[int] = []
+    offsets = [0]
+    for row, values in enumerate(column(columns, name, rows, rule)):
+        if isinstance(values, (str, Mapping)) or not hasattr(values, "__iter__"):
+            raise ValueError(f"{rule}: {name}[{row}] is {values!r}, expected a list of whole numbers")
+        flat.extend(_whole(value, f"{rule}: {name}[{row}]") for value in values)
+        offsets.append(len(flat))
+    return np.array(flat, dtype=np.int64), np.array(offsets, dtype=np.int64)
+
+
+def _whole(value: Any, where: str) -> int:
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) < value < 2**63:
+        raise ValueError(f"{where} is {value!r}, expected a whole number of at most 63 bits")
+    return value

@@ -1,0 +1,162 @@
+//! Reward rules: take the texts, let go of the interpreter, score, move the arrays out.
+
+use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+
+use crate::ragged::Ragged;
+use crate::rewards::choice::MultipleChoice;
+use crate::rewards::countdown::Countdown;
+use crate::rewards::exact::ExactAnswer;
+use crate::rewards::format::{FormatMode, TagCount, TagFormat};
+use crate::rewards::gsm8k::Gsm8kAnswer;
+use crate::rewards::repetition::{TokenRepetition, WordRepetition};
+use crate::rewards::{RewardRule, Scores, answer, score_batch};
+
+type PyScores<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<u8>>);
+
+fn wrap(py: Python<'_>, scores: Scores) -> PyScores<'_> {
+    (scores.scores.into_pyarray(py), scores.statuses.into_pyarray(py))
+}
+
+fn run<'py>(py: Python<'py>, rule: &impl RewardRule, completions: &[PyBackedStr]) -> PyScores<'py> {
+    let scores = py.detach(|| score_batch(rule, completions));
+    wrap(py, scores)
+}
+
+/// Every rule holds one reference for each completion.
+fn same_rows(argument: &str, rows: usize, completions: usize) -> PyResult<()> {
+    if rows == completions {
+        return Ok(());
+    }
+    Err(PyValueError::new_err(format!("{argument} has {rows} rows, expected {completions}")))
+}
+
+#[pyfunction]
+fn score_tag_format<'py>(
+    py: Python<'py>,
+    completions: Vec<PyBackedStr>,
+    first: &str,
+    second: &str,
+    mode: &str,
+    prefix: &str,
+) -> PyResult<PyScores<'py>> {
+    let mode = FormatMode::from_name(mode).ok_or_else(|| PyValueError::new_err(format!("mode is {mode:?}")))?;
+    Ok(run(py, &TagFormat::new(first, second, mode, prefix), &completions))
+}
+
+#[pyfunction]
+fn format_modes() -> Vec<&'static str> {
+    FormatMode::NAMES.iter().map(|(name, _)| *name).collect()
+}
+
+#[pyfunction]
+fn score_tag_count<'py>(
+    py: Python<'py>,
+    completions: Vec<PyBackedStr>,
+    first: &str,
+    second: &str,
+    mode: &str,
+) -> PyResult<PyScores<'py>> {
+    let rule = match mode {
+        "lm_book" => TagCount::lm_book(first, second),
+        "open_r1" => TagCount::open_r1(first, second),
+        _ => return Err(PyValueError::new_err(format!("mode is {mode:?}"))),
+    };
+    Ok(run(py, &rule, &completions))
+}
+
+#[pyfunction]
+fn score_countdown<'py>(
+    py: Python<'py>,
+    completions: Vec<PyBackedStr>,
+    numbers: &Bound<'py, PyArray1<i64>>,
+    offsets: &Bound<'py, PyArray1<i64>>,
+    targets: &Bound<'py, PyArray1<i64>>,
+) -> PyResult<PyScores<'py>> {
+    let (numbers, offsets, targets) = (numbers.try_readonly()?, offsets.try_readonly()?, targets.try_readonly()?);
+    let rule = Countdown::new(Ragged::new(numbers.as_slice()?, offsets.as_slice()?, "offsets")?, targets.as_slice()?)?;
+    same_rows("target", targets.as_slice()?.len(), completions.len())?;
+    Ok(run(py, &rule, &completions))
+}
+
+#[pyfunction]
+fn score_gsm8k<'py>(
+    py: Python<'py>,
+    completions: Vec<PyBackedStr>,
+    golds: Vec<PyBackedStr>,
+    percent_optional: bool,
+) -> PyResult<PyScores<'py>> {
+    same_rows("answer", golds.len(), completions.len())?;
+    let rule = Gsm8kAnswer::new(&golds, percent_optional)?;
+    Ok(run(py, &rule, &completions))
+}
+
+#[pyfunction]
+fn score_exact<'py>(
+    py: Python<'py>,
+    completions: Vec<PyBackedStr>,
+    golds: Vec<PyBackedStr>,
+    tag: Option<&str>,
+    case_sensitive: bool,
+) -> PyResult<PyScores<'py>> {
+    same_rows("answer", golds.len(), completions.len())?;
+    Ok(run(py, &ExactAnswer::new(&golds, tag, case_sensitive), &completions))
+}
+
+#[pyfunction]
+fn score_choice<'py>(
+    py: Python<'py>,
+    completions: Vec<PyBackedStr>,
+    golds: Vec<PyBackedStr>,
+    options: &str,
+) -> PyResult<PyScores<'py>> {
+    same_rows("answer", golds.len(), completions.len())?;
+    let rule = MultipleChoice::new(&golds, options)?;
+    Ok(run(py, &rule, &completions))
+}
+
+#[pyfunction]
+fn score_word_repetition<'py>(
+    py: Python<'py>,
+    completions: Vec<PyBackedStr>,
+    ngram_size: usize,
+    max_penalty: f64,
+) -> PyScores<'py> {
+    run(py, &WordRepetition { ngram_size, max_penalty }, &completions)
+}
+
+#[pyfunction]
+fn score_token_repetition<'py>(
+    py: Python<'py>,
+    ids: &Bound<'py, PyArray1<i64>>,
+    offsets: &Bound<'py, PyArray1<i64>>,
+    ngram_size: usize,
+    max_penalty: f64,
+) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let (ids, offsets) = (ids.try_readonly()?, offsets.try_readonly()?);
+    let ids = Ragged::new(ids.as_slice()?, offsets.as_slice()?, "offsets")?;
+    let rule = TokenRepetition { ids, ngram_size, max_penalty };
+    Ok(py.detach(|| rule.penalties()).into_pyarray(py))
+}
+
+#[pyfunction]
+fn extract_answer(text: &str) -> Option<&str> {
+    answer::stated(text)
+}
+
+/// Add the functions of this file to `_native`.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(score_tag_format, module)?)?;
+    module.add_function(wrap_pyfunction!(format_modes, module)?)?;
+    module.add_function(wrap_pyfunction!(score_tag_count, module)?)?;
+    module.add_function(wrap_pyfunction!(score_countdown, module)?)?;
+    module.add_function(wrap_pyfunction!(score_gsm8k, module)?)?;
+    module.add_function(wrap_pyfunction!(score_exact, module)?)?;
+    module.add_function(wrap_pyfunction!(score_choice, module)?)?;
+    module.add_function(wrap_pyfunction!(score_word_repetition, module)?)?;
+    module.add_function(wrap_pyfunction!(score_token_repetition, module)?)?;
+    module.add_function(wrap_pyfunction!(extract_answer, module)?)?;
+    Ok(())
+}

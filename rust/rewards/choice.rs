@@ -1,0 +1,120 @@
+//! Multiple choice: the stated answer is one option letter, and it is the gold's.
+
+use super::answer::{after_thinking, boxed, hashed, said, tagged};
+use super::{RewardRule, Status, Verdict, strip};
+use crate::error::KernelError;
+
+/// The multiple-choice rule over a batch: each row's option letter.
+#[derive(Debug)]
+pub struct MultipleChoice {
+    golds: Vec<char>,
+    options: Vec<char>,
+}
+
+impl MultipleChoice {
+    /// `options` are the letters to choose from; a gold is one of them, as `B`, `(B)`, `B.` or `B) text`.
+    ///
+    /// # Errors
+    /// [`KernelError::BadGold`] for a gold that names no option.
+    pub fn new<T: AsRef<str>>(golds: &[T], options: &str) -> Result<Self, KernelError> {
+        let options: Vec<char> = options.chars().collect();
+        let letter = |(index, gold): (usize, &T)| {
+            read_letter(gold.as_ref(), &options).ok_or_else(|| KernelError::BadGold {
+                argument: "answer",
+                index,
+                value: gold.as_ref().to_owned(),
+                reason: "a gold is one of the option letters",
+            })
+        };
+        Ok(Self { golds: golds.iter().enumerate().map(letter).collect::<Result<_, _>>()?, options })
+    }
+}
+
+impl RewardRule for MultipleChoice {
+    fn score(&self, row: usize, completion: &str) -> Verdict {
+        let text = after_thinking(completion);
+        let marked = boxed(text)
+            .or_else(|| tagged(text, "answer"))
+            .or_else(|| hashed(text).next())
+            .or_else(|| said(text).next_back());
+        match (marked, read_letter(marked.unwrap_or(text), &self.options)) {
+            (_, Some(letter)) => Verdict::right(letter == self.golds[row]),
+            (Some(_), None) => Verdict::none(Status::Unparseable),
+            (None, None) => Verdict::none(Status::NoAnswer),
+        }
+    }
+}
+
+/// The option that a text names: a letter alone or before its own text (`B: Paris`), in brackets or bold, after
+/// "option" or "choice"; `None` when it names none, or names two.
+#[must_use]
+pub fn read_letter(text: &str, options: &[char]) -> Option<char> {
+    let mut text = strip(text);
+    for word in ["\\text", "\\textbf", "\\mathrm", "\\mathbf", "option", "choice"] {
+        let head = text.get(..word.len()).filter(|head| head.eq_ignore_ascii_case(word));
+        text = head.map_or(text, |_| strip(&text[word.len()..]));
+    }
+    let open = |c: char| "*_`([{$\"'".contains(c);
+    let close = |c: char| "*_`)]}$\"'.:,;".contains(c);
+    let body = text.trim_start_matches(open);
+    let letter = body.chars().next()?;
+    let rest = &body[letter.len_utf8()..];
+    let named = *options.iter().find(|option| option.eq_ignore_ascii_case(&letter))?;
+    let after = rest.trim_start_matches(close);
+    let ends = after.trim_start().is_empty();
+    // A lower-case letter counts only when nothing follows; `A dog` is an article, `A) dog` an option.
+    if !ends
+        && (letter != named
+            || after.len() == rest.len()
+            || after.starts_with(char::is_alphanumeric) && !rest.starts_with([')', ':', '.', ']']))
+    {
+        return None;
+    }
+    let other = |word: &str| {
+        let word = word.trim_matches(|c| open(c) || close(c));
+        let mut letters = word.chars();
+        matches!((letters.next(), letters.next()), (Some(c), None) if c != named && options.contains(&c) && c != 'A' && c != 'I')
+    };
+    (!after.split(super::is_space).any(other)).then_some(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn letters_and_not_articles() {
+        let options: Vec<char> = "ABCD".chars().collect();
+        let letter = |text| read_letter(text, &options);
+        for text in [
+            "B",
+            " b ",
+            "(B)",
+            "B.",
+            "**B**",
+            "\\text{B}",
+            "$B$",
+            "B) Paris",
+            "B: Paris",
+            "Option B",
+            "(B) a city",
+            "[B]",
+        ] {
+            assert_eq!(letter(text), Some('B'), "{text:?}");
+        }
+        for text in ["", "E", "Bread", "A dog", "b) Paris", "B or C", "B, C", "BC", "B and D", "neither"] {
+            assert_eq!(letter(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_stated_letter_counts() {
+        let rule = MultipleChoice::new(&["B"], "ABCD").unwrap();
+        assert_eq!(rule.score(0, "A is wrong. The answer is (B).").score, 1.0);
+        assert_eq!(rule.score(0, "\\boxed{C} or B").score, 0.0);
+        assert_eq!(rule.score(0, "B").score, 1.0);
+        assert_eq!(rule.score(0, "<answer>B or C</answer>").status, Status::Unparseable);
+        assert_eq!(rule.score(0, "Because of this").status, Status::NoAnswer);
+        assert!(MultipleChoice::new(&["E"], "ABCD").is_err());
+    }
+}

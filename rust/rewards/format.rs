@@ -1,0 +1,426 @@
+//! Tag structure, such as `<think>…</think><answer>…</answer>`: the strict rule, and each published one by name.
+//!
+//! The published rules are regular expressions whose matching is quadratic or cubic on hostile text. Here each is a
+//! linear scan that accepts the same texts as Python's `re` does, which the parity tests check.
+
+use memchr::memmem::Finder;
+
+use super::{RewardRule, Verdict, is_space, strip};
+
+/// A named format rule. `T1`, `T2` stand for the two tag names; `…` for any text, newlines included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FormatMode {
+    /// 1 for `<T1>A</T1>`, whitespace, `<T2>B</T2>`, trimmed outside; each tag once, `A` and `B` not blank. Else 0.
+    Strict,
+    /// nano-aha-moment: `^<T1>…</T1>\n<T2>B</T2>$` with no first tag inside the first block; 1 when the stripped `B`
+    /// consists of digits, `+-*/().` and whitespace, 0.5 when it holds anything else or nothing. Else 0.
+    NanoAha,
+    /// GRPO-Zero: 1 for `^<T1>…</T1>\n<T2>…</T2>$`; else 0.1 for a first block plus 0.5 for a second one, anywhere.
+    GrpoZero,
+    /// simple_GRPO (vLLM version): 1.25 for `^<T1>…</T1>[\n ]*<T2>…</T2>$` with two tags of each name; else −1.
+    SimpleGrpo,
+    /// simple_GRPO, first version: 1.25 for `^<T1>…</T1><T2>…</T2>$`; else −1.
+    SimpleGrpoV1,
+    /// RLFromScratch: 1 for `^<T1>A</T1>\n<T2>B</T2>$` with no newline and no own closing tag in `A` and `B`. Else 0.
+    RlFromScratch,
+    /// open-r1: 1 for `^<T1>\n…\n</T1>\n<T2>\n…\n</T2>$`, where `$` is the end of any line. Else 0.
+    OpenR1,
+    /// TRL `think_format_reward`: 1 when the text starts with the only `<T1>` and closes it; `T2` is not looked at.
+    TrlThink,
+}
+
+impl FormatMode {
+    /// Every mode under the name that Python uses.
+    pub const NAMES: [(&'static str, Self); 8] = [
+        ("strict", Self::Strict),
+        ("nano_aha", Self::NanoAha),
+        ("grpo_zero", Self::GrpoZero),
+        ("simple_grpo", Self::SimpleGrpo),
+        ("simple_grpo_v1", Self::SimpleGrpoV1),
+        ("rl_from_scratch", Self::RlFromScratch),
+        ("open_r1", Self::OpenR1),
+        ("trl_think", Self::TrlThink),
+    ];
+
+    /// The mode of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, mode)| *mode)
+    }
+}
+
+/// One tag's two literals, each with its searcher. A tag name holds no `<`, `>` or `/`, so literals never overlap.
+#[derive(Debug)]
+struct Tag {
+    open: Finder<'static>,
+    close: Finder<'static>,
+}
+
+impl Tag {
+    fn new(name: &str) -> Self {
+        Self { open: finder(&format!("<{name}>")), close: finder(&format!("</{name}>")) }
+    }
+}
+
+fn finder(needle: &str) -> Finder<'static> {
+    Finder::new(needle.as_bytes()).into_owned()
+}
+
+/// Scores a completion's tag structure by one [`FormatMode`].
+#[derive(Debug)]
+pub struct TagFormat {
+    mode: FormatMode,
+    prefix: String,
+    first: Tag,
+    second: Tag,
+}
+
+impl TagFormat {
+    /// `prefix` is what the prompt has already written of the completion, such as `<think>`; it is put before each text.
+    #[must_use]
+    pub fn new(first: &str, second: &str, mode: FormatMode, prefix: &str) -> Self {
+        Self { mode, prefix: prefix.to_owned(), first: Tag::new(first), second: Tag::new(second) }
+    }
+
+    fn score_text(&self, text: &str) -> f64 {
+        let bytes = text.as_bytes();
+        match self.mode {
+            FormatMode::Strict => flag(self.strict(text)),
+            FormatMode::NanoAha => self.nano_aha(text),
+            FormatMode::GrpoZero => self.grpo_zero(bytes),
+            FormatMode::SimpleGrpo => gain(self.simple_grpo(bytes)),
+            FormatMode::SimpleGrpoV1 => gain(self.starts_joined_ends(bytes, b"")),
+            FormatMode::RlFromScratch => flag(self.rl_from_scratch(bytes)),
+            FormatMode::OpenR1 => flag(self.open_r1(bytes)),
+            FormatMode::TrlThink => flag(self.trl_think(bytes)),
+        }
+    }
+
+    fn strict(&self, text: &str) -> bool {
+        let text = strip(text);
+        let bytes = text.as_bytes();
+        let (Some(open1), Some(close1)) = (only(&self.first.open, bytes), only(&self.first.close, bytes)) else {
+            return false;
+        };
+        let (Some(open2), Some(close2)) = (only(&self.second.open, bytes), only(&self.second.close, bytes)) else {
+            return false;
+        };
+        // Tags do not overlap, so starts in order mean whole tags in order; every cut is at an ASCII byte.
+        if open1 != 0 || close1 < open1 || open2 < close1 || close2 < open2 {
+            return false;
+        }
+        let (body1, gap, body2) =
+            (open1 + len(&self.first.open), close1 + len(&self.first.close), open2 + len(&self.second.open));
+        close2 + len(&self.second.close) == bytes.len()
+            && strip(&text[gap..open2]).is_empty()
+            && !strip(&text[body1..close1]).is_empty()
+            && !strip(&text[body2..close2]).is_empty()
+    }
+
+    fn nano_aha(&self, text: &str) -> f64 {
+        let bytes = text.as_bytes();
+        if !starts(bytes, 0, &self.first.open) {
+            return 0.0;
+        }
+        let body1 = len(&self.first.open);
+        let Some(close1) = find(&self.first.close, bytes, body1) else { return 0.0 };
+        if self.first.open.find(&bytes[body1..close1]).is_some() {
+            return 0.0;
+        }
+        let open2 = close1 + len(&self.first.close) + 1;
+        if bytes.get(open2 - 1) != Some(&b'\n') || !starts(bytes, open2, &self.second.open) {
+            return 0.0;
+        }
+        let body2 = open2 + len(&self.second.open);
+        let Some(close2) = closes_at_end(bytes, body2, &self.second.close) else { return 0.0 };
+        let body = strip(&text[body2..close2]);
+        let arithmetic = |c: char| "+-*/().".contains(c) || is_decimal_digit(c) || is_space(c);
+        if !body.is_empty() && body.chars().all(arithmetic) { 1.0 } else { 0.5 }
+    }
+
+    fn grpo_zero(&self, text: &[u8]) -> f64 {
+        if self.starts_joined_ends(text, b"\n") {
+            return 1.0;
+        }
+        let block = |tag: &Tag| find(&tag.open, text, 0).is_some_and(|at| find(&tag.close, text, at).is_some());
+        let (mut score, first, second) = (0.0, block(&self.first), block(&self.second));
+        if first {
+            score += 0.1;
+        }
+        if second {
+            score += 0.5;
+        }
+        score
+    }
+
+    fn simple_grpo(&self, text: &[u8]) -> bool {
+        // A match holds one tag of each kind, so two of each name means exactly those.
+        let (Some(0), Some(close1)) = (only(&self.first.open, text), only(&self.first.close, text)) else {
+            return false;
+        };
+        let (Some(open2), Some(close2)) = (only(&self.second.open, text), only(&self.second.close, text)) else {
+            return false;
+        };
+        let gap = close1 + len(&self.first.close);
+        gap <= open2
+            && text[gap..open2].iter().all(|byte| matches!(byte, b'\n' | b' '))
+            && closes_at_end(text, open2, &self.second.close) == Some(close2)
+    }
+
+    /// `^<T1>…</T1>{between}<T2>…</T2>$`. The earliest joint leaves the most room behind it, so only that one matters.
+    fn starts_joined_ends(&self, text: &[u8], between: &[u8]) -> bool {
+        if !starts(text, 0, &self.first.open) {
+            return false;
+        }
+        let mut from = len(&self.first.open);
+        while let Some(close1) = find(&self.first.close, text, from) {
+            from = close1 + len(&self.first.close);
+            if text[from..].starts_with(between) && starts(text, from + between.len(), &self.second.open) {
+                let body2 = from + between.len() + len(&self.second.open);
+                return closes_at_end(text, body2, &self.second.close).is_some();
+            }
+        }
+        false
+    }
+
+    fn rl_from_scratch(&self, text: &[u8]) -> bool {
+        let one_line = |from: usize, to: usize| memchr::memchr(b'\n', &text[from..to]).is_none();
+        if !starts(text, 0, &self.first.open) {
+            return false;
+        }
+        let body1 = len(&self.first.open);
+        let Some(close1) = find(&self.first.close, text, body1) else { return false };
+        let open2 = close1 + len(&self.first.close) + 1;
+        if text.get(open2 - 1) != Some(&b'\n') || !starts(text, open2, &self.second.open) || !one_line(body1, close1) {
+            return false;
+        }
+        let body2 = open2 + len(&self.second.open);
+        let Some(close2) = find(&self.second.close, text, body2) else { return false };
+        one_line(body2, close2) && is_end(text, close2 + len(&self.second.close))
+    }
+
+    fn open_r1(&self, text: &[u8]) -> bool {
+        let newline = |at: usize| text.get(at) == Some(&b'\n');
+        let mut from = len(&self.first.open) + 1;
+        if !starts(text, 0, &self.first.open) || !newline(from - 1) {
+            return false;
+        }
+        let mut inside = None;
+        while let Some(close1) = find(&self.first.close, text, from + 1) {
+            let after = close1 + len(&self.first.close);
+            let body2 = after + 1 + len(&self.second.open) + 1;
+            if newline(close1 - 1) && newline(after) && starts(text, after + 1, &self.second.open) && newline(body2 - 1)
+            {
+                inside = Some(body2);
+                break;
+            }
+            from = after - 1;
+        }
+        let Some(mut from) = inside else { return false };
+        while let Some(close2) = find(&self.second.close, text, from + 1) {
+            let after = close2 + len(&self.second.close);
+            if newline(close2 - 1) && (after == text.len() || newline(after)) {
+                return true;
+            }
+            from = after - 1;
+        }
+        false
+    }
+
+    fn trl_think(&self, text: &[u8]) -> bool {
+        only(&self.first.open, text) == Some(0) && find(&self.first.close, text, 0).is_some()
+    }
+}
+
+impl RewardRule for TagFormat {
+    fn score(&self, _row: usize, completion: &str) -> Verdict {
+        if self.prefix.is_empty() {
+            return Verdict::ok(self.score_text(completion));
+        }
+        Verdict::ok(self.score_text(&[self.prefix.as_str(), completion].concat()))
+    }
+}
+
+/// Points for each of the four tags that is there, whatever their order.
+#[derive(Debug)]
+pub struct TagCount {
+    literals: [Finder<'static>; 4],
+    each: f64,
+    once: bool,
+}
+
+impl TagCount {
+    /// The LM book's rule: 0.2 for each of `<T1>`, `</T1>`, `<T2>`, `</T2>` found anywhere, however often.
+    #[must_use]
+    pub fn lm_book(first: &str, second: &str) -> Self {
+        let literals = [format!("<{first}>"), format!("</{first}>"), format!("<{second}>"), format!("</{second}>")];
+        Self { literals: literals.map(|tag| finder(&tag)), each: 0.2, once: false }
+    }
+
+    /// open-r1's rule: 0.25 for each of `<T1>\n`, `\n</T1>\n`, `\n<T2>\n`, `\n</T2>` found exactly once.
+    #[must_use]
+    pub fn open_r1(first: &str, second: &str) -> Self {
+        let literals =
+            [format!("<{first}>\n"), format!("\n</{first}>\n"), format!("\n<{second}>\n"), format!("\n</{second}>")];
+        Self { literals: literals.map(|tag| finder(&tag)), each: 0.25, once: true }
+    }
+}
+
+impl RewardRule for TagCount {
+    fn score(&self, _row: usize, completion: &str) -> Verdict {
+        let text = completion.as_bytes();
+        let counts = |tag: &&Finder<'static>| {
+            if self.once { only(tag, text).is_some() } else { tag.find(text).is_some() }
+        };
+        // Added one by one, as the published rules do, so that the sums are theirs to the last bit.
+        Verdict::ok(self.literals.iter().filter(counts).fold(0.0, |sum, _| sum + self.each))
+    }
+}
+
+fn flag(right: bool) -> f64 {
+    if right { 1.0 } else { 0.0 }
+}
+
+fn gain(right: bool) -> f64 {
+    if right { 1.25 } else { -1.0 }
+}
+
+fn len(finder: &Finder<'_>) -> usize {
+    finder.needle().len()
+}
+
+/// First place at or after `from`.
+fn find(finder: &Finder<'_>, text: &[u8], from: usize) -> Option<usize> {
+    finder.find(text.get(from..)?).map(|at| from + at)
+}
+
+/// Its place, if it occurs exactly once (counting occurrences that do not overlap, as `str.count` does).
+fn only(finder: &Finder<'_>, text: &[u8]) -> Option<usize> {
+    let mut places = finder.find_iter(text);
+    let first = places.next();
+    if places.next().is_some() { None } else { first }
+}
+
+fn starts(text: &[u8], at: usize, finder: &Finder<'_>) -> bool {
+    text.get(at..).is_some_and(|rest| rest.starts_with(finder.needle()))
+}
+
+/// Python's `$` without MULTILINE: the end, or before a final newline.
+fn is_end(text: &[u8], at: usize) -> bool {
+    at == text.len() || (at + 1 == text.len() && text[at] == b'\n')
+}
+
+/// Start of a closing tag at or after `from` that Python's `$` can follow.
+fn closes_at_end(text: &[u8], from: usize, close: &Finder<'_>) -> Option<usize> {
+    let body = text.strip_suffix(b"\n").unwrap_or(text);
+    let stop = if body.ends_with(close.needle()) { body.len() } else { text.len() };
+    let at = stop.checked_sub(len(close))?;
+    (at >= from && text[at..stop] == *close.needle()).then_some(at)
+}
+
+/// The zeros of every run of ten decimal digits (category Nd, Unicode 14, as in Python 3.11): what `\d` matches.
+#[rustfmt::skip]
+const DIGIT_ZEROS: [u32; 66] = [
+    0x30, 0x660, 0x6f0, 0x7c0, 0x966, 0x9e6, 0xa66, 0xae6, 0xb66, 0xbe6, 0xc66, 0xce6, 0xd66, 0xde6, 0xe50, 0xed0,
+    0xf20, 0x1040, 0x1090, 0x17e0, 0x1810, 0x1946, 0x19d0, 0x1a80, 0x1a90, 0x1b50, 0x1bb0, 0x1c40, 0x1c50, 0xa620,
+    0xa8d0, 0xa900, 0xa9d0, 0xa9f0, 0xaa50, 0xabf0, 0xff10, 0x104a0, 0x10d30, 0x11066, 0x110f0, 0x11136, 0x111d0,
+    0x112f0, 0x11450, 0x114d0, 0x11650, 0x116c0, 0x11730, 0x118e0, 0x11950, 0x11c50, 0x11d50, 0x11da0, 0x16a60,
+    0x16ac0, 0x16b50, 0x1d7ce, 0x1d7d8, 0x1d7e2, 0x1d7ec, 0x1d7f6, 0x1e140, 0x1e2f0, 0x1e950, 0x1fbf0,
+];
+
+fn is_decimal_digit(c: char) -> bool {
+    let code = u32::from(c);
+    let after = DIGIT_ZEROS.partition_point(|&zero| zero <= code);
+    after > 0 && code - DIGIT_ZEROS[after - 1] < 10
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn score(mode: FormatMode, text: &str) -> f64 {
+        TagFormat::new("think", "answer", mode, "").score(0, text).score
+    }
+
+    #[test]
+    fn strict_takes_one_of_each_tag_in_order_and_nothing_else() {
+        for text in [
+            "<think>a</think><answer>b</answer>",
+            "\n <think>a\n</think> \n\t<answer>\nb</answer>\n",
+            "<think>a < b > c </ think></think><answer>b</answer>",
+        ] {
+            assert_eq!(score(FormatMode::Strict, text), 1.0, "{text:?}");
+        }
+        for text in [
+            "",
+            "<think></think><answer>b</answer>",
+            "<think> \n</think><answer>b</answer>",
+            "<think>a</think><answer>\u{3000}</answer>",
+            "x<think>a</think><answer>b</answer>",
+            "<think>a</think>x<answer>b</answer>",
+            "<think>a</think><answer>b</answer>x",
+            "<think>a</think><answer>b</answer><answer>b</answer>",
+            "<think>a<think></think><answer>b</answer>",
+            "<think>a<answer>b</answer></think><answer>c</answer>",
+            "<answer>b</answer><think>a</think>",
+            "<Think>a</Think><answer>b</answer>",
+            "<think >a</think><answer>b</answer>",
+            "<think>a</think><answer>b",
+            "<think><answer>a</think>b</answer>",
+            "</think><think>a<answer>b</answer>",
+        ] {
+            assert_eq!(score(FormatMode::Strict, text), 0.0, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_prefix_is_part_of_the_text() {
+        let format = TagFormat::new("think", "answer", FormatMode::Strict, "<think>");
+        assert_eq!(format.score(0, "a</think><answer>b</answer>").score, 1.0);
+        assert_eq!(format.score(0, "<think>a</think><answer>b</answer>").score, 0.0);
+    }
+
+    #[test]
+    fn each_published_value_is_reachable() {
+        let good = "<think>a</think>\n<answer>1+2</answer>";
+        assert_eq!(score(FormatMode::NanoAha, good), 1.0);
+        assert_eq!(score(FormatMode::NanoAha, "<think>a</think>\n<answer>1+x</answer>\n"), 0.5);
+        assert_eq!(score(FormatMode::NanoAha, "<think>a</think><answer>1+2</answer>"), 0.0);
+        assert_eq!(score(FormatMode::GrpoZero, good), 1.0);
+        assert_eq!(score(FormatMode::GrpoZero, "x<think>a</think>\n<answer>1+2</answer>"), 0.1 + 0.5);
+        assert_eq!(score(FormatMode::GrpoZero, "<answer>1+2</answer>"), 0.5);
+        assert_eq!(score(FormatMode::GrpoZero, "</think><think>"), 0.0);
+        assert_eq!(score(FormatMode::SimpleGrpo, good), 1.25);
+        assert_eq!(score(FormatMode::SimpleGrpo, "<think>a</think>\t<answer>1</answer>"), -1.0);
+        assert_eq!(score(FormatMode::SimpleGrpoV1, good), -1.0);
+        assert_eq!(score(FormatMode::SimpleGrpoV1, "<think>a</think><answer>1</answer>"), 1.25);
+        assert_eq!(score(FormatMode::RlFromScratch, good), 1.0);
+        assert_eq!(score(FormatMode::RlFromScratch, "<think>a\nb</think>\n<answer>1</answer>"), 0.0);
+        assert_eq!(score(FormatMode::OpenR1, "<think>\na\n</think>\n<answer>\nb\n</answer>\ntail"), 1.0);
+        assert_eq!(score(FormatMode::OpenR1, "<think>\n</think>\n<answer>\nb\n</answer>"), 0.0);
+        assert_eq!(score(FormatMode::TrlThink, "<think>a</think> anything"), 1.0);
+        assert_eq!(score(FormatMode::TrlThink, "<think><think></think>"), 0.0);
+    }
+
+    #[test]
+    fn tag_counts_add_up() {
+        let text = "<think>\na\n</think>\n<answer>\nb\n</answer>";
+        assert_eq!(TagCount::open_r1("think", "answer").score(0, text).score, 0.75 + 0.25);
+        assert_eq!(TagCount::open_r1("think", "answer").score(0, "<think>\n<think>\n").score, 0.0);
+        assert_eq!(TagCount::lm_book("think", "answer").score(0, "</answer></answer><think>").score, 0.4);
+    }
+
+    #[test]
+    fn every_name_names_its_mode() {
+        for (name, mode) in FormatMode::NAMES {
+            assert_eq!(FormatMode::from_name(name), Some(mode));
+        }
+        assert_eq!(FormatMode::from_name("Strict"), None);
+    }
+
+    #[test]
+    fn decimal_digits_are_those_of_every_script() {
+        assert!("0९９𝟗".chars().all(is_decimal_digit));
+        assert!(!"/:²½٪Ⅷ".chars().any(is_decimal_digit));
+    }
+}

@@ -1,0 +1,188 @@
+//! GSM8K: the number that a completion finally states, compared with the gold as an exact rational.
+
+use super::answer::{after_thinking, boxed, hashed, said, tagged};
+use super::number::{self, Number};
+use super::{RewardRule, Status, Verdict};
+use crate::error::KernelError;
+
+/// The GSM8K rule over a batch: each row's gold number.
+#[derive(Debug)]
+pub struct Gsm8kAnswer {
+    golds: Vec<Number>,
+    gold_of_row: Vec<usize>,
+    percent_optional: bool,
+}
+
+impl Gsm8kAnswer {
+    /// A gold is a bare number, or a worked solution with the number after its last `####`.
+    ///
+    /// A percent sign is always optional against a gold that has one; with `percent_optional` also against one that
+    /// has none, so that 25% answers a gold of 25.
+    ///
+    /// # Errors
+    /// [`KernelError::BadGold`] for a gold that is not a number.
+    pub fn new<T: AsRef<str>>(golds: &[T], percent_optional: bool) -> Result<Self, KernelError> {
+        let mut rule = Self { golds: Vec::new(), gold_of_row: Vec::with_capacity(golds.len()), percent_optional };
+        for (index, gold) in golds.iter().enumerate() {
+            let gold = gold.as_ref();
+            // The completions of a group follow each other and share their gold.
+            if index == 0 || gold != golds[index - 1].as_ref() {
+                let text = gold.rsplit_once("####").map_or(gold, |(_, number)| number);
+                let number = number::read(text).map_err(|_| KernelError::BadGold {
+                    argument: "answer",
+                    index,
+                    value: gold.to_owned(),
+                    reason: "a gold is a number, or a solution that ends in #### and a number",
+                })?;
+                rule.golds.push(number);
+            }
+            rule.gold_of_row.push(rule.golds.len() - 1);
+        }
+        Ok(rule)
+    }
+}
+
+impl RewardRule for Gsm8kAnswer {
+    fn score(&self, row: usize, completion: &str) -> Verdict {
+        let gold = &self.golds[self.gold_of_row[row]];
+        match stated_number(completion) {
+            Ok(number) => {
+                let by_sign = gold.percent || (self.percent_optional && number.percent);
+                Verdict::right(number.value() == gold.value() || (by_sign && number.face == gold.face))
+            }
+            Err(status) => Verdict::none(status),
+        }
+    }
+}
+
+/// The number finally stated after the last `</think>`: on the last `####` line that has one, else in the last box,
+/// else in the last closed `<answer>`, else after the last "answer is" that one follows, else the last number.
+///
+/// # Errors
+/// [`Status::NoAnswer`] without any number, otherwise as [`number::read`].
+pub fn stated_number(completion: &str) -> Result<Number, Status> {
+    let text = after_thinking(completion);
+    let has_digit = |span: &&str| span.bytes().any(|byte| byte.is_ascii_digit());
+    if let Some(span) = hashed(text).find(has_digit) {
+        // A box on the line is what the line states.
+        return boxed(span).map_or_else(|| number::first(span), number::read);
+    }
+    if let Some(span) = boxed(text) {
+        return number::read(span);
+    }
+    if let Some(span) = tagged(text, "answer") {
+        return number::read(span).or_else(|status| single(span).unwrap_or(Err(status)));
+    }
+    if let Some(span) = said(text).rfind(has_digit) {
+        return number::first(span);
+    }
+    number::last(text).ok_or(Status::NoAnswer)?.number
+}
+
+/// The number of a sentence that holds no other: an `<answer>` with two is a hedge.
+fn single(span: &str) -> Option<Result<Number, Status>> {
+    let last = number::last(span)?;
+    let before = span[..last.start].bytes().any(|byte| byte.is_ascii_digit());
+    (!before).then(|| number::first(span))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn score(gold: &str, completion: &str) -> Verdict {
+        Gsm8kAnswer::new(&[gold], false).unwrap().score(0, completion)
+    }
+
+    #[test]
+    fn spellings_of_the_same_number() {
+        for text in [
+            "#### 1234",
+            "#### 1,234",
+            "####1234",
+            "#### $1,234.00",
+            "#### 1234.",
+            "#### **1,234**",
+            "#### The answer is 1234",
+            "#### 1 234/1 x\n#### €1,234 dollars",
+            "\\boxed{1,234}",
+            "\\boxed{1{,}234\\text{ cm}}",
+            "\\boxed{\\$1234.0}",
+            "<answer>$1,234</answer>",
+            "<answer>x = 1234</answer>",
+            "<answer>The total is 1,234 apples.</answer>",
+            "The answer is 1,234 because of 3 steps.",
+            "**Answer:** 1234 miles",
+            "2468 / 2 = 1234",
+            "#### 1234, after 3 steps",
+            "so 7 and then 1234.",
+            "#### 2 * 617 = 1234",
+            "#### 1.234e3",
+            "#### 1.234 \\times 10^3",
+            "#### 1234 units (3 left)",
+            "#### 2468/2",
+            "#### 1\n#### 1234\nlong tail with 99",
+            "<think>#### 1</think>\n#### 1234",
+            "#### \\boxed{1234}",
+        ] {
+            assert_eq!(score("#### 1,234", text), Verdict::ok(1.0), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn other_numbers() {
+        for text in [
+            "#### 12,34",
+            "#### 123",
+            "#### 1234.5",
+            "#### -1234",
+            "#### 1.234",
+            "#### 5 or 1234",
+            "#### 1234 or 5",
+            "#### 1234x",
+            "#### 1234k",
+            "#### 1234%",
+            "<answer>5, 1234</answer>",
+            "#### 1_234",
+            "#### 1.234.0",
+            "#### 1234-5",
+            "#### 1234\\pi",
+            "#### １２３４",
+            "<think>1234</think>",
+            "",
+            "no",
+        ] {
+            assert_eq!(score("1234", text).score, 0.0, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn statuses() {
+        assert_eq!(score("5", "none").status, Status::NoAnswer);
+        assert_eq!(score("5", "#### 12,34").status, Status::Unparseable);
+        assert_eq!(score("5", &format!("#### {}", "9".repeat(5000))).status, Status::Undecided);
+        assert_eq!(score("5", "#### 1e999999999999").status, Status::Undecided);
+    }
+
+    #[test]
+    fn signs_and_percents() {
+        for text in ["#### -5", "#### - 5", "#### −5", "-5", "x = -5", "#### -$5", "#### $-5", "\\boxed{-5}"] {
+            assert_eq!(score("-5", text).score, 1.0, "{text:?}");
+        }
+        assert_eq!(score("5", "10 - 5").score, 1.0);
+        assert_eq!(score("5", "steps:\n- 5 apples").score, 1.0);
+        for text in ["#### 50%", "#### 50", "#### 0.5", "#### 1/2", "\\boxed{50\\%}", "50 percent"] {
+            assert_eq!(score("50%", text).score, 1.0, "{text:?}");
+        }
+        assert_eq!(score("50", "#### 50%").score, 0.0);
+        assert_eq!(Gsm8kAnswer::new(&["50"], true).unwrap().score(0, "#### 50%").score, 1.0);
+    }
+
+    #[test]
+    fn golds_are_checked_and_shared() {
+        let rule = Gsm8kAnswer::new(&["1", "1", "so #### 2", "1"], false).unwrap();
+        assert_eq!((rule.golds.len(), rule.gold_of_row.as_slice()), (3, &[0, 0, 1, 2][..]));
+        let bad = Gsm8kAnswer::new(&["1", "many"], false);
+        assert!(matches!(bad, Err(KernelError::BadGold { index: 1, .. })));
+    }
+}

@@ -1,0 +1,152 @@
+//! Rule-based rewards: a rule reads a completion and gives a score and a status.
+//!
+//! A [`RewardRule`] is bound to its batch: it holds the references (golds) of every row, checked and parsed on
+//! construction, so that scoring cannot fail. [`score_batch`] is the one parallel map over completions.
+//! Every rule is linear in the length of the text and deterministic for any number of threads.
+
+pub mod answer;
+pub mod choice;
+pub mod countdown;
+pub mod exact;
+pub mod format;
+pub mod gsm8k;
+pub mod number;
+pub mod repetition;
+
+use std::sync::OnceLock;
+
+use rayon::prelude::*;
+
+/// Below this much text a batch is scored on the calling thread. Measured on two cores (benches/rewards.rs):
+/// waking the pool costs about 10 µs, and 32 KiB is what the cheapest rule scans in that time.
+const SERIAL_BYTES: usize = 32 * 1024;
+
+/// What became of one sample. The numbers are the `uint8` that Python sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// The rule read the completion and decided.
+    Ok = 0,
+    /// The completion states no answer.
+    NoAnswer = 1,
+    /// It states one that the rule cannot read.
+    Unparseable = 2,
+    /// The answer exceeds the rule's budget of tokens, depth or digits.
+    Undecided = 3,
+}
+
+/// A score and how it came about; a score other than 0 needs [`Status::Ok`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Verdict {
+    /// The reward, before any weight.
+    pub score: f64,
+    /// How it came about.
+    pub status: Status,
+}
+
+impl Verdict {
+    /// A decided sample.
+    #[must_use]
+    pub fn ok(score: f64) -> Self {
+        Self { score, status: Status::Ok }
+    }
+
+    /// A decided sample of a right-or-wrong rule: 1 or 0.
+    #[must_use]
+    pub fn right(right: bool) -> Self {
+        Self::ok(f64::from(u8::from(right)))
+    }
+
+    /// A sample that earns nothing for the reason `status`.
+    #[must_use]
+    pub fn none(status: Status) -> Self {
+        Self { score: 0.0, status }
+    }
+}
+
+/// A reward rule, bound to the references of its batch.
+pub trait RewardRule: Sync {
+    /// Score the completion of row `row`. Pure: the same row and text give the same verdict.
+    fn score(&self, row: usize, completion: &str) -> Verdict;
+}
+
+/// Scores and statuses of a batch, row for row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scores {
+    /// Each row's score.
+    pub scores: Vec<f64>,
+    /// Each row's [`Status`] as its number.
+    pub statuses: Vec<u8>,
+}
+
+impl FromIterator<Verdict> for Scores {
+    fn from_iter<I: IntoIterator<Item = Verdict>>(verdicts: I) -> Self {
+        let (scores, statuses) = verdicts.into_iter().map(|v| (v.score, v.status as u8)).unzip();
+        Self { scores, statuses }
+    }
+}
+
+/// Score every completion, in parallel over rows.
+#[must_use]
+pub fn score_batch<R, T>(rule: &R, completions: &[T]) -> Scores
+where
+    R: RewardRule + ?Sized,
+    T: AsRef<str> + Sync,
+{
+    let bytes: usize = completions.iter().map(|text| text.as_ref().len()).sum();
+    if completions.len() < 2 || bytes < SERIAL_BYTES || !owns_thread_pool() {
+        return completions.iter().enumerate().map(|(row, text)| rule.score(row, text.as_ref())).collect();
+    }
+    let verdicts: Vec<Verdict> =
+        completions.par_iter().enumerate().map(|(row, text)| rule.score(row, text.as_ref())).collect();
+    verdicts.into_iter().collect()
+}
+
+/// Whether this process may use the thread pool: a forked child inherits the pool's memory without its threads, and
+/// would wait for them for ever.
+fn owns_thread_pool() -> bool {
+    static OWNER: OnceLock<u32> = OnceLock::new();
+    let process = std::process::id();
+    *OWNER.get_or_init(|| process) == process
+}
+
+/// Whitespace as Python's `str.isspace` and `re`'s `\s` have it: Unicode's, and the four ASCII separators.
+#[must_use]
+pub fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
+}
+
+/// `text` without leading and trailing [`is_space`].
+#[must_use]
+pub fn strip(text: &str) -> &str {
+    text.trim_matches(is_space)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Length;
+
+    impl RewardRule for Length {
+        fn score(&self, row: usize, completion: &str) -> Verdict {
+            Verdict::ok((row * 1_000_000 + completion.len()) as f64)
+        }
+    }
+
+    #[test]
+    fn parallel_and_serial_scores_agree_and_keep_the_order() {
+        let texts: Vec<String> = (0..300).map(|n| "x".repeat(n * 3)).collect();
+        let expected: Scores = texts.iter().enumerate().map(|(row, text)| Length.score(row, text)).collect();
+        assert!(texts.iter().map(String::len).sum::<usize>() > SERIAL_BYTES);
+        assert_eq!(score_batch(&Length, &texts), expected);
+        assert_eq!(score_batch(&Length, &texts[..2]).scores, expected.scores[..2]);
+        assert!(score_batch(&Length, &[] as &[&str]).scores.is_empty());
+    }
+
+    #[test]
+    fn strip_takes_what_python_strips() {
+        assert_eq!(strip("\x1c \u{a0}\u{3000}a b\x1f\n"), "a b");
+        assert_eq!(strip("\u{200b}a"), "\u{200b}a");
+    }
+}
