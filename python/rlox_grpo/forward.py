@@ -133,7 +133,7 @@ def _packed_hidden(decoder: nn.Module, batch: Batch) -> Tensor:
         tensor.cpu()
         for tensor in (batch.prompt_index, batch.prompt_lengths, batch.completion_mask.sum(dim=1), batch.input_ids)
     )
-    groups = [rows.tolist() for rows in torch.arange(len(ids)).split(_run_lengths(prompt_index))]
+    groups = [rows.tolist() for rows in torch.split(torch.arange(len(ids)), _run_lengths(prompt_index))]
     # A completion's last token predicts nothing that is asked for, so it is not forwarded.
     forwarded = [[max(int(lengths[row]) - 1, 0) for row in rows] for rows in groups]
     layout = packed_layout([int(prompt_lengths[rows[0]]) for rows in groups], forwarded, device)
@@ -145,7 +145,7 @@ def _packed_hidden(decoder: nn.Module, batch: Batch) -> Tensor:
         for row, count in zip(rows, counts, strict=True):
             tokens.append(ids[row, prompt : prompt + count])
             positions.append(torch.arange(prompt, prompt + count))
-    hidden = decoder(
+    hidden: Tensor = decoder(
         input_ids=torch.cat(tokens)[None].to(device),
         position_ids=torch.cat(positions)[None].to(device),
         attention_mask=_NO_MASK.to(device),

@@ -135,7 +135,7 @@ def _sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | None) -
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if tokenizer is None or embedding is None:
         return None
-    rows, known = int(embedding.weight.shape[0]), len(tokenizer)
+    rows, known = int(embedding.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1
     if known > rows:
         raise ValueError(
             f"the tokenizer has {known} tokens and the model {rows} embedding rows: they do not belong together"

@@ -71,7 +71,7 @@ def token_log_probs(
             raise ValueError(f"token_ids hold {low if low < 0 else high}, outside the head's {vocabulary} rows")
     if chunk_tokens is None:
         chunk_tokens = max(1, CHUNK_BYTES // (4 * vocabulary))
-    log_probs, entropy = _ChunkedLogProbs.apply(
+    log_probs, entropy = _ChunkedLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, token_ids, head.scale, head.softcap, temperature, chunk_tokens
     )
     return log_probs, entropy

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,8 +14,22 @@ from torch import Tensor, nn
 from rlox_grpo.forward import Forward, make_forward
 from rlox_grpo.types import Batch
 
-ReferenceFn = Callable[[Batch], Tensor]
-"""Batch → the reference's log-probs ``[N, T]``, no gradient."""
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Batch → the reference's log-probs ``[N, T]``, no gradient.
+
+    Attributes:
+        fingerprint: Tells frozen weights apart: a resumed run must measure against the same ones. None where the
+            reference follows the policy's own weights.
+    """
+
+    compute: Callable[[Batch], Tensor]
+    fingerprint: str | None
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Run the reference over ``batch``."""
+        return self.compute(batch)
 
 
 def make_reference(
@@ -24,7 +40,7 @@ def make_reference(
     kl_coef: float,
     ref_model: nn.Module | None = None,
     **forward_options: Any,
-) -> ReferenceFn | None:
+) -> Reference | None:
     """The reference of a run, or None when nothing asks for one.
 
     Args:
@@ -59,7 +75,7 @@ def make_reference(
             with policy.disable_adapter():  # type: ignore[operator]
                 return policy_forward(batch)[0]
 
-        return without_adapter
+        return Reference(without_adapter, fingerprint=None)
     frozen = copy.deepcopy(policy) if ref_model is None else ref_model
     frozen.eval().requires_grad_(False)
     forward = make_forward(frozen, **forward_options)
@@ -68,4 +84,13 @@ def make_reference(
     def of_frozen(batch: Batch) -> Tensor:
         return forward(batch)[0]
 
-    return of_frozen
+    return Reference(of_frozen, fingerprint=_fingerprint(frozen))
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """A digest of each parameter's sum and sum of magnitudes: one pass, no copy, and equal for equal weights."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        sums = [float(values.sum(dtype=torch.float64)) for values in (parameter.detach(), parameter.detach().abs())]
+        digest.update(f"{name}{tuple(parameter.shape)}{sums}".encode())
+    return digest.hexdigest()[:16]

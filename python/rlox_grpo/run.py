@@ -22,7 +22,7 @@ from rlox_grpo.checkpoint import (
 )
 from rlox_grpo.errors import CheckpointError
 from rlox_grpo.report import write_report
-from rlox_grpo.rewards import name_of
+from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.run_files import cut_after, json_line, replace_file, write_completions
 from rlox_grpo.sinks import SinkName, make_sinks
 from rlox_grpo.types import Float32Array, ScoredGroup
@@ -153,7 +153,7 @@ class Run:
         state = {
             "config": trainer.config.model_dump(mode="json"),
             "data": self._data,
-            "rewards": [name_of(reward_fn) for reward_fn in trainer.reward_fns],
+            "rewards": [function_name(reward_fn) for reward_fn in trainer.reward_fns],
             "draws": trainer.draws,
             "start_step": self.start_step,
             "start_draw": self.start_draw,
@@ -218,11 +218,10 @@ class Run:
             for name in sorted((now.keys() | then.keys()) - FREE_TO_CHANGE)
             if then.get(name) != now.get(name)
         ]
-        rewards = [name_of(reward_fn) for reward_fn in self._trainer.reward_fns]
+        rewards = [function_name(reward_fn) for reward_fn in self._trainer.reward_fns]
         if state["rewards"] != rewards:
             changed.append(f"reward functions: {state['rewards']} there, {rewards} here")
-        if state["data"] != self._data:
-            changed.append("prompts: not those that the run began with")
+        changed += [f"{name}: not those of the run" for name in self._data if state["data"].get(name) != self._data[name]]
         if changed:
             raise CheckpointError(
                 f"{checkpoint} is of another configuration ({'; '.join(changed)}): "

@@ -164,7 +164,8 @@ class GRPO:
         if n_epochs < 1:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
         per_step = min(self.config.prompts_per_step, len(train_prompts))
-        run = Run(self, data={"prompts": fingerprint(train_prompts)})
+        reference = None if self._reference is None else self._reference.fingerprint
+        run = Run(self, data={"prompts": fingerprint(train_prompts), "frozen reference": reference})
         last_draw = run.start_draw + n_epochs * len(train_prompts)
         if self.config.max_steps is not None:
             last_draw = run.start_draw + self.config.max_steps * per_step

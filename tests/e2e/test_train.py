@@ -114,7 +114,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, changes):
     fails_in_step_7.__name__ = "share_of_target"
     with pytest.raises(RuntimeError, match="grader went away|share_of_target"):
         GRPO(ToyLM(), fails_in_step_7, **interrupted).train(PROMPTS)
-    again = GRPO(ToyLM(seed=99), share_of_target, **interrupted)
+    # What a resumed run starts from does not matter, unless it is the reference.
+    again = GRPO(ToyLM(seed=0 if "kl_coef" in changes else 99), share_of_target, **interrupted)
     metrics = again.train(PROMPTS)
     assert again.step == 12
     assert_equal(weights(whole), weights(again))
@@ -181,6 +182,10 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
     other_prompts = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path))
     with pytest.raises(CheckpointError, match="prompts: not those"):
         other_prompts.train(PROMPTS[:4])
+    with_kl = options(output_dir=tmp_path / "kl", max_steps=2, kl_coef=0.1)
+    GRPO(ToyLM(), share_of_target, **with_kl).train(PROMPTS)
+    with pytest.raises(CheckpointError, match="frozen reference: not those of the run"):
+        GRPO(ToyLM(seed=1), share_of_target, **with_kl).train(PROMPTS)
     other_reward = GRPO(ToyLM(), lambda completions, prompts: [0.0] * 32, **options(output_dir=tmp_path))
     with pytest.raises(CheckpointError, match="reward functions"):
         other_reward.train(PROMPTS)

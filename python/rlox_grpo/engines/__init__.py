@@ -49,7 +49,7 @@ def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
         policy.model,
         policy.tokenizer,
         eos_token_ids=policy.eos_token_ids,
-        vocabulary=policy.vocabulary,
+        vocab_limit=policy.vocabulary,
         max_rows=config.max_rollout_rows,
         autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None,
     )

@@ -42,7 +42,7 @@ class HFEngine:
     temperature 0 makes it a point mass. With filters off they are the trainer's log_softmax(logits / temperature).
 
     Attributes:
-        exact: True unless ``autocast_dtype`` or ``vocab_limit`` makes the log-probs differ from the trainer's.
+        exact: True unless ``autocast_dtype`` makes the log-probs differ from the trainer's.
         policy_version: Version of the weights that it samples from.
         vocab_limit: Token ids from here on are never sampled, as they have no text: the model's vocabulary is padded
             beyond the tokenizer's, or is unknown. Log-probs are normalised over the ids below it, and a trainer that
@@ -56,6 +56,7 @@ class HFEngine:
         tokenizer: Any = None,
         *,
         eos_token_ids: Sequence[int] | None = None,
+        vocab_limit: int | None = None,
         max_rows: int | None = None,
         autocast_dtype: torch.dtype | None = None,
     ) -> None:
@@ -67,6 +68,7 @@ class HFEngine:
             eos_token_ids: Ids that end a completion; by default those of the model's generation config and config
                 and of the tokenizer. A plain module without a tokenizer has none: its completions have
                 ``max_new_tokens`` tokens.
+            vocab_limit: Ids from here on are never sampled; by default those past the tokenizer's last.
             max_rows: Completions decoded at once, 256 by default; the others wait.
             autocast_dtype: Run the forward under ``torch.autocast`` in this type (``torch.bfloat16``).
 
@@ -81,8 +83,8 @@ class HFEngine:
         self._autocast_dtype = autocast_dtype
         self._vocab_size = _vocab_size(model)
         self._end_ids = _end_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
-        self.vocab_limit: int | None = None
-        if tokenizer is not None:
+        self.vocab_limit = vocab_limit
+        if tokenizer is not None and vocab_limit is None:
             limit = max(tokenizer.get_vocab().values()) + 1
             if self._vocab_size is None or self._vocab_size > limit:
                 self.vocab_limit = limit
@@ -92,7 +94,7 @@ class HFEngine:
                 "%s keeps more than keys and values by position: each sequence is run again for each of its tokens",
                 type(model).__name__,
             )
-        self.exact = autocast_dtype is None and self.vocab_limit is None
+        self.exact = autocast_dtype is None
         self.policy_version = 0
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> list[RolloutGroup]:
