@@ -91,7 +91,7 @@ def main() -> None:
         results = model.generate_batch(
             [prompt.token_ids.tolist() for prompt in prompts],
             generation_config=config,
-            continuous_batching_config=ContinuousBatchingConfig(num_blocks=256, block_size=32, max_batch_tokens=512),
+            continuous_batching_config=ContinuousBatchingConfig(num_blocks=256, page_size=32, max_batch_tokens=512),
             progress_bar=False,
         )
         return kept([result.generated_tokens for result in results.values()])
