@@ -46,6 +46,7 @@ def pack(
     lengths: _Ids, token_budget: int, padded: bool, num_ranks: int, linear_cost: int, oversize: str
 ) -> tuple[_Ids, _Ids]: ...
 def share_prefixes(values: _Ids, offsets: _Ids) -> tuple[_Ids, _Ids, _Ids, _Ids]: ...
+
 # Rewards: scores (float64) and statuses (uint8, see rlox_grpo.rewards.STATUSES), one for each completion.
 def score_tag_format(
     completions: Sequence[str], first: str, second: str, mode: str, prefix: str

@@ -221,7 +221,9 @@ class Run:
         rewards = [function_name(reward_fn) for reward_fn in self._trainer.reward_fns]
         if state["rewards"] != rewards:
             changed.append(f"reward functions: {state['rewards']} there, {rewards} here")
-        changed += [f"{name}: not those of the run" for name in self._data if state["data"].get(name) != self._data[name]]
+        changed += [
+            f"{name}: not those of the run" for name in self._data if state["data"].get(name) != self._data[name]
+        ]
         if changed:
             raise CheckpointError(
                 f"{checkpoint} is of another configuration ({'; '.join(changed)}): "

@@ -15,7 +15,8 @@ import torch
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.config import ConfigError
 from rlox_grpo.errors import CheckpointError, NonFiniteError
-from toy import PROMPTS, TARGET, VOCABULARY, ToyLM, options, share_of_target
+from rlox_grpo.rewards import RewardError
+from toy import PROMPTS, TARGET, ToyLM, options, share_of_target
 
 HERE = Path(__file__).parent
 
@@ -195,15 +196,15 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
 
 def test_a_non_finite_loss_names_the_sample_and_saves_what_was_right(tmp_path):
     trainer = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, checkpoint_steps=0))
-    loss = trainer.updater._loss_fn
+    forward = trainer.updater._forward
 
-    def broken(log_probs, batch):
+    def broken(batch):
+        log_probs, entropy = forward(batch)
         if trainer.step == 3:
-            log_probs = log_probs.clone()
-            log_probs[batch.row_index == batch.row_index.max()] = float("nan")
-        return loss(log_probs, batch)
+            log_probs = log_probs * torch.where(batch.row_index == batch.row_index.max(), torch.nan, 1.0)[:, None]
+        return log_probs, entropy
 
-    trainer.updater._loss_fn = broken
+    trainer.updater._forward = broken
     with pytest.raises(NonFiniteError, match=r"step 4: .*not finite.*is completion \d of prompts\[\d\]: \[\d+"):
         trainer.train(PROMPTS)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000003"]
@@ -297,10 +298,10 @@ def test_save_writes_a_plain_module(tmp_path):
         (lambda: GRPO(ToyLM(), share_of_target).train([]), ValueError, "prompts is empty"),
         (lambda: GRPO(ToyLM(), share_of_target).train(["a"]), ValueError, "there is no tokenizer"),
         (lambda: GRPO(ToyLM(), share_of_target).train(PROMPTS, n_epochs=0), ValueError, "n_epochs is 0"),
-        (lambda: GRPO(ToyLM(), lambda c, p: [1.0]).train(PROMPTS), ValueError, "1 .* for 64 completions|64"),
-        (lambda: GRPO(ToyLM(), lambda c, p: [None] * len(c)).train(PROMPTS), ValueError, "no score"),
-        (lambda: GRPO(ToyLM(), lambda c, p: ["x"] * len(c)).train(PROMPTS), TypeError, "str"),
-        (lambda: GRPO(ToyLM(), share_of_target, log_to=()).train(torch.full((2, 2), VOCABULARY)), Exception, ""),
+        (lambda: GRPO(ToyLM(), lambda c, p: [1.0]).train(PROMPTS), RewardError, "returned 1 scores for 64 completions"),
+        (lambda: GRPO(ToyLM(), lambda c, p: [None] * len(c)).train(PROMPTS), RewardError, "no score for any of 64"),
+        (lambda: GRPO(ToyLM(), lambda c, p: ["x"] * len(c)).train(PROMPTS), RewardError, "'x' for sample 0"),
+        (lambda: GRPO(ToyLM(), lambda c, p: [float("inf")] * len(c)).train(PROMPTS), RewardError, "inf.* for sample 0"),
     ],
 )
 def test_bad_input(make, error, message):
