@@ -1,0 +1,1 @@
+"""Tasks that come with the library: their problems, prompt text and columns."""
