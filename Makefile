@@ -33,3 +33,8 @@ lint: build ## formatting, clippy, ruff, mypy
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
+
+.PHONY: bench
+bench: build ## kernels beside NumPy, torch and rlox; JSON and a table under benches/results
+	$(RUN) pytest benches/test_kernels.py --benchmark-json=benches/results/kernels.json
+	$(RUN) python benches/table.py benches/results/kernels.json > benches/results/kernels.md
