@@ -10,9 +10,7 @@ from typing import Any
 
 
 def duration(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * scale >= 1:
-            break
+    unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e3)) if seconds * s >= 1), ("µs", 1e6))
     return f"{seconds * scale:.3g} {unit}"
 
 
