@@ -1,5 +1,7 @@
 //! Properties of the kernels over random inputs, and the same bits from any number of threads.
 
+#![allow(clippy::unwrap_used)]
+
 use proptest::prelude::*;
 use rlox_grpo::advantages::{self, Baseline, Normalisation, Scaling};
 use rlox_grpo::batch::layout::{LayoutOut, RowLayout};
