@@ -51,6 +51,11 @@ lint: build ## formatting, clippy, ruff, mypy
 	$(RUN) ruff check .
 	$(RUN) mypy
 
+.PHONY: bench
+bench: build ## kernels beside NumPy, torch and rlox; JSON and a table under benches/results
+	$(RUN) pytest benches/test_kernels.py --benchmark-json=benches/results/kernels.json
+	$(RUN) python benches/table.py benches/results/kernels.json > benches/results/kernels.md
+
 # On Linux zig links against the glibc of 2014, so that the wheel installs wherever Python 3.10 runs.
 WHEEL_FLAGS := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux2014)
 WHEEL_SOURCES := Makefile Cargo.toml Cargo.lock pyproject.toml README.md LICENSE \

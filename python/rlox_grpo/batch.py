@@ -84,8 +84,12 @@ def pad(
         TypeError: Rows that are not integers of one dimension, naming the row.
         ValueError: Offsets that do not fit, an unknown side, a multiple below 1.
     """
-    values, offsets = as_ragged(rows, offsets, "rows")
-    return Padded(*_native.pad(values, offsets, side, pad_token_id, _at_least(multiple_of, 1, "multiple_of")))
+    multiple_of = _at_least(multiple_of, 1, "multiple_of")
+    if offsets is None and type(rows) is list and rows and type(rows[0]) is np.ndarray:
+        padded = _native.pad_arrays(rows, side, pad_token_id, multiple_of)  # without a flat copy between
+        if padded is not None:
+            return Padded(*padded)
+    return Padded(*_native.pad(*as_ragged(rows, offsets, "rows"), side, pad_token_id, multiple_of))
 
 
 def pack(

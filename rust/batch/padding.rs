@@ -50,19 +50,19 @@ pub struct Rectangle<'a> {
 /// [`KernelError::BadElement`] for a row longer than `width`, [`KernelError::LengthMismatch`] for an output of another
 /// size.
 pub fn pad(
-    rows: &Ragged<'_, i64>,
+    rows: &[&[i64]],
     width: usize,
     side: Side,
     pad_token_id: i64,
     out: Rectangle<'_>,
 ) -> Result<(), KernelError> {
-    check_width(rows, 0..rows.len(), width, "row_lengths")?;
+    check_width(rows.iter().map(|row| row.len()).enumerate(), width)?;
     let size = rows.len() * width;
     check_size(out.ids.len(), size)?;
     check_size(out.mask.len(), size)?;
     check_size(out.positions.len(), size)?;
     three_by_row(width, out.ids, out.mask, out.positions, |index, ids, mask, positions| {
-        let row = rows.row(index);
+        let row = rows[index];
         let start = if side == Side::Left { width - row.len() } else { 0 };
         write(ids, start, row, pad_token_id);
         mark(mask, start, row.len());
@@ -83,7 +83,7 @@ pub fn pad_values<T: Copy + Send + Sync>(
     out: &mut [T],
 ) -> Result<(), KernelError> {
     check_indices(rows, values.len(), "rows")?;
-    check_width(values, rows.iter().map(|&row| row as usize), width, "row_lengths")?;
+    check_width(rows.iter().map(|&row| (row as usize, values.row(row as usize).len())), width)?;
     check_size(out.len(), rows.len() * width)?;
     if width == 0 {
         return Ok(());
@@ -157,20 +157,14 @@ pub(super) fn check_indices(indices: &[i64], limit: usize, argument: &'static st
     }
 }
 
-fn check_width<T>(
-    rows: &Ragged<'_, T>,
-    chosen: impl Iterator<Item = usize>,
-    width: usize,
-    argument: &'static str,
-) -> Result<(), KernelError> {
-    for index in chosen {
-        let length = rows.row(index).len();
-        if length > width {
-            let reason = "more tokens than the rectangle is wide";
-            return Err(KernelError::BadElement { argument, index, value: length as i64, reason });
+fn check_width(mut lengths: impl Iterator<Item = (usize, usize)>, width: usize) -> Result<(), KernelError> {
+    match lengths.find(|&(_, length)| length > width) {
+        None => Ok(()),
+        Some((index, length)) => {
+            let (value, reason) = (length as i64, "more tokens than the rectangle is wide");
+            Err(KernelError::BadElement { argument: "row_lengths", index, value, reason })
         }
     }
-    Ok(())
 }
 
 pub(super) fn check_size(length: usize, expected: usize) -> Result<(), KernelError> {
@@ -185,10 +179,9 @@ mod tests {
     use super::*;
 
     fn padded(side: Side) -> (Vec<i64>, Vec<bool>, Vec<i64>) {
-        let rows = Ragged::new(&[0, 8, 9], &[0, 1, 1, 3], "offsets").unwrap();
         let (mut ids, mut mask, mut positions) = (vec![5; 6], vec![true; 6], vec![5; 6]);
         let out = Rectangle { ids: &mut ids, mask: &mut mask, positions: &mut positions };
-        pad(&rows, 2, side, 0, out).unwrap();
+        pad(&[&[0], &[], &[8, 9]], 2, side, 0, out).unwrap();
         (ids, mask, positions)
     }
 

@@ -43,6 +43,9 @@ fn bad_id(error: &PyErr, argument: &str, index: usize, place: usize, value: &Bou
     }
 }
 
+/// `token_ids`, `attention_mask`, `position_ids`.
+type Padded<'py> = (Ids2<'py>, Mask2<'py>, Ids2<'py>);
+
 #[pyfunction]
 pub(super) fn pad<'py>(
     values: &Ids<'py>,
@@ -50,11 +53,38 @@ pub(super) fn pad<'py>(
     side: &str,
     pad_token_id: i64,
     multiple_of: usize,
-) -> PyResult<(Ids2<'py>, Mask2<'py>, Ids2<'py>)> {
+) -> PyResult<Padded<'py>> {
     let py = values.py();
     let (values, offsets) = (values.try_readonly()?, offsets.try_readonly()?);
     let rows = Ragged::new(values.as_slice()?, offsets.as_slice()?, "offsets")?;
-    let (side, width) = (side_of(side)?, width_for(rows.rows().map(<[i64]>::len), multiple_of)?);
+    pad_slices(py, &rows.rows().collect::<Vec<_>>(), side, pad_token_id, multiple_of)
+}
+
+/// `pad` straight from the arrays of a list; None when one is not a contiguous row of int64, for the caller to coerce.
+#[pyfunction]
+pub(super) fn pad_arrays<'py>(
+    rows: &Bound<'py, PyList>,
+    side: &str,
+    pad_token_id: i64,
+    multiple_of: usize,
+) -> PyResult<Option<Padded<'py>>> {
+    let mut borrowed = Vec::with_capacity(rows.len());
+    for row in rows.iter() {
+        let Ok(row) = row.cast_into::<PyArray1<i64>>() else { return Ok(None) };
+        borrowed.push(row.try_readonly()?);
+    }
+    let Ok(slices) = borrowed.iter().map(|row| row.as_slice()).collect::<Result<Vec<_>, _>>() else { return Ok(None) };
+    pad_slices(rows.py(), &slices, side, pad_token_id, multiple_of).map(Some)
+}
+
+fn pad_slices<'py>(
+    py: Python<'py>,
+    rows: &[&[i64]],
+    side: &str,
+    pad_token_id: i64,
+    multiple_of: usize,
+) -> PyResult<Padded<'py>> {
+    let (side, width) = (side_of(side)?, width_for(rows.iter().map(|row| row.len()), multiple_of)?);
     let (ids, mask, positions) =
         (rectangle(py, rows.len(), width), rectangle(py, rows.len(), width), rectangle(py, rows.len(), width));
     {
@@ -62,7 +92,7 @@ pub(super) fn pad<'py>(
             (ids.try_readwrite()?, mask.try_readwrite()?, positions.try_readwrite()?);
         let out =
             Rectangle { ids: ids.as_slice_mut()?, mask: mask.as_slice_mut()?, positions: positions.as_slice_mut()? };
-        py.detach(|| padding::pad(&rows, width, side, pad_token_id, out))?;
+        py.detach(|| padding::pad(rows, width, side, pad_token_id, out))?;
     }
     Ok((ids, mask, positions))
 }

@@ -24,6 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
     module.add_function(wrap_pyfunction!(batch::flatten_rows, module)?)?;
     module.add_function(wrap_pyfunction!(batch::pad, module)?)?;
+    module.add_function(wrap_pyfunction!(batch::pad_arrays, module)?)?;
     module.add_function(wrap_pyfunction!(batch::pad_values, module)?)?;
     module.add_function(wrap_pyfunction!(batch::layout_rows, module)?)?;
     module.add_function(wrap_pyfunction!(batch::pack, module)?)?;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -158,3 +161,18 @@ def test_more_ddof_than_rewards_is_zero_and_not_nan():
     assert group_advantages([1.0, 2.0], 2, ddof=2).tolist() == [0, 0]
     assert group_advantages([1.0, 2.0], 2, ddof=5, scaling="batch").tolist() == [0, 0]
     assert group_advantages([1.0, 2.0], 2, ddof=5, scaling="none").tolist() == [-0.5, 0.5]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_does_not_wait_for_threads_it_does_not_have():
+    script = """
+import os, numpy as np
+from rlox_grpo.advantages import group_advantages
+rewards = np.random.default_rng(0).random(1 << 18)
+expected = group_advantages(rewards, 16)
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.array_equal(group_advantages(rewards, 16), expected) else 1)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,0 +1,51 @@
+"""Render a pytest-benchmark JSON file as a Markdown table: ``python benches/table.py results.json > results.md``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+
+def duration(seconds: float) -> str:
+    unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e3)) if seconds * s >= 1), ("µs", 1e6))
+    return f"{seconds * scale:.3g} {unit}"
+
+
+def rows(group: list[dict[str, Any]]) -> list[str]:
+    """One line a contender, ours first; its ratio is taken to the first, so above 1 it is slower than ours."""
+    base = group[0]["stats"]["min"]
+    lines = []
+    for entry in group:
+        stats = entry["stats"]
+        spread = f"{duration(stats['q1'])} to {duration(stats['q3'])}"
+        name = entry["params"]["name"]
+        lines.append(
+            f"| {entry['group']} | {name} | {duration(stats['min'])} | {duration(stats['median'])} | {spread} "
+            f"| {stats['min'] / base:.2f} |"
+        )
+    return lines
+
+
+def table(report: dict[str, Any]) -> str:
+    machine = dict(report["machine_info"])
+    versions = ", ".join(f"{name} {value}" for name, value in machine.items() if name not in ("cpu", "cores"))
+    lines = [
+        f"{machine['cpu']}, {machine['cores']} cores, as many threads at most; {versions}.",
+        "Ratio: fastest round over the fastest of the first line of its group; below 1, ours loses.",
+        "",
+        "| Kernel and size | Contender | Fastest | Median | Quartiles | Ratio |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    entries = [entry for entry in report["benchmarks"] if entry["group"]]
+    order = list(dict.fromkeys(entry["group"] for entry in entries))
+    entries.sort(key=lambda entry: (order.index(entry["group"]), not entry["params"]["name"].startswith("rlox_grpo")))
+    for _, group in groupby(entries, key=lambda entry: entry["group"]):
+        lines += rows(list(group))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table(json.loads(Path(sys.argv[1]).read_text())))
