@@ -67,7 +67,7 @@ class Rule(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Countdown:
     """1.0 if the answer is an expression that uses every given number exactly once and equals the target, else 0.0.
 
@@ -96,7 +96,7 @@ class Countdown:
         return _floats(self.verdicts(completions, columns))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GSM8KAnswer:
     """1.0 if the number finally stated equals the gold as an exact rational, else 0.0.
 
@@ -128,7 +128,7 @@ class GSM8KAnswer:
         return _floats(self.verdicts(completions, columns))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExactAnswer:
     """1.0 if the stated answer equals the gold text, both stripped, else 0.0.
 
@@ -156,7 +156,7 @@ class ExactAnswer:
         return _floats(self.verdicts(completions, columns))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MultipleChoice:
     """1.0 if the stated answer is the gold's option letter, else 0.0; an answer that names two options is unparseable.
 
