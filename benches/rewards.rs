@@ -22,7 +22,8 @@ fn rules(bench: &mut Criterion) {
     for (name, rule) in rules {
         let mut group = bench.benchmark_group(name);
         for bytes in [1 << 10, 1 << 20] {
-            let text = completion(bytes);
+            let text = completion(bytes) + if name == "gsm8k" { "\nThe answer is $28.00." } else { "" };
+            let text = if name == "gsm8k" { text.replace("answer>", "result>") } else { text };
             assert_eq!(rule.score(0, &text).score, 1.0);
             group.throughput(Throughput::Bytes(text.len() as u64));
             group.bench_with_input(BenchmarkId::from_parameter(bytes), &text, |b, text| b.iter(|| rule.score(0, text)));

@@ -110,7 +110,7 @@ def test_other_completions_are_refused(completion: Any) -> None:
     ],
 )
 def test_bad_settings_are_refused(build: Any) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r" is .*, expected "):
         build()
 
 
