@@ -59,7 +59,7 @@ def score(
 ) -> list[ScoredGroup]:
     """Score every completion with every function, each called once on the whole batch, prompt-major.
 
-    A function receives ``prompts`` (what the user gave), ``completions`` (texts, or a list of one assistant message where
+    A function receives ``prompts`` ``completions`` (texts, or lists of one assistant message where
     the prompt is chat messages), ``completion_ids`` (lists of ints) and each column, repeated per completion. Where the
     completions have no text, ``completions`` are 1-D int64 tensors and ``prompts`` their stacked ``[N, prompt_len]``
     tokens (a list, if lengths differ), as rlox passes them.

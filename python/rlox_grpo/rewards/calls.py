@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class RewardError(RuntimeError):
-    """A reward function failed or returned what no reward is; the message names the function, and the sample if known."""
+    """A reward function failed or returned what no reward is; the message names it, and the sample if known."""
 
 
 class RewardFn(Protocol):
@@ -81,7 +81,7 @@ def arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list[Any], 
 
 
 def gather(results: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """The results, with those that are awaitable awaited together on one loop; also inside a running loop (notebooks)."""
+    """The results, the awaitable ones awaited together on one loop; also inside a running loop (notebooks)."""
 
     async def one(name: str, result: Awaitable[Any]) -> Any:
         try:

@@ -75,10 +75,10 @@ def golds(columns: Columns, name: str, rows: int, rule: str) -> list[str]:
     Raises:
         ValueError: For a missing column, another length, or a value that is null, blank or neither text nor a number.
     """
-    return [_gold(value, f"{rule}: {name}[{row}]") for row, value in enumerate(column(columns, name, rows, rule))]
+    return [_gold(value, name, row, rule) for row, value in enumerate(column(columns, name, rows, rule))]
 
 
-def _gold(value: Any, where: str) -> str:
+def _gold(value: Any, name: str, row: int, rule: str) -> str:
     if isinstance(value, str) and value.strip():
         return encodable(value)
     if isinstance(value, (np.integer, np.floating)):
@@ -87,7 +87,7 @@ def _gold(value: Any, where: str) -> str:
         return str(value)
     if isinstance(value, (float, Decimal)) and np.isfinite(float(value)):
         return repr(value) if isinstance(value, float) else str(value)
-    raise ValueError(f"{where} is {value!r}, expected a text or a number")
+    raise ValueError(f"{rule}: {name}[{row}] is {value!r}, expected a text or a number")
 
 
 def whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> Int64Array:
@@ -97,7 +97,7 @@ def whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> Int64Arr
         ValueError: For a missing column, another length, or a value that is not whole or exceeds 64 bits.
     """
     values = column(columns, name, rows, rule)
-    return np.array([_whole(value, f"{rule}: {name}[{row}]") for row, value in enumerate(values)], dtype=np.int64)
+    return np.array([_whole(value, name, row, rule) for row, value in enumerate(values)], dtype=np.int64)
 
 
 def ragged_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> tuple[Int64Array, Int64Array]:
@@ -111,16 +111,18 @@ def ragged_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> t
     for row, values in enumerate(column(columns, name, rows, rule)):
         if isinstance(values, (str, Mapping)) or not hasattr(values, "__iter__"):
             raise ValueError(f"{rule}: {name}[{row}] is {values!r}, expected a list of whole numbers")
-        flat.extend(_whole(value, f"{rule}: {name}[{row}]") for value in values)
+        flat.extend(_whole(value, name, row, rule) for value in values)
         offsets.append(len(flat))
     return np.array(flat, dtype=np.int64), np.array(offsets, dtype=np.int64)
 
 
-def _whole(value: Any, where: str) -> int:
+def _whole(value: Any, name: str, row: int, rule: str) -> int:
+    if type(value) is int and -(2**63) < value < 2**63:
+        return value
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) < value < 2**63:
-        raise ValueError(f"{where} is {value!r}, expected a whole number of at most 63 bits")
+        raise ValueError(f"{rule}: {name}[{row}] is {value!r}, expected a whole number of at most 63 bits")
     return value

@@ -21,7 +21,8 @@ def countdown(completion: str, numbers: Sequence[int], target: int) -> float:
         tokens = _tokens(answers[-1])
         if "=" in tokens:
             at = tokens.index("=")
-            if not re.fullmatch(r"-?[0-9]+", "".join(tokens[at + 1 :])) or int("".join(tokens[at + 1 :])) != target:
+            sign, *rest = tokens[at + 1 :] if tokens[at + 1 : at + 2] == ["-"] else ["", *tokens[at + 1 :]]
+            if len(rest) != 1 or not rest[0].isdigit() or int(sign + rest[0]) != target:
                 return 0.0
             tokens = tokens[:at]
         used = sorted(int(token) for token in tokens if token.isdigit())

@@ -43,7 +43,7 @@ FormatMode = Literal[
 
 @dataclass(frozen=True, eq=False)
 class Verdicts:
-    """Scores ``float64 [N]``, NaN where the rule does not apply, and statuses ``uint8 [N]``, indices of ``STATUSES``."""
+    """Scores ``float64 [N]``, NaN where the rule does not apply; statuses ``uint8 [N]``, indices of ``STATUSES``."""
 
     scores: Float64Array
     statuses: UInt8Array
@@ -67,7 +67,7 @@ class Rule(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Countdown:
     """1.0 if the answer is an expression that uses every given number exactly once and equals the target, else 0.0.
 
@@ -96,14 +96,14 @@ class Countdown:
         return _floats(self.verdicts(completions, columns))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GSM8KAnswer:
     """1.0 if the number finally stated equals the gold as an exact rational, else 0.0.
 
     The stated number is the one on the last ``####`` line that has one, else in the last box, the last ``<answer>``,
     after the last "answer is", else the last number, all after the last ``</think>``. Well-grouped commas, currency,
-    units, bold, ``−``, a trailing period and ``.00`` do not change a value; ``12,34`` is not a number. A percent sign is
-    optional against a gold that has one; with ``percent="optional"`` also against one that has none.
+    units, bold, ``−``, a trailing period and ``.00`` do not change a value; ``12,34`` is not a number. A percent sign
+    is optional against a gold that has one; with ``percent="optional"`` also against one that has none.
 
     Columns: ``answer``, numbers or texts: a bare number, or a worked solution with the number after its last ``####``.
     """
@@ -128,11 +128,11 @@ class GSM8KAnswer:
         return _floats(self.verdicts(completions, columns))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExactAnswer:
     """1.0 if the stated answer equals the gold text, both stripped, else 0.0.
 
-    With ``tag`` the answer is the last closed one of that name after the last ``</think>``, else :func:`extract_answer`.
+    With ``tag`` the answer is the last closed one after the last ``</think>``, else :func:`extract_answer`.
     Columns: ``answer``.
     """
 
@@ -156,12 +156,12 @@ class ExactAnswer:
         return _floats(self.verdicts(completions, columns))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MultipleChoice:
     """1.0 if the stated answer is the gold's option letter, else 0.0; an answer that names two options is unparseable.
 
-    The answer is the last box, ``<answer>``, ``####`` line or "answer is" after the last ``</think>``, else the whole text:
-    ``B``, ``(B)``, ``**B**``, ``B. Paris``, ``option B``. Columns: ``answer``, one of the option letters.
+    The answer is the last box, ``<answer>``, ``####`` line or "answer is" after the last ``</think>``, else the whole
+    text: ``B``, ``(B)``, ``**B**``, ``B. Paris``, ``option B``. Columns: ``answer``, one of the option letters.
     """
 
     weight: float = 1.0
@@ -192,7 +192,7 @@ class TagFormat:
 
     The published rules, each with its own values (``$`` also matches before a final newline where theirs does):
     ``nano_aha`` 1.0, 0.5 if the answer has other characters than digits, ``+-*/().`` and whitespace, 0.0;
-    ``grpo_zero`` 1.0, or 0.1 for a first block plus 0.5 for a second; ``simple_grpo`` and ``simple_grpo_v1`` 1.25 or -1.0;
+    ``grpo_zero`` 1.0, or 0.1 for a first block plus 0.5 for a second; ``simple_grpo``, ``simple_grpo_v1`` 1.25 or -1.0;
     ``rl_from_scratch``, ``open_r1`` and ``trl_think`` 1.0 or 0.0. ``rust/rewards/format.rs`` states each as its regex.
 
     ``prefix`` is what the prompt already wrote of the completion, such as ``<think>``; it is put before each text.
@@ -250,7 +250,7 @@ class TagCount:
 class Repetition:
     """``(1 - distinct / total) * max_penalty`` over n-grams; 0.0 for fewer than ``ngram_size`` items.
 
-    ``unit="words"``: lower-cased words, as open-r1 has it; ``"tokens"``: the column ``completion_ids``, as TRL 1.16 has it.
+    ``unit="words"``: lower-cased words, as open-r1; ``"tokens"``: the column ``completion_ids``, as TRL 1.16.
     Source: arXiv 2502.03373, appendix C.2.
     """
 
@@ -349,8 +349,8 @@ class Composite:
 def extract_answer(text: str) -> str | None:
     r"""The answer that a text states after its last ``</think>``, stripped, or None.
 
-    The last balanced ``\boxed{…}`` or ``\fbox{…}``, else the last closed ``<answer>``, else the last ``####`` line, else
-    what follows the last "answer is" or "answer:", else the last number.
+    The last balanced ``\boxed{…}`` or ``\fbox{…}``, else the last closed ``<answer>``, else the last ``####`` line,
+    else what follows the last "answer is" or "answer:", else the last number.
     """
     return _native.extract_answer(encodable(text))
 

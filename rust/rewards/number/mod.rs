@@ -1,0 +1,237 @@
+//! Read a number as an exact rational, or refuse it: never a float, never a guess.
+//!
+//! Read: thousands marks where they group well (`1,234`, `1{,}234`; not `12,34`), decimals, `e` and `× 10^n` exponents,
+//! `3/4`, `3 1/2`, `\frac{3}{4}`, a sign (also `−`), currency signs, bold and math marks, a percent sign, the words
+//! hundred to trillion, and units after the number. Refused: anything whose value a reader could doubt, such as
+//! `1.2.3`, `5k`, `5x`, `3 + 4`, `5 or 6`.
+
+mod reader;
+mod surroundings;
+
+use dashu_ratio::RBig;
+
+use super::{Status, strip};
+use reader::{Reader, fraction_command, run};
+use surroundings::{closes, continues, opens};
+
+const CURRENCY: [&str; 6] = ["\\$", "$", "€", "£", "¥", "₹"];
+
+/// A number as written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Number {
+    /// The value before any percent sign is applied: 50 for `50%`.
+    pub face: RBig,
+    /// Whether a percent sign or the word followed.
+    pub percent: bool,
+}
+
+impl Number {
+    /// The value with the percent sign applied.
+    #[must_use]
+    pub fn value(&self) -> RBig {
+        if self.percent { &self.face / RBig::from(100) } else { self.face.clone() }
+    }
+}
+
+/// A number found in a text: `text[start..end]`, sign included, units not; or why it was not read.
+#[derive(Debug, Clone)]
+pub struct Token {
+    /// First byte.
+    pub start: usize,
+    /// One past the last byte.
+    pub end: usize,
+    /// Its value; [`Status::Unparseable`] or [`Status::Undecided`] (too many digits).
+    pub number: Result<Number, Status>,
+}
+
+/// Read a text that is one number and nothing else but marks and units; after `=` where there is one.
+///
+/// # Errors
+/// [`Status::NoAnswer`] without any digit, [`Status::Undecided`] past the digit cap, else [`Status::Unparseable`].
+pub fn read(text: &str) -> Result<Number, Status> {
+    let text = strip(text);
+    let (left, body) = text.rsplit_once('=').unwrap_or(("", text));
+    if left.contains(char::is_alphabetic) && left.contains(|c: char| c.is_ascii_digit()) {
+        return Err(Status::Unparseable);
+    }
+    let token = next(body, 0, true).ok_or(Status::NoAnswer)?;
+    let number = token.number?;
+    if opens(&body[..token.start]) && closes(&body[token.end..]) { Ok(number) } else { Err(Status::Unparseable) }
+}
+
+/// Read the first number of a sentence, or the one after its last `=` when the first is part of a calculation.
+///
+/// # Errors
+/// As [`read`].
+pub fn first(text: &str) -> Result<Number, Status> {
+    let token = next(text, 0, true).ok_or(Status::NoAnswer)?;
+    if continues(&text[token.end..]) {
+        return match text[token.end..].rsplit_once('=') {
+            Some((_, result)) => read(result),
+            None => Err(Status::Unparseable),
+        };
+    }
+    token.number
+}
+
+/// The last number of a text.
+#[must_use]
+pub fn last(text: &str) -> Option<Token> {
+    let digit = text.bytes().rposition(|byte| byte.is_ascii_digit())?;
+    let line = text[..digit].rfind('\n').map_or(0, |at| at + 1);
+    let mut found = None;
+    let mut from = line;
+    while let Some(token) = next(&text[line..], from - line, false) {
+        from = line + token.end;
+        found = Some(Token { start: line + token.start, end: from, ..token });
+    }
+    found
+}
+
+/// The next number at or after `from`. `leads` says that the text is a statement of its own, so that a leading
+/// `- 5` is a negative number and not a list item.
+fn next(text: &str, from: usize, leads: bool) -> Option<Token> {
+    let bytes = text.as_bytes();
+    let mut at = from;
+    loop {
+        at += bytes.get(at..)?.iter().position(|&byte| byte.is_ascii_digit() || byte == b'\\' || byte == b'.')?;
+        let identifier = text[from..at].chars().next_back().is_some_and(|c| c.is_alphabetic() || c == '_');
+        let digit_follows = bytes.get(at + 1).is_some_and(u8::is_ascii_digit);
+        match bytes[at] {
+            b'\\' if fraction_command(&text[at..]).is_some() => break,
+            b'\\' => at += 1,
+            b'.' if !digit_follows || identifier => at += 1,
+            _ if identifier => at += run(&bytes[at..], |byte| byte.is_ascii_alphanumeric() || *byte == b'_'),
+            _ => break,
+        }
+    }
+    let mut reader = Reader { text, at, digits: 0 };
+    let number = reader.number();
+    let (start, negative) = sign(text, from, at, leads);
+    let number = number.map(|number| if negative { Number { face: -number.face, ..number } } else { number });
+    Some(Token { start, end: reader.at.max(at + 1), number })
+}
+
+/// Where the number at `at` starts with its sign and currency, and whether it is negative.
+fn sign(text: &str, from: usize, at: usize, leads: bool) -> (usize, bool) {
+    let bare = trim_currency(&text[from..at]);
+    let spaced = bare.trim_end_matches(super::is_space);
+    let is_minus = |c: char| c == '-' || c == '−';
+    let Some(before) = spaced.strip_suffix(is_minus) else {
+        return (from + bare.len(), false);
+    };
+    let previous = before.trim_end_matches(super::is_space).chars().next_back();
+    let touches = spaced.len() == bare.len();
+    let unary = match previous {
+        // `is -3` is a negative number; `10 -3` and `apples - 3 each` are not.
+        Some(c) if c.is_alphabetic() => touches && before.ends_with(super::is_space),
+        Some(c) => !(c.is_alphanumeric() || is_minus(c) || ")]}%.".contains(c)),
+        // At the start of a line a minus apart from its number marks a list item; after another number, a difference.
+        None => from == 0 && (leads || touches),
+    };
+    if unary { (from + trim_currency(before).len(), true) } else { (from + bare.len(), false) }
+}
+
+fn trim_currency(text: &str) -> &str {
+    let spaced = text.trim_end_matches(' ');
+    CURRENCY.iter().find_map(|sign| spaced.strip_suffix(sign)).unwrap_or(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ratio(top: i64, bottom: u64) -> RBig {
+        RBig::from_parts_signed(top.into(), bottom.into())
+    }
+
+    #[test]
+    fn values_are_exact() {
+        for (text, top, bottom) in [
+            ("12", 12, 1),
+            ("1,234,567", 1_234_567, 1),
+            ("1{,}234", 1234, 1),
+            ("1\\,234", 1234, 1),
+            (".5", 1, 2),
+            ("-0.10", -1, 10),
+            ("3/4", 3, 4),
+            ("-3 / 4", -3, 4),
+            ("3 1/2", 7, 2),
+            ("-3 1/2", -7, 2),
+            ("\\frac{3}{4}", 3, 4),
+            ("-\\dfrac34", -3, 4),
+            ("2\\frac{1}{2}", 5, 2),
+            ("1e-3", 1, 1000),
+            ("1.5 \\times 10^{3}", 1500, 1),
+            ("2 × 10^3", 2000, 1),
+            ("50%", 1, 2),
+            ("50 percent", 1, 2),
+            ("5 million", 5_000_000, 1),
+            ("$5", 5, 1),
+            ("-$5.50", -11, 2),
+            ("**5**", 5, 1),
+            ("x = 5", 5, 1),
+            ("5 cm", 5, 1),
+            ("5m", 5, 1),
+            ("60^\\circ", 60, 1),
+            ("\\text{5 dollars}", 5, 1),
+            ("(5)", 5, 1),
+            ("2 + 3 = 5", 5, 1),
+            ("5 apples.", 5, 1),
+        ] {
+            assert_eq!(read(text).map(|number| number.value()), Ok(ratio(top, bottom)), "{text}");
+        }
+    }
+
+    #[test]
+    fn doubtful_values_are_refused() {
+        for text in [
+            "12,34",
+            "1,2345",
+            "0,123",
+            "1234,567",
+            "1.2.3",
+            "1.234,56",
+            "1/0",
+            "1/2/3",
+            "3 5/2",
+            "5k",
+            "5x",
+            "2\\pi",
+            "2\\sqrt{3}",
+            "5!",
+            "5 or 6",
+            "5-6",
+            "5:30",
+            "(5, 6)",
+            "3 + 4",
+            "2x = 10",
+            "5 and a half",
+            "\\frac{1}{x}",
+            "about 5",
+            "5½",
+            "5²",
+            "2^3",
+        ] {
+            assert_eq!(read(text).map(|number| number.value()), Err(Status::Unparseable), "{text}");
+        }
+        assert_eq!(read("five"), Err(Status::NoAnswer));
+        assert_eq!(read(&"1".repeat(4097)), Err(Status::Undecided));
+    }
+
+    #[test]
+    fn the_last_number_is_a_whole_token() {
+        for (text, span) in [
+            ("a 1 b 2.50 c", "2.50"),
+            ("x2 is 3rd", "3"),
+            ("5 - 3", "3"),
+            ("is -3", "-3"),
+            ("1\n- 7 apples", "7"),
+            ("is 3/4.", "3/4"),
+        ] {
+            let token = last(text).unwrap();
+            assert_eq!(&text[token.start..token.end], span, "{text}");
+        }
+        assert!(last("none, H2O").is_none());
+    }
+}

@@ -1,0 +1,108 @@
+//! What may stand around a number without changing its value.
+
+use super::super::{is_space, strip};
+use super::reader::run;
+
+/// Single letters that are a unit directly after a number; any other is taken for algebra or a magnitude.
+const UNIT_LETTERS: &str = "mghslLWVANJCFa";
+
+/// LaTeX commands that wrap a number or its unit without changing its value.
+fn is_wrapper(command: &str) -> bool {
+    matches!(
+        command,
+        "text"
+            | "textbf"
+            | "textrm"
+            | "textit"
+            | "mathrm"
+            | "mathbf"
+            | "mbox"
+            | "quad"
+            | "left"
+            | "right"
+            | "displaystyle"
+            | "circ"
+            | "degree"
+            | "bf"
+            | "rm"
+    )
+}
+
+/// Whether every LaTeX command is a wrapper and every other character is allowed.
+fn only_marks(mut text: &str, allowed: impl Fn(char) -> bool) -> bool {
+    while let Some(c) = text.chars().next() {
+        let rest = &text[c.len_utf8()..];
+        if c == '\\' {
+            let length = run(rest.as_bytes(), u8::is_ascii_alphabetic);
+            let symbol = length == 0 && rest.starts_with([',', ';', '!', ' ', '(', ')', '[', ']', '$', '%']);
+            if !symbol && !is_wrapper(&rest[..length]) {
+                return false;
+            }
+            text = &rest[length.max(usize::from(symbol))..];
+        } else if c == '^' {
+            let rest = rest.trim_start_matches('{');
+            if !rest.starts_with("\\circ") {
+                return false;
+            }
+            text = rest;
+        } else if allowed(c) {
+            text = rest;
+        } else {
+            return false;
+        }
+    }
+    true
+}
+
+/// Whether what precedes a bare number is only marks and currency.
+pub(super) fn opens(text: &str) -> bool {
+    let text = ["US", "USD", "Rs.", "Rs"].iter().find_map(|code| strip(text).strip_prefix(code)).unwrap_or(text);
+    only_marks(text, |c| is_space(c) || "*_`'\"([{$€£¥₹+".contains(c))
+}
+
+/// Whether what follows a number leaves its value alone: units, words and closing marks; no digit in a bare answer.
+pub(super) fn closes(text: &str) -> bool {
+    if continues(text) {
+        return false;
+    }
+    let mark = |c: char| is_space(c) || ".,;:?'\"’°²³/-*_`()[]{}$€£¥₹".contains(c) || c.is_alphabetic();
+    only_marks(text, mark)
+}
+
+/// Whether the number goes on in a way that changes its value: an operator, a list, a range, algebra.
+pub(super) fn continues(text: &str) -> bool {
+    let emphasis = text.trim_start_matches('*');
+    if emphasis.len() < text.len() && emphasis.starts_with(char::is_alphanumeric) {
+        return true;
+    }
+    let rest = emphasis.trim_start_matches(|c| is_space(c) || "$)}`".contains(c));
+    let word = &rest[..rest.find(|c: char| !c.is_alphabetic()).unwrap_or(rest.len())];
+    let mut letters = word.chars();
+    if let (Some(letter), None) = (letters.next(), letters.next()) {
+        return !UNIT_LETTERS.contains(letter);
+    }
+    let tail = &rest[word.len()..];
+    let operand = |text: &str| {
+        let text = text.trim_start_matches(|c| is_space(c) || "($£€{*-−+".contains(c));
+        text.starts_with(|c: char| c.is_ascii_digit() || c == '\\')
+    };
+    if matches!(word, "and" | "or" | "to" | "times" | "plus" | "minus" | "over") {
+        let part = ["a ", "one "].iter().any(|article| tail.trim_start().starts_with(article));
+        return operand(tail) || (word == "and" && part);
+    }
+    if !word.is_empty() {
+        return false;
+    }
+    match rest.chars().next() {
+        Some(c @ ('+' | '-' | '−' | '–' | '*' | '/' | '×' | '÷' | '·' | '=' | '<' | '>' | ':' | ',' | '(')) => {
+            operand(&rest[c.len_utf8()..])
+        }
+        Some('\\') => {
+            let command = &rest[1..1 + run(&rest.as_bytes()[1..], u8::is_ascii_alphabetic)];
+            !command.is_empty() && !is_wrapper(command)
+        }
+        Some('^') => !rest[1..].trim_start_matches('{').starts_with("\\circ"),
+        Some(c) => c.is_numeric() || "√π∞!_≈".contains(c) && c != '!' && c != '_',
+        None => false,
+    }
+}

@@ -1,0 +1,134 @@
+"""Verdicts derived by hand from the published house rules: the hard sets, each of which must be right in full."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rlox_grpo.rewards import STATUSES, Countdown, ExactAnswer, GSM8KAnswer, MultipleChoice, Overlong, extract_answer
+
+# (answer, numbers, target, score, status)
+COUNTDOWN = [
+    ("(1/49)*49", [1, 49, 49], 1, 1.0, "ok"),  # exact: 1/49 · 49 = 1, where floats need a tolerance
+    ("8/(3-8/3)", [3, 3, 8, 8], 24, 1.0, "ok"),  # 3 − 8/3 = 1/3, 8 / (1/3) = 24
+    ("10-4-3", [3, 4, 10], 3, 1.0, "ok"),  # left associative: (10 − 4) − 3
+    ("64/8/4", [4, 8, 64], 2, 1.0, "ok"),
+    ("44+19-35", [44, 19, 35], 28, 1.0, "ok"),
+    ("2+3*4 = 14", [2, 3, 4], 14, 1.0, "ok"),
+    ("2+3*4 = 20", [2, 3, 4], 14, 0.0, "ok"),
+    ("6 × 8 ÷ 2 − 4", [6, 8, 2, 4], 20, 1.0, "ok"),
+    ("6·4", [6, 4], 24, 1.0, "ok"),
+    ("-(3-10)", [3, 10], 7, 1.0, "ok"),
+    ("24+1/999999", [24, 1, 999999], 24, 0.0, "ok"),  # 1/999999 off: inside TinyZero's tolerance
+    ("1+2", [1, 2, 2], 3, 0.0, "ok"),  # every number, as a multiset
+    ("1+2+2", [1, 2], 5, 0.0, "ok"),
+    ("12", [1, 2], 12, 0.0, "ok"),  # digits are whole tokens
+    ("1/(2-2)", [1, 2, 2], 0, 0.0, "ok"),  # division by zero has no value
+    ("1 2", [1, 2], 12, 0.0, "unparseable"),
+    ("1_2", [1, 2], 12, 0.0, "unparseable"),
+    ("1.5*2", [1, 5, 2], 3, 0.0, "unparseable"),
+    ("7//2", [7, 2], 3, 0.0, "unparseable"),
+    ("44**19**35", [44, 19, 35], 1, 0.0, "unparseable"),
+    ("9**9**9", [9, 9, 9], 1, 0.0, "unparseable"),
+    ("9**9**9**9", [9, 9, 9, 9], 1, 0.0, "unparseable"),
+    ("2(3)", [2, 3], 6, 0.0, "unparseable"),
+    ("１+２", [1, 2], 3, 0.0, "unparseable"),  # fullwidth digits
+    ("1+\x002", [1, 2], 3, 0.0, "unparseable"),
+    ("1+\ud800", [1], 1, 0.0, "unparseable"),  # half a surrogate pair
+    ("__import__('os')", [1], 1, 0.0, "unparseable"),
+    ("", [1], 1, 0.0, "unparseable"),
+    ("(" * 10**6, [1], 1, 0.0, "undecided"),
+]
+
+
+@pytest.mark.parametrize(("answer", "numbers", "target", "score", "status"), COUNTDOWN)
+def test_countdown(answer: str, numbers: list[int], target: int, score: float, status: str) -> None:
+    text = f"<think>maybe <answer>{numbers[0]}</answer></think>\n<answer>{answer}</answer>"
+    verdicts = Countdown().verdicts([text], {"nums": [numbers], "target": [target]})
+    assert (verdicts.scores.tolist(), STATUSES[verdicts.statuses[0]]) == ([score], status)
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "status"),
+    [
+        ("<answer>1+1</answer> no: <answer>1+2</answer>", 1.0, "ok"),
+        ("<answer>1+2</answer> no: <answer>1+1</answer>", 0.0, "ok"),
+        ("<answer>1+2</answer> <answer>1+1", 1.0, "ok"),
+        ("<think><answer>1+2</answer></think>", 0.0, "no_answer"),
+        ("<think><answer>1+2</answer>", 1.0, "ok"),  # never stopped thinking: everything is searched
+        ("<answer>1+2", 0.0, "no_answer"),
+        ("1+2", 0.0, "no_answer"),
+        ("", 0.0, "no_answer"),
+    ],
+)
+def test_which_countdown_answer_counts(text: str, score: float, status: str) -> None:
+    verdicts = Countdown().verdicts([text], {"nums": [[1, 2]], "target": [3]})
+    assert (verdicts.scores.tolist(), STATUSES[verdicts.statuses[0]]) == ([score], status)
+
+
+GSM8K = [
+    ("#### 1,234", "1234", True),
+    ("#### $1,234.00", "1,234", True),
+    ("#### **1234**.", "1234", True),
+    ("#### The answer is 1234", "1234", True),
+    ("#### 1\n#### 2", "2", True),
+    ("#### 42, after 3 steps", "42", True),
+    ("#### 42\nThat took 3 steps and a long tail with 7", "42", True),
+    ("\\boxed{42 \\text{ apples}}", "42", True),
+    ("<answer>€18.50</answer>", "18.5", True),
+    ("The answer is −5.", "-5", True),
+    ("#### - 5", "-5", True),
+    ("#### 0.5", "50%", True),
+    ("#### 50", "50%", True),
+    ("so in total 3 + 4 = 7", "7", True),
+    ("#### 18.5", "18", False),
+    ("#### 12,34", "1234", False),
+    ("#### 42 or 43", "42", False),
+    ("#### 4_2", "42", False),
+    ("<think>42</think>", "42", False),
+    ("#### 1e-20", "2e-20", False),
+    ("#### 100000000000000000001", "100000000000000000000", False),
+    ("#### 42k", "42", False),
+]
+
+
+@pytest.mark.parametrize(("text", "gold", "right"), GSM8K)
+def test_gsm8k(text: str, gold: str, right: bool) -> None:
+    assert GSM8KAnswer()(completions=[text], answer=[f"3 + 4 = 7, so\n#### {gold}"]) == [float(right)]
+
+
+def test_the_soft_overlong_punishment_of_dapo() -> None:
+    # Eq. 13 with L_max = 100, L_cache = 20: (80 − 90) / 20 = −0.5 between 80 and 100.
+    ids = [[0] * length for length in (80, 90, 100, 101)]
+    assert Overlong(max_length=100, buffer=20)(completions=[""] * 4, completion_ids=ids) == [0.0, -0.5, -1.0, -1.0]
+    assert Overlong(max_length=100, buffer=0)(completions=[""] * 2, completion_ids=[[0] * 100, [0] * 101]) == [
+        0.0,
+        -1.0,
+    ]
+
+
+def test_text_answers() -> None:
+    assert ExactAnswer()(completions=["<answer> Paris </answer>", "<answer>paris</answer>"], answer=["Paris"] * 2) == [
+        1,
+        0,
+    ]
+    assert MultipleChoice()(completions=["The answer is (B).", "<answer>B or C</answer>"], answer=["B"] * 2) == [
+        1.0,
+        0.0,
+    ]
+    assert extract_answer("a \\boxed{\\frac{1}{2}} b") == "\\frac{1}{2}"
+    assert extract_answer("\ud800") is None
+
+
+@pytest.mark.parametrize(
+    "piece", ["(", "{", "\\boxed{", "<answer>", "</answer>", "####", "answer is ", "1", "1,", "-", "\n", "<think>"]
+)
+def test_hostile_megabytes_take_linear_time(piece: str) -> None:
+    text = piece * (2**20 // len(piece))
+    start = time.perf_counter()
+    Countdown()(completions=[text], nums=[[1]], target=[1])
+    GSM8KAnswer()(completions=[text], answer=["1"])
+    extract_answer(text)
+    # Milliseconds each where the scan is linear; a quadratic one would take minutes at 1 MiB.
+    assert time.perf_counter() - start < 2.0

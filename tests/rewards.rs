@@ -1,0 +1,168 @@
+//! Properties of the reward rules over arbitrary text: no panic, one answer, linear time.
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use rlox_grpo::ragged::Ragged;
+use rlox_grpo::rewards::answer::stated;
+use rlox_grpo::rewards::choice::MultipleChoice;
+use rlox_grpo::rewards::countdown::Countdown;
+use rlox_grpo::rewards::exact::ExactAnswer;
+use rlox_grpo::rewards::format::{FormatMode, TagCount, TagFormat};
+use rlox_grpo::rewards::gsm8k::Gsm8kAnswer;
+use rlox_grpo::rewards::repetition::WordRepetition;
+use rlox_grpo::rewards::{RewardRule, Verdict, number, score_batch};
+
+/// Run `check` with every rule, bound to one row.
+fn with_rules(mut check: impl FnMut(&str, &dyn RewardRule)) {
+    let numbers = Ragged::new(&[1, 2], &[0, 2], "nums").unwrap();
+    check("countdown", &Countdown::new(numbers, &[3]).unwrap());
+    check("gsm8k", &Gsm8kAnswer::new(&["3"], false).unwrap());
+    check("exact", &ExactAnswer::new(&["3"], None, false));
+    check("choice", &MultipleChoice::new(&["B"], "ABCD").unwrap());
+    check("words", &WordRepetition { ngram_size: 3, max_penalty: -1.0 });
+    check("lm_book", &TagCount::lm_book("think", "answer"));
+    check("tag_count", &TagCount::open_r1("think", "answer"));
+    for (name, mode) in FormatMode::NAMES {
+        check(name, &TagFormat::new("think", "answer", mode, "<think>"));
+    }
+}
+
+/// Text made of what the scanners look for, cut anywhere, and of anything at all.
+fn hostile() -> impl Strategy<Value = String> {
+    let pieces = prop::sample::select(vec![
+        "<think>",
+        "</think>",
+        "<answer>",
+        "</answer>",
+        "\\boxed{",
+        "\\fbox {",
+        "}",
+        "{",
+        "\\",
+        "####",
+        "answer is",
+        "answer:",
+        "\n",
+        " ",
+        "1",
+        "23",
+        ",",
+        ".",
+        "-",
+        "−",
+        "$",
+        "€",
+        "%",
+        "/",
+        "*",
+        "\\frac",
+        "\\text{",
+        "e",
+        "10^",
+        "×",
+        "x",
+        "=",
+        "(",
+        ")",
+        "B",
+        "é",
+        "\0",
+        "\u{1c}",
+        "🙂",
+        "million",
+    ]);
+    let piece = prop_oneof![9 => pieces.prop_map(str::to_owned), 1 => any::<char>().prop_map(String::from)];
+    prop::collection::vec(piece, 0..24).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn no_text_panics_and_a_verdict_repeats(text in hostile()) {
+        with_rules(|name, rule| {
+            let verdict = rule.score(0, &text);
+            assert_eq!(verdict, rule.score(0, &text), "{name}");
+            assert!(verdict.score.is_finite(), "{name}");
+            assert!(verdict.score == 0.0 || verdict.status as u8 == 0, "{name}: {verdict:?}");
+        });
+        let _ = (stated(&text), number::read(&text), number::first(&text));
+    }
+
+    #[test]
+    fn what_is_stated_is_part_of_the_text(text in hostile()) {
+        if let Some(answer) = stated(&text) {
+            prop_assert!(text.contains(answer));
+        }
+        if let Some(token) = number::last(&text) {
+            prop_assert!(text.get(token.start..token.end).is_some_and(|span| !span.is_empty()));
+        }
+    }
+
+    #[test]
+    fn integers_are_read_back(value in any::<i64>(), decimals in 0usize..4) {
+        let text = if decimals == 0 { value.to_string() } else { format!("{value}.{}", "0".repeat(decimals)) };
+        prop_assert_eq!(number::read(&text).unwrap().value(), value.into());
+    }
+
+    #[test]
+    fn the_batch_does_not_change_a_verdict(texts in prop::collection::vec(hostile(), 0..8)) {
+        let rule = TagFormat::new("think", "answer", FormatMode::GrpoZero, "");
+        let expected: Vec<Verdict> = texts.iter().map(|text| rule.score(0, text)).collect();
+        prop_assert_eq!(score_batch(&rule, &texts), expected.into_iter().collect());
+    }
+}
+
+#[test]
+fn a_hostile_megabyte_is_linear() {
+    let pieces = [
+        "(",
+        ")",
+        "{",
+        "}",
+        "\\boxed{",
+        "\\",
+        "<answer>",
+        "</answer>",
+        "<think>",
+        "</think>",
+        "</think>\n<answer>",
+        "####",
+        "#### 1\n",
+        "answer is ",
+        "answer",
+        "1",
+        "1,",
+        "1.",
+        "1/",
+        "-",
+        "- ",
+        " ",
+        "\n",
+        "\\frac{",
+        "1e9 ",
+        "* ",
+        "A ",
+        "é",
+        "</think>\n",
+        "\n</answer>",
+        "<think>\n",
+        "million ",
+    ];
+    for piece in pieces {
+        for start in ["", "<think>", "<think>\n", "<think>a</think>\n<answer>", "\\boxed{", "#### 1 "] {
+            let text = format!("{start}{}", piece.repeat((1 << 20) / piece.len()));
+            with_rules(|name, rule| {
+                let begin = Instant::now();
+                rule.score(0, &text);
+                // A linear scan takes milliseconds, even unoptimised; quadratic work over 1 MiB takes minutes.
+                assert!(
+                    begin.elapsed() < Duration::from_secs(2),
+                    "{name} on {start:?} + {piece:?}: {:?}",
+                    begin.elapsed()
+                );
+            });
+        }
+    }
+}

@@ -1,0 +1,173 @@
+"""The rules as reward functions: TRL's call, columns that are refused, and the promises around them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlox_grpo.rewards import (
+    Composite,
+    Countdown,
+    ExactAnswer,
+    GSM8KAnswer,
+    MultipleChoice,
+    Overlong,
+    Repetition,
+    Rule,
+    TagCount,
+    TagFormat,
+)
+
+RULES = [
+    Countdown(),
+    GSM8KAnswer(),
+    ExactAnswer(),
+    MultipleChoice(),
+    TagFormat(),
+    TagCount(),
+    Repetition(),
+    Overlong(max_length=8, buffer=2),
+    Composite((TagFormat(weight=0.5), TagCount(weight=2.0))),
+]
+COLUMNS: dict[str, Any] = {"nums": [[1, 2]] * 2, "target": [3] * 2, "completion_ids": [[1], [2, 3]]}
+TEXTS = ["<think>a</think><answer>1+2</answer>", "B"]
+
+
+def answers(rule: Rule) -> list[str]:
+    return ["B", "B"] if isinstance(rule, MultipleChoice) else ["3", "4"]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_every_rule_keeps_the_protocol(rule: Any) -> None:
+    given = {**COLUMNS, "answer": answers(rule)}
+    scores = rule(prompts=["p", "p"], completions=TEXTS, **given, trainer_state=object(), log_metric=print)
+    assert len(scores) == 2
+    assert all(isinstance(score, float) for score in scores)
+    assert isinstance(rule, Rule)
+    assert rule.__name__.isidentifier()
+    assert isinstance(rule.weight, float)
+    copy = pickle.loads(pickle.dumps(rule))  # noqa: S301
+    assert copy == rule
+    messages = [[{"role": "assistant", "content": text}] for text in TEXTS]
+    assert copy(completions=messages, **given) == scores
+    assert rule(completions=[], **{name: [] for name in given}) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "columns", "message"),
+    [
+        (Countdown(), {"nums": [[1]]}, r"countdown: column 'target' is missing; columns given: nums"),
+        (Countdown(), {"nums": None, "target": [1]}, r"countdown: column 'nums' is missing"),
+        (Countdown(), {"nums": [[1], [2]], "target": [1]}, r"countdown: column 'nums' has 2 rows, expected 1"),
+        (Countdown(), {"nums": [None], "target": [1]}, r"countdown: nums\[0\] is None"),
+        (Countdown(), {"nums": ["12"], "target": [1]}, r"countdown: nums\[0\] is '12'"),
+        (Countdown(), {"nums": [[1.5]], "target": [1]}, r"countdown: nums\[0\] is 1.5"),
+        (Countdown(), {"nums": [[True]], "target": [1]}, r"countdown: nums\[0\] is True"),
+        (Countdown(), {"nums": [[-1]], "target": [1]}, r"countdown: nums\[0\] is \"-1\""),
+        (Countdown(), {"nums": [[1]], "target": [2**64]}, r"countdown: target\[0\] is 18446744073709551616"),
+        (Countdown(), {"nums": [[1]], "target": [None]}, r"countdown: target\[0\] is None"),
+        (GSM8KAnswer(), {"answer": [None]}, r"gsm8k_answer: answer\[0\] is None"),
+        (GSM8KAnswer(), {"answer": [" "]}, r"gsm8k_answer: answer\[0\] is ' '"),
+        (GSM8KAnswer(), {"answer": [float("nan")]}, r"gsm8k_answer: answer\[0\] is nan"),
+        (GSM8KAnswer(), {"answer": ["many"]}, r"gsm8k_answer: answer\[0\] is \"many\": a gold is a number"),
+        (GSM8KAnswer(), {"answer": "5"}, r"gsm8k_answer: column 'answer' is '5', expected one value"),
+        (MultipleChoice(), {"answer": ["F"]}, r"multiple_choice: answer\[0\] is \"F\""),
+        (Overlong(4, 2), {}, r"overlong: column 'completion_ids' is missing"),
+    ],
+)
+def test_columns_are_refused_by_name_row_and_value(rule: Any, columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rule(completions=["<answer>1</answer>"], **columns)
+
+
+@pytest.mark.parametrize("completion", [None, 3, b"x", ["x"], {"content": "x"}])
+def test_other_completions_are_refused(completion: Any) -> None:
+    with pytest.raises(ValueError, match=r"tag_format: completions\[1\] is"):
+        TagFormat()(completions=["", completion])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: TagFormat("think", "think"),
+        lambda: TagFormat("a b", "c"),
+        lambda: TagFormat("", "c"),
+        lambda: TagFormat(mode="Strict"),  # type: ignore[arg-type]
+        lambda: TagCount(mode="x"),  # type: ignore[arg-type]
+        lambda: Repetition(ngram_size=0),
+        lambda: Repetition(max_penalty=0.5),
+        lambda: Overlong(4, 5),
+        lambda: MultipleChoice(options="abc"),
+        lambda: Composite(()),
+        lambda: Composite((TagFormat(),), weights=(1.0, 2.0)),
+        lambda: ExactAnswer(tag="<a>"),
+        lambda: GSM8KAnswer(percent="loose"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_settings_are_refused(build: Any) -> None:
+    with pytest.raises(ValueError, match=r" is .*, expected "):
+        build()
+
+
+def test_golds_may_be_numbers() -> None:
+    golds = [3, 3.0, np.int64(3), np.float64(3.0), "3", "#### 3"]
+    assert GSM8KAnswer()(completions=["#### 3"] * 6, answer=golds) == [1.0] * 6
+    assert GSM8KAnswer()(completions=["#### 0.1"], answer=[0.1]) == [1.0]
+    assert Countdown()(completions=["<answer>1+2</answer>"], nums=np.array([[1, 2]]), target=np.array([3])) == [1.0]
+
+
+def test_an_undecided_sample_gets_the_callers_score() -> None:
+    text = ["<answer>" + "(" * 5000 + "</answer>"]
+    columns: dict[str, Any] = {"nums": [[1]], "target": [1]}
+    assert Countdown()(completions=text, **columns) == [0.0]
+    assert Countdown(undecided=-1.0)(completions=text, **columns) == [-1.0]
+    assert Countdown(undecided=None)(completions=text, **columns) == [None]
+
+
+def test_message_completions() -> None:
+    good = "<think>a</think><answer>b</answer>"
+    parts = [{"type": "text", "text": good[:9]}, {"type": "image"}, {"type": "text", "text": good[9:]}]
+    tools = [
+        {"role": "assistant", "content": "x"},
+        {"role": "tool", "content": "y"},
+        {"role": "assistant", "content": good},
+    ]
+    chats = [[{"role": "assistant", "content": parts}], tools, [{"role": "assistant", "content": None}], []]
+    assert TagFormat()(completions=chats) == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_lone_surrogates_are_read_as_replacement_characters() -> None:
+    text = "<think>\ud800 \U0001f600</think><answer>\udfff</answer>"
+    assert TagFormat()(completions=[text, text.replace("\ud800", "")]) == [1.0, 1.0]
+    assert ExactAnswer()(completions=[text], answer=["\ufffd"]) == [1.0]
+
+
+def test_a_composite_adds_up_by_weight_and_skips_none() -> None:
+    composite = Composite((TagFormat(weight=0.5), Countdown(weight=2.0, undecided=None)))
+    texts = [TEXTS[0], "<think>a</think><answer>" + "(" * 5000 + "</answer>"]
+    verdicts = composite.verdicts(texts, COLUMNS)
+    assert verdicts.scores.tolist() == [2.5, 0.5]
+    assert verdicts.statuses.tolist() == [0, 3]
+
+
+def test_scores_do_not_depend_on_the_batch() -> None:
+    texts = [f"<think>{'x' * n}</think><answer>1+{n}</answer>" for n in range(400)]  # past the serial size
+    columns: dict[str, Any] = {"nums": [[1, n] for n in range(400)], "target": [n + n % 2 for n in range(400)]}
+    whole = Countdown()(completions=texts, **columns)
+    assert whole == [float(n % 2) for n in range(400)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_scores_without_the_parents_threads() -> None:
+    texts = ["x" * 1000] * 200
+    assert TagFormat()(completions=texts) == [0.0] * 200  # starts the pool here
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if TagFormat()(completions=texts) == [0.0] * 200 else 1)
+    assert os.waitpid(child, 0)[1] == 0
