@@ -29,8 +29,12 @@ PIECES = st.sampled_from(
         "\x85",
         "é",
         "٣",
+        "<think>\n",
+        "\n</think>\n",
+        "\n<answer>\n",
+        "\n</answer>",
+        "</answer>\n",
     ]
-    + ["<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>", "</answer>\n"]
 )
 SKELETON = st.sampled_from(
     [
@@ -195,7 +199,7 @@ def flat_cases(draw: st.DrawFn) -> tuple[str, list[int], int]:
         text += draw(st.sampled_from(["+", " - ", "*", "/", "--", "*-"])) + str(n)
     target = next((t for t in range(-200, 200) if oracle.countdown(f"<answer>{text}</answer>", numbers, t)), 0)
     if draw(st.booleans()):
-        numbers = draw(st.one_of(st.permutations(numbers), st.just([*numbers, 1]), st.just(numbers[:-1] + [9])))
+        numbers = draw(st.one_of(st.permutations(numbers), st.just([*numbers, 1]), st.just([*numbers[:-1], 9])))
     return text, numbers, target
 
 
