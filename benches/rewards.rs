@@ -1,5 +1,7 @@
 //! Criterion over the reward rules: one sample of 1 KiB, 1 MiB of text, and a batch around the serial size.
 
+#![allow(clippy::unwrap_used)]
+
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use rlox_grpo::ragged::Ragged;
 use rlox_grpo::rewards::countdown::Countdown;

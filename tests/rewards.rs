@@ -1,5 +1,7 @@
 //! Properties of the reward rules over arbitrary text: no panic, one answer, linear time.
 
+#![allow(clippy::unwrap_used)]
+
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;

@@ -29,6 +29,11 @@ PIECES = st.sampled_from(
         "\x85",
         "é",
         "٣",
+        "<think>\n",
+        "\n</think>\n",
+        "\n<answer>\n",
+        "\n</answer>",
+        "</answer>\n",
     ]
 )
 SKELETON = st.sampled_from(
@@ -36,6 +41,8 @@ SKELETON = st.sampled_from(
         ["<think>", "a", "</think>", "\n", "<answer>", "1+2", "</answer>"],
         ["<think>", "\n", "a", "\n", "</think>", "\n", "<answer>", "\n", "a", "\n", "</answer>"],
         ["<think>", "a", "</think>", "<answer>", "a", "</answer>", "\n"],
+        ["<think>", "a", "</think>", " ", "\n", "<answer>", "a", "</answer>"],
+        ["<think>\n", "a", "\n</think>\n", "<answer>\n", "a", "\n</answer>", "\n", "a"],
     ]
 )
 
@@ -183,6 +190,28 @@ def test_countdown_takes_the_same_answer_as_the_oracle(text: str, numbers: list[
     assert Countdown()(completions=[text], nums=[[1, 2]], target=[3]) == [oracle.countdown(text, [1, 2], 3)]
 
 
+@st.composite
+def flat_cases(draw: st.DrawFn) -> tuple[str, list[int], int]:
+    """No parentheses, so that precedence and associativity matter; the numbers given may differ from those used."""
+    numbers = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+    text = str(numbers[0])
+    for n in numbers[1:]:
+        text += draw(st.sampled_from(["+", " - ", "*", "/", "--", "*-"])) + str(n)
+    target = next((t for t in range(-200, 200) if oracle.countdown(f"<answer>{text}</answer>", numbers, t)), 0)
+    if draw(st.booleans()):
+        numbers = draw(st.one_of(st.permutations(numbers), st.just([*numbers, 1]), st.just([*numbers[:-1], 9])))
+    return text, numbers, target
+
+
+@settings(max_examples=500, deadline=None)
+@given(case=flat_cases())
+def test_countdown_binds_and_counts_as_the_oracle(case: tuple[str, list[int], int]) -> None:
+    text, numbers, target = case
+    completion = f"<answer>{text}</answer>"
+    expected = oracle.countdown(completion, numbers, target)
+    assert Countdown()(completions=[completion], nums=[numbers], target=[target]) == [expected]
+
+
 NUMBER_TEXT = st.one_of(
     st.from_regex(r"[-−]?[0-9]{1,3}(,[0-9]{2,4}){0,3}(\.[0-9]{1,3})?%?", fullmatch=True),
     st.from_regex(r"-?[0-9]{1,6}/[0-9]{1,4}", fullmatch=True),
@@ -196,10 +225,10 @@ NUMBER_TEXT = st.one_of(
 def test_numbers_are_read_as_fractions(text: str) -> None:
     expected = oracle.number(text)
     if expected is None:
-        # What the oracle cannot read may still be a number with marks around it; it must then not become another one.
-        bare = text.strip(".,-/%")
-        if oracle.number(bare) is None and re.search(r"\d[,./-]+\d", text):
-            assert GSM8KAnswer()(completions=[f"\\boxed{{{text}}}"], answer=[0]) in ([0.0], [1.0])
+        # Digits that commas group badly are no number, least of all the one without the commas.
+        if re.fullmatch(r"\d+(,\d+)+", text):
+            merged = int(text.replace(",", ""))
+            assert GSM8KAnswer()(completions=[f"#### {text}"], answer=[merged]) == [0.0]
         return
     assert GSM8KAnswer()(completions=[f"#### {text}"], answer=[expected]) == [1.0]
     assert GSM8KAnswer()(completions=[f"\\boxed{{{text}}}"], answer=[expected]) == [1.0]
