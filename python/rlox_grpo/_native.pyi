@@ -1,7 +1,7 @@
 """Typed signatures of the Rust extension; a test checks them against the built module."""
 
-from typing import Any
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray

@@ -104,6 +104,7 @@ class GRPOConfig(BaseModel):
     keep_checkpoints: int = Field(2, ge=1, description="How many of the newest checkpoints stay.")
     eval_steps: int = Field(0, ge=0, description="Steps between evaluations of eval_prompts; 0 is never.")
     eval_samples: int = Field(4, ge=1, description="Completions for each prompt in an evaluation.")
+    eval_greedy: bool = Field(False, description="Also evaluate with the likeliest token each time.")
     log_completions: int = Field(32, ge=0, description="Completions written to the run's folder each step.")
     log_to: tuple[SinkName, ...] = Field(("console",), description="Metric sinks beside the run's metrics.jsonl.")
 

@@ -41,6 +41,7 @@ FREE_TO_CHANGE = frozenset(
         "keep_checkpoints",
         "eval_steps",
         "eval_samples",
+        "eval_greedy",
         "log_completions",
         "log_to",
         "micro_batch_tokens",

@@ -176,12 +176,12 @@ class GRPO:
         order = prompt_order(len(train_prompts), self.config.seed, self.draws)
         with run.recording(self._total_steps), stop_on_signal() as stop:
             if held_out is not None and self.step == run.start_step:
-                run.record_evaluation(*self._evaluate(held_out))
+                run.record_evaluation(*self._evaluate_held_out(held_out))
             while self.step < self._total_steps and not stop:
                 drawn = list(islice(order, min(per_step, last_draw - self.draws)))
                 metrics = self.train_step([train_prompts[index] for index in drawn])
                 if held_out is not None and self._evaluation_is_due():
-                    evaluation, groups = self._evaluate(held_out)
+                    evaluation, groups = self._evaluate_held_out(held_out)
                     run.record_evaluation(evaluation, groups)
                     metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
                 run.record(metrics, *self.last_rollout)
@@ -289,6 +289,12 @@ class GRPO:
             seed=_derived_seed(self.config.seed, "evaluation", 0),
             weights=self.config.reward_weights,
         )
+
+    def _evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
+        metrics, groups = self._evaluate(prompts)
+        if self.config.eval_greedy:
+            metrics["greedy_accuracy"] = self._evaluate(prompts, samples=1, greedy=True)[0]["accuracy"]
+        return metrics, groups
 
     def _evaluation_is_due(self) -> bool:
         every = self.config.eval_steps
