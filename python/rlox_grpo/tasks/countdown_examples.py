@@ -24,7 +24,7 @@ def worked_example(row: CountdownRow, rng: np.random.Generator, largest: int) ->
     """Prompt and completion: the numbers in a random order, and one of the problem's solutions at random.
 
     Args:
-        row: A problem of three numbers that ``+``, ``-`` and ``*`` solve through whole numbers up to ``largest``.
+        row: A problem of three numbers that ``+`` and ``-`` solve through whole numbers from 0 to ``largest``.
         rng: Source of both choices.
         largest: Largest number that has a word.
 
@@ -43,30 +43,19 @@ def worked_example(row: CountdownRow, rng: np.random.Generator, largest: int) ->
 def solutions(nums: tuple[int, int, int], target: int, largest: int) -> list[tuple[str, str]]:
     """Every way to ``target``, as its two steps in words and as one expression.
 
-    A step takes two numbers under ``+``, ``-`` (the larger minus the smaller) or ``*``; results past ``largest`` are
-    left out.
+    A step takes two numbers under ``+`` or ``-`` (the larger minus the smaller); results past ``largest`` are left out.
     """
     found = []
     for i, j in combinations(range(3), 2):
-        last = nums[3 - i - j]
-        for value, first, operator in _results(nums[i], nums[j]):
+        high, low, last = max(nums[i], nums[j]), min(nums[i], nums[j]), nums[3 - i - j]
+        for value, first in ((high + low, f"{nums[i]} + {nums[j]}"), (high - low, f"{high} - {low}")):
             if value > largest:
                 continue
-            grouped = first if operator == "*" else f"( {first} )"
-            for result, second, final in _results(value, last):
-                if result != target:
-                    continue
-                if final == "*":
-                    expression = f"{grouped} * {last}"
-                elif second.startswith(f"{value} "):
-                    expression = f"{first} {final} {last}"
-                else:  # last − value
-                    expression = f"{last} - {grouped}"
-                found.append((f"{first} = {value} ; {second} = {result}", expression))
+            step = f"{first} = {value} ;"
+            if value + last == target:
+                found.append((f"{step} {value} + {last} = {target}", f"{first} + {last}"))
+            if value - last == target:
+                found.append((f"{step} {value} - {last} = {target}", f"{first} - {last}"))
+            elif last - value == target:
+                found.append((f"{step} {last} - {value} = {target}", f"{last} - ( {first} )"))
     return found
-
-
-def _results(x: int, y: int) -> list[tuple[int, str, str]]:
-    """What two numbers come to, in words: value, operation, operator."""
-    high, low = (x, y) if x >= y else (y, x)
-    return [(x + y, f"{x} + {y}", "+"), (high - low, f"{high} - {low}", "-"), (x * y, f"{x} * {y}", "*")]

@@ -1,0 +1,167 @@
+"""Loading a policy: what fits together, and what is refused before any work."""
+
+import logging
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from rlox_grpo import GRPO, GRPOConfig
+from rlox_grpo.loading import load_policy
+from rlox_grpo.rewards import Countdown
+from rlox_grpo.tasks.countdown_tokenizer import build_tokenizer
+
+TOKENIZER = build_tokenizer(20)
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 32,
+    "bos_token_id": None,
+}
+
+
+def model_of(vocabulary=len(TOKENIZER), kind=(Qwen2ForCausalLM, Qwen2Config)):
+    torch.manual_seed(0)
+    return kind[0](kind[1](vocab_size=vocabulary, **SIZES))
+
+
+def save(folder, model, tokenizer=TOKENIZER):
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", [(Qwen2ForCausalLM, Qwen2Config), (LlamaForCausalLM, LlamaConfig)])
+def test_a_folder_gives_model_and_the_very_tokenizer(tmp_path, kind):
+    policy = load_policy(save(tmp_path, model_of(kind=kind)), None, GRPOConfig())
+    text = "<think> 3 + 4 = 7 </think> <answer> 3 + 4 </answer>"
+    assert policy.tokenizer(text)["input_ids"] == TOKENIZER(text)["input_ids"]
+    assert policy.tokenizer.decode(policy.tokenizer(text)["input_ids"]) == text
+    assert policy.eos_token_ids == (TOKENIZER.eos_token_id,)
+    assert policy.vocabulary is None
+    assert policy.positions == 32
+
+
+def test_why_the_tokenizer_file_is_read_as_it_is(tmp_path):
+    """AutoTokenizer makes another tokenizer of the same file; should that end, the special case can go."""
+    save(tmp_path, model_of())
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) != len(TOKENIZER)
+
+
+def test_master_weights_are_float32_whatever_the_checkpoint_holds(tmp_path):
+    policy = load_policy(save(tmp_path, model_of().to(torch.bfloat16)), None, GRPOConfig())
+    assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
+
+
+def test_a_missing_tokenizer_is_named(tmp_path):
+    with pytest.raises(ValueError, match="has no tokenizer beside it: pass tokenizer="):
+        load_policy(save(tmp_path, model_of(), tokenizer=None), None, GRPOConfig())
+    assert load_policy(tmp_path, TOKENIZER, GRPOConfig()).tokenizer is TOKENIZER
+
+
+def test_a_vocabulary_far_larger_than_the_tokenizers_is_refused():
+    with pytest.raises(ValueError, match=rf"vocabulary has 200 ids and the tokenizer {len(TOKENIZER)}: \d+ ids could"):
+        load_policy(model_of(200), TOKENIZER, GRPOConfig())
+
+
+def test_a_padded_embedding_is_taken_and_its_padding_never_sampled(caplog):
+    with caplog.at_level(logging.INFO):
+        trainer = GRPO(
+            model_of(len(TOKENIZER) + 1),
+            Countdown(),
+            tokenizer=TOKENIZER,
+            group_size=64,
+            max_new_tokens=16,
+            temperature=100.0,
+            log_to=(),
+        )
+    assert trainer.policy.vocabulary == len(TOKENIZER)
+    assert "never sampled" in caplog.text
+    (group,) = trainer.engine.generate(trainer._prompts(["3 , 4 : 7"]), 64, trainer.sampling, 0)
+    assert max(int(completion.token_ids.max()) for completion in group.completions) < len(TOKENIZER)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused():
+    with pytest.raises(ValueError, match="the tokenizer has .* tokens and the model 20 embedding rows"):
+        load_policy(model_of(20), TOKENIZER, GRPOConfig())
+
+
+def test_a_prompt_longer_than_the_models_positions():
+    trainer = GRPO(model_of(), Countdown(), tokenizer=TOKENIZER, max_new_tokens=20, log_to=())
+    rows = [{"prompt": "3", "nums": [3], "target": 3}, {"prompt": " ".join("3" * 14), "nums": [3], "target": 3}]
+    with pytest.raises(
+        ValueError, match=r"prompts\[1\] has 14 tokens: with max_new_tokens=20 it passes the model's 32"
+    ):
+        trainer.train(rows)
+
+
+def test_lora_trains_the_adapter_alone_and_resumes(tmp_path):
+    rows = [{"prompt": "3 , 4 : 7", "nums": [3, 4], "target": 7}] * 4
+    counts = lambda completions, **columns: [float(len(text.split())) for text in completions]  # noqa: E731
+    options = {
+        "lora_rank": 2,
+        "kl_coef": 0.1,
+        "group_size": 4,
+        "max_new_tokens": 8,
+        "learning_rate": 0.01,
+        "log_to": (),
+        "output_dir": tmp_path,
+        "checkpoint_steps": 1,
+    }
+    trainer = GRPO(model_of(), counts, tokenizer=TOKENIZER, max_steps=2, **options)
+    base = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if not p.requires_grad}
+    metrics = trainer.train(rows)
+    assert metrics["kl"] >= 0  # against the model with its adapter off
+    trained = dict(trainer.model.named_parameters())
+    assert all(torch.equal(trained[name], tensor) for name, tensor in base.items())
+    assert any(trained[name].abs().sum() > 0 for name in trained if "lora_B" in name)
+    longer = GRPO(model_of(), counts, tokenizer=TOKENIZER, max_steps=3, **options)
+    longer.train(rows)
+    assert longer.step == 3
+    longer.save(tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_config.json").exists()
+
+
+def test_gradient_checkpointing_trains_to_the_same_weights():
+    rows = [{"prompt": "3 , 4 : 7", "nums": [3, 4], "target": 7}] * 2
+    counts = lambda completions, **columns: [float(len(text.split())) for text in completions]  # noqa: E731
+    weights = []
+    for checkpointing in (False, True):
+        trainer = GRPO(
+            model_of(),
+            counts,
+            tokenizer=TOKENIZER,
+            group_size=4,
+            max_new_tokens=8,
+            max_steps=2,
+            learning_rate=0.01,
+            gradient_checkpointing=checkpointing,
+            log_to=(),
+        )
+        trainer.train(rows)
+        weights.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
+    for left, right in zip(*weights, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_trains_float32_weights():
+    rows = [{"prompt": "3 , 4 : 7", "nums": [3, 4], "target": 7}] * 2
+    counts = lambda completions, **columns: [float(len(text.split())) for text in completions]  # noqa: E731
+    trainer = GRPO(
+        model_of(),
+        counts,
+        tokenizer=TOKENIZER,
+        group_size=4,
+        max_new_tokens=8,
+        max_steps=2,
+        dtype="bfloat16",
+        log_to=(),
+    )
+    metrics = trainer.train(rows)
+    assert metrics["update/grad_norm"] > 0
+    assert not trainer.engine.exact
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
