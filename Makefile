@@ -53,8 +53,10 @@ lint: build ## formatting, clippy, ruff, mypy
 
 .PHONY: bench
 bench: build ## kernels beside NumPy, torch and rlox; JSON and a table under benches/results
-	$(RUN) pytest benches/test_kernels.py --benchmark-json=benches/results/kernels.json
-	$(RUN) python benches/table.py benches/results/kernels.json > benches/results/kernels.md
+	for what in kernels rewards step; do \
+	  $(RUN) pytest benches/test_$$what.py --benchmark-json=benches/results/$$what.json && \
+	  $(RUN) python benches/table.py benches/results/$$what.json > benches/results/$$what.md || exit 1; \
+	done
 
 # On Linux zig links against the glibc of 2014, so that the wheel installs wherever Python 3.10 runs.
 WHEEL_FLAGS := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux2014)

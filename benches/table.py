@@ -21,12 +21,16 @@ def rows(group: list[dict[str, Any]]) -> list[str]:
     for entry in group:
         stats = entry["stats"]
         spread = f"{duration(stats['q1'])} to {duration(stats['q3'])}"
-        name = entry["params"]["name"]
+        name = _contender(entry)
         lines.append(
             f"| {entry['group']} | {name} | {duration(stats['min'])} | {duration(stats['median'])} | {spread} "
             f"| {stats['min'] / base:.2f} |"
         )
     return lines
+
+
+def _contender(entry: dict[str, Any]) -> str:
+    return str((entry["params"] or {}).get("name", entry["name"]))
 
 
 def table(report: dict[str, Any]) -> str:
@@ -41,7 +45,7 @@ def table(report: dict[str, Any]) -> str:
     ]
     entries = [entry for entry in report["benchmarks"] if entry["group"]]
     order = list(dict.fromkeys(entry["group"] for entry in entries))
-    entries.sort(key=lambda entry: (order.index(entry["group"]), not entry["params"]["name"].startswith("rlox_grpo")))
+    entries.sort(key=lambda entry: (order.index(entry["group"]), not _contender(entry).startswith("rlox_grpo")))
     for _, group in groupby(entries, key=lambda entry: entry["group"]):
         lines += rows(list(group))
     return "\n".join(lines)

@@ -74,17 +74,20 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("side", ["rust", "python"])
+@pytest.mark.parametrize("name", ["rlox_grpo", "re, fractions and ast"])
 @pytest.mark.parametrize("rule", CASES)
-def test_batch_of_1024(benchmark: Any, rule: str, side: str) -> None:
+def test_batch_of_1024(benchmark: Any, rule: str, name: str) -> None:
+    benchmark.group = f"{rule}, {ROWS:,} completions of 1 KiB"
     rust, python = CASES[rule]
     assert rust() == python() == [1.0] * ROWS
-    benchmark(rust if side == "rust" else python)
+    benchmark(rust if name == "rlox_grpo" else python)
 
 
+@pytest.mark.parametrize("name", ["rlox_grpo"])
 @pytest.mark.parametrize("kibibytes", [256, 1024])
 @pytest.mark.parametrize("rule", ["countdown", "strict"])
-def test_one_long_completion(benchmark: Any, rule: str, kibibytes: int) -> None:
+def test_one_long_completion(benchmark: Any, rule: str, kibibytes: int, name: str) -> None:
+    benchmark.group = f"{rule}, one completion of {kibibytes} KiB"
     text = [completion(kibibytes * 1024)]
     score = {
         "countdown": lambda: Countdown()(completions=text, nums=NUMS[:1], target=TARGETS[:1]),

@@ -45,13 +45,11 @@ def prompts():
     return torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (PROMPTS, PROMPT_LENGTH)))
 
 
-@pytest.mark.benchmark(group="toy step")
-def test_ours(benchmark, prompts):
-    model = Toy()
+def ours(model, reference, prompts):
     trainer = GRPO(
         model,
         reward,
-        ref_model=copy.deepcopy(model),
+        ref_model=reference,
         group_size=GROUP,
         prompts_per_step=PROMPTS,
         max_new_tokens=NEW_TOKENS,
@@ -60,21 +58,26 @@ def test_ours(benchmark, prompts):
         log_to=(),
     )
     loaded = load_prompts(prompts)
-    benchmark(lambda: trainer.train_step(loaded))
+    return lambda: trainer.train_step(loaded)
 
 
-@pytest.mark.benchmark(group="toy step")
-def test_rlox(benchmark, prompts):
+def rloxs(model, reference, prompts):
     from rlox.algorithms.grpo import GRPO as RloxGRPO
 
-    model = Toy()
     trainer = RloxGRPO(
         model=model,
-        ref_model=copy.deepcopy(model),
+        ref_model=reference,
         reward_fn=reward,
         group_size=GROUP,
         max_new_tokens=NEW_TOKENS,
         kl_coef=0.1,
         learning_rate=1e-4,
     )
-    benchmark(lambda: trainer.train_step(prompts))
+    return lambda: trainer.train_step(prompts)
+
+
+@pytest.mark.benchmark(group=f"toy step, {PROMPTS} x {GROUP} rows of {PROMPT_LENGTH} + {NEW_TOKENS} tokens")
+@pytest.mark.parametrize(("name", "make"), [("rlox_grpo", ours), ("rlox 1.2.0", rloxs)])
+def test_toy_step(benchmark, name, make, prompts):
+    model = Toy()
+    benchmark(make(model, copy.deepcopy(model), prompts))

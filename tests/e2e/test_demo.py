@@ -98,11 +98,11 @@ def test_kill_9_in_the_middle_and_a_second_start(tmp_path):
 
 @pytest.mark.slow
 def test_the_policy_learns(tmp_path):
-    """A third of the demo: sampled accuracy on held-out problems rises by over ten standard errors of its measurement."""
+    """A fifth of the demo: sampled accuracy on held-out problems rises by far more than it is measured to."""
     settings = {"max_steps": 120, "eval_steps": 0, "log_to": ()}
     last = demo.run_demo(tmp_path, seed=0, settings=settings)
     before, after = (float(number) for number in re.findall(r"0\.\d{3}", last))
     # 400 problems of 4 samples: one standard error is 0.012 at most, were samples of a problem independent.
-    assert before < 0.55
-    assert after > before + 0.12
+    assert before < 0.5
+    assert after > before + 0.1
     assert (tmp_path / "report.html").exists()

@@ -23,9 +23,9 @@ SIZES = {
 }
 
 
-def model_of(vocabulary=len(TOKENIZER), kind=(Qwen2ForCausalLM, Qwen2Config)):
+def model_of(vocabulary=None, kind=(Qwen2ForCausalLM, Qwen2Config)):
     torch.manual_seed(0)
-    return kind[0](kind[1](vocab_size=vocabulary, **SIZES))
+    return kind[0](kind[1](vocab_size=vocabulary or len(TOKENIZER), **SIZES))
 
 
 def save(folder, model, tokenizer=TOKENIZER):
