@@ -33,7 +33,7 @@ LARGEST = 60
 
 NUM_HELD_OUT = 400
 
-WARM_START = {"steps": 240, "rows": 128, "learning_rate": 3e-3}
+WARM_START_STEPS, WARM_START_ROWS, WARM_START_RATE = 240, 128, 3e-3
 
 SETTINGS: dict[str, Any] = {
     "group_size": 16,
@@ -62,13 +62,13 @@ def run_demo(
         out: The run's folder.
         seed: Of the split, the model, the examples and the run.
         settings: ``GRPOConfig`` fields in place of :data:`SETTINGS`'s.
-        warm_start_steps: In place of :data:`WARM_START`'s.
+        warm_start_steps: In place of :data:`WARM_START_STEPS`.
     """
     start = time.perf_counter()
-    disable_progress_bar()  # transformers shows one for each small file that it writes
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers shows one for each small file that it writes
     train, held_out = problems(seed)
     print(f"{len(train)} problems to train on, {len(held_out)} held out")
-    first = warm_start(out / "warm_start", train, seed=seed, steps=warm_start_steps or WARM_START["steps"])
+    first = warm_start(out / "warm_start", train, seed=seed, steps=warm_start_steps or WARM_START_STEPS)
     trainer = GRPO(
         first,
         [Countdown(), TagFormat("think", "answer", weight=0.1)],
@@ -96,8 +96,8 @@ def problems(seed: int) -> tuple[list[CountdownRow], list[CountdownRow]]:
 def prompts(rows: Sequence[CountdownRow], seed: int) -> list[dict[str, Any]]:
     """Rows for the trainer: the numbers of each problem in an order of its own."""
     rng = np.random.default_rng([seed, 1])
-    shuffled = [{**row, "nums": [int(number) for number in rng.permutation(row["nums"])]} for row in rows]
-    return [{"prompt": prompt_text(row["nums"], row["target"]), **row} for row in shuffled]
+    shuffled = [([int(number) for number in rng.permutation(row["nums"])], row["target"]) for row in rows]
+    return [{"prompt": prompt_text(nums, target), "nums": nums, "target": target} for nums, target in shuffled]
 
 
 def warm_start(folder: Path, rows: Sequence[CountdownRow], *, seed: int, steps: int) -> Path:
@@ -106,7 +106,7 @@ def warm_start(folder: Path, rows: Sequence[CountdownRow], *, seed: int, steps: 
         return folder
     torch.manual_seed(seed)
     tokenizer = build_tokenizer(LARGEST)
-    model = new_model(tokenizer)
+    model: Any = new_model(tokenizer)
     teach(model, tokenizer, rows, seed=seed, steps=steps)
     partial = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
@@ -116,7 +116,7 @@ def warm_start(folder: Path, rows: Sequence[CountdownRow], *, seed: int, steps: 
     return folder
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerFast) -> nn.Module:
     """A Qwen2-type model of half a million parameters whose numbers start out knowing their order.
 
     Each number's embedding begins as sines and cosines of it, at periods from 2 up, and of its logarithm: with that
@@ -137,7 +137,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    model = Qwen2ForCausalLM(config)
+    model: Any = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
     numbers = torch.arange(LARGEST + 1, dtype=torch.float32)[:, None]
     periods = torch.tensor([2.0, 3, 4, 5, 6, 7, 9, 10, 13, 20, 33, 50, 100, 200])
     log_periods = torch.tensor([0.5, 1.0, 2, 4, 8, 16])
@@ -146,26 +146,27 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     with torch.no_grad():
         rows = [words[str(number)] for number in range(LARGEST + 1)]
         model.get_input_embeddings().weight[rows, : features.shape[1]] = 0.05 * features
-    return model
+    trained: nn.Module = model
+    return trained
 
 
 def teach(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: Sequence[CountdownRow], *, seed: int, steps: int
+    model: nn.Module, tokenizer: PreTrainedTokenizerFast, rows: Sequence[CountdownRow], *, seed: int, steps: int
 ) -> None:
     """Supervised steps on worked examples, the loss on their completions only."""
     rng = np.random.default_rng([seed, 2])
-    peak = WARM_START["learning_rate"]
+    peak = WARM_START_RATE
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     model.train()
     for step in track(range(steps), description="warm start on worked examples"):
-        chosen = rng.integers(len(rows), size=int(WARM_START["rows"]))
+        chosen = rng.integers(len(rows), size=WARM_START_ROWS)
         ids, labels = _examples([worked_example(rows[index], rng, LARGEST) for index in chosen], tokenizer)
         decay = 0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2
         for group in optimizer.param_groups:
             group["lr"] = peak * min(1.0, (step + 1) / 30) * decay
         loss = nn.functional.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     model.eval()

@@ -76,7 +76,8 @@ class Run:
         if self._folder is not None:
             self._refuse_full_disk(self._folder)
             replace_file(self._folder / "config.toml", trainer.config.to_toml(trainer.origin).encode())
-            cut_after(self._folder / "evaluations.jsonl", trainer.step)
+            # A run that starts anew evaluates its step 0 anew.
+            cut_after(self._folder / "evaluations.jsonl", trainer.step or -1)
 
     @contextmanager
     def recording(self, total_steps: int) -> Iterator[None]:

@@ -175,7 +175,7 @@ class GRPO:
             return _with_short_names(run.last_metrics)
         order = prompt_order(len(train_prompts), self.config.seed, self.draws)
         with run.recording(self._total_steps), stop_on_signal() as stop:
-            if held_out is not None and self.step == run.start_step:
+            if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
             while self.step < self._total_steps and not stop:
                 drawn = list(islice(order, min(per_step, last_draw - self.draws)))
