@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlox_grpo.rewards import STATUSES
 from rlox_grpo.types import Float32Array, ScoredGroup, UpdateStats
 
 _Floats = NDArray[np.float64]
@@ -63,6 +64,11 @@ def _reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     for name in names:
         values = np.concatenate([scored.components[name] for scored in groups if name in scored.components])
         metrics |= _spread(f"rewards/{name}", values, ("mean", "std"))
+    for name in dict.fromkeys(name for scored in groups for name in scored.statuses):
+        statuses = np.concatenate([scored.statuses[name] for scored in groups if name in scored.statuses])
+        for code, status in enumerate(STATUSES):
+            if status != "ok":
+                metrics[f"rewards/{name}/{status}"] = float(np.mean(statuses == code))
     metrics["rollout/frac_reward_zero_std"] = float(np.mean([has_zero_std(scored.rewards) for scored in groups]))
     return metrics
 

@@ -20,6 +20,7 @@ SIZES = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 32,
     "bos_token_id": None,
+    "eos_token_id": TOKENIZER.eos_token_id,
 }
 
 

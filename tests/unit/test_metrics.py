@@ -134,3 +134,19 @@ def test_several_optimizer_steps_are_one_row():
 def test_a_metric_that_names_its_stage_keeps_it():
     found = step_metrics([], np.array([], np.float32), updates(**{"reference/kl": 1.0, "policy/entropy": 2.0}), {})
     assert (found["reference/kl"], found["policy/entropy"]) == (1.0, 2.0)
+
+
+def test_shares_of_what_rules_could_not_score():
+    from dataclasses import replace
+
+    groups = [
+        replace(scored([1.0, 0.0]), statuses={"answer": np.array([0, 1], np.uint8)}),
+        replace(scored([0.0, 0.0]), statuses={"answer": np.array([1, 2], np.uint8)}),
+    ]
+    found = step_metrics(groups, np.zeros(4, np.float32), [], {"step": 1.0})
+    shares = {name: value for name, value in found.items() if name.startswith("rewards/answer/")}
+    assert shares == {
+        "rewards/answer/no_answer": 0.5,
+        "rewards/answer/unparseable": 0.25,
+        "rewards/answer/undecided": 0.0,
+    }
