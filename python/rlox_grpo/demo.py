@@ -38,9 +38,9 @@ WARM_START_STEPS, WARM_START_ROWS, WARM_START_RATE = 240, 128, 3e-3
 SETTINGS: dict[str, Any] = {
     "group_size": 16,
     "prompts_per_step": 32,
-    "max_steps": 600,
+    "max_steps": 800,
     "max_new_tokens": 40,
-    "learning_rate": 4e-4,
+    "learning_rate": 2.5e-4,
     "lr_schedule": "cosine",
     "warmup_steps": 3,
     "max_rollout_rows": 512,
