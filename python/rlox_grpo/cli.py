@@ -80,13 +80,14 @@ def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.run_file import make_rewards, read_run_file
+    from rlox_grpo.run_file import load_data, make_rewards, read_run_file
     from rlox_grpo.trainer import GRPO
 
     origin, config = read_run_file(arguments.file, parse_overrides(rest))
     trainer = GRPO(origin.model, make_rewards(origin.rewards), config=config)
     trainer.origin = origin.model_dump(exclude_none=True)
-    metrics = trainer.train(origin.train_data, origin.n_epochs, eval_prompts=origin.eval_data)
+    train_data, eval_data = load_data(origin)
+    metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
     print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name))
 
 

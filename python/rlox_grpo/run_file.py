@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlox_grpo import rewards as rules
 from rlox_grpo.config import ConfigError, GRPOConfig, describe, nearest, read_toml
+from rlox_grpo.prompts import PromptsLike
 from rlox_grpo.rewards import RewardFn
+from rlox_grpo.tasks.countdown import load_problems
 
 RULES = {
     "countdown": "Countdown",
@@ -37,6 +39,7 @@ class Origin(BaseModel):
     model: str = Field(description="Path or hub id of the model to train.")
     train_data: str = Field(description="A .jsonl or .parquet file of rows with a prompt column.")
     eval_data: str | None = Field(None, description="Held-out rows.")
+    task: Literal["countdown"] | None = Field(None, description="Gives rows without a prompt the task's own.")
     n_epochs: int = Field(1, ge=1, description="Times that every prompt is drawn.")
     rewards: tuple[dict[str, Any], ...] = Field(min_length=1, description="The reward functions.")
 
@@ -59,6 +62,13 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     return origin, GRPOConfig.create(
         **{name: value for name, value in document.items() if name in GRPOConfig.model_fields}
     )
+
+
+def load_data(origin: Origin) -> tuple[PromptsLike, PromptsLike | None]:
+    """What to train on, and what to evaluate on: the files, or the task's rows from them."""
+    if origin.task is None:
+        return origin.train_data, origin.eval_data
+    return load_problems(origin.train_data), None if origin.eval_data is None else load_problems(origin.eval_data)
 
 
 def make_rewards(tables: Sequence[Mapping[str, Any]]) -> list[RewardFn]:

@@ -1,7 +1,9 @@
 import ast
+import json
 import operator
 from fractions import Fraction
 
+import datasets
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from rlox_grpo.tasks.countdown import (
     check_rows,
     every_problem,
     generate_problems,
+    load_problems,
     split,
     worked_solution,
 )
@@ -189,3 +192,19 @@ def test_a_saved_tokenizer_comes_back_exactly_beside_a_qwen2_config(tmp_path):
     assert again(COMPLETION)["input_ids"] == tokenizer(COMPLETION)["input_ids"]
     assert again.decode(again(COMPLETION)["input_ids"]) == COMPLETION
     assert (again.eos_token_id, again.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+
+
+def test_a_users_own_problems_get_prompts(tmp_path):
+    rows = [{"nums": [3, 4, 7], "target": 14, "source": "mine"}, {"nums": [1, 2], "target": 3, "source": "mine"}]
+    jsonl, parquet = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
+    jsonl.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = datasets.Dataset.from_list(rows)
+    dataset.to_parquet(parquet)
+    expected = [{"prompt": chat_prompt(row["nums"], row["target"]), **row} for row in rows]
+    assert load_problems(jsonl) == load_problems(parquet) == load_problems(dataset) == load_problems(rows) == expected
+    assert load_problems([{**rows[0], "prompt": "own"}])[0]["prompt"] == "own"
+    jsonl.write_text('{"nums": [1, 2], "target": 3}\n{"nums": [1, "2"], "target": 3}\n')
+    with pytest.raises(TypeError, match=r"row 1: nums\[1\]"):
+        load_problems(jsonl)
+    with pytest.raises(ValueError, match="no rows"):
+        load_problems([])

@@ -10,12 +10,17 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import numpy as np
 
+from rlox_grpo.prompts import read_rows
+
 Operator = Literal["+", "-", "*", "/"]
 OPERATORS: tuple[Operator, ...] = ("+", "-", "*", "/")
+DEFAULT_PREFILL = "Let me work through this.\n<think>"
+"""How the assistant's turn begins in :func:`chat_prompt`."""
 
 
 class CountdownRow(TypedDict):
@@ -173,9 +178,25 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
             raise TypeError(f"row {index}: target must be a whole number, not {target!r}")
 
 
-def chat_prompt(
-    nums: Sequence[int], target: int, *, prefill: str | None = "Let me work through this.\n<think>"
-) -> list[dict[str, str]]:
+def load_problems(
+    source: str | Path | Iterable[Mapping[str, Any]], *, prefill: str | None = DEFAULT_PREFILL
+) -> list[dict[str, Any]]:
+    """Rows of a ``.jsonl`` or ``.parquet`` file, a ``datasets.Dataset`` or a list, ready to train on.
+
+    The public Countdown sets have ``nums`` and ``target`` and no prompt: rows without a ``prompt`` get the one of
+    :func:`chat_prompt`; what else a row has is kept.
+
+    Raises:
+        ValueError, TypeError: a file that cannot be read, or a row whose columns are not a problem; names the row.
+    """
+    rows = read_rows(source) if isinstance(source, (str, Path)) else [dict(row) for row in source]
+    if not rows:
+        raise ValueError("there are no problems: the source has no rows")
+    check_rows(rows)
+    return [{"prompt": chat_prompt(row["nums"], row["target"], prefill=prefill), **row} for row in rows]
+
+
+def chat_prompt(nums: Sequence[int], target: int, *, prefill: str | None = DEFAULT_PREFILL) -> list[dict[str, str]]:
     """Build the chat messages that put a problem to an instruction-tuned model.
 
     ``prefill`` opens the assistant's turn, which the model continues; None leaves the turn to the model. With
