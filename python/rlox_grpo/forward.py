@@ -111,12 +111,12 @@ def make_forward(
         with arithmetic(batch.input_ids.device):
             output = model(batch.input_ids)
         logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
-        logits = logits[_predicting_positions(batch)][:, :vocabulary]  # [M, V]
+        logits = _predicting_logits(logits, batch)[:, :vocabulary]  # [M, V]
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        log_softmax = torch.log_softmax(logits / temperature, dim=-1)
+        log_softmax = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
         log_probs = log_softmax.gather(-1, batch.completion_ids[batch.loss_mask][:, None]).squeeze(-1)
         with torch.no_grad():
-            entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
+            entropy = -torch.linalg.vecdot(log_softmax.exp(), log_softmax)
         return _rectangle(log_probs, batch.loss_mask), _rectangle(entropy, batch.loss_mask)
 
     if split is None:
@@ -233,6 +233,14 @@ def _predicting_positions(batch: Batch) -> tuple[Tensor, Tensor]:
     """Row and column in ``input_ids`` of the position that predicts each token under ``loss_mask``, in row order."""
     rows, steps = batch.loss_mask.nonzero(as_tuple=True)
     return rows, batch.prompt_lengths[rows] + steps - 1
+
+
+def _predicting_logits(logits: Tensor, batch: Batch) -> Tensor:
+    """``[M, V]`` at the predicting positions; a slice where they are one rectangle, as its backward copies nothing."""
+    start, width = int(batch.prompt_lengths[0]) - 1, batch.loss_mask.shape[1]
+    if bool((batch.prompt_lengths == start + 1).all()) and bool(batch.loss_mask.all()):
+        return logits[:, start : start + width].flatten(0, 1)
+    return logits[_predicting_positions(batch)]
 
 
 def _rectangle(flat: Tensor, mask: Tensor) -> Tensor:
