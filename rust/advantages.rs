@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 /// Independent accumulators of a sum; fixed, so that a sum has one order on every machine.
 const LANES: usize = 8;
-/// Rewards that one task takes: below it a second thread costs more than it saves (measured with `benches/kernels.rs`).
+/// Rewards that one task takes: below it a second thread costs more than it saves (an estimate; `benches/kernels.rs` can tell).
 const GRAIN: usize = 1 << 15;
 /// Rewards in one partial sum of the batch statistics; partial sums are combined in order.
 const CHUNK: usize = 1 << 12;

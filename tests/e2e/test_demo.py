@@ -89,11 +89,8 @@ def test_kill_9_in_the_middle_and_a_second_start(tmp_path):
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
         assert torch.equal(tensor, found[name]), name
-    lines = [
-        [json.loads(line)["step"] for line in (tmp_path / kind / "metrics.jsonl").open()]
-        for kind in ("whole", "killed")
-    ]
-    assert lines == [[1, 2, 3, 4, 5, 6]] * 2
+    lines = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow
