@@ -263,13 +263,16 @@ class _Rows:
 
     def parts(self, token_budget: int) -> list[list[int]]:
         """Rows of each group, cut where the next one would pass the budget."""
+        completion_lengths = np.diff(self.completion_offsets).tolist()
         parts: list[list[int]] = []
-        for row in range(self.count):
-            same_prompt = bool(parts) and self.prompt_of_row[parts[-1][0]] == self.prompt_of_row[row]
-            if same_prompt and self.tokens_of([*parts[-1], row]) <= token_budget:
+        tokens, prompt = 0, -1
+        for row, (of, length) in enumerate(zip(self.prompt_of_row.tolist(), completion_lengths, strict=True)):
+            if of == prompt and tokens + length <= token_budget:
                 parts[-1].append(row)
+                tokens += length
             else:
                 parts.append([row])
+                tokens, prompt = self.tokens_of([row]), of
         return parts
 
     def denominators(self, num_loss_tokens: float | None, num_sequences: float | None) -> tuple[float, float]:

@@ -278,3 +278,27 @@ def test_wrong_completions_and_prompts():
         build_batch([scored([1], floats)], [0.0])
     with pytest.raises(ValueError, match=r"prompt_lengths\[0\] is 0: a prompt holds at least one token"):
         build_batch([scored([], completion([1]))], [0.0])
+
+
+@pytest.mark.parametrize("budget", [5, 9, 14, 1000])
+def test_groups_that_share_prompts_stay_together_within_the_budget(budget: int) -> None:
+    from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
+
+    lengths = [[1, 2, 3, 4], [2, 2]]
+    groups = []
+    for index, group in enumerate(lengths):
+        completions = tuple(Completion(np.arange(n), np.zeros(n, np.float32), "stop") for n in group)
+        rollout = RolloutGroup(Prompt(np.arange(3), index), completions)
+        groups.append(ScoredGroup(rollout, np.zeros(len(group), np.float32), {}))
+    flat = [n for group in lengths for n in group]
+    batches = microbatches(groups, np.zeros(6, np.float32), token_budget=budget, share_prompts=True, oversize="alone")
+    assert sorted(row for batch in batches for row in batch.row_index.tolist()) == list(range(6))
+    for batch in batches:
+        rows = batch.row_index.tolist()
+        assert rows == sorted(rows)
+        prompts = len(set(batch.prompt_index.tolist()))
+        tokens = 3 * prompts + sum(flat[row] for row in rows)
+        assert tokens <= budget or len(rows) == 1
+        assert batch.num_sequences == 6
+    if budget == 1000:
+        assert len(batches) == 1

@@ -29,6 +29,10 @@ def model_of(vocabulary=None, kind=(Qwen2ForCausalLM, Qwen2Config)):
     return kind[0](kind[1](vocab_size=vocabulary or len(TOKENIZER), **SIZES))
 
 
+def count_words(completions, **columns):
+    return [float(len(text.split())) for text in completions]
+
+
 def save(folder, model, tokenizer=TOKENIZER):
     model.save_pretrained(folder)
     if tokenizer is not None:
@@ -102,7 +106,6 @@ def test_a_prompt_longer_than_the_models_positions():
 
 def test_lora_trains_the_adapter_alone_and_resumes(tmp_path):
     rows = [{"prompt": "3 , 4 : 7", "nums": [3, 4], "target": 7}] * 4
-    counts = lambda completions, **columns: [float(len(text.split())) for text in completions]  # noqa: E731
     options = {
         "lora_rank": 2,
         "kl_coef": 0.1,
@@ -113,14 +116,14 @@ def test_lora_trains_the_adapter_alone_and_resumes(tmp_path):
         "output_dir": tmp_path,
         "checkpoint_steps": 1,
     }
-    trainer = GRPO(model_of(), counts, tokenizer=TOKENIZER, max_steps=2, **options)
+    trainer = GRPO(model_of(), count_words, tokenizer=TOKENIZER, max_steps=2, **options)
     base = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if not p.requires_grad}
     metrics = trainer.train(rows)
     assert metrics["kl"] >= 0  # against the model with its adapter off
     trained = dict(trainer.model.named_parameters())
     assert all(torch.equal(trained[name], tensor) for name, tensor in base.items())
     assert any(trained[name].abs().sum() > 0 for name in trained if "lora_B" in name)
-    longer = GRPO(model_of(), counts, tokenizer=TOKENIZER, max_steps=3, **options)
+    longer = GRPO(model_of(), count_words, tokenizer=TOKENIZER, max_steps=3, **options)
     longer.train(rows)
     assert longer.step == 3
     longer.save(tmp_path / "adapter")
@@ -129,12 +132,11 @@ def test_lora_trains_the_adapter_alone_and_resumes(tmp_path):
 
 def test_gradient_checkpointing_trains_to_the_same_weights():
     rows = [{"prompt": "3 , 4 : 7", "nums": [3, 4], "target": 7}] * 2
-    counts = lambda completions, **columns: [float(len(text.split())) for text in completions]  # noqa: E731
     weights = []
     for checkpointing in (False, True):
         trainer = GRPO(
             model_of(),
-            counts,
+            count_words,
             tokenizer=TOKENIZER,
             group_size=4,
             max_new_tokens=8,
@@ -151,10 +153,9 @@ def test_gradient_checkpointing_trains_to_the_same_weights():
 
 def test_bfloat16_trains_float32_weights():
     rows = [{"prompt": "3 , 4 : 7", "nums": [3, 4], "target": 7}] * 2
-    counts = lambda completions, **columns: [float(len(text.split())) for text in completions]  # noqa: E731
     trainer = GRPO(
         model_of(),
-        counts,
+        count_words,
         tokenizer=TOKENIZER,
         group_size=4,
         max_new_tokens=8,
