@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 class Forward:
     """Batch → log-probs ``[N, T]`` with gradient and entropies ``[N, T]`` without; zeros outside ``loss_mask``.
 
+    Where gradients are off, as for a reference, entropies are not computed and are zeros throughout.
+
     Attributes:
         shares_prompts: Whether a prompt that neighbouring rows share is forwarded once.
     """
@@ -91,7 +93,11 @@ def make_forward(
         if autocast_dtype is not None:
             hidden = hidden.to(autocast_dtype)
         log_probs, entropy = token_log_probs(
-            hidden, batch.completion_ids[batch.loss_mask], split.output_head(vocabulary), temperature=temperature
+            hidden,
+            batch.completion_ids[batch.loss_mask],
+            split.output_head(vocabulary),
+            temperature=temperature,
+            with_entropy=torch.is_grad_enabled(),
         )
         return _rectangle(log_probs, batch.loss_mask), _rectangle(entropy, batch.loss_mask)
 
@@ -115,6 +121,8 @@ def make_forward(
         logits = logits if logits.dtype == torch.float64 else logits.float()
         log_softmax = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
         log_probs = log_softmax.gather(-1, batch.completion_ids[batch.loss_mask][:, None]).squeeze(-1)
+        if not torch.is_grad_enabled():
+            return _rectangle(log_probs, batch.loss_mask), torch.zeros_like(batch.loss_mask, dtype=log_probs.dtype)
         with torch.no_grad():
             entropy = -torch.linalg.vecdot(log_softmax.exp(), log_softmax)
         return _rectangle(log_probs, batch.loss_mask), _rectangle(entropy, batch.loss_mask)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlox_grpo.log_probs import OutputHead, token_log_probs
+from rlox_grpo.log_probs import OutputHead, tile_shape, token_log_probs
 
 M, H, V = 23, 8, 37
 
@@ -26,18 +26,18 @@ def inputs(dtype=torch.float64, bias=True):
     return hidden, weight, offset, token_ids
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 5, M, 1000])
+@pytest.mark.parametrize("tile", [(1, 1000), (5, 3), (M, V), (1000, 1), None])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 @pytest.mark.parametrize("bias", [True, False])
-def test_values_and_gradients_equal_full_logits(chunk_tokens, softcap, scale, bias):
+def test_values_and_gradients_equal_full_logits(tile, softcap, scale, bias):
     hidden, weight, offset, token_ids = inputs(bias=bias)
     head = OutputHead(weight, offset, scale, softcap)
     weights = torch.linspace(-1, 1, M, dtype=torch.float64)
     expected, expected_entropy = full(hidden, token_ids, head, 0.7)
     leaves = [hidden, weight] + ([offset] if bias else [])
     expected_gradients = torch.autograd.grad((expected * weights).sum(), leaves)
-    found, entropy = token_log_probs(hidden, token_ids, head, temperature=0.7, chunk_tokens=chunk_tokens)
+    found, entropy = token_log_probs(hidden, token_ids, head, temperature=0.7, tile=tile)
     gradients = torch.autograd.grad((found * weights).sum(), leaves)
     # float64: only the order of sums differs
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -50,7 +50,7 @@ def test_gradcheck():
     hidden, weight, offset, token_ids = inputs()
 
     def of(hidden, weight, offset):
-        return token_log_probs(hidden, token_ids, OutputHead(weight, offset, 0.5, 2.0), chunk_tokens=7)[0]
+        return token_log_probs(hidden, token_ids, OutputHead(weight, offset, 0.5, 2.0), tile=(7, 3))[0]
 
     assert torch.autograd.gradcheck(of, (hidden, weight, offset))
 
@@ -86,8 +86,8 @@ def test_bfloat16_is_normalised_in_float32():
 
 
 def test_full_logits_never_exist():
-    """Peak allocation grows with the chunk, not with tokens × vocabulary."""
-    tokens, vocabulary = 4096, 8192
+    """Peak allocation grows with the tile, not with tokens × vocabulary."""
+    tokens, vocabulary = 4096, 16384
     hidden = torch.randn(tokens, 4, requires_grad=True)
     weight = torch.randn(vocabulary, 4, requires_grad=True)
     sizes = []
@@ -100,10 +100,26 @@ def test_full_logits_never_exist():
 
     with Watch():
         log_probs, _ = token_log_probs(
-            hidden, torch.zeros(tokens, dtype=torch.int64), OutputHead(weight), chunk_tokens=64
+            hidden, torch.zeros(tokens, dtype=torch.int64), OutputHead(weight), tile=(64, 1024)
         )
         log_probs.sum().backward()
-    assert max(sizes) == 64 * vocabulary
+    assert max(sizes) == 64 * 1024
+
+
+def test_entropies_are_left_out_when_nobody_reads_them():
+    hidden, weight, _, token_ids = inputs(bias=False)
+    found, entropy = token_log_probs(hidden, token_ids, OutputHead(weight), with_entropy=False, tile=(3, 2))
+    expected, _ = full(hidden, token_ids, OutputHead(weight), 1.0)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert not entropy.any()
+
+
+def test_a_gpu_tile_holds_whole_rows(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 2**30, 0))
+    assert tile_shape(2**15, torch.device("cuda")) == (8 * 2**30 // 16 // (4 * 2**15), 2**15)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 0))
+    assert tile_shape(2**15, torch.device("cuda")) == (512, 2**15)
+    assert tile_shape(2**30, torch.device("cuda")) == (1, 2**30)
 
 
 def test_extreme_logits_stay_finite():
