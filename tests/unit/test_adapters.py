@@ -1,7 +1,7 @@
 """The adapters without their trainers: what they are called with, restated from the trainers' sources.
 
-OpenRLHF 0.11.2 (openrlhf/utils/agent.py, openrlhf/trainer/ppo_utils/samples_generator.py), open-instruct at e6c3044
-(open_instruct/ground_truth_utils.py); verl itself is in tests/peers.
+OpenRLHF 0.11.0 at 3c3be62 (openrlhf/utils/agent.py, openrlhf/trainer/ppo_utils/samples_generator.py), open-instruct at
+e6c3044 (open_instruct/ground_truth_utils.py); verl itself is in tests/peers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """OpenRLHF: a rule as the ``reward_func`` of a file that ``--reward.remote_url`` names.
 
-Written against OpenRLHF 0.11.2: it calls ``reward_func(queries, prompts, labels)`` by position, in a thread, with lists
-of one element, and reads ``rewards``, ``scores`` and ``extra_logs`` of the result. Importing this module imports
-neither OpenRLHF nor torch.
+Written against OpenRLHF 0.11.0 (commit 3c3be62): it calls ``reward_func(queries, prompts, labels)`` by position, in a
+thread, with lists of one element, and reads ``rewards``, ``scores`` and ``extra_logs`` of the result. Importing this
+module imports neither OpenRLHF nor torch.
 """
 
 from __future__ import annotations
