@@ -37,6 +37,20 @@ test: build ## the whole suite: cargo, then pytest
 	cargo test --quiet --locked
 	$(RUN) pytest
 
+# verl asks for other versions than uv.lock has. Python 3.11: verl 0.9 is for 3.10 to 3.12. The wheel brings the entry
+# point that verl loads. `no:asyncio`: verl brings a plugin that warns where it is not configured.
+.PHONY: test-verl
+test-verl: wheel ## the adapter inside an installed verl, in an environment of its own (.venv-verl; Linux)
+	$(UV) venv --quiet --allow-existing --python 3.11 .venv-verl
+	$(UV) pip install --quiet --python .venv-verl --no-config -r tests/peers/verl.txt
+	$(UV) pip install --quiet --python .venv-verl --no-config --no-deps --reinstall dist/*.whl
+	.venv-verl/bin/python -m pytest -p no:asyncio -m verl tests/peers
+
+.PHONY: lock-verl
+lock-verl: $(filter .uv/bin/uv,$(UV)) ## pin again what test-verl installs
+	$(UV) pip compile --quiet --no-config --upgrade --no-annotate --no-header --python-version 3.11 \
+	  --python-platform linux tests/peers/verl.in -o tests/peers/verl.txt
+
 .PHONY: test-debug
 test-debug: build ## pytest but for `slow`, on a debug build of the extension: integer overflow is caught
 	trap '$(UV) sync --locked --reinstall-package rlox-grpo' EXIT; \

@@ -1,0 +1,129 @@
+"""open-instruct: a rule as a verifier, by shape; and as one that its ``build_all_verifiers`` finds.
+
+Written against open-instruct of August 2026 (commit e6c3044): it awaits ``verifier.async_call`` for each sample, and
+reads ``score`` of the result and ``name`` and ``weight`` of the verifier. Importing this module imports no
+open-instruct.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlox_grpo.adapters.samples import as_rules, columns_of, filled, score_samples
+from rlox_grpo.rewards import RewardFn
+
+
+@dataclass(frozen=True)
+class VerificationResult:
+    """What a verifier returns; the fields of open-instruct's class of that name."""
+
+    score: float
+    cost: float = 0.0
+    reasoning: str | None = None
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A verifier of open-instruct by its shape; made by :func:`verifier`."""
+
+    rules: tuple[RewardFn, ...]
+    name: str
+    weight: float = 1.0
+    columns: Mapping[str, str] | None = None
+    not_applicable: float = 0.0
+
+    def __call__(
+        self,
+        tokenized_prediction: list[int],
+        prediction: str,
+        label: Any,
+        query: str | None = None,
+        rollout_state: dict[str, Any] | None = None,
+    ) -> VerificationResult:
+        """Score one prediction: the weighted sum of the rules, ``reasoning`` the worst status where it is not "ok".
+
+        Raises:
+            ValueError: a label that a rule cannot use.
+        """
+        row = {"completion_ids": list(tokenized_prediction), **columns_of(label)}
+        scores = score_samples(self.rules, [prediction], [row], prompts=[query], rename=self.columns)
+        (score,), (status,) = filled(scores.total, self.not_applicable), scores.statuses
+        return VerificationResult(score, reasoning=None if status == "ok" else status)
+
+    async def async_call(
+        self,
+        tokenized_prediction: list[int],
+        prediction: str,
+        label: Any,
+        query: str | None = None,
+        rollout_state: dict[str, Any] | None = None,
+    ) -> VerificationResult:
+        """The same in a thread: the loop goes on while Rust scores."""
+        return await asyncio.to_thread(self, tokenized_prediction, prediction, label, query, rollout_state)
+
+
+def verifier(
+    rules: RewardFn | Sequence[RewardFn],
+    name: str,
+    *,
+    weight: float = 1.0,
+    columns: Mapping[str, str] | None = None,
+    not_applicable: float = 0.0,
+) -> Verifier:
+    """A verifier from one rule or several.
+
+    A label is the answer, or a mapping (or JSON object) of columns.
+
+    Args:
+        rules: rules, or functions of TRL's call.
+        name: what a row's ``dataset`` column calls it; compared in lower case.
+        weight: open-instruct multiplies the score by it.
+        columns: the column that a rule reads → its name in the label.
+        not_applicable: the score where no rule applies.
+
+    Raises:
+        ValueError: no rule.
+    """
+    return Verifier(as_rules(rules), name, weight, columns, not_applicable)
+
+
+_REGISTERED: list[type] = []
+"""open-instruct finds verifiers by ``__subclasses__()``, which keeps nothing alive."""
+
+
+def register(rules: RewardFn | Sequence[RewardFn], name: str, **options: Any) -> type:
+    """Let open-instruct find :func:`verifier` of these arguments; call it before its ``main``.
+
+    A name that open-instruct has, such as ``gsm8k``, is replaced: ``build_all_verifiers`` keeps the class that was made
+    last.
+
+    Returns:
+        The subclass of open-instruct's ``VerifierFunction``.
+
+    Raises:
+        ImportError: open-instruct is not installed.
+    """
+    try:
+        from open_instruct.ground_truth_utils import VerifierFunction
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "open_instruct":
+            raise
+        raise ImportError(
+            "open-instruct is not installed: clone https://github.com/allenai/open-instruct and run inside it"
+        ) from error
+    ours = verifier(rules, name, **options)
+
+    def initialise(self: Any, verifier_config: Any = None) -> None:
+        VerifierFunction.__init__(self, ours.name, weight=ours.weight, verifier_config=verifier_config)
+
+    def verify(self: Any, *arguments: Any, **named: Any) -> VerificationResult:
+        return ours(*arguments, **named)
+
+    made = type(
+        f"RloxGrpo_{name}", (VerifierFunction,), {"__init__": initialise, "__call__": verify, "__module__": __name__}
+    )
+    _REGISTERED.append(made)
+    return made

@@ -1,0 +1,115 @@
+"""OpenRLHF: a rule as the ``reward_func`` of a file that ``--reward.remote_url`` names.
+
+Written against OpenRLHF 0.11.0 (commit 3c3be62): it calls ``reward_func(queries, prompts, labels)`` by position, in a
+thread, with lists of one element, and reads ``rewards``, ``scores`` and ``extra_logs`` of the result. Importing this
+module imports neither OpenRLHF nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlox_grpo.adapters.samples import as_rules, columns_of, filled, score_samples
+from rlox_grpo.rewards import RewardFn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+END_TOKENS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<eos>",
+    "</s>",
+)
+"""Ends of a turn as text: OpenRLHF decodes a response with its special tokens."""
+
+_LEAST_OVERLAP = 16
+"""Letters of a cut prompt that its query must begin with: fewer can agree by chance."""
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """What OpenRLHF calls as ``reward_func``; made by :func:`reward_function`."""
+
+    rules: tuple[RewardFn, ...]
+    end_tokens: tuple[str, ...] = END_TOKENS
+    columns: Mapping[str, str] | None = None
+    not_applicable: float = 0.0
+
+    def __call__(
+        self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **kwargs: Any
+    ) -> dict[str, Any]:
+        """Score a batch; each of the three lists has N elements.
+
+        Returns:
+            ``rewards`` ``float32 [N]``, the weighted sum; ``scores`` ``float32 [N]``, the first rule's own, by which
+            OpenRLHF filters groups; ``extra_logs``, each rule's score by name, ``float32 [N]``.
+
+        Raises:
+            ValueError: a query that does not hold its prompt, or a label that a rule cannot use.
+        """
+        import torch
+
+        completions = [
+            completion_of(query, prompt, self.end_tokens) for query, prompt in zip(queries, prompts, strict=True)
+        ]
+        rows = [columns_of(label) for label in labels]
+        scores = score_samples(self.rules, completions, rows, prompts=prompts, rename=self.columns)
+
+        def tensor(values: Any) -> Tensor:
+            return torch.tensor(filled(values, self.not_applicable), dtype=torch.float32)
+
+        logs = {name: tensor(values) for name, values in scores.components.items()}
+        return {"rewards": tensor(scores.total), "scores": next(iter(logs.values())), "extra_logs": logs}
+
+
+def reward_function(
+    rules: RewardFn | Sequence[RewardFn],
+    *,
+    end_tokens: Sequence[str] = END_TOKENS,
+    columns: Mapping[str, str] | None = None,
+    not_applicable: float = 0.0,
+) -> RewardFunction:
+    """A ``reward_func`` for OpenRLHF from one rule or several.
+
+    A label is the answer, or a JSON object of columns: ``{"nums": [3, 4, 7], "target": 16}``.
+
+    Args:
+        rules: rules, or functions of TRL's call; the first one's score is what groups are filtered by.
+        end_tokens: stripped from the end of a response.
+        columns: the column that a rule reads → its name in the label.
+        not_applicable: the reward where no rule applies.
+
+    Raises:
+        ValueError: no rule.
+    """
+    return RewardFunction(as_rules(rules), tuple(end_tokens), columns, not_applicable)
+
+
+def completion_of(query: str, prompt: str, end_tokens: Sequence[str] = END_TOKENS) -> str:
+    """The response in ``query``, which is the prompt and the response, without the end tokens after it.
+
+    Of a prompt that was cut from the left to fit, the longest end that begins the query is taken off.
+
+    Raises:
+        ValueError: the query holds no part of the prompt; scoring it whole could reward what the prompt says.
+    """
+    start = query.find(prompt)
+    if start >= 0:
+        response = query[start + len(prompt) :]
+    else:
+        longest = range(1, len(prompt) - _LEAST_OVERLAP + 1)
+        cut = next((cut for cut in longest if query.startswith(prompt[cut:])), None)
+        if cut is None:
+            raise ValueError(f"the query does not begin with its prompt: query {query[:80]!r}, prompt {prompt[:80]!r}")
+        response = query[len(prompt) - cut :]
+    response = response.rstrip()
+    while ended := next((token for token in end_tokens if response.endswith(token)), None):
+        response = response[: -len(ended)].rstrip()
+    return response

@@ -1,0 +1,130 @@
+"""Samples as other trainers hand them over: a text, its ground truth, and what else the row says, one at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlox_grpo.rewards import STATUSES, RewardError, RewardFn
+from rlox_grpo.rewards.calls import call, function_name, gather
+from rlox_grpo.rewards.rules import weighted_sum
+
+Float64Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What rules say of N samples.
+
+    Attributes:
+        total: ``float64 [N]``, the weighted sum over the rules that apply; NaN where none does.
+        components: each rule's own scores, ``float64 [N]``, NaN where it does not apply; the first rule's come first.
+        statuses: each sample's worst status among the rules; "ok" from functions that are no rules.
+    """
+
+    total: Float64Array
+    components: dict[str, Float64Array]
+    statuses: list[str]
+
+
+def as_rules(rules: RewardFn | Sequence[RewardFn]) -> tuple[RewardFn, ...]:
+    """One rule or several as a tuple.
+
+    Raises:
+        ValueError: no rule at all, or something that cannot be called.
+    """
+    several = (rules,) if callable(rules) else tuple(rules)
+    if not several or not all(callable(rule) for rule in several):
+        raise ValueError(f"rules is {rules!r}, expected a reward function or several")
+    return several
+
+
+def columns_of(ground_truth: Any, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A sample's columns: those of a ground truth that is a mapping, else the ground truth as ``answer``.
+
+    Text that is a JSON object counts as a mapping (labels are text in OpenRLHF and open-instruct). Columns of ``extra``
+    are added where the ground truth has none of that name.
+    """
+    own = _mapping(ground_truth)
+    columns = dict(extra or {})
+    columns.update({"answer": ground_truth} if own is None else own)
+    return columns
+
+
+def _mapping(ground_truth: Any) -> Mapping[str, Any] | None:
+    if isinstance(ground_truth, str) and ground_truth.lstrip().startswith("{"):
+        try:
+            ground_truth = json.loads(ground_truth)
+        except (ValueError, RecursionError):  # A set such as {1, 2} is an answer.
+            return None
+    return ground_truth if isinstance(ground_truth, Mapping) else None
+
+
+def score_samples(
+    rules: Sequence[RewardFn],
+    completions: Sequence[Any],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    prompts: Sequence[Any] | None = None,
+    rename: Mapping[str, str] | None = None,
+) -> Scores:
+    """Score a batch with every rule, each called once.
+
+    Args:
+        rules: rules, or functions of TRL's call.
+        completions: texts or message lists.
+        rows: each sample's columns.
+        prompts: what was asked; None where the trainer does not say.
+        rename: the column that a rule reads → its name in the rows.
+
+    Raises:
+        ValueError: rows that do not fit the completions, or from a rule for a column it cannot use.
+        RewardError: a function that returns a wrong number of scores.
+    """
+    if len(rows) != len(completions):
+        raise ValueError(f"{len(rows)} rows for {len(completions)} completions")
+    columns: dict[str, Any] = {}
+    for name in {name: None for row in rows for name in row}:
+        columns[str(name)] = [row.get(name) for row in rows]
+    for name, theirs in (rename or {}).items():
+        if theirs not in columns:
+            given = ", ".join(sorted(columns)) or "none"
+            raise ValueError(f"no column {theirs!r} to be read as {name!r}; columns given: {given}")
+        columns[name] = columns[theirs]
+    components: dict[str, Float64Array] = {}
+    worst = np.zeros(len(completions), dtype=np.uint8)
+    seen: Counter[str] = Counter()
+    for rule in rules:
+        name = function_name(rule)
+        seen[name] += 1
+        name = name if seen[name] == 1 else f"{name}_{seen[name]}"
+        if hasattr(rule, "verdicts"):  # A Rule; isinstance of a protocol takes longer than a rule does.
+            verdicts = rule.verdicts(completions, columns)
+            components[name], worst = verdicts.scores, np.maximum(worst, verdicts.statuses)
+        else:
+            components[name] = _called(rule, name, completions, columns, prompts)
+    total = weighted_sum(list(components.values()), [float(getattr(rule, "weight", 1.0)) for rule in rules])
+    return Scores(total, components, [STATUSES[status] for status in worst])
+
+
+def _called(
+    function: RewardFn, name: str, completions: Sequence[Any], columns: Mapping[str, Any], prompts: Sequence[Any] | None
+) -> Float64Array:
+    prompts = [None] * len(completions) if prompts is None else prompts
+    (values,) = gather([call(function, {**columns, "completions": completions, "prompts": prompts})], [name])
+    values = values.tolist() if hasattr(values, "tolist") else list(values)
+    if len(values) != len(completions):
+        raise RewardError(f"reward function {name} returned {len(values)} scores for {len(completions)} completions")
+    return np.array([math.nan if value is None else float(value) for value in values], dtype=np.float64)
+
+
+def filled(scores: Float64Array, not_applicable: float) -> list[float]:
+    """Scores as floats, with a number where no rule applies: few trainers know of a missing reward."""
+    return [not_applicable if math.isnan(score) else score for score in scores.tolist()]

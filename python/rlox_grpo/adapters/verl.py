@@ -1,0 +1,328 @@
+"""verl: reward functions for its configuration, an advantage estimator and a policy loss for its registries.
+
+Written against verl 0.9.1. The entry point of the group ``verl.plugins`` makes ``import verl`` register both by the
+name ``rlox_grpo`` in every process; :func:`register` does the same by hand. Importing this module imports no verl.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox_grpo.adapters.samples import columns_of, filled, score_samples
+from rlox_grpo.advantages import group_advantages
+from rlox_grpo.rewards import RewardFn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAME = "rlox_grpo"
+"""What verl knows the estimator and the loss by."""
+
+RULES_BY_SOURCE: Mapping[str, Any] = {"openai/gsm8k": "gsm8k"}
+"""The rule of a ``data_source`` where the configuration names none."""
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    rule: Any = None,
+    rules: Mapping[str, Any] | None = None,
+    columns: Mapping[str, str] | None = None,
+    not_applicable: float = 0.0,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Score one solution; verl's ``reward.custom_reward_function``.
+
+    ``rule`` and the other keywords are set by ``reward.custom_reward_function.reward_kwargs``. A rule is a name as in
+    run files (``gsm8k``, ``countdown``, ``module:callable``), a table of the name and the rule's arguments, or a list
+    of these, whose weighted sum is the score.
+
+    Args:
+        data_source: the row's; picks from ``rules`` and :data:`RULES_BY_SOURCE` where no ``rule`` is given.
+        solution_str: the response, decoded without special tokens.
+        ground_truth: the answer, or a mapping (or JSON object) of columns, as a Countdown row's numbers and target.
+        extra_info: more columns; those of the ground truth come first.
+        rule: the rule for every row.
+        rules: ``data_source`` → rule.
+        columns: the column that a rule reads → its name in the row: ``{"nums": "numbers"}``.
+        not_applicable: the score where no rule applies.
+        kwargs: what else verl passes; ignored.
+
+    Returns:
+        ``score``; ``acc``, the first rule's own score, which verl's validation averages and its group filter can read;
+        each rule's score by name; ``status``, as in `rlox_grpo.rewards.STATUSES`. The same keys for every sample of
+        one rule.
+
+    Raises:
+        ConfigError: an unknown rule, or arguments that it does not take.
+        ValueError: no rule for this ``data_source``, or a column that the rule cannot use.
+    """
+    (score,) = compute_scores(
+        [data_source],
+        [solution_str],
+        [ground_truth],
+        [extra_info],
+        rule=rule,
+        rules=rules,
+        columns=columns,
+        not_applicable=not_applicable,
+    )
+    return score
+
+
+def compute_scores(
+    data_sources: Sequence[str],
+    solution_strs: Sequence[str],
+    ground_truths: Sequence[Any],
+    extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
+    *,
+    rule: Any = None,
+    rules: Mapping[str, Any] | None = None,
+    columns: Mapping[str, str] | None = None,
+    not_applicable: float = 0.0,
+    **kwargs: Any,
+) -> list[dict[str, Any]]:
+    """:func:`compute_score` of a batch, for the ``batch`` reward manager of verl before its reward loop.
+
+    Rows of one ``data_source`` are scored in one parallel call.
+    """
+    extras = [None] * len(data_sources) if extra_infos is None else extra_infos
+    rows = [columns_of(truth, extra) for truth, extra in zip(ground_truths, extras, strict=True)]
+    results: list[dict[str, Any]] = [{} for _ in data_sources]
+    for source in dict.fromkeys(data_sources):
+        places = [place for place, other in enumerate(data_sources) if other == source]
+        scores = score_samples(
+            _rules(source, rule, rules),
+            [solution_strs[place] for place in places],
+            [rows[place] for place in places],
+            rename=columns,
+        )
+        parts = {name: filled(values, not_applicable) for name, values in scores.components.items()}
+        first = next(iter(parts.values()))
+        for index, (place, total) in enumerate(zip(places, filled(scores.total, not_applicable), strict=True)):
+            results[place] = {
+                "score": total,
+                "acc": first[index],
+                **{name: values[index] for name, values in parts.items()},
+                "status": scores.statuses[index],
+            }
+    return results
+
+
+def _rules(source: str, rule: Any, rules: Mapping[str, Any] | None) -> tuple[RewardFn, ...]:
+    if rule is None:
+        known = {**RULES_BY_SOURCE, **(rules or {})}
+        if source not in known:
+            raise ValueError(
+                f"no rule for data_source {source!r}: set reward.custom_reward_function.reward_kwargs.rule, "
+                f"or .rules; known are {', '.join(known)}"
+            )
+        rule = known[source]
+    return _made(json.dumps(_plain(rule), sort_keys=True))
+
+
+@lru_cache(maxsize=256)
+def _made(tables: str) -> tuple[RewardFn, ...]:
+    from rlox_grpo.run_file import make_rewards
+
+    named = json.loads(tables)
+    several = named if isinstance(named, list) else [named]
+    return tuple(make_rewards([{"name": one} if isinstance(one, str) else one for one in several]))
+
+
+def _plain(value: Any) -> Any:
+    """OmegaConf's containers as dicts and lists."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def compute_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    config: Any = None,
+    index: Any = None,
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Group advantages of summed token rewards: ``algorithm.adv_estimator=rlox_grpo``.
+
+    Equal to verl's ``grpo`` but where that is off: a group whose rewards are all equal gets exact zeros (verl's float32
+    mean leaves up to 0.1 in a group of eight), a group of one gets 0 (verl: its reward), and a row whose reward is NaN
+    is left out of its group and gets 0 (verl: NaN for the whole group).
+
+    Options are those of `group_advantages`, under ``algorithm.rlox_grpo``: ``scaling``, ``ddof``, ``std_epsilon``,
+    ``baseline``. By default ``scaling`` follows ``algorithm.norm_adv_by_std_in_grpo``.
+
+    Args:
+        token_level_rewards: ``[N, T]``.
+        response_mask: ``[N, T]``.
+        config: verl's ``algorithm``.
+        index: ``[N]`` prompt ids; rows of one prompt need not be neighbours.
+        epsilon: ``std_epsilon`` where the configuration has none.
+        norm_adv_by_std_in_grpo: goes before the configuration's.
+        kwargs: what else verl passes; ignored.
+
+    Returns:
+        Advantages and returns, which are the same ``[N, T]`` tensor: a row's advantage under its mask, 0 outside.
+
+    Raises:
+        ValueError: no index, or one of another length.
+        TypeError: an option that `group_advantages` does not know.
+    """
+    import torch
+
+    if index is None or len(index) != len(token_level_rewards):
+        count = "none" if index is None else len(index)
+        raise ValueError(f"index has {count} prompt ids, expected {len(token_level_rewards)}: the batch's uid")
+    settings = {} if config is None else config
+    if norm_adv_by_std_in_grpo is None:
+        norm_adv_by_std_in_grpo = settings.get("norm_adv_by_std_in_grpo", True)
+    options = {
+        "scaling": "group" if norm_adv_by_std_in_grpo else "none",
+        "std_epsilon": epsilon,
+        **_plain(settings.get(NAME) or {}),
+    }
+    rewards = token_level_rewards.detach().double().sum(dim=-1).cpu().numpy()  # [N]
+    order, offsets = _groups(index)
+    advantages = np.empty_like(rewards)
+    advantages[order] = group_advantages(rewards[order], group_offsets=offsets, **options)
+    by_row = torch.from_numpy(advantages).to(token_level_rewards)
+    spread = by_row.unsqueeze(-1) * response_mask  # [N, T]
+    return spread, spread
+
+
+def _groups(index: Any) -> tuple[Any, Any]:
+    """Rows ordered by prompt, and where each prompt's begin; prompts in the order in which they come first."""
+    number: dict[Any, int] = {}
+    groups = np.fromiter(
+        (number.setdefault(label.item() if hasattr(label, "item") else label, len(number)) for label in index),
+        np.int64,
+        len(index),
+    )
+    offsets = np.zeros(len(number) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(groups, minlength=len(number)), out=offsets[1:])
+    return np.argsort(groups, kind="stable"), offsets
+
+
+def compute_policy_loss(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """The clipped objective, negated: ``actor_rollout_ref.actor.policy_loss.loss_mode=rlox_grpo``.
+
+    Per token −min(r A, clip(r, 1 − clip_ratio_low, 1 + clip_ratio_high) A), for A < 0 at most −clip_ratio_c A: the
+    objective of verl's ``vanilla``, equal to it up to rounding, but that a token outside the mask contributes nothing
+    to loss and gradient even when it holds NaN or an infinity, and that sums run in float64.
+
+    Args:
+        old_log_prob, log_prob, advantages: ``[N, T]``.
+        response_mask: ``[N, T]``.
+        loss_agg_mode: one of verl's five.
+        config: verl's actor configuration; its ``global_batch_info`` has the denominators of the whole mini-batch.
+        rollout_is_weights: ``[N, T]`` factors of rollout correction, or None.
+
+    Returns:
+        The loss, a scalar of ``log_prob``'s type (float32 for smaller ones); vanilla's metrics, ``actor/ratio_mean``.
+
+    Raises:
+        ValueError: no configuration, or an unknown ``loss_agg_mode``.
+    """
+    import torch
+
+    from rlox_grpo.loss import LOG_RATIO_LIMIT, aggregate
+
+    if config is None:
+        raise ValueError("config is None, expected verl's actor configuration")
+    mask = response_mask.bool()
+    dtype = torch.promote_types(log_prob.dtype, torch.float32)
+    log_ratio = torch.where(mask, log_prob.to(dtype) - old_log_prob.to(dtype), 0)
+    log_ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio = log_ratio.exp()
+    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+    advantages = torch.where(mask, advantages, 0)
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - low, 1 + high)
+    token_loss = torch.maximum(unclipped, clipped)
+    clipped_fraction = (clipped > unclipped).double()
+    bound = -advantages * config.get("clip_ratio_c", 3.0)
+    bounded = (advantages < 0) & (token_loss > bound)
+    token_loss = torch.where(bounded, bound, token_loss)
+    if rollout_is_weights is not None:
+        token_loss = token_loss * torch.where(mask, rollout_is_weights, 0)
+    loss = _aggregated(token_loss, mask, loss_agg_mode, **config.global_batch_info)
+
+    def token_mean(values: Tensor) -> float:
+        return float(aggregate(values.detach(), mask, "token_mean"))
+
+    return loss.to(dtype), {
+        "actor/pg_clipfrac": token_mean(clipped_fraction),
+        "actor/ppo_kl": token_mean(-log_ratio),
+        "actor/pg_clipfrac_lower": token_mean(bounded.double()),
+        "actor/ratio_mean": token_mean(ratio),
+    }
+
+
+def _aggregated(
+    token_loss: Tensor,
+    mask: Tensor,
+    mode: str,
+    *,
+    dp_size: int = 1,
+    batch_num_tokens: float | None = None,
+    global_batch_size: float | None = None,
+    loss_scale_factor: float | None = None,
+) -> Tensor:
+    """As verl aggregates: the sum over all ranks of what this gives is dp_size times the mini-batch's loss."""
+    from rlox_grpo.loss import aggregate
+
+    denominator = batch_num_tokens if mode == "token-mean" else global_batch_size
+    if dp_size > 1 and denominator is None and mode != "token-sum":
+        raise ValueError(f"dp_size is {dp_size} and the global denominator of {mode} is missing")
+    if mode == "token-mean":
+        return aggregate(token_loss, mask, "token_mean", num_loss_tokens=batch_num_tokens) * dp_size
+    if mode == "token-sum":
+        return aggregate(token_loss, mask, "token_mean", num_loss_tokens=1.0) * dp_size
+    if mode == "seq-mean-token-mean":
+        return aggregate(token_loss, mask, "sequence_mean", num_sequences=global_batch_size) * dp_size
+    if mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm"):
+        loss = aggregate(token_loss, mask, "sequence_sum", num_sequences=global_batch_size) * dp_size
+        length = mask.shape[-1] if loss_scale_factor is None else loss_scale_factor
+        return loss / length if mode.endswith("norm") else loss
+    raise ValueError(
+        f"loss_agg_mode is {mode!r}, expected token-mean, token-sum, seq-mean-token-mean, seq-mean-token-sum or "
+        "seq-mean-token-sum-norm"
+    )
+
+
+def register() -> None:
+    """Enter both into verl's registries; a second call changes nothing.
+
+    Raises:
+        ImportError: verl is not installed.
+    """
+    try:
+        from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "verl":
+            raise
+        raise ImportError("verl is not installed: pip install verl==0.9.1 (Python 3.10 to 3.12)") from error
+    register_adv_est(NAME)(compute_advantage)
+    register_policy_loss(NAME)(compute_policy_loss)

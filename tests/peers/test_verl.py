@@ -1,0 +1,419 @@
+"""The adapter inside an installed verl: its registries, its trainer's advantages and losses, its reward workers.
+
+Runs by `make test-verl`, in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlox_grpo.adapters import verl as adapter
+
+pytestmark = [
+    pytest.mark.verl,
+    pytest.mark.filterwarnings("default"),  # verl's and Ray's own
+]
+
+BOTH = """
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+print("rlox_grpo" in ADV_ESTIMATOR_REGISTRY, "rlox_grpo" in POLICY_LOSS_REGISTRY)
+"""
+
+
+@pytest.fixture(scope="module")
+def core_algos() -> Any:
+    from verl.trainer.ppo import core_algos
+
+    return core_algos
+
+
+@pytest.fixture(scope="module")
+def compose() -> Any:
+    """``compose("key=value", …)``: verl's own trainer configuration with overrides, as its command line makes it."""
+    from pathlib import Path
+
+    import hydra
+    import verl
+
+    def make(*overrides: str) -> Any:
+        folder = Path(verl.__file__).parent / "trainer" / "config"
+        with hydra.initialize_config_dir(str(folder), version_base=None):
+            return hydra.compose("ppo_trainer", overrides=list(overrides))
+
+    return make
+
+
+# --- registries ---
+
+
+def test_import_verl_registers_both(core_algos: Any) -> None:
+    assert core_algos.get_adv_estimator_fn("rlox_grpo") is adapter.compute_advantage
+    assert core_algos.get_policy_loss_fn("rlox_grpo") is adapter.compute_policy_loss
+    adapter.register()  # again
+
+
+def test_without_plugins_nothing_is_registered_until_asked() -> None:
+    program = f"import verl{BOTH}from rlox_grpo.adapters.verl import register\nregister(){BOTH}"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "VERL_USE_EXTERNAL_PLUGINS": "none"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["False False", "True True"]
+
+
+# --- advantages, through the trainer's compute_advantage ---
+
+
+def batch(rewards: torch.Tensor, uids: list[str], tokens: int = 5, seed: int = 0) -> Any:
+    """A DataProto as the trainer has it: rewards spread over two tokens, responses of different lengths."""
+    from verl import DataProto
+
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, tokens + 1, (len(rewards),), generator=generator)
+    mask = (torch.arange(tokens) < lengths[:, None]).long()
+    token_rewards = torch.zeros(len(rewards), tokens)
+    token_rewards[:, 0] = 0.25  # as a KL penalty in the reward would
+    token_rewards[torch.arange(len(rewards)), lengths - 1] += rewards - 0.25
+    return DataProto.from_dict(
+        tensors={"token_level_rewards": token_rewards, "response_mask": mask},
+        non_tensors={"uid": np.array(uids, dtype=object)},
+    )
+
+
+def estimated(data: Any, estimator: str, config: Any) -> torch.Tensor:
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+    done = compute_advantage(
+        data, estimator, norm_adv_by_std_in_grpo=config.get("norm_adv_by_std_in_grpo", True), config=config
+    )
+    assert torch.equal(done.batch["advantages"], done.batch["returns"])
+    return done.batch["advantages"]
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_advantages_are_verls_grpo(compose: Any, seed: int, scaled: bool) -> None:
+    """Ragged groups of 2 to 9 rows, shuffled: neighbours are of different prompts."""
+    rng = np.random.default_rng(seed)
+    uids = [f"u{group}" for group in range(20) for _ in range(int(rng.integers(2, 10)))]
+    rng.shuffle(uids)
+    rewards = torch.from_numpy(rng.normal(size=len(uids)).astype(np.float32))
+    config = compose("algorithm.adv_estimator=rlox_grpo", f"algorithm.norm_adv_by_std_in_grpo={scaled}").algorithm
+    ours = estimated(batch(rewards, uids, seed=seed), config.adv_estimator, config)
+    theirs = estimated(batch(rewards, uids, seed=seed), "grpo", config)
+    assert ours.dtype == theirs.dtype
+    # They sum in float32: a few units in the last place of rewards of size 3, over deviations down to 0.05.
+    torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+    assert ours.abs().max() > 0.5
+
+
+def test_options_come_from_the_configuration(compose: Any) -> None:
+    uids = [f"u{row % 4}" for row in range(24)]
+    rewards = torch.from_numpy(np.random.default_rng(0).normal(size=24).astype(np.float32))
+    config = compose("+algorithm.rlox_grpo.baseline=leave_one_out", "+algorithm.rlox_grpo.scaling=none").algorithm
+    ours = estimated(batch(rewards, uids), "rlox_grpo", config)
+    torch.testing.assert_close(ours, estimated(batch(rewards, uids), "rloo", config), rtol=2e-5, atol=2e-5)
+    mistyped = compose("+algorithm.rlox_grpo.scalling=none").algorithm
+    with pytest.raises(TypeError, match="scalling"):
+        estimated(batch(rewards, uids), "rlox_grpo", mistyped)
+
+
+def test_a_group_of_equal_rewards_is_zero_where_verls_is_not(core_algos: Any) -> None:
+    data = batch(torch.full((8,), 1.9), ["u"] * 8)
+    data.batch["token_level_rewards"] = torch.zeros(8, 5)
+    data.batch["token_level_rewards"][:, 1] = 1.9
+    arguments = {
+        "token_level_rewards": data.batch["token_level_rewards"],
+        "response_mask": data.batch["response_mask"],
+        "index": data.non_tensor_batch["uid"],
+    }
+    ours, _ = adapter.compute_advantage(**arguments)
+    theirs, _ = core_algos.compute_grpo_outcome_advantage(**arguments)
+    assert ours.abs().max() == 0
+    assert theirs.abs().max() > 0.05, "verl's float32 mean has got better: say so where we claim it"
+
+
+def test_groups_of_one_and_missing_rewards_are_zero() -> None:
+    data = batch(torch.tensor([1.0, 0.0, float("nan"), 5.0]), ["a", "a", "a", "b"])
+    ours, _ = adapter.compute_advantage(
+        data.batch["token_level_rewards"], data.batch["response_mask"], index=data.non_tensor_batch["uid"]
+    )
+    # sd of (1, 0) with ddof 1 is 0.70711, so ±0.5 / 0.70711.
+    assert ours[:, 0].tolist() == pytest.approx([0.70711, -0.70711, 0.0, 0.0], abs=1e-5)
+
+
+# --- policy loss ---
+
+MODES = ["token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+GLOBALS = {
+    "own": {},
+    "global": {"dp_size": 2, "batch_num_tokens": 77, "global_batch_size": 12, "loss_scale_factor": 16},
+}
+
+
+def actor_config(mode: str, given: dict[str, Any]) -> Any:
+    from verl.workers.config import FSDPActorConfig
+
+    config = FSDPActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        clip_ratio_low=0.2,
+        clip_ratio_high=0.28,
+        clip_ratio_c=1.5,
+        loss_agg_mode=mode,
+    )
+    config.global_batch_info.update(given)
+    return config
+
+
+def loss_inputs(seed: int = 0, rows: int = 6, tokens: int = 7) -> dict[str, torch.Tensor]:
+    """Ratios from 0.4 to 2.5, so that every clip is reached; per-token advantages; one row without a token."""
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(rows, tokens, generator=generator) * 3
+    lengths = torch.randint(1, tokens, (rows,), generator=generator)
+    lengths[2] = 0
+    return {
+        "old_log_prob": old,
+        "log_prob": (old + torch.randn(rows, tokens, generator=generator) * 0.5).requires_grad_(),
+        "advantages": torch.randn(rows, tokens, generator=generator),
+        "response_mask": torch.arange(tokens) < lengths[:, None],
+        "rollout_is_weights": torch.rand(rows, tokens, generator=generator) * 2,
+    }
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("given", GLOBALS)
+@pytest.mark.parametrize("mode", MODES)
+def test_loss_gradient_and_metrics_are_verls_vanilla(core_algos: Any, mode: str, given: str, weighted: bool) -> None:
+    inputs = loss_inputs()
+    if not weighted:
+        inputs["rollout_is_weights"] = None  # type: ignore[assignment]
+    config = actor_config(mode, GLOBALS[given])
+    results = []
+    for name in ("rlox_grpo", "vanilla"):
+        loss, metrics = core_algos.get_policy_loss_fn(name)(**inputs, loss_agg_mode=mode, config=config)
+        (gradient,) = torch.autograd.grad(loss, inputs["log_prob"])
+        results.append((loss, gradient, metrics))
+    (ours, our_gradient, our_metrics), (theirs, their_gradient, their_metrics) = results
+    # float64 sums against float32 sums of 30 terms of size 1.
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(our_gradient, their_gradient, rtol=1e-5, atol=1e-6)
+    assert their_metrics["actor/pg_clipfrac"] > 0
+    assert their_metrics["actor/pg_clipfrac_lower"] > 0
+    for name, value in their_metrics.items():
+        assert our_metrics[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_what_is_masked_poisons_nothing(core_algos: Any) -> None:
+    inputs = loss_inputs()
+    mode = "seq-mean-token-mean"
+    config = actor_config(mode, {})
+    clean, _ = adapter.compute_policy_loss(**inputs, loss_agg_mode=mode, config=config)
+    (clean_gradient,) = torch.autograd.grad(clean, inputs["log_prob"])
+    outside = ~inputs["response_mask"]
+    for name in ("old_log_prob", "log_prob", "advantages", "rollout_is_weights"):
+        inputs[name] = inputs[name].detach().masked_fill(outside, float("nan"))
+    inputs["log_prob"].requires_grad_()
+    loss, metrics = adapter.compute_policy_loss(**inputs, loss_agg_mode=mode, config=config)
+    (gradient,) = torch.autograd.grad(loss, inputs["log_prob"])
+    assert loss == clean
+    assert torch.equal(gradient, clean_gradient)
+    assert all(np.isfinite(list(metrics.values())))
+    theirs, _ = core_algos.get_policy_loss_fn("vanilla")(**inputs, loss_agg_mode=mode, config=config)
+    assert theirs.isnan(), "verl masks before it multiplies now: say so where we claim it"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_micro_batches_add_up_to_the_mini_batch(mode: str) -> None:
+    inputs = loss_inputs()
+    mask = inputs["response_mask"]
+    sizes = {
+        "dp_size": 1,
+        "batch_num_tokens": int(mask.sum()),
+        "global_batch_size": int(mask.any(-1).sum()),
+        "loss_scale_factor": 16,
+    }
+    config = actor_config(mode, sizes)
+    whole, _ = adapter.compute_policy_loss(**inputs, loss_agg_mode=mode, config=config)
+    parts = [
+        adapter.compute_policy_loss(
+            **{name: value[rows] for name, value in inputs.items()}, loss_agg_mode=mode, config=config
+        )[0]
+        for rows in (slice(0, 1), slice(1, 4), slice(4, 6))
+    ]
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum-norm"])
+def test_the_actors_loss_calls_it(mode: str) -> None:
+    """In verl's worker: nested log-probs of whole sequences, denominators from the batch, the loss by its name."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.config import PolicyLossConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    generator = torch.Generator().manual_seed(0)
+
+    def nested(lengths: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        rows = [torch.randn(length, generator=generator).to(dtype) for length in lengths]
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    prompts, responses = [2, 3, 2], [4, 1, 3]
+    data = TensorDict(
+        {
+            "prompts": nested(prompts),
+            "responses": nested(responses),
+            "response_mask": torch.nested.as_nested_tensor(
+                [torch.ones(length) for length in responses], layout=torch.jagged
+            ),
+            "old_log_probs": nested(responses),
+            "advantages": nested(responses),
+        },
+        batch_size=3,
+    )
+    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=8, global_batch_size=3)
+    output = {"log_probs": nested([p + r for p, r in zip(prompts, responses, strict=True)])}
+    losses = {}
+    for name in ("rlox_grpo", "vanilla"):
+        config = actor_config(mode, {})
+        object.__setattr__(config, "policy_loss", PolicyLossConfig(loss_mode=name))
+        losses[name], metrics = ppo_loss(config, output, data)
+        assert ("actor/ratio_mean" in metrics) == (name == "rlox_grpo")
+    torch.testing.assert_close(losses["rlox_grpo"], losses["vanilla"], rtol=1e-5, atol=1e-6)
+    assert losses["rlox_grpo"] != 0
+
+
+# --- rewards, through verl's reward worker ---
+
+REWARD = "reward.custom_reward_function"
+COUNTDOWN = (
+    f"{REWARD}.path=pkg://rlox_grpo.adapters.verl",
+    f"+{REWARD}.reward_kwargs.rule=[{{name:countdown}},{{name:tag_format,weight:0.5}}]",
+    f"+{REWARD}.reward_kwargs.columns.nums=numbers",
+)
+RIGHT, WRONG, BARE = "<think>a</think><answer>(7 - 3) * 4</answer>", "<think>a</think><answer>7</answer>", "none"
+
+
+def responses(tokenizer: Any, texts: list[str], truths: list[Any], source: str) -> Any:
+    """A DataProto after the rollout: padded on the right, an end token that the decoding drops."""
+    from verl import DataProto
+
+    ids = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
+    width = max(map(len, ids))
+    padded = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in ids])
+    kept = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids])
+    prompts = torch.full((len(texts), 3), 65)
+    return DataProto.from_dict(
+        tensors={
+            "prompts": prompts,
+            "responses": padded,
+            "attention_mask": torch.cat([torch.ones_like(prompts), kept], dim=1),
+        },
+        non_tensors={
+            "data_source": np.array([source] * len(texts), dtype=object),
+            "reward_model": np.array([{"ground_truth": truth, "style": "rule"} for truth in truths], dtype=object),
+            "extra_info": np.array([{"split": "train", "index": row} for row in range(len(texts))], dtype=object),
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer_path(byte_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    byte_tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def countdown_truths() -> list[dict[str, Any]]:
+    """As a parquet file of TinyZero's form gives them."""
+    return [{"numbers": np.array([3, 4, 7]), "target": 16} for _ in range(3)]
+
+
+@pytest.mark.parametrize("manager", ["naive", "dapo"])
+def test_reward_worker_scores_with_our_rules(
+    compose: Any, byte_tokenizer: Any, tokenizer_path: str, manager: str
+) -> None:
+    from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+
+    config = compose(
+        f"actor_rollout_ref.model.path={tokenizer_path}", f"reward.reward_manager.name={manager}", *COUNTDOWN
+    )
+    data = responses(byte_tokenizer, [RIGHT, WRONG, BARE], countdown_truths(), "tinyzero")
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        worker = RewardLoopWorker(config)
+        results = loop.run_until_complete(worker.compute_score_batch(data))
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+    assert [result["reward_score"] for result in results] == [1.5, 0.5, 0.0]
+    infos = [result["reward_extra_info"] for result in results]
+    assert [info["acc"] for info in infos] == [1.0, 0.0, 0.0]
+    assert [info["countdown"] for info in infos] == [1.0, 0.0, 0.0]
+    assert [info["tag_format"] for info in infos] == [1.0, 1.0, 0.0]
+    assert infos[2]["status"] == "no_answer"
+    assert len({tuple(info) for info in infos}) == 1, "verl wants one set of keys"
+    scores = worker.reward_manager.assemble_rm_scores(data, [result["reward_score"] for result in results])
+    ends = data.batch["attention_mask"][:, 3:].sum(dim=1) - 1
+    assert scores[torch.arange(3), ends].tolist() == [1.5, 0.5, 0.0]
+
+
+def test_validation_averages_acc(compose: Any) -> None:
+    from verl.trainer.ppo.metric_utils import process_validation_metrics
+
+    golds = ["18", "18", "5", "5"]
+    scores = adapter.compute_scores(["openai/gsm8k"] * 4, ["#### 18", "17", "5", "$5.00"], golds)
+    infos = {name: [score[name] for score in scores] for name in scores[0]}
+    metrics = process_validation_metrics(["openai/gsm8k"] * 4, ["a", "a", "b", "b"], infos)["openai/gsm8k"]
+    assert metrics["acc"]["mean@2"] == pytest.approx(0.75)
+
+
+def test_reward_workers_of_ray_score_with_our_rules(compose: Any, byte_tokenizer: Any, tokenizer_path: str) -> None:
+    """verl's own manager with its own Ray actors: the rule is made from configuration in another process."""
+    import ray
+    from verl.experimental.reward_loop import RewardLoopManager
+
+    config = compose(
+        f"actor_rollout_ref.model.path={tokenizer_path}",
+        "reward.num_workers=1",
+        f"{REWARD}.path=pkg://rlox_grpo.adapters.verl",
+    )
+    texts = ["so #### 1,018", "#### 18", "The answer is $1,018.00."]
+    data = responses(byte_tokenizer, texts, ["1018"] * 3, "openai/gsm8k")
+    ray.init(num_cpus=1, include_dashboard=False, logging_level="error", configure_logging=False)
+    try:
+        done = RewardLoopManager(config).compute_rm_score(data)
+    finally:
+        ray.shutdown()
+    assert done.batch["rm_scores"].sum(dim=1).tolist() == [1.0, 0.0, 1.0]
+    assert list(done.non_tensor_batch["gsm8k_answer"]) == [1.0, 0.0, 1.0]
+
+
+def test_the_batch_manager_of_before_the_reward_loop(byte_tokenizer: Any) -> None:
+    from verl.workers.reward_manager.batch import BatchRewardManager
+
+    manager = BatchRewardManager(
+        byte_tokenizer,
+        num_examine=0,
+        compute_score=adapter.compute_scores,
+        rule="countdown",
+        columns={"nums": "numbers"},
+    )
+    data = responses(byte_tokenizer, [WRONG, RIGHT, BARE], countdown_truths(), "tinyzero")
+    done = manager(data, return_dict=True)
+    assert done["reward_tensor"].sum(dim=1).tolist() == [0.0, 1.0, 0.0]
+    assert done["reward_extra_info"]["status"] == ["ok", "ok", "no_answer"]
