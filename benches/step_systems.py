@@ -223,9 +223,7 @@ def rlox(shape: Shape) -> Callable[[], Any]:
 
         def generate(self, ids: torch.Tensor, max_new_tokens: int) -> torch.Tensor:
             mask = torch.ones_like(ids)
-            return self.model.generate(
-                ids, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=max_new_tokens
-            )
+            return self.model.generate(ids, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=max_new_tokens)
 
     model = Wrapped(make_model(shape))
     trainer = RloxGRPO(

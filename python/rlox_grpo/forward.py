@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from rlox_grpo.log_probs import OutputHead, token_log_probs
 from rlox_grpo.packed_attention import NAME as PACKED_ATTENTION
-from rlox_grpo.packed_attention import packed_layout
+from rlox_grpo.packed_attention import NO_MASK, packed_layout
 from rlox_grpo.types import Batch
 
 logger = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ def _packed_hidden(decoder: nn.Module, batch: Batch) -> Tensor:
     hidden: Tensor = decoder(
         input_ids=torch.cat(tokens)[None].to(device),
         position_ids=torch.cat(positions)[None].to(device),
-        attention_mask=_NO_MASK.to(device),
+        attention_mask=NO_MASK.to(device),
         use_cache=False,
         packed_layout=layout,
     ).last_hidden_state[0]  # [S, H]
@@ -170,10 +170,6 @@ def _run_lengths(values: Tensor) -> list[int]:
     """Lengths of the runs of equal neighbours."""
     counts: list[int] = torch.unique_consecutive(values, return_counts=True)[1].tolist()
     return counts
-
-
-# Attention masks are the layout's business: one of four dimensions makes transformers build none of its own.
-_NO_MASK = torch.zeros(1, 1, 1, 1)
 
 
 def can_pack(split: SplitModel) -> bool:
@@ -196,7 +192,7 @@ def can_pack(split: SplitModel) -> bool:
                 _predicting_positions(batch)
             ]
             decoder.set_attn_implementation(PACKED_ATTENTION)
-            same = _close(_packed_hidden(decoder, batch), expected)
+            same = close_activations(_packed_hidden(decoder, batch), expected)
     except (ValueError, TypeError, RuntimeError, IndexError, KeyError) as error:
         logger.info("%s: %s", type(decoder).__name__, error)
         same = False
@@ -231,7 +227,8 @@ def _trial_batch(device: torch.device, vocabulary: int) -> Batch:
     )
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
+def close_activations(found: Tensor, expected: Tensor) -> bool:
+    """Whether two ways through a model agree as far as their dtype lets them."""
     tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
     scale = float(expected.abs().max()) if expected.numel() else 1.0
     return bool(torch.allclose(found.float(), expected.float(), rtol=tolerance, atol=tolerance * max(scale, 1.0)))
@@ -295,4 +292,4 @@ def _same_logits(model: PreTrainedModel, split: SplitModel) -> bool:
     logits = logits * split.scale
     if split.softcap is not None:
         logits = split.softcap * torch.tanh(logits / split.softcap)
-    return _close(logits, expected)
+    return close_activations(logits, expected)

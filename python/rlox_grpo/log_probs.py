@@ -236,7 +236,7 @@ class _Tiles:
         return logits
 
     def softcap_slope(self, logits: Tensor) -> Tensor:
-        """d logit / d (hidden @ weightᵀ) over :attr:`_Settings.factor`, from what :meth:`logits` gave."""
+        """D logit / d (hidden @ weightᵀ) over :attr:`_Settings.factor`, from what :meth:`logits` gave."""
         softcap = self._settings.softcap
         assert softcap is not None
         return (1 - (logits * (self._settings.temperature / softcap)).square_()).mul_(self._settings.scale)

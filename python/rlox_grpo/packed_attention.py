@@ -46,6 +46,27 @@ class PackedLayout:
     longest: int
 
 
+@dataclass(eq=False)
+class SharedPrefix:
+    """What the rows of a decoding step share: their prompts' keys and values, one slot for each prompt.
+
+    Attributes:
+        keys, values: one tensor a layer, ``[P, H_kv, W, D]``.
+        mask: ``[P, 1, 1, W]``, 0 or −inf; None when every prompt has W tokens.
+        row_table: ``int64 [P, n]``, the rows of each prompt, padded with any.
+        slot_of_row, place_of_row: ``int64 [R]``, where in the table each row stands.
+        own_mask: ``[R, 1, 1, T]``, 0 or −inf, over what each row has sampled; None when all began together.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    mask: Tensor | None
+    row_table: Tensor
+    slot_of_row: Tensor
+    place_of_row: Tensor
+    own_mask: Tensor | None = None
+
+
 def packed_layout(
     prompt_lengths: Sequence[int], completion_lengths: Sequence[Sequence[int]], device: torch.device
 ) -> PackedLayout:
@@ -90,6 +111,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     packed_layout: PackedLayout | None = None,
+    shared_prefix: SharedPrefix | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -97,12 +119,13 @@ def packed_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Transformers' attention function: packed when a layout comes with the call, scaled dot product otherwise.
 
-    ``query [1, H, S, D]``, ``key`` and ``value [1, H_kv, S, D]`` → ``[1, S, H, D]``.
+    ``query [1, H, S, D]``, ``key`` and ``value [1, H_kv, S, D]`` → ``[1, S, H, D]``. With ``shared_prefix``, a decoding
+    step: ``query [R, H, 1, D]``, ``key`` and ``value [R, H_kv, T, D]`` of each row's own tokens → ``[R, 1, H, D]``.
 
     Raises:
         ValueError: soft-capped attention scores, which the kernels used here do not compute.
     """
-    if packed_layout is None:
+    if packed_layout is None and shared_prefix is None:
         plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
         output: tuple[Tensor, Tensor | None] = plain(
             module,
@@ -122,6 +145,10 @@ def packed_attention(
     if torch.is_autocast_enabled(device):  # rotary embeddings leave queries and keys in float32, values not
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    if shared_prefix is not None:
+        layer: Any = module.layer_idx
+        return _decoding_attention(query, key, value, shared_prefix, layer, scale), None
+    assert packed_layout is not None
     window = sliding_window if sliding_window is not None and sliding_window < packed_layout.longest else None
     if device == "cpu" and window is None and query.shape[-1] == value.shape[-1]:
         out: Tensor = _TwoPartAttention.apply(query, key, value, packed_layout, scale)  # type: ignore[no-untyped-call]
@@ -204,6 +231,30 @@ class _TwoPartAttention(torch.autograd.Function):
         return (*(grad.transpose(0, 1)[None] for grad in (grad_q, grad_k, grad_v)), None, None)
 
 
+def _decoding_attention(
+    query: Tensor, key: Tensor, value: Tensor, prefix: SharedPrefix, layer: int, scale: float
+) -> Tensor:
+    """Each row over its own tokens, and all rows of a prompt together over the prompt; merged by their normalisers.
+
+    The query heads that share a key head are taken as so many queries of one head.
+    """
+    rows, heads, _, width = query.shape
+    key_heads = key.shape[1]
+    shared = heads // key_heads
+    queries = query.view(rows, key_heads, shared, width)
+    own, own_sum = _flash(queries, key, value, 0.0, False, attn_mask=prefix.own_mask, scale=scale)
+    slots, places = prefix.row_table.shape
+    by_prompt = queries[prefix.row_table].transpose(1, 2).reshape(slots, key_heads, places * shared, width)
+    part, part_sum = _flash(
+        by_prompt, prefix.keys[layer], prefix.values[layer], 0.0, False, attn_mask=prefix.mask, scale=scale
+    )
+    of_row = (prefix.slot_of_row, slice(None), prefix.place_of_row)
+    part = part.reshape(slots, key_heads, places, shared, -1)[of_row]
+    part_sum = part_sum.reshape(slots, key_heads, places, shared)[of_row]
+    share = torch.sigmoid(part_sum - own_sum).to(own.dtype)
+    return torch.lerp(own, part, share[..., None]).reshape(rows, 1, heads, -1)
+
+
 def _masked_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float, window: int | None
 ) -> Tensor:
@@ -262,4 +313,7 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 AttentionInterface.register(NAME, packed_attention)
+# Attention masks are the layout's business: one of four dimensions makes transformers build none of its own.
+NO_MASK = torch.zeros(1, 1, 1, 1)
+
 ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlox_grpo.engines import GenerationEngine
+from rlox_grpo.engines import GenerationEngine, hf_engine
 from rlox_grpo.engines.hf_engine import HFEngine, NonFiniteLogitsError
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
@@ -101,12 +101,44 @@ def test_log_probs_equal_a_fresh_forward_and_rows_do_not_decide_tokens(make_tiny
         assert tokens(HFEngine(model, max_rows=max_rows).generate(MIXED, 4, sampling, seed=1)) == tokens(groups)
 
 
-def test_a_cache_that_outgrows_its_buffers_and_trims_them(make_tiny_model: Any) -> None:
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "mistral", "phi3", "gpt2"])
+def test_shared_and_copied_prompts_give_the_same_rows(make_tiny_model: Any, architecture: str) -> None:
+    model = make_tiny_model(architecture)
+    sampling = Sampling(30, stop_token_ids=tuple(range(5, 15)))
+    engine = HFEngine(model, max_rows=7)
+    assert engine.shares_prefixes
+    shared = engine.generate(MIXED, 4, sampling, seed=1)
+    engine.shares_prefixes = False
+    copied = engine.generate(MIXED, 4, sampling, seed=1)
+    assert tokens(shared) == tokens(copied)
+
+
+def test_a_window_that_a_sequence_outgrows_copies_prompts(make_tiny_model: Any, monkeypatch: Any) -> None:
+    kinds: list[bool] = []
+    real = hf_engine.decode_with_cache
+    monkeypatch.setattr(
+        hf_engine, "decode_with_cache", lambda *a, **k: (kinds.append(k["share_prefixes"]), real(*a, **k))
+    )
+    engine = HFEngine(make_tiny_model("mistral", sliding_window=12))
+    prompts = make_prompts(7, 9)
+    for new_tokens, group_size, shares in ((3, 2, True), (4, 2, False), (3, 1, False)):
+        groups = engine.generate(prompts, group_size, Sampling(new_tokens), seed=0)
+        assert kinds.pop() is shares
+        for prompt, group in zip(prompts, groups, strict=True):
+            for completion in group.completions:
+                want = fresh_log_probs(engine._model, prompt, completion, 1.0)
+                np.testing.assert_allclose(completion.log_probs, want, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_cache_that_outgrows_its_buffers_and_trims_them(make_tiny_model: Any, share: bool) -> None:
     # 8 rows at a time of 32, 200 tokens at most: the columns move several times, with long and short rows live.
     model = make_tiny_model("qwen2")
     prompts = make_prompts(40, 2, 30, 5)
     sampling = Sampling(200, stop_token_ids=(4, 5))
-    groups = HFEngine(model, max_rows=8).generate(prompts, 8, sampling, seed=3)
+    engine = HFEngine(model, max_rows=8)
+    engine.shares_prefixes = share
+    groups = engine.generate(prompts, 8, sampling, seed=3)
     assert max(len(completion.token_ids) for group in groups for completion in group.completions) > 100
     for prompt, group in zip(prompts, groups, strict=True):
         for completion in group.completions:
@@ -116,20 +148,22 @@ def test_a_cache_that_outgrows_its_buffers_and_trims_them(make_tiny_model: Any) 
 
 def test_a_prompt_is_prefilled_once_for_its_group(make_tiny_model: Any) -> None:
     model = make_tiny_model("llama")
+    engine = HFEngine(model, max_rows=3)
     seen: list[tuple[int, ...]] = []
     model.register_forward_pre_hook(
         lambda _, __, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    HFEngine(model, max_rows=3).generate(make_prompts(20, 12), 8, Sampling(5), seed=0)
+    engine.generate(make_prompts(20, 12), 8, Sampling(5), seed=0)
     assert [shape for shape in seen if shape[1] > 1] == [(1, 20), (1, 12)]
     assert max(shape[0] for shape in seen) == 3
 
 
 def test_rows_that_finish_leave_the_batch(make_tiny_model: Any) -> None:
     model = make_tiny_model("llama")
+    engine = HFEngine(model)
     sizes: list[int] = []
     model.register_forward_pre_hook(lambda _, __, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True)
-    groups = HFEngine(model).generate(MIXED, 4, Sampling(30, stop_token_ids=tuple(range(5, 15))), seed=0)
+    groups = engine.generate(MIXED, 4, Sampling(30, stop_token_ids=tuple(range(5, 15))), seed=0)
     # After the prefill, a forward runs each live row once: the row-steps are the tokens but the first of each row.
     row_steps = sum(len(completion.token_ids) - 1 for group in groups for completion in group.completions)
     assert sizes[0] == len(MIXED)
@@ -304,6 +338,7 @@ def test_bfloat16_weights_and_autocast(make_tiny_model: Any) -> None:
         (HFEngine(make_tiny_model("qwen2"), autocast_dtype=torch.bfloat16), False),
     ):
         assert engine.exact is exact
+        assert engine.shares_prefixes
         groups = engine.generate(MIXED, 4, sampling, seed=0)
         assert tokens(engine.generate(MIXED, 4, sampling, seed=0)) == tokens(groups)
         reference = make_tiny_model("qwen2")
@@ -353,10 +388,10 @@ def test_the_engine_keeps_the_protocol(make_tiny_model: Any) -> None:
 def test_bad_input_is_refused_before_any_work(
     make_tiny_model: Any, prompts: list[Prompt], group_size: int, sampling: Sampling, message: str
 ) -> None:
-    model = make_tiny_model("qwen2")
-    model.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    engine = HFEngine(make_tiny_model("qwen2"))
+    engine._model.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
     with pytest.raises(ValueError, match=message):
-        HFEngine(model).generate(prompts, group_size, sampling, seed=0)
+        engine.generate(prompts, group_size, sampling, seed=0)
 
 
 def test_bad_seed_and_max_rows_are_refused(make_tiny_model: Any) -> None:

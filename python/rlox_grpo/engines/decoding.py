@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,11 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from rlox_grpo.engines.kv_cache import PrefilledPrompts, RowCache
 from rlox_grpo.engines.live_rows import LiveRows, RowId
+from rlox_grpo.engines.shared_prefix import SharedPrefixCache
+from rlox_grpo.forward import can_pack, close_activations, split_model
 from rlox_grpo.types import Int64Array
+
+logger = logging.getLogger(__name__)
 
 # Padded prompt tokens of one prefill forward: bounds its activations.
 _PREFILL_TOKENS = 16384
@@ -33,15 +38,22 @@ def can_decode_with_cache(model: nn.Module) -> bool:
 
 
 def decode_with_cache(
-    model: nn.Module, prompts: Sequence[Int64Array], group_size: int, rows: LiveRows, max_rows: int
+    model: nn.Module,
+    prompts: Sequence[Int64Array],
+    group_size: int,
+    rows: LiveRows,
+    max_rows: int,
+    *,
+    share_prefixes: bool = False,
 ) -> None:
     """Sample every row by continuous batching: a finished row's place goes to a waiting one.
 
-    Each prompt is run once and its keys and values are copied to the rows of its group. Longest prompts start first,
-    so that prompts prefilled together are of like length, and a late one always fits beside the live rows.
+    Each prompt is run once; its keys and values are shared by the rows of its group, or copied to each. Longest
+    prompts start first, so that prompts prefilled together are of like length, and a late one always fits beside the
+    live rows.
     """
     waiting = _WaitingRows(model, prompts, group_size, rows.device)
-    cache = RowCache(max_rows, rows.device)
+    cache = (SharedPrefixCache if share_prefixes else RowCache)(max_rows, rows.device)
     while waiting or len(rows):
         free = max_rows - len(rows)
         if waiting and (free >= max_rows * _REFILL_FRACTION or not len(rows)):
@@ -50,18 +62,43 @@ def decode_with_cache(
             rows.add(ids, prefilled.logits[torch.from_numpy(which).to(rows.device)])
         else:
             cache.make_room()
-            logits = model(
-                input_ids=rows.last_tokens(),
-                attention_mask=cache.attention_mask(),
-                position_ids=cache.position_ids(),
-                past_key_values=cache.for_model,
-                use_cache=True,
-            ).logits[:, -1]
+            logits = model(input_ids=rows.last_tokens(), use_cache=True, **cache.model_options()).logits[:, -1]
             cache.advance()
             rows.draw(logits)
         moved = rows.retire()
         if moved is not None:
             cache.move_rows(*moved, remaining=len(rows))
+
+
+@torch.no_grad()
+def can_share_prefixes(model: nn.Module) -> bool:
+    """Whether a decoding step over shared prompts gives the logits of one over copied prompts, found by trying it.
+
+    Only on a CPU, where the attention kernel takes a mask and returns its log normalisers.
+    """
+    split = split_model(model)
+    if split is None or split.head.weight.device.type != "cpu" or not can_pack(split):
+        return False
+    ids = np.arange(5) % split.head.weight.shape[0]
+    which = np.array([0, 1, 1])
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        prefilled = _prefill(model, [ids[:3], ids[3:]], split.head.weight.device)
+        logits = []
+        for kind in (RowCache, SharedPrefixCache):
+            cache: RowCache | SharedPrefixCache = kind(len(which), split.head.weight.device)
+            cache.add_rows(prefilled, which)
+            cache.make_room()
+            step = model(input_ids=torch.from_numpy(which[:, None]), use_cache=True, **cache.model_options())
+            logits.append(step.logits)
+    except (ValueError, TypeError, RuntimeError, IndexError, KeyError, AttributeError) as error:
+        logger.info("%s copies prompts to their rows when it samples: %s", type(model).__name__, error)
+        return False
+    finally:
+        for module in training:
+            module.training = True
+    return close_activations(*logits)
 
 
 class _WaitingRows:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlox_grpo.engines.decoding import can_decode_with_cache, decode_with_cache, decode_without_cache
+from rlox_grpo.engines.decoding import (
+    can_decode_with_cache,
+    can_share_prefixes,
+    decode_with_cache,
+    decode_without_cache,
+)
 from rlox_grpo.engines.live_rows import LiveRows, NonFiniteLogitsError, RowId, SampledRow
 from rlox_grpo.engines.sampling import check_sampling
 from rlox_grpo.engines.stop_strings import StopStrings, decode
@@ -48,6 +54,8 @@ class HFEngine:
             beyond the tokenizer's, or is unknown. Log-probs are normalised over the ids below it, and a trainer that
             wants to agree has to leave the same logits out. None when every id can be sampled.
         uses_cache: Whether the model runs with a key-value cache.
+        shares_prefixes: Whether the rows of a group can read one copy of their prompt's keys and values. They do
+            unless a group has one row or a sequence can outgrow the model's sliding window.
     """
 
     def __init__(
@@ -94,6 +102,7 @@ class HFEngine:
                 "%s keeps more than keys and values by position: each sequence is run again for each of its tokens",
                 type(model).__name__,
             )
+        self.shares_prefixes = self.uses_cache and can_share_prefixes(model)
         self.exact = autocast_dtype is None
         self.policy_version = 0
 
@@ -115,7 +124,11 @@ class HFEngine:
         token_ids = [np.asarray(prompt.token_ids, dtype=np.int64) for prompt in prompts]
         self._check_prompts(token_ids, sampling.max_new_tokens)
         max_rows = min(self._max_rows, len(prompts) * group_size)
-        decode_rows = decode_with_cache if self.uses_cache else decode_without_cache
+        longest = max(len(prompt) for prompt in token_ids) + sampling.max_new_tokens
+        share_prefixes = self.shares_prefixes and group_size > 1 and longest <= _sliding_window(self._model)
+        decode_rows: Any = decode_without_cache
+        if self.uses_cache:
+            decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes)
         with _inference(self._model), self._autocast():
             rows = self._live_rows(max_rows, sampling, seed)
             decode_rows(self._model, token_ids, group_size, rows, max_rows)
@@ -224,6 +237,13 @@ def _max_positions(model: nn.Module) -> int | None:
         return None
     limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _sliding_window(model: nn.Module) -> float:
+    """Tokens that every layer attends to; infinite without a sliding window."""
+    config: Any = model.config
+    window = getattr(config.get_text_config(decoder=True), "sliding_window", None)
+    return float("inf") if window is None else window
 
 
 def _end_ids(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:

@@ -36,6 +36,11 @@ class PrefilledPrompts:
         """Columns, the padding included."""
         return self.keys[0].shape[2]
 
+    def without_tokens(self) -> PrefilledPrompts:
+        """The same prompts as if they had no tokens: for rows that keep theirs elsewhere."""
+        keys, values = ([tensor[:, :, :0] for tensor in tensors] for tensors in (self.keys, self.values))
+        return PrefilledPrompts(keys, values, self.logits, np.zeros_like(self.lengths))
+
 
 @dataclass
 class _Extent:
@@ -67,12 +72,15 @@ class RowCache:
         self._device_starts = torch.zeros(max_rows, dtype=torch.long, device=device)
         self._cache: Cache | None = None
 
-    @property
-    def for_model(self) -> Cache:
-        """What to pass as ``past_key_values``; one forward of one token for each live row, then ``advance``."""
+    def model_options(self) -> dict[str, Any]:
+        """Keywords of the forward of one token for each live row; after it, ``advance``."""
         if self._cache is None:
             raise RuntimeError("no row was ever added")
-        return self._cache
+        return {
+            "past_key_values": self._cache,
+            "attention_mask": self._attention_mask(),
+            "position_ids": self._extent.end - self._device_starts[: self._extent.rows, None],
+        }
 
     def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
         """Append live rows: row i continues ``prompts[which[i]]``."""
@@ -112,17 +120,13 @@ class RowCache:
         if self._extent.end == self._layers[0].keys.shape[2]:
             self._relocate(None, min_end=0)
 
-    def attention_mask(self) -> Tensor | None:
+    def _attention_mask(self) -> Tensor | None:
         """``bool [rows, columns + 1]`` over the live columns and the token to come; None when no row has padding."""
         extent = self._extent
         if bool((self._starts[: extent.rows] == extent.begin).all()):
             return None
         columns = torch.arange(extent.begin, extent.end + 1, device=self._device)
         return columns >= self._device_starts[: extent.rows, None]
-
-    def position_ids(self) -> Tensor:
-        """``int64 [rows, 1]``, the position of each row's next token in its own sequence."""
-        return self._extent.end - self._device_starts[: self._extent.rows, None]
 
     def advance(self) -> None:
         """Count the column that the forward has written as live."""
