@@ -1,0 +1,5 @@
+//! Math answers: LaTeX or plain text to a syntax tree, to an exact value, to a verdict.
+
+pub mod ball;
+pub mod fuel;
+pub mod modular;
