@@ -1,5 +1,6 @@
 //! Math answers: LaTeX or plain text to a syntax tree, to an exact value, to a verdict.
 
 pub mod ball;
+pub mod expr;
 pub mod fuel;
 pub mod modular;
