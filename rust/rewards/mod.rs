@@ -10,6 +10,7 @@ pub mod countdown;
 pub mod exact;
 pub mod format;
 pub mod gsm8k;
+pub mod math;
 pub mod number;
 pub mod repetition;
 
