@@ -2,6 +2,7 @@
 
 pub mod ast;
 pub mod ball;
+pub mod compare;
 pub mod expr;
 pub mod fuel;
 pub mod modular;

@@ -55,6 +55,7 @@ pub struct Evaluator<'e> {
     point: Point,
     context: Context<'e>,
     known: Vec<Option<Result<Complex, Stop>>>,
+    fixed: Option<(u64, Ball)>,
     /// The largest |log₂| of an intermediate value.
     pub reach: i64,
     /// Whether every intermediate value is real.
@@ -65,7 +66,12 @@ impl<'e> Evaluator<'e> {
     /// For `exprs` at `point`.
     #[must_use]
     pub fn new(exprs: &'e Exprs, point: Point, context: Context<'e>) -> Self {
-        Self { exprs, point, context, known: vec![None; exprs.nodes.len()], reach: 0, real: true }
+        Self { exprs, point, context, known: vec![None; exprs.nodes.len()], fixed: None, reach: 0, real: true }
+    }
+
+    /// Give a letter a value of the caller's choice.
+    pub fn fix(&mut self, letter: u64, value: Ball) {
+        self.fixed = Some((letter, value));
     }
 
     /// The value of a node.
@@ -101,7 +107,10 @@ impl<'e> Evaluator<'e> {
             Kind::Pi => Ok(Ball::pi(context)?.into()),
             Kind::E => Ok(Ball::integer(1).exp(context)?.into()),
             Kind::I => Ok(Complex::i()),
-            Kind::Symbol(letter) => Ok(self.point.value(*letter).into()),
+            Kind::Symbol(letter) => Ok(match &self.fixed {
+                Some((fixed, value)) if fixed == letter => value.clone().into(),
+                _ => self.point.value(*letter).into(),
+            }),
             Kind::Sum(items) => {
                 let mut sum = Complex::from(Ball::ZERO);
                 for item in items {

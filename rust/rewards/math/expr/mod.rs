@@ -222,4 +222,41 @@ impl Exprs {
     pub fn i(&mut self) -> Result<Id, Stop> {
         self.push(Kind::I, Residue::draw(0x69), Class::ATOM | Class::IMAGINARY, 4)
     }
+
+    /// Call `visit` with each operand of a node.
+    fn operands(&self, id: Id, mut visit: impl FnMut(Id)) {
+        match self.kind(id) {
+            Kind::Sum(items) | Kind::Product(items) | Kind::Function(_, items) => items.iter().copied().for_each(visit),
+            Kind::Power(base, exponent) => {
+                visit(*base);
+                visit(*exponent);
+            }
+            Kind::Rational(_) | Kind::Pi | Kind::E | Kind::I | Kind::Symbol(_) => {}
+        }
+    }
+
+    /// Add the hashes of the letters in an expression to `found`, each once.
+    pub fn letters(&self, id: Id, found: &mut Vec<u64>) {
+        let mut seen = vec![false; id.0 as usize + 1];
+        let mut stack = vec![id];
+        while let Some(id) = stack.pop() {
+            if std::mem::replace(&mut seen[id.0 as usize], true) || !self.class(id).has(Class::SYMBOL) {
+                continue;
+            }
+            if let Kind::Symbol(hash) = self.kind(id)
+                && !found.contains(hash)
+            {
+                found.push(*hash);
+            }
+            self.operands(id, |operand| stack.push(operand));
+        }
+    }
+
+    /// Whether a letter occurs.
+    #[must_use]
+    pub fn contains(&self, id: Id, letter: u64) -> bool {
+        let mut found = Vec::new();
+        self.letters(id, &mut found);
+        found.contains(&letter)
+    }
 }
