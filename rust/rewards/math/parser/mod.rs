@@ -1,0 +1,151 @@
+//! Tokens to a tree: recursive descent with a bound on nesting, one module for each layer of the grammar.
+//!
+//! From the outside in: [`statement`] (lists, relations), [`expression`] (sets, sums, products, powers), [`primary`]
+//! (numbers, names, roots), [`bracket`] (everything in brackets), [`function`], [`suffix`] (units, degrees, words
+//! behind a value), [`prose`] (words).
+
+mod bracket;
+mod expression;
+mod function;
+mod primary;
+mod prose;
+mod statement;
+mod suffix;
+
+use super::super::Status;
+use super::ast::{Ast, Node, NodeId};
+use super::token::{Bracket, Kind, Token};
+
+pub(super) use prose::{is_text, value_start};
+
+/// Brackets, arguments and exponents within each other that are still read.
+pub const MAX_NESTING: u16 = 100;
+
+pub(super) type Parsed<T> = Result<T, Status>;
+
+/// What may be read in two ways, beside what the lexer decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Choices {
+    /// `1/2x` is 1/(2x), rather than (1/2)x.
+    pub(super) tight_division: bool,
+    /// `5 m` is five metres, rather than 5·m.
+    pub(super) letter_units: bool,
+}
+
+/// Which choices there were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Seen {
+    pub(super) division: bool,
+    pub(super) letter_unit: bool,
+}
+
+pub(super) struct Parser<'a, 't> {
+    pub(super) text: &'t str,
+    pub(super) tokens: &'a mut [Token<'t>],
+    pub(super) at: usize,
+    pub(super) ast: &'a mut Ast,
+    pub(super) choices: Choices,
+    pub(super) seen: Seen,
+    depth: u16,
+    context: Context<'t>,
+}
+
+/// What the enclosing brackets make of some signs.
+#[derive(Debug, Clone, Copy, Default)]
+struct Context<'t> {
+    /// A `|` closes.
+    bar: bool,
+    /// A `\|` closes.
+    double_bar: bool,
+    /// `|` and `:` separate the element of a set from its conditions.
+    set: bool,
+    /// A `[` closes: `]a, b[`.
+    french: bool,
+    /// A `>` closes: `<1, 2>`.
+    angle: bool,
+    /// The variable that a sum or product binds.
+    bound: Option<&'t str>,
+}
+
+impl<'t> Parser<'_, 't> {
+    /// Read all tokens from `at` on as one answer.
+    pub(super) fn answer<'a>(
+        text: &'t str,
+        tokens: &'a mut [Token<'t>],
+        at: usize,
+        ast: &'a mut Ast,
+        choices: Choices,
+    ) -> (Parsed<NodeId>, Seen) {
+        let context = Context::default();
+        let mut parser = Parser { text, tokens, at, ast, choices, seen: Seen::default(), depth: 0, context };
+        let root = parser.root();
+        (root, parser.seen)
+    }
+
+    fn peek(&self) -> Option<Kind<'t>> {
+        self.kind_at(0)
+    }
+
+    fn kind_at(&self, offset: usize) -> Option<Kind<'t>> {
+        self.tokens.get(self.at + offset).map(|token| token.kind)
+    }
+
+    fn previous(&self) -> Option<Kind<'t>> {
+        self.at.checked_sub(1).and_then(|at| self.tokens.get(at)).map(|token| token.kind)
+    }
+
+    /// Whether space precedes the token `offset` ahead.
+    fn space_at(&self, offset: usize) -> bool {
+        self.tokens.get(self.at + offset).is_none_or(|token| token.space)
+    }
+
+    fn eat(&mut self, kind: Kind<'_>) -> bool {
+        let found = self.peek() == Some(kind);
+        self.at += usize::from(found);
+        found
+    }
+
+    fn expect(&mut self, kind: Kind<'_>) -> Parsed<()> {
+        if self.eat(kind) { Ok(()) } else { Err(Status::Unparseable) }
+    }
+
+    /// Whether the token `offset` ahead is this word.
+    fn word_at(&self, offset: usize, word: &str) -> bool {
+        matches!(self.kind_at(offset), Some(Kind::Word(found)) if found.eq_ignore_ascii_case(word))
+    }
+
+    fn eat_word(&mut self, word: &str) -> bool {
+        let found = self.word_at(0, word);
+        self.at += usize::from(found);
+        found
+    }
+
+    fn push(&mut self, node: Node) -> Parsed<NodeId> {
+        self.ast.push(node)
+    }
+
+    /// Read something nested.
+    fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
+        self.depth += 1;
+        if self.depth > MAX_NESTING {
+            return Err(Status::Undecided);
+        }
+        let result = read(self);
+        self.depth -= 1;
+        result
+    }
+
+    /// Read something in brackets, where the signs of the outside have no meaning.
+    fn within<T>(&mut self, inside: Context<'t>, read: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
+        let outside = self.context;
+        self.context = Context { bound: outside.bound, ..inside };
+        let result = self.nested(read);
+        self.context = outside;
+        result
+    }
+
+    /// Whether a bracket of this kind opens here.
+    fn opens(&self, bracket: Bracket) -> bool {
+        self.peek() == Some(Kind::Open(bracket))
+    }
+}
