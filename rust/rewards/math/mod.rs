@@ -3,6 +3,7 @@
 //! Text goes through [`notation`] (Unicode to LaTeX), [`lexer`] (tokens), [`parser`] (the tree of [`ast`]); [`read`]
 //! puts them together and keeps several readings where a text has several.
 
+pub mod answer;
 pub mod ast;
 pub mod ball;
 mod command;
@@ -17,6 +18,7 @@ mod notation;
 mod parser;
 mod read;
 mod render;
+pub mod rule;
 mod token;
 pub mod unit;
 pub mod value;

@@ -25,6 +25,20 @@ pub enum Units {
     Ignore,
 }
 
+impl Units {
+    /// By the name that users write.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "missing_ok" => Some(Self::MissingOk),
+            "convert" => Some(Self::Convert),
+            "exact" => Some(Self::Exact),
+            "ignore" => Some(Self::Ignore),
+            _ => None,
+        }
+    }
+}
+
 /// What a caller may relax. The default is the strictest reading.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Options {
