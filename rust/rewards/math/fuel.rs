@@ -5,8 +5,13 @@ use std::cell::Cell;
 /// Why a computation gave no value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// The budget is spent, or a number would leave the range that is computed: the answer is undecided.
+    /// The budget is spent, or something is not computed: the answer is undecided.
     Fuel,
+    /// A real number of an absolute value over 2^(2^39).
+    Huge {
+        /// Its sign.
+        negative: bool,
+    },
     /// The value does not exist: a division by zero, a logarithm of zero.
     Undefined,
     /// At this precision a ball meets a pole or a branch cut; more bits may help.

@@ -47,20 +47,25 @@ impl Ball {
     /// e^self.
     ///
     /// # Errors
-    /// [`Stop::Fuel`] for an argument over 2^40, [`Stop::Imprecise`] for a ball wider than 1.
+    /// [`Stop::Huge`] for an argument over 2^41, [`Stop::Imprecise`] for a ball wider than 1.
     pub fn exp(&self, context: Context<'_>) -> Result<Self, Stop> {
         context.series_cost()?;
         if self.is_zero() {
             return Ok(Self::integer(1));
         }
-        if self.top() > 40 {
-            return Err(Stop::Fuel);
+        if self.top() > 41 {
+            return match self.sign() {
+                Some(1) => Err(Stop::Huge { negative: false }),
+                // e^-(2^40) at most.
+                Some(_) => Ok(Self::around_zero(Magnitude::new(1, -(1 << 40)))),
+                None => Err(Stop::Imprecise),
+            };
         }
         if self.radius.top() > 0 {
             return Err(Stop::Imprecise);
         }
         let halvings = 6 + context.bits.isqrt() / 3;
-        // k·ln 2 below is off by |k| ≤ 2^41 units at most, and s halvings lose s bits: all of it in the guard.
+        // k·ln 2 below is off by |k| ≤ 2^42 units at most, and s halvings lose s bits: all of it in the guard.
         let w = context.bits + 64 + 2 * halvings;
         let x = self.scaled(w);
         let ln_2 = constants::ln_2(w);
@@ -83,8 +88,8 @@ impl Ball {
         for _ in 0..halvings {
             sum = (&sum * &sum) >> w;
         }
-        // The reduced argument is off by 2^42 units before the halvings; the series by 2n units, the squarings double
-        // that each time (times at most 2 in all, for e^|r|) and add one: < 2^(halvings + 4)·(2n + 2) + 2^44 < 2^(halvings + 50).
+        // The reduced argument is off by 2^43 units before the halvings; the series by 2n units, the squarings double
+        // that each time (times at most 2 in all, for e^|r|) and add one: < 2^(halvings + 4)·(2n + 2) + 2^45 < 2^(halvings + 50).
         let error = Magnitude::new(1, halvings as i64 + 50 - w as i64);
         let value = Self { mantissa: sum, exponent: multiple - w as i64, radius: error.times_power(multiple) };
         // e^(x+d) − e^x is at most e^x·2|d| for |d| ≤ 1.

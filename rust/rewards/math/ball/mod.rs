@@ -18,7 +18,7 @@ pub use magnitude::Magnitude;
 
 use super::fuel::{Fuel, Stop};
 
-/// Exponents beyond this are not computed with: their numbers could not be compared with anything written out.
+/// Exponents beyond this are not computed with: such numbers are [`Stop::Huge`], or a ball around zero.
 const MOST_EXPONENT: i64 = 1 << 40;
 
 /// A real number within `radius` of `mantissa · 2^exponent`.
@@ -168,7 +168,14 @@ impl Ball {
         if self.mantissa.is_zero() {
             self.exponent = 0;
         }
-        if self.exponent.abs() > MOST_EXPONENT || self.radius.exponent().abs() > 2 * MOST_EXPONENT {
+        if self.exponent.abs() > MOST_EXPONENT {
+            if self.exponent < 0 {
+                return Ok(Self::around_zero(self.upper()));
+            }
+            let huge = Stop::Huge { negative: self.mantissa < IBig::ZERO };
+            return Err(if self.contains_zero() { Stop::Fuel } else { huge });
+        }
+        if self.radius.exponent() > 2 * MOST_EXPONENT {
             return Err(Stop::Fuel);
         }
         Ok(self)

@@ -303,7 +303,7 @@ fn proportional(gold: (&Exprs, Id), answer: (&Exprs, Id), signed: bool, comparer
             Ok(here) => here,
             // Zero at a random point: identically zero, as `0 = 0`, or too close to tell.
             Err(Stop::Undefined | Stop::Imprecise) => return Equality::Different,
-            Err(Stop::Fuel) => return Equality::Undecided,
+            Err(Stop::Fuel | Stop::Huge { .. }) => return Equality::Undecided,
         };
         if here.contains_zero() {
             return Equality::Different;

@@ -12,6 +12,12 @@ use super::{Exprs, Id, Kind, Op};
 /// Roots of a higher degree are taken through logarithms.
 const MOST_DEGREE: u32 = 64;
 
+/// Bits of numbers that change nothing about a huge one.
+pub(super) const MOST_SMALL: i64 = 1 << 38;
+
+/// A ball around zero of fewer bits stands for a tiny number, not for a cancellation.
+const UNDERFLOW: i64 = -(1 << 30);
+
 /// Where letters get their values from: a seed, a range and whether integer letters are integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Point {
@@ -89,6 +95,9 @@ impl<'e> Evaluator<'e> {
             for part in [&value.re, &value.im] {
                 if !part.contains_zero() {
                     self.reach = self.reach.max(part.top().abs());
+                } else if !part.is_zero() && part.upper().top() < UNDERFLOW {
+                    // No precision makes a ball this small: it is a number too small to be computed with.
+                    self.reach = i64::MAX / 4;
                 }
             }
             self.real &= value.is_real();
@@ -111,27 +120,72 @@ impl<'e> Evaluator<'e> {
                 Some((fixed, value)) if fixed == letter => value.clone().into(),
                 _ => self.point.value(*letter).into(),
             }),
-            Kind::Sum(items) => {
-                let mut sum = Complex::from(Ball::ZERO);
-                for item in items {
-                    sum = sum.plus(&self.value(*item)?, context)?;
-                }
-                Ok(sum)
-            }
-            Kind::Product(items) => {
-                let mut product = Complex::from(Ball::integer(1));
-                for item in items {
-                    product = product.times(&self.value(*item)?, context)?;
-                }
-                Ok(product)
-            }
+            Kind::Sum(items) => self.sum(items),
+            Kind::Product(items) => self.product(items),
             Kind::Power(base, exponent) => self.power(*base, *exponent),
             Kind::Function(op, arguments) => self.function(*op, arguments),
         }
     }
 
+    /// A sum; one huge number among small ones stays huge.
+    fn sum(&mut self, items: &[Id]) -> Result<Complex, Stop> {
+        let mut sum = Complex::from(Ball::ZERO);
+        let mut huge = None;
+        for item in items {
+            match self.value(*item) {
+                Ok(value) => sum = sum.plus(&value, self.context)?,
+                Err(stop @ Stop::Huge { .. }) if huge.is_none_or(|other| other == stop) => huge = Some(stop),
+                Err(Stop::Huge { .. }) => return Err(Stop::Fuel),
+                Err(stop) => return Err(stop),
+            }
+        }
+        match huge {
+            None => Ok(sum),
+            Some(stop) if sum.upper().top() < MOST_SMALL => Err(stop),
+            Some(_) => Err(Stop::Fuel),
+        }
+    }
+
+    /// A product; a huge number times others stays huge, if they are not nearly as small as that is large.
+    fn product(&mut self, items: &[Id]) -> Result<Complex, Stop> {
+        let mut product = Complex::from(Ball::integer(1));
+        let mut huge: Option<bool> = None;
+        for item in items {
+            match self.value(*item) {
+                Ok(value) => product = product.times(&value, self.context)?,
+                Err(Stop::Huge { negative }) => huge = Some(huge.unwrap_or(false) != negative),
+                Err(stop) => return Err(stop),
+            }
+        }
+        let Some(negative) = huge else { return Ok(product) };
+        let small = product.re.lower().is_some_and(|least| least.top() > -MOST_SMALL);
+        match product.re.sign() {
+            Some(sign) if sign != 0 && small && product.is_real() => {
+                Err(Stop::Huge { negative: negative != (sign < 0) })
+            }
+            _ => Err(Stop::Fuel),
+        }
+    }
+
     fn power(&mut self, base: Id, exponent: Id) -> Result<Complex, Stop> {
         let context = self.context;
+        if let Err(Stop::Huge { negative }) = self.value(base) {
+            // (−huge)^n is left alone, and so are roots; 1/huge is as good as zero.
+            return match self.exprs.as_integer(exponent) {
+                Some(n) if *n > IBig::ZERO && !negative => Err(Stop::Huge { negative }),
+                Some(n) if *n < IBig::ZERO => Ok(Ball::around_zero(Magnitude::new(1, -(1 << 39))).into()),
+                _ => Err(Stop::Fuel),
+            };
+        }
+        if let Err(Stop::Huge { negative }) = self.value(exponent) {
+            let base = self.value(base)?;
+            let above_one = base.is_real() && base.re.against(&Ball::dyadic(IBig::from(5), -2), context) == 1;
+            return match negative {
+                false if above_one => Err(Stop::Huge { negative: false }),
+                true if above_one => Ok(Ball::around_zero(Magnitude::new(1, -(1 << 36))).into()),
+                _ => Err(Stop::Fuel),
+            };
+        }
         if let Some(rational) = self.exprs.as_rational(exponent) {
             let base = self.value(base)?;
             return rational_power(&base, rational, context);

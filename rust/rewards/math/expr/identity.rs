@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::super::ball::{Complex, Context};
 use super::super::fuel::{Fuel, Stop};
 use super::super::modular::mix;
-use super::evaluate::{Evaluator, Point};
+use super::evaluate::{Evaluator, MOST_SMALL, Point};
 use super::separation::bits_to_separate;
 use super::{Class, Exprs, Id};
 
@@ -127,6 +127,14 @@ fn apart(gold: Part<'_>, answer: Part<'_>, point: Point, real: bool, fuel: &Fuel
         let mut right = Evaluator::new(answer.0, point, context);
         let left_value = match left.value(gold.1) {
             Err(Stop::Imprecise) => continue,
+            Err(Stop::Huge { negative }) => {
+                return Ok(match right.value(answer.1) {
+                    Ok(value) if value.upper().top() < MOST_SMALL => Some(true),
+                    Err(Stop::Undefined) => Some(true),
+                    Err(Stop::Huge { negative: other }) if other != negative => Some(true),
+                    _ => None,
+                });
+            }
             other => other?,
         };
         if real && !left.real {
@@ -135,6 +143,7 @@ fn apart(gold: Part<'_>, answer: Part<'_>, point: Point, real: bool, fuel: &Fuel
         let right_value = match right.value(answer.1) {
             Err(Stop::Imprecise) => continue,
             Err(Stop::Undefined) => return Ok(Some(true)),
+            Err(Stop::Huge { .. }) => return Ok((left_value.upper().top() < MOST_SMALL).then_some(true)),
             other => other?,
         };
         let gap: Complex = left_value.minus(&right_value, context)?;
@@ -296,6 +305,10 @@ mod tests {
             ("-4 sqrt", "-2 i *"),
             ("163 sqrt pi * e 2 ^ -", "163 sqrt pi *"),
             ("e pi 163 sqrt * ^", "640320 3 ^ 744 +"),
+            ("9 9 9 9 ^ ^ ^", "9"),
+            ("9 9 9 9 ^ ^ ^", "0"),
+            ("1 9 9 9 9 ^ ^ ^ 5 + /", "1"),
+            ("9 9 9 9 9 ^ ^ ^ ^", "2 sqrt"),
         ] {
             assert_eq!(check(left, right), Ok(Equality::Different), "{left} = {right}");
         }
@@ -349,5 +362,8 @@ mod tests {
         let huge = "9 9 9 9 ^ ^ ^";
         assert_eq!(check(huge, &format!("{huge} 1 +")), Ok(Equality::Undecided));
         assert_eq!(check("1000000000 !", "1000000000 999999999 ! *"), Ok(Equality::Undecided));
+        assert_eq!(check(&format!("1 {huge} /"), "0"), Ok(Equality::Undecided));
+        assert_eq!(check(&format!("2 sqrt 1 {huge} / +"), "2 sqrt"), Ok(Equality::Undecided));
+        assert_eq!(check("2 sqrt 2 -1000000000 ^ +", "2 sqrt"), Ok(Equality::Undecided));
     }
 }

@@ -28,7 +28,8 @@ impl Reader<'_> {
                 (Constant::Pi, _) => self.exprs.pi()?,
                 (Constant::E, _) => self.exprs.e()?,
                 (Constant::I, _) => self.exprs.i()?,
-                (Constant::Infinity, _) => return Err(Fail::NotNumber),
+                // ∞ alone is a value; ∞ − ∞ is none.
+                (Constant::Infinity, _) => return Err(Fail::Stop(Stop::Undefined)),
             },
             Node::Symbol(symbol) => match self.bound(*symbol) {
                 Some(id) => id,

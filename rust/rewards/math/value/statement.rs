@@ -3,7 +3,7 @@
 use super::super::ast::{Comparison, Constant, Node, NodeId, Separator};
 use super::super::expr::{Id, Kind};
 use super::read::{Fail, Reader};
-use super::{Name, Region, Shape, Value};
+use super::{End, Name, Piece, Region, Shape, Value};
 
 impl Reader<'_> {
     /// The value of a relation, or of several.
@@ -97,7 +97,10 @@ impl Reader<'_> {
             }
             let solved = match sides.iter().find_map(|side| self.name_of(side)).filter(|_| parts.is_empty()) {
                 Some(name) => Some((name, Region::all())),
-                None => self.solve(&parts)?,
+                None => match self.solve(&parts)? {
+                    None => self.bounds(&sides, operators)?,
+                    solved => solved,
+                },
             };
             return Ok(Value::Inequality { parts, solved });
         }
@@ -114,6 +117,35 @@ impl Reader<'_> {
             // `x = y ∈ S`, `0 ≤ x ∈ ℤ`
             _ => Err(Fail::NotNumber),
         }
+    }
+
+    /// `x > a`, `a < x < b` with letters in the bounds.
+    fn bounds(&mut self, sides: &[Value], operators: &[Comparison]) -> Result<Option<(Name, Region)>, Fail> {
+        use Comparison::{Greater, GreaterEqual, Less, LessEqual};
+        let names = sides.iter().enumerate().filter_map(|(at, side)| Some((at, self.name_of(side)?)));
+        let candidates: Vec<(usize, Name)> = names.collect();
+        // Of `a < x < b` the middle, of `x < a` the first one.
+        let at = if sides.len() == 3 { 1 } else { candidates.first().map_or(0, |(at, _)| *at) };
+        let Some((_, name)) = candidates.into_iter().find(|(place, _)| *place == at) else { return Ok(None) };
+        let mut piece = Piece::ALL;
+        for (place, operator) in operators.iter().enumerate() {
+            let (other, ascending) = match operator {
+                Less | LessEqual => (if place == at { at + 1 } else { place }, true),
+                Greater | GreaterEqual => (if place == at { at + 1 } else { place }, false),
+                _ => return Ok(None),
+            };
+            if place != at && place + 1 != at {
+                return Ok(None);
+            }
+            let Some(id) = as_id(&sides[other]) else { return Ok(None) };
+            if self.mentions(id, &name) {
+                return Ok(None);
+            }
+            let end = End::At { id, closed: matches!(operator, LessEqual | GreaterEqual) };
+            // The bound is above x where x stands on the smaller side.
+            if (place == at) == ascending { piece.high = end } else { piece.low = end }
+        }
+        Ok(Some((name, Region { pieces: vec![piece], sorted: false })))
     }
 
     fn items_one_by_one(&mut self, nodes: &[NodeId]) -> Result<Vec<Value>, Fail> {
