@@ -82,6 +82,10 @@ impl Exprs {
         if matches!(op, Op::Factorial | Op::DoubleFactorial | Op::Gcd | Op::Lcm) && class.has(Class::SYMBOL) {
             class = class | Class::INTEGER;
         }
+        let smooth = matches!(op, Op::Sin | Op::Cos | Op::Arcsin | Op::Arccos | Op::Arctan | Op::Factorial);
+        if !smooth && class.has(Class::SYMBOL) {
+            class = class | Class::PIECEWISE;
+        }
         let size = arguments.iter().fold(4u32, |size, id| size.saturating_add(self.size(*id)));
         self.push(Kind::Function(op, arguments.to_vec()), Residue::draw(mix(key, op as u64 + 77)), class, size)
     }
@@ -91,6 +95,7 @@ impl Exprs {
         match self.kind(id) {
             Kind::Rational(_) | Kind::Pi | Kind::E | Kind::Symbol(_) => true,
             Kind::I => false,
+            Kind::Range(range) => self.is_real(range.body),
             Kind::Sum(items) | Kind::Product(items) => items.iter().all(|id| self.is_real(*id)),
             Kind::Power(base, exponent) => {
                 self.is_real(*base)
