@@ -231,6 +231,8 @@ impl<'t> Lexer<'t> {
             (b';', _) => (Kind::Semicolon, 1),
             (b':', _) => (Kind::Colon, 1),
             (b'?', _) => (Kind::Question, 1),
+            // `x &= 1` is aligned at its sign, and no cell ends there.
+            (b'&', _) if self.text[self.at + 1..].trim_start().starts_with(['=', '<', '>']) => return self.skip(1),
             (b'&', _) => (Kind::Ampersand, 1),
             (b'"' | b'`', _) => {
                 self.space = true;
@@ -505,14 +507,23 @@ impl<'t> Lexer<'t> {
             return self.emit(Kind::Unknown, length);
         }
         let run = &rest[..length];
-        if self.mode == Mode::Text {
-            return self.word(length);
+        if matches!(run, "a" | "p" | "A" | "P") && matches!(rest.get(1..3), Some(".m" | ".M")) {
+            let length = if rest.as_bytes().get(3) == Some(&b'.') { 4 } else { 3 };
+            return self.emit(Kind::Word(if matches!(run, "a" | "A") { "a.m" } else { "p.m" }), length);
         }
-        if length == 1 {
-            return self.letter(run);
+        if self.mode == Mode::Text {
+            if matches!(run, "cis" | "sin" | "cos" | "tan" | "ln" | "log" | "lcm" | "gcd")
+                && let Some(kind) = command::function(run)
+            {
+                return self.emit(kind, length);
+            }
+            return self.word(length);
         }
         if self.numeral() {
             return;
+        }
+        if length == 1 {
+            return self.letter(run);
         }
         match self.style {
             Style::Bold => return self.product(run),

@@ -105,6 +105,14 @@ fn read<'t>(
     ) {
         tokens.pop();
     }
+    // `5 is the answer`
+    let tail =
+        tokens.len() - tokens.iter().rev().take(4).take_while(|token| matches!(token.kind, Kind::Word(_))).count();
+    if let [Token { kind: Kind::Word("is"), .. }, .., Token { kind: Kind::Word("answer"), .. }] = tokens[tail..]
+        && tail > 0
+    {
+        tokens.truncate(tail);
+    }
     if let Some(name) = option_letter(tokens) {
         return (option(name, ast), Seen::default());
     }

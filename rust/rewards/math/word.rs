@@ -4,7 +4,7 @@ use super::command;
 
 /// Words that separate, relate or qualify: never a unit, never a thing that is counted.
 pub fn is_function_word(word: &str) -> bool {
-    const WORDS: [&str; 52] = [
+    const WORDS: &[&str] = &[
         "a",
         "an",
         "and",
@@ -12,10 +12,13 @@ pub fn is_function_word(word: &str) -> bool {
         "are",
         "as",
         "at",
+        "base",
         "be",
         "because",
         "but",
         "by",
+        "choose",
+        "divided",
         "each",
         "equal",
         "equals",
@@ -29,6 +32,9 @@ pub fn is_function_word(word: &str) -> bool {
         "is",
         "it",
         "its",
+        "minus",
+        "mod",
+        "modulo",
         "not",
         "of",
         "on",
@@ -37,6 +43,7 @@ pub fn is_function_word(word: &str) -> bool {
         "otherwise",
         "over",
         "per",
+        "plus",
         "since",
         "so",
         "such",
@@ -50,6 +57,7 @@ pub fn is_function_word(word: &str) -> bool {
         "this",
         "times",
         "to",
+        "union",
         "was",
         "we",
         "were",
@@ -87,7 +95,10 @@ pub fn classify(run: &str, formula: bool) -> Run {
     {
         return Run::Word;
     }
-    if !run.is_ascii() {
+    let capitalised = length > 2
+        && run.starts_with(|c: char| c.is_ascii_uppercase())
+        && run[1..].bytes().all(|c| c.is_ascii_lowercase());
+    if !run.is_ascii() || capitalised || is_function_word(run) {
         return Run::Word;
     }
     let all_in = |letters: &str| run.chars().all(|c| letters.contains(c.to_ascii_lowercase()));

@@ -185,7 +185,10 @@ impl<'t> Parser<'_, 't> {
         if matches!(self.peek(), Some(Kind::Mid | Kind::Bar | Kind::Colon)) || self.word_at(0, "such") {
             self.at += 1;
             self.eat_word("that");
-            return self.set_builder(element, bracket);
+            if let Some(set) = self.set_builder(element, bracket)? {
+                return Ok(set);
+            }
+            self.at = start;
         }
         // Bars of absolute values and colons of ratios have their meaning back where there are no conditions.
         let inner = if self.peek() == Some(Kind::Close(bracket)) {
@@ -199,11 +202,15 @@ impl<'t> Parser<'_, 't> {
         self.push(Node::Set(items))
     }
 
-    fn set_builder(&mut self, element: NodeId, bracket: Bracket) -> Parsed<NodeId> {
+    /// The conditions of a set; `None` when what follows the sign states nothing, as in `\{2:3\}`.
+    fn set_builder(&mut self, element: NodeId, bracket: Bracket) -> Parsed<Option<NodeId>> {
         let conditions = self.within(Context::default(), Self::list)?;
+        if !self.is_statement(conditions) && !matches!(self.ast.node(conditions), Node::List { .. } | Node::Text(_)) {
+            return Ok(None);
+        }
         self.expect(Kind::Close(bracket))?;
         let Node::Relation { operands, .. } = self.ast.node(element) else {
-            return self.push(Node::SetBuilder { element, conditions });
+            return self.push(Node::SetBuilder { element, conditions }).map(Some);
         };
         let Some(&variable) = operands.first() else { return Err(Status::Unparseable) };
         let mut items = vec![element];
@@ -212,12 +219,25 @@ impl<'t> Parser<'_, 't> {
             _ => items.push(conditions),
         }
         let conditions = self.push(Node::And(items))?;
-        self.push(Node::SetBuilder { element: variable, conditions })
+        self.push(Node::SetBuilder { element: variable, conditions }).map(Some)
     }
 
     /// `{…}`: in LaTeX a group; with commas, or around a whole plain answer, a set.
     fn group(&mut self) -> Parsed<NodeId> {
         let whole = self.at == 1 && !self.text.contains('\\');
+        let stands_alone = matches!(
+            self.at.checked_sub(2).and_then(|at| self.tokens.get(at)).map(|token| token.kind),
+            None | Some(
+                Kind::Relation(_)
+                    | Kind::Comma
+                    | Kind::Open(_)
+                    | Kind::Cup
+                    | Kind::Cap
+                    | Kind::SetMinus
+                    | Kind::Word(_)
+                    | Kind::Minus
+            )
+        );
         if self.peek() == Some(Kind::Close(Bracket::Group)) {
             self.at += 1;
             // The empty group before a script: `{}_5C_2`.
@@ -238,7 +258,7 @@ impl<'t> Parser<'_, 't> {
             self.at = start;
         }
         let inner = self.within(Context::default(), Self::list)?;
-        let value = match self.peek() {
+        let inner = match self.peek() {
             Some(kind @ (Kind::Over | Kind::Choose)) => {
                 self.at += 1;
                 let below = self.within(Context::default(), Self::side)?;
@@ -247,11 +267,14 @@ impl<'t> Parser<'_, 't> {
             _ => inner,
         };
         self.expect(Kind::Close(Bracket::Group))?;
-        if let Node::List { items, separator: Separator::Comma } = self.ast.node(value) {
+        if let Node::List { items, separator } = self.ast.node(inner) {
+            if !stands_alone || *separator != Separator::Comma {
+                return Err(Status::Unparseable);
+            }
             let items = items.clone();
             return self.push(Node::Set(items));
         }
-        Ok(value)
+        Ok(inner)
     }
 
     /// `<1, 2, 3>`, at the sign.

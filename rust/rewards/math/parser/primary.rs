@@ -174,7 +174,7 @@ impl<'t> Parser<'_, 't> {
     }
 
     /// A letter with subscript, primes and, for some, brackets.
-    fn name(&mut self, name: &'t str, style: Style) -> Parsed<NodeId> {
+    pub(super) fn name(&mut self, name: &'t str, style: Style) -> Parsed<NodeId> {
         let starts_statement = !matches!(
             self.previous(),
             Some(
@@ -217,7 +217,7 @@ impl<'t> Parser<'_, 't> {
         }
         let letter = full.trim_end_matches('\'');
         let letter = letter.split_once('_').map_or(letter, |(letter, _)| letter);
-        let function = FUNCTION_LETTERS.contains(&letter);
+        let function = FUNCTION_LETTERS.contains(&letter) || self.defined.iter().any(|name| **name == *full);
         if function && self.inverse() {
             full.to_mut().push_str("^-1");
         }
@@ -267,7 +267,10 @@ impl<'t> Parser<'_, 't> {
             (self.at, self.seen) = (start, seen);
             return Ok(None);
         }
-        let product = arguments.len() == 1 && !defines;
+        let product = arguments.len() == 1 && !defines && !self.defined.iter().any(|known| known == name);
+        if defines && !function {
+            self.defined.push(name.to_owned());
+        }
         let name = self.ast.intern(name)?;
         self.push(Node::Apply { name, arguments, product }).map(Some)
     }

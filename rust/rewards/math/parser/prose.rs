@@ -4,8 +4,9 @@ use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
 
 use super::super::super::Status;
-use super::super::ast::{NamedSet, Node, NodeId, NumberForm, SetPart};
-use super::super::token::{Bracket, Kind, Token};
+use super::super::ast::{Constant, NamedSet, Node, NodeId, NumberForm, SetPart};
+use super::super::token::{Bracket, Kind, Style, Token};
+use super::super::unit::Unit;
 use super::super::word;
 use super::{Parsed, Parser};
 
@@ -18,6 +19,15 @@ impl<'t> Parser<'_, 't> {
         if let Some((value, length)) = self.number_words() {
             self.at += length;
             return self.push(Node::Number { value, form: NumberForm::Words });
+        }
+        if let Some(amount) = self.amount_behind_currency()? {
+            return Ok(amount);
+        }
+        // `\text{x = 5}`
+        if let (Some(Kind::Word(letter)), Some(Kind::Relation(_) | Kind::Underscore)) = (self.peek(), self.kind_at(1))
+            && letter.len() == 1
+        {
+            return self.name(letter, Style::Plain);
         }
         let start = self.at;
         while let Some(kind) = self.peek() {
@@ -51,6 +61,20 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
+    /// `USD 5`, `Rs. 5`, `US\$5`.
+    fn amount_behind_currency(&mut self) -> Parsed<Option<NodeId>> {
+        let Some(Kind::Word(text)) = self.peek() else { return Ok(None) };
+        let period = usize::from(self.kind_at(1) == Some(Kind::Period));
+        if let ("US", Some(Kind::Currency(code))) = (text, self.kind_at(1)) {
+            self.at += 1;
+            return self.currency(code).map(Some);
+        }
+        let Some(Kind::Number(_)) = self.kind_at(1 + period) else { return Ok(None) };
+        let Some(code) = Unit::currency_code(text) else { return Ok(None) };
+        self.at += period;
+        self.currency(code).map(Some)
+    }
+
     /// Sets and values that have a common name.
     fn meaning(&mut self, text: &str) -> Parsed<Option<NodeId>> {
         let set = |set| Some(Node::NamedSet { set, part: SetPart::All });
@@ -66,6 +90,11 @@ impl<'t> Parser<'_, 't> {
             | "none"
             | "there is no solution"
             | "there are no solutions" => Some(Node::EmptySet),
+            "infinity" | "positive infinity" => Some(Node::Constant { value: Constant::Infinity, letter: None }),
+            "negative infinity" => {
+                let infinity = self.push(Node::Constant { value: Constant::Infinity, letter: None })?;
+                Some(Node::Neg(infinity))
+            }
             "all real numbers"
             | "all reals"
             | "real numbers"

@@ -21,6 +21,7 @@ impl<'t> Parser<'_, 't> {
         match self.peek() {
             Some(Kind::Word(text)) => self.word_suffix(value, text),
             Some(Kind::Name { .. }) if self.letter_unit() => self.quantity(value),
+            Some(Kind::Frac) if self.unit_fraction() => self.quantity(value),
             Some(Kind::Function(Function::Min | Function::Sec)) if self.function_as_unit() => self.quantity(value),
             Some(Kind::Currency(code)) => {
                 if !self.is_amount(value) {
@@ -67,6 +68,13 @@ impl<'t> Parser<'_, 't> {
                 let bottom = self.factor()?;
                 return self.push(Node::Binomial(value, bottom)).map(Some);
             }
+            "th" | "st" | "nd" | "rd" => {
+                let Some(Kind::Number(digits)) = self.previous() else { return Err(Status::Unparseable) };
+                self.at += 1;
+                return self.push(Node::Text([digits, text].concat())).map(Some);
+            }
+            // A time of day is text.
+            "am" | "pm" | "a.m" | "p.m" | "o'clock" => return Err(Status::Unparseable),
             "factorial" => {
                 self.at += 1;
                 return self.push(Node::Factorial(value)).map(Some);
@@ -266,6 +274,30 @@ impl<'t> Parser<'_, 't> {
         Err(Status::Unparseable)
     }
 
+    /// Whether `\frac{\text{km}}{\text{h}}` stands here.
+    pub(super) fn unit_fraction(&self) -> bool {
+        self.peek() == Some(Kind::Frac)
+            && match (self.kind_at(1), self.kind_at(2)) {
+                (Some(Kind::Open(Bracket::Group)), Some(Kind::Word(text))) => Unit::known(text).is_some(),
+                (Some(Kind::Open(Bracket::Group)), Some(Kind::Name { name, style: Style::Upright })) => {
+                    Unit::known(name).is_some()
+                }
+                _ => false,
+            }
+    }
+
+    /// A unit in braces.
+    fn unit_group(&mut self) -> Parsed<Unit> {
+        self.expect(Kind::Open(Bracket::Group))?;
+        let grouped = self.eat(Kind::Open(Bracket::Group));
+        let unit = self.nested(Self::unit)?.ok_or(Status::Unparseable)?;
+        if grouped {
+            self.expect(Kind::Close(Bracket::Group))?;
+        }
+        self.expect(Kind::Close(Bracket::Group))?;
+        Ok(unit)
+    }
+
     fn known_unit_at(&self, offset: usize) -> bool {
         match self.kind_at(offset) {
             Some(Kind::Word(text)) => {
@@ -291,6 +323,13 @@ impl<'t> Parser<'_, 't> {
             }
         }
         let unit = match self.peek() {
+            Some(Kind::Frac) if self.unit_fraction() => {
+                self.at += 1;
+                let mut unit = self.unit_group()?;
+                let below = self.unit_group()?;
+                unit.multiply(&below, -1);
+                unit
+            }
             Some(Kind::Word(text)) => {
                 // A preposition, unless nothing follows: `5 in`.
                 let preposition = word::is_function_word(text) && !(text == "in" && self.ends_unit(1));
