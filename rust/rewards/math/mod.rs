@@ -6,6 +6,8 @@
 pub mod ast;
 mod command;
 mod digits;
+#[cfg(test)]
+mod hostile;
 mod lexer;
 mod literal;
 mod notation;

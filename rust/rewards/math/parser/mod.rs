@@ -18,8 +18,8 @@ use super::token::{Bracket, Kind, Token};
 
 pub(super) use prose::{is_text, value_start};
 
-/// Brackets, arguments and exponents within each other that are still read.
-pub const MAX_NESTING: u16 = 100;
+/// Steps into brackets, arguments and exponents that are still read; a bracket takes two.
+pub const MAX_NESTING: u16 = 200;
 
 const LEAST_STEPS: usize = 256;
 const STEPS_PER_TOKEN: usize = 8;
