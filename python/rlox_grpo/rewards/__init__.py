@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.rewards.calls import RewardError, RewardFn, call, checked, function_name, gather
+from rlox_grpo.rewards.math import MajorityVote, MathAnswer, math_equal
 from rlox_grpo.rewards.rules import (
     STATUSES,
     Composite,
@@ -35,6 +36,8 @@ __all__ = [
     "Countdown",
     "ExactAnswer",
     "GSM8KAnswer",
+    "MajorityVote",
+    "MathAnswer",
     "MultipleChoice",
     "Overlong",
     "Repetition",
@@ -45,6 +48,7 @@ __all__ = [
     "TagFormat",
     "Verdicts",
     "extract_answer",
+    "math_equal",
     "score",
     "status_counts",
 ]
@@ -85,7 +89,7 @@ def score(
     if not rows:
         return [ScoredGroup(group, np.empty(0, np.float32), {}) for group in groups]
     given = _given(groups)
-    columns = {name: values for name, values in given.items() if name not in ("prompts", "completions")}
+    columns = {name: values for name, values in given.items() if name != "completions"}
     statuses: dict[str, NDArray[np.uint8]] = {}
 
     def apply(name: str, function: RewardFn) -> Any:

@@ -3,19 +3,27 @@
 //! Text goes through [`notation`] (Unicode to LaTeX), [`lexer`] (tokens), [`parser`] (the tree of [`ast`]); [`read`]
 //! puts them together and keeps several readings where a text has several.
 
+pub mod answer;
 pub mod ast;
+pub mod ball;
 mod command;
+pub mod compare;
 mod digits;
+pub mod expr;
+pub mod fuel;
 #[cfg(test)]
 mod hostile;
 mod lexer;
 mod literal;
+pub mod modular;
 mod notation;
 mod parser;
 mod read;
 mod render;
+pub mod rule;
 mod token;
 pub mod unit;
+pub mod value;
 mod word;
 
 pub use read::{LONGEST_ANSWER, parse};

@@ -1,0 +1,128 @@
+//! An answer with all its readings, and the verdict on two of them.
+
+use super::super::Status;
+use super::ast::{Ast, Node};
+use super::compare::{Options, equal};
+use super::expr::identity::Equality;
+use super::fuel::{Fuel, Stop};
+use super::parse;
+use super::value::{Choices, Fail, Reading, read};
+
+/// Units of [`Fuel`] for reading one answer and comparing it with its gold: about 1.5 ms where all of it is used.
+pub const ANSWER_FUEL: u64 = 150_000;
+/// Units for reading a gold, which happens once.
+const GOLD_FUEL: u64 = 600_000;
+/// Readings of one answer.
+const MOST_READINGS: usize = 12;
+
+/// A parsed answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    text: String,
+    ast: Ast,
+    readings: Vec<Reading>,
+    /// What kept the other readings from having a value, if none has one.
+    stop: Option<Fail>,
+}
+
+impl Answer {
+    /// Read a gold.
+    ///
+    /// # Errors
+    /// Why it cannot be one: [`Status::NoAnswer`] when it is empty, [`Status::Unparseable`] when it cannot be read or has
+    /// no value, [`Status::Undecided`] past a bound.
+    pub fn gold(text: &str) -> Result<Self, Status> {
+        let gold = Self::read(text, &Fuel::new(GOLD_FUEL))?;
+        match gold.stop {
+            Some(Fail::Stop(Stop::Undefined)) => Err(Status::Unparseable),
+            _ => Ok(gold),
+        }
+    }
+
+    /// Read an answer.
+    ///
+    /// # Errors
+    /// As [`parse`].
+    pub fn read(text: &str, fuel: &Fuel) -> Result<Self, Status> {
+        let ast = parse(text)?;
+        let mut readings = Vec::with_capacity(1);
+        let mut stop = None;
+        let (alternatives, logs) = ambiguities(&ast);
+        'all: for either in 0..alternatives {
+            for natural_log in [false, true] {
+                if natural_log && !logs {
+                    continue;
+                }
+                if readings.len() == MOST_READINGS {
+                    break 'all;
+                }
+                match read(&ast, Choices { either, natural_log }, fuel) {
+                    Ok(reading) => readings.push(reading),
+                    Err(Fail::Stop(Stop::Undefined)) => stop = stop.or(Some(Fail::Stop(Stop::Undefined))),
+                    Err(fail) => stop = Some(fail),
+                }
+            }
+        }
+        if !readings.is_empty() {
+            stop = None;
+        }
+        Ok(Self { text: text.trim().to_owned(), ast, readings, stop })
+    }
+
+    /// Whether it has a value, if only as words.
+    #[must_use]
+    pub fn has_value(&self) -> bool {
+        self.stop.is_none()
+    }
+
+    /// Whether `answer` is worth the same as this gold in some reading of both.
+    #[must_use]
+    pub fn equals(&self, answer: &Self, options: &Options, fuel: &Fuel) -> Equality {
+        if matches!(answer.stop, Some(Fail::Stop(Stop::Undefined))) {
+            return Equality::Different;
+        }
+        if self.text == answer.text {
+            return Equality::Equal;
+        }
+        let mut verdict = Equality::Different;
+        for gold in &self.readings {
+            for answer in &answer.readings {
+                verdict = verdict.or(equal(gold, answer, options, fuel));
+                if verdict == Equality::Equal {
+                    return verdict;
+                }
+            }
+        }
+        if self.readings.is_empty() || answer.readings.is_empty() {
+            // What has no value here is itself alone.
+            let same = self.ast.to_string() == answer.ast.to_string();
+            return if same { Equality::Equal } else { Equality::Undecided };
+        }
+        verdict
+    }
+}
+
+/// How many alternatives there are, and whether a logarithm has no base.
+fn ambiguities(ast: &Ast) -> (usize, bool) {
+    let mut alternatives = 1;
+    let mut logs = false;
+    for node in ast.nodes() {
+        match node {
+            Node::Either(items) => alternatives = alternatives.max(items.len()),
+            Node::Log { base: None, .. } => logs = true,
+            _ => {}
+        }
+    }
+    (alternatives, logs)
+}
+
+/// Whether two bare answers are worth the same.
+///
+/// # Errors
+/// Whether it is the gold that cannot be used, and why; as [`Answer::gold`] and [`Answer::read`].
+pub fn compare(gold: &str, answer: &str, options: &Options) -> Result<Equality, (bool, Status)> {
+    let gold = Answer::gold(gold).map_err(|status| (true, status))?;
+    let fuel = Fuel::new(ANSWER_FUEL);
+    let answer = Answer::read(answer, &fuel).map_err(|status| (false, status))?;
+    Ok(gold.equals(&answer, options, &fuel))
+}
