@@ -218,7 +218,7 @@ fn last_value(text: &str) -> Option<&str> {
 }
 
 /// The inside of the last `$…$`, `$$…$$`, `\(…\)` or `\[…\]` that holds a letter or a digit.
-fn last_formula(text: &str) -> Option<(usize, usize)> {
+pub(super) fn last_formula(text: &str) -> Option<(usize, usize)> {
     let bytes = text.as_bytes();
     let mut found = None;
     // Where the open formula started, and whether dollars opened it.

@@ -13,10 +13,12 @@ pub mod expr;
 pub mod fuel;
 #[cfg(test)]
 mod hostile;
+mod label;
 mod lexer;
 mod literal;
 pub mod modular;
 mod notation;
+mod outside;
 mod parser;
 mod read;
 mod render;

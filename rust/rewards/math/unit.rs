@@ -96,6 +96,12 @@ impl Unit {
         })
     }
 
+    /// A millionth of it.
+    #[must_use]
+    pub fn millionth(self) -> Self {
+        Self { factor: self.factor / RBig::from(1_000_000), ..self }
+    }
+
     /// Multiply by a power of another unit; exponents saturate.
     pub fn multiply(&mut self, other: &Self, power: i8) {
         for (exponent, more) in self.dimension.iter_mut().zip(other.dimension) {

@@ -185,10 +185,10 @@ pub fn small_number(word: &str) -> Option<u32> {
     ];
     const TENS: [&str; 8] = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
     let equal = |known: &&str| known.eq_ignore_ascii_case(word);
-    if let Some(value) = SMALL.iter().position(|known| equal(&known)) {
+    if let Some(value) = SMALL.iter().position(|known| equal(known)) {
         return Some(value as u32);
     }
-    if let Some(ten) = TENS.iter().position(|known| equal(&known)) {
+    if let Some(ten) = TENS.iter().position(|known| equal(known)) {
         return Some(20 + 10 * ten as u32);
     }
     let (ten, one) = word.split_once('-')?;
@@ -264,9 +264,7 @@ pub fn folded(text: &str) -> String {
             end_word(&mut out, &mut word_start);
         } else if c.is_alphanumeric() || sign || is_mark(c) {
             out.extend(c.to_lowercase());
-        } else if !matches!(c, '\'' | '.') || !previous.is_alphanumeric() {
-            end_word(&mut out, &mut word_start);
-        } else if c == '.' && !next.is_alphanumeric() {
+        } else if !(previous.is_alphanumeric() && (c == '\'' || (c == '.' && next.is_alphanumeric()))) {
             end_word(&mut out, &mut word_start);
         }
         previous = c;

@@ -173,6 +173,14 @@ impl<'t> Parser<'_, 't> {
 
     /// `\{…\}`: items, or an element and its conditions.
     fn set(&mut self) -> Parsed<NodeId> {
+        // `\left\{\begin{array}{l} x = 1 \\ y = 2 \end{array}\right.`
+        if let Some(Kind::Begin(environment)) = self.peek() {
+            self.at += 1;
+            let inner = self.within(Context::default(), Self::list)?;
+            self.expect(Kind::End(environment))?;
+            self.eat(Kind::Close(Bracket::Curly));
+            return Ok(inner);
+        }
         self.set_until(Bracket::Curly)
     }
 
@@ -225,8 +233,10 @@ impl<'t> Parser<'_, 't> {
     /// `{…}`: in LaTeX a group; with commas, or around a whole plain answer, a set.
     fn group(&mut self) -> Parsed<NodeId> {
         let whole = self.at == 1 && !self.text.contains('\\');
+        let opened = self.at;
+        let before = self.at.checked_sub(2).and_then(|at| self.tokens.get(at)).map(|token| token.kind);
         let stands_alone = matches!(
-            self.at.checked_sub(2).and_then(|at| self.tokens.get(at)).map(|token| token.kind),
+            before,
             None | Some(
                 Kind::Relation(_)
                     | Kind::Comma
@@ -274,7 +284,36 @@ impl<'t> Parser<'_, 't> {
             let items = items.clone();
             return self.push(Node::Set(items));
         }
+        // `{-1} ∪ [0, 1)`
+        let joins = |kind| matches!(kind, Some(Kind::Cup | Kind::Cap | Kind::SetMinus));
+        let minus = before == Some(Kind::Minus) && self.at_set_before_minus(opened);
+        if (minus || joins(before) || (stands_alone && joins(self.peek()))) && !self.is_set(inner) {
+            return self.push(Node::Set(vec![inner]));
+        }
         Ok(inner)
+    }
+
+    /// Whether `ℝ -` precedes the group whose inside starts at `inside`.
+    fn at_set_before_minus(&self, inside: usize) -> bool {
+        match inside.checked_sub(3).and_then(|at| self.tokens.get(at)).map(|token| token.kind) {
+            Some(Kind::NamedSet(_)) => true,
+            Some(Kind::Name { name, .. }) => matches!(name, "R" | "Z" | "N" | "Q") && !self.text.contains('\\'),
+            _ => false,
+        }
+    }
+
+    fn is_set(&self, id: NodeId) -> bool {
+        matches!(
+            self.ast.node(id),
+            Node::Set(_)
+                | Node::Interval { .. }
+                | Node::Union(_)
+                | Node::NamedSet { .. }
+                | Node::EmptySet
+                | Node::Tuple(_)
+                | Node::Brackets(_)
+                | Node::SetBuilder { .. }
+        )
     }
 
     /// `<1, 2, 3>`, at the sign.

@@ -5,6 +5,7 @@ use dashu_ratio::RBig;
 
 use super::super::super::Status;
 use super::super::ast::{Constant, Function, Node, NodeId, NumberForm, SetPart};
+use super::super::command;
 use super::super::literal;
 use super::super::token::{Bracket, Kind};
 use super::{Parsed, Parser};
@@ -68,6 +69,17 @@ impl<'t> Parser<'_, 't> {
         let (items, closed) = match self.ast.node(id) {
             Node::Tuple(items) => (items, false),
             Node::Brackets(items) => (items, true),
+            Node::Symbol(symbol) => {
+                let mut letters = self.ast.name(*symbol).chars();
+                let set = match (letters.next(), letters.next()) {
+                    (Some(letter @ ('R' | 'Z' | 'N' | 'Q')), None) => command::blackboard(letter),
+                    _ => None,
+                };
+                return match set {
+                    Some(set) => self.push(Node::NamedSet { set, part: SetPart::All }),
+                    None => Ok(id),
+                };
+            }
             _ => return Ok(id),
         };
         let &[low, high] = &items[..] else { return Ok(id) };
@@ -164,8 +176,8 @@ impl<'t> Parser<'_, 't> {
         let &[first, .., last] = &terms[..] else { return terms.first().copied().ok_or(Status::Unparseable) };
         if let (2, &Node::Neg(set)) = (terms.len(), self.ast.node(last))
             && matches!(self.ast.node(set), Node::Set(_))
-            && matches!(self.ast.node(first), Node::NamedSet { .. } | Node::Set(_) | Node::Interval { .. })
         {
+            let first = self.as_interval(first)?;
             return self.push(Node::Difference(first, set));
         }
         let quantity = |id: &NodeId| matches!(self.ast.node(*id), Node::Quantity { .. });
@@ -359,7 +371,7 @@ impl<'t> Parser<'_, 't> {
                 | Kind::Sqrt
                 | Kind::CubeRoot
                 | Kind::Overline
-                | Kind::Arrow
+                | Kind::Arrow(_)
                 | Kind::Sum
                 | Kind::Product
                 | Kind::Open(_)

@@ -29,12 +29,23 @@ impl<'t> Parser<'_, 't> {
         {
             return self.name(letter, Style::Plain);
         }
+        // `\text{Var}(X)`
+        if let (Some(Kind::Word(name)), true) = (self.peek(), self.kind_at(1) == Some(Kind::Open(Bracket::Round)))
+            && !self.space_at(1)
+            && name.len() > 1
+        {
+            self.at += 1;
+            let arguments = self.arguments()?;
+            let name = self.ast.intern(name)?;
+            return self.push(Node::Apply { name, arguments, product: false });
+        }
         let start = self.at;
         while let Some(kind) = self.peek() {
             let part = match kind {
                 Kind::Word(text) => self.at == start || !matches!(text, "and" | "or" | "is" | "are" | "equals"),
                 Kind::Name { .. } => {
-                    self.space_at(0) && !matches!(self.kind_at(1), Some(Kind::Caret | Kind::Underscore))
+                    let sign = matches!(self.kind_at(1), Some(Kind::Caret | Kind::Underscore | Kind::Relation(_)));
+                    self.space_at(0) && !sign
                 }
                 Kind::Number(_) | Kind::Minus => false,
                 _ => false,
@@ -187,6 +198,11 @@ pub fn value_start(tokens: &[Token<'_>]) -> usize {
                 Kind::Word("is" | "are" | "equals" | "be" | "was") => start = at + 1,
                 Kind::Word(_) | Kind::Name { .. } | Kind::Period | Kind::Prime => {}
                 Kind::Colon if colons == 1 => start = at + 1,
+                // `the slope m = 2`
+                Kind::Relation(_) if start == 0 && matches!(tokens[at - 1].kind, Kind::Name { .. }) => {
+                    start = at - 1;
+                    break;
+                }
                 _ => break,
             }
         }

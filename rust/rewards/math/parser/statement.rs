@@ -179,7 +179,7 @@ impl<'t> Parser<'_, 't> {
         let assigns = matches!(operator, Comparison::Equal | Comparison::NotEqual | Comparison::Approx)
             && matches!(
                 self.ast.node(left),
-                Node::Symbol(_) | Node::Text(_) | Node::Apply { .. } | Node::Constant { .. }
+                Node::Symbol(_) | Node::Text(_) | Node::Apply { .. } | Node::Constant { .. } | Node::Tuple(_)
             );
         if !assigns {
             return Ok(None);

@@ -11,7 +11,8 @@ use super::super::word;
 use super::{Context, Parsed, Parser};
 
 /// Single letters that may be a unit behind a number and a space.
-const LETTER_UNITS: [&str; 12] = ["m", "g", "s", "L", "l", "h", "N", "J", "W", "V", "A", "K"];
+const LETTER_UNITS: [&str; 17] =
+    ["m", "g", "s", "L", "l", "h", "N", "J", "W", "V", "A", "K", "C", "F", "T", "H", "Omega"];
 /// Factors of one unit expression.
 const MOST_FACTORS: usize = 8;
 
@@ -135,7 +136,6 @@ impl<'t> Parser<'_, 't> {
                 | Node::Text(_)
                 | Node::Apply { .. }
                 | Node::Quantity { .. }
-                | Node::Percent(_)
                 | Node::Set(_)
                 | Node::Tuple(_)
                 | Node::Ellipsis
@@ -200,6 +200,9 @@ impl<'t> Parser<'_, 't> {
         if !matches!(self.previous(), Some(Kind::Number(_) | Kind::Close(_) | Kind::Constant(_))) {
             return false;
         }
+        if name == "mu" {
+            return self.prefixed_unit().is_some();
+        }
         match style {
             Style::Upright => name != "e" && name != "i" && Unit::known(name).is_some(),
             Style::Bold => false,
@@ -220,6 +223,14 @@ impl<'t> Parser<'_, 't> {
             && matches!(self.previous(), Some(Kind::Number(_)))
             && (self.space_at(0) || self.kind_at(1) == Some(Kind::Slash))
             && ends(self.kind_at(1))
+    }
+
+    /// `\mu\mathrm{m}`, at the prefix.
+    fn prefixed_unit(&self) -> Option<Unit> {
+        match self.kind_at(1)? {
+            Kind::Name { name, style: Style::Upright } | Kind::Word(name) => Unit::known(name).map(Unit::millionth),
+            _ => None,
+        }
     }
 
     /// Note that a letter here would read as a unit under the other choice.
@@ -344,6 +355,13 @@ impl<'t> Parser<'_, 't> {
                     },
                 }
             }
+            Some(Kind::Name { name: "mu", .. }) => match self.prefixed_unit() {
+                Some(unit) => {
+                    self.at += 2;
+                    unit
+                }
+                None => return Ok(None),
+            },
             Some(Kind::Name { name, .. }) => match Unit::known(name) {
                 Some(unit) => {
                     self.at += 1;
