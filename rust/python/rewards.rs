@@ -142,7 +142,7 @@ fn score_token_repetition<'py>(
 }
 
 #[pyfunction]
-fn extract_answer(text: &str) -> Option<&str> {
+fn extract_answer(text: &str) -> Option<std::borrow::Cow<'_, str>> {
     answer::stated(text)
 }
 

@@ -349,8 +349,9 @@ class Composite:
 def extract_answer(text: str) -> str | None:
     r"""The answer that a text states after its last ``</think>``, stripped, or None.
 
-    The last balanced ``\boxed{…}`` or ``\fbox{…}``, else the last closed ``<answer>``, else the last ``####`` line,
-    else what follows the last "answer is" or "answer:", else the last number.
+    The last balanced ``\boxed{…}`` or ``\fbox{…}`` (with those listed before it: ``\boxed{2} and \boxed{3}`` states
+    ``2, 3``), else the last closed ``<answer>``, else the last ``####`` line, else what follows the last "answer is" or
+    "answer:", else the last formula (``$…$``, ``\(…\)``, ``\[…\]``) or number, whichever ends later.
     """
     return _native.extract_answer(encodable(text))
 

@@ -50,7 +50,9 @@ pub fn action(name: &str) -> Action {
         "binom" | "dbinom" | "tbinom" => Emit(Kind::Binom),
         "sqrt" | "surd" => Emit(Kind::Sqrt),
         "overline" | "bar" | "widebar" => Emit(Kind::Overline),
-        "vec" | "hat" | "overrightarrow" | "widehat" => Emit(Kind::Arrow),
+        "vec" | "hat" | "overrightarrow" | "widehat" | "tilde" | "widetilde" => Emit(Kind::Arrow(None)),
+        "dot" => Emit(Kind::Arrow(Some("."))),
+        "ddot" => Emit(Kind::Arrow(Some(".."))),
         "angle" | "measuredangle" => Emit(Kind::Figure("angle")),
         "triangle" => Emit(Kind::Figure("triangle")),
         "sum" => Emit(Kind::Sum),
@@ -119,8 +121,9 @@ pub fn action(name: &str) -> Action {
             Action::Font(Style::Upright)
         }
         "mathbf" | "boldsymbol" | "bm" | "pmb" | "bold" | "mathbfit" => Action::Font(Style::Bold),
-        "mathit" | "mathnormal" | "mathcal" | "mathscr" | "mathfrak" | "ensuremath" | "underline" | "tilde"
-        | "widetilde" => Action::Font(Style::Plain),
+        "mathit" | "mathnormal" | "mathcal" | "mathscr" | "mathfrak" | "ensuremath" | "underline" => {
+            Action::Font(Style::Plain)
+        }
         "boxed" | "fbox" | "framebox" => Action::Group,
         "mathbb" | "Bbb" | "mathds" => Action::Blackboard,
         "left" | "bigleft" => Action::Left,
@@ -218,10 +221,10 @@ pub fn function(name: &str) -> Option<Kind<'static>> {
 
 /// Greek letters but π, which is a constant; variants under one name.
 pub fn greek(name: &str) -> Option<&'static str> {
-    const NAMES: [&str; 34] = [
+    const NAMES: [&str; 35] = [
         "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",
         "xi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda",
-        "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega", "ell",
+        "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega", "ell", "hbar",
     ];
     let plain = name.strip_prefix("var").unwrap_or(name);
     NAMES.iter().find(|known| **known == plain).copied()

@@ -6,6 +6,9 @@ use super::token::Kind;
 /// Thousands marks; those that can be nothing else come first.
 const MARKS: [&str; 11] = ["{,}", ",\\!", "\\!,", "{\\,}", "\\,", "\\ ", "\\;", "\\:", "~", ",", " "];
 
+/// Digits of a numeral with letters in it.
+const LONGEST_NUMERAL: usize = 256;
+
 impl Lexer<'_> {
     fn digits_at(&self, at: usize) -> usize {
         self.bytes.get(at..).unwrap_or_default().iter().take_while(|byte| byte.is_ascii_digit()).count()
@@ -55,18 +58,25 @@ impl Lexer<'_> {
         let mut end = start + lead;
         let follows = |at: usize, mark: &str| self.text[at..].starts_with(mark) && self.digits_at(at + mark.len()) > 0;
         let mark = MARKS.iter().find(|mark| follows(end, mark))?;
-        let mut good = true;
+        let (mut good, mut zero) = (true, false);
         while follows(end, mark) {
             let count = self.digits_at(end + mark.len());
+            // No number of a list starts with 0, but groups of thousands do.
+            zero |= self.bytes[end + mark.len()] == b'0';
             good &= count == 3;
             end += mark.len() + count;
         }
         if *mark == " " && self.bytes.get(end) == Some(&b'/') {
             good = false;
         }
+        if !good {
+            self.ungrouped_until = end;
+        }
         if *mark == "," {
-            self.out.has_groups |= good;
-            if !good || !self.options.grouped {
+            let currency = matches!(self.last(), Some(Kind::Currency(_)));
+            let clear = zero || currency || (self.bytes.get(end) == Some(&b'.') && self.digits_at(end + 1) > 0);
+            self.out.has_groups |= good && !clear;
+            if !good || !(self.options.grouped || clear) {
                 self.ungrouped_until = end;
                 return None;
             }
@@ -154,8 +164,8 @@ impl Lexer<'_> {
 
     /// Digits and capital letters with a base above ten: `2BF_{16}`. Emits the token if that is what stands here.
     pub(super) fn numeral(&mut self) -> bool {
-        let run = self.bytes[self.at..].iter().take_while(|byte| byte.is_ascii_digit() || byte.is_ascii_uppercase());
-        let length = run.count();
+        let run = self.bytes[self.at..].iter().take(LONGEST_NUMERAL);
+        let length = run.take_while(|byte| byte.is_ascii_digit() || byte.is_ascii_uppercase()).count();
         let digits = &self.text[self.at..self.at + length];
         if length < 2 || !digits.bytes().any(|byte| byte.is_ascii_uppercase()) {
             return false;

@@ -21,6 +21,8 @@ pub struct Options {
     pub grouped: bool,
     /// `2e-3` is 0.002, rather than 2e - 3.
     pub exponents: bool,
+    /// A new line separates statements, rather than words.
+    pub lines: bool,
 }
 
 /// Tokens, and whether the options made a difference.
@@ -188,6 +190,9 @@ impl<'t> Lexer<'t> {
             b'{' => self.open_group(),
             b'}' => self.close_group(),
             b'$' => self.dollar(),
+            b'\n' if self.options.lines && self.frames.is_empty() && !self.out.tokens.is_empty() => {
+                self.emit(Kind::Newline, 1);
+            }
             byte if byte.is_ascii_whitespace() || byte == b'~' => {
                 self.space = true;
                 self.skip(1);
@@ -231,6 +236,8 @@ impl<'t> Lexer<'t> {
             (b';', _) => (Kind::Semicolon, 1),
             (b':', _) => (Kind::Colon, 1),
             (b'?', _) => (Kind::Question, 1),
+            // `x &= 1` is aligned at its sign, and no cell ends there.
+            (b'&', _) if self.text[self.at + 1..].trim_start().starts_with(['=', '<', '>']) => return self.skip(1),
             (b'&', _) => (Kind::Ampersand, 1),
             (b'"' | b'`', _) => {
                 self.space = true;
@@ -317,6 +324,12 @@ impl<'t> Lexer<'t> {
                 }
                 return;
             }
+            b'{' if self.minus_braces() => return self.emit(Kind::SetMinus, 1),
+            b' ' if self.text[self.at + 1..].trim_start().starts_with('{')
+                && self.last().is_some_and(|kind| kind.ends_value() || matches!(kind, Kind::NamedSet(_))) =>
+            {
+                return self.emit(Kind::SetMinus, 1);
+            }
             b'{' => Kind::Open(Bracket::Curly),
             b'}' => Kind::Close(Bracket::Curly),
             b'|' => Kind::DoubleBar,
@@ -342,6 +355,11 @@ impl<'t> Lexer<'t> {
             _ => return self.emit(Kind::Unknown, 1),
         };
         self.emit(kind, 2);
+    }
+
+    /// `ℝ\{0}` without LaTeX's braces: the backslash takes a set away.
+    fn minus_braces(&self) -> bool {
+        matches!(self.last(), Some(Kind::NamedSet(_))) && memchr::memmem::find(&self.bytes[self.at..], b"\\}").is_none()
     }
 
     fn command(&mut self, name_length: usize) {
@@ -498,21 +516,31 @@ impl<'t> Lexer<'t> {
 impl<'t> Lexer<'t> {
     fn letters(&mut self) {
         let rest = self.rest();
-        let letter = |c: char| c.is_alphabetic() || ('\u{300}'..='\u{36f}').contains(&c);
+        let letter =
+            |c: char| c.is_alphabetic() || (!c.is_ascii() && c.is_numeric()) || ('\u{300}'..='\u{36f}').contains(&c);
         let length = rest.find(|c: char| !letter(c)).unwrap_or(rest.len());
         if length == 0 {
             let length = rest.chars().next().map_or(1, char::len_utf8);
             return self.emit(Kind::Unknown, length);
         }
         let run = &rest[..length];
-        if self.mode == Mode::Text {
-            return self.word(length);
+        if matches!(run, "a" | "p" | "A" | "P") && matches!(rest.get(1..3), Some(".m" | ".M")) {
+            let length = if rest.as_bytes().get(3) == Some(&b'.') { 4 } else { 3 };
+            return self.emit(Kind::Word(if matches!(run, "a" | "A") { "a.m" } else { "p.m" }), length);
         }
-        if length == 1 {
-            return self.letter(run);
+        if self.mode == Mode::Text {
+            if matches!(run, "cis" | "sin" | "cos" | "tan" | "ln" | "log" | "lcm" | "gcd" | "Re" | "Im")
+                && let Some(kind) = command::function(run)
+            {
+                return self.emit(kind, length);
+            }
+            return self.word(length);
         }
         if self.numeral() {
             return;
+        }
+        if length == 1 && !(self.mode == Mode::Prose && self.compound_word()) {
+            return self.letter(run);
         }
         match self.style {
             Style::Bold => return self.product(run),
@@ -541,6 +569,14 @@ impl<'t> Lexer<'t> {
         } else {
             self.product(run);
         }
+    }
+
+    /// `y-intercept` in prose.
+    fn compound_word(&self) -> bool {
+        const SHORTEST: usize = 4;
+        let joined = self.bytes.get(self.at + 2..).unwrap_or_default();
+        self.byte(1) == b'-'
+            && joined.iter().take(SHORTEST).filter(|byte| byte.is_ascii_lowercase()).count() == SHORTEST
     }
 
     /// A known name in plain letters.
@@ -585,7 +621,7 @@ impl<'t> Lexer<'t> {
     fn letter(&mut self, run: &'t str) {
         let after = self.text[self.at + 1..].trim_start_matches(' ');
         let times = matches!(run, "x" | "X")
-            && matches!(self.last(), Some(Kind::Number(_)))
+            && matches!(self.last(), Some(Kind::Number(digits)) if digits != "0")
             && after.starts_with(|c: char| c.is_ascii_digit());
         let kind = if times { Kind::Times } else { Kind::Name { name: run, style: self.style } };
         self.emit(kind, 1);

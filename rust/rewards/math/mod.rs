@@ -11,10 +11,14 @@ pub mod compare;
 mod digits;
 pub mod expr;
 pub mod fuel;
+#[cfg(test)]
+mod hostile;
+mod label;
 mod lexer;
 mod literal;
 pub mod modular;
 mod notation;
+mod outside;
 mod parser;
 mod read;
 mod render;

@@ -67,7 +67,7 @@ impl RewardRule for MathAnswer {
     fn score(&self, row: usize, completion: &str) -> Verdict {
         let Some(text) = stated(completion) else { return Verdict::none(Status::NoAnswer) };
         let fuel = Fuel::new(ANSWER_FUEL);
-        let answer = match Answer::read(text, &fuel) {
+        let answer = match Answer::read(&text, &fuel) {
             Ok(answer) => answer,
             Err(status) => return Verdict::none(status),
         };
@@ -120,7 +120,7 @@ fn vote<T: AsRef<str>>(completions: &[T], rows: &[usize], options: &Options) -> 
     for (member, row) in rows.iter().enumerate() {
         let Some(text) = stated(completions[*row].as_ref()) else { continue };
         let fuel = Fuel::new(ANSWER_FUEL);
-        let answer = match Answer::read(text, &fuel) {
+        let answer = match Answer::read(&text, &fuel) {
             Ok(answer) if answer.has_value() => answer,
             Ok(_) => {
                 verdicts[member] = Verdict::none(Status::Unparseable);

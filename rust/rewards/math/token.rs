@@ -54,8 +54,8 @@ pub enum Kind<'t> {
     CubeRoot,
     /// `\overline`, `\bar`, over a value.
     Overline,
-    /// `\vec`, `\hat`, `\overrightarrow`: the letters below are a symbol.
-    Arrow,
+    /// `\vec`, `\hat`, `\overrightarrow`: the letters below are a symbol; dots tell it from the plain letter.
+    Arrow(Option<&'static str>),
     /// `\angle`, `\triangle`: names what follows.
     Figure(&'static str),
     /// `\sum`
@@ -222,7 +222,7 @@ impl Kind<'_> {
     pub fn wants_argument(&self) -> bool {
         matches!(
             self,
-            Kind::Caret | Kind::Underscore | Kind::Frac | Kind::Binom | Kind::Sqrt | Kind::Overline | Kind::Arrow
+            Kind::Caret | Kind::Underscore | Kind::Frac | Kind::Binom | Kind::Sqrt | Kind::Overline | Kind::Arrow(_)
         )
     }
 }

@@ -15,7 +15,7 @@ pub struct Unit {
     pub dimension: [i8; DIMENSIONS],
     /// The value of one such unit in the coherent units of its dimension (SI; bits; whole currency), exact.
     pub factor: RBig,
-    /// Parts that nothing converts: currencies by code, temperature scales, counted things in the singular; sorted by
+    /// Parts that nothing converts: currencies by code, temperature scales, counted things by their stem (the same in singular and plural); sorted by
     /// name, with exponents other than 0.
     pub named: Vec<(Box<str>, i8)>,
     /// Whether it says only that there is a unit: `units`, `square units`. Dimension and factor are then of no meaning.
@@ -35,7 +35,7 @@ impl Unit {
         self.dimension == other.dimension && self.named == other.named
     }
 
-    /// Something that is counted: any word, in the singular.
+    /// Something that is counted: any word, by its stem.
     #[must_use]
     pub fn counted(word: &str) -> Self {
         Self { named: vec![(singular(word).into(), 1)], ..Self::one() }
@@ -45,6 +45,15 @@ impl Unit {
     #[must_use]
     pub fn named(name: &str) -> Self {
         Self { named: vec![(name.into(), 1)], ..Self::one() }
+    }
+
+    /// The code of the currency that a word names in full.
+    #[must_use]
+    pub fn currency_code(word: &str) -> Option<&'static str> {
+        let named = currency(word).filter(|unit| unit.factor.is_one())?.named;
+        ["USD", "EUR", "GBP", "INR", "JPY", "CNY", "MXN", "RUB", "KRW", "CHF", "BRL", "MYR"]
+            .into_iter()
+            .find(|code| named.first().is_some_and(|(name, _)| **name == **code))
     }
 
     /// The unit that a word or a symbol names; symbols by their case, words in singular or plural.
@@ -85,6 +94,12 @@ impl Unit {
             let measure = by_name(singular.strip_prefix(prefix)?).filter(|measure| measure.metric)?;
             Some(measure.unit(*power))
         })
+    }
+
+    /// A millionth of it.
+    #[must_use]
+    pub fn millionth(self) -> Self {
+        Self { factor: self.factor / RBig::from(1_000_000), ..self }
     }
 
     /// Multiply by a power of another unit; exponents saturate.
@@ -284,31 +299,32 @@ fn currency(word: &str) -> Option<Unit> {
     CURRENCIES.iter().find(|(names, _)| names.contains(&word.as_str())).map(|(_, code)| Unit::named(code))
 }
 
-/// A noun in lower case and in the singular, by its ending.
+/// A noun in lower case without the ending of its plural; the same stem for both numbers, not always a word.
 fn singular(word: &str) -> String {
-    const IRREGULAR: [(&str, &str); 6] = [
+    const IRREGULAR: [(&str, &str); 7] = [
         ("people", "person"),
         ("persons", "person"),
         ("men", "man"),
         ("women", "woman"),
         ("children", "child"),
         ("inches", "inch"),
+        ("feet", "feet"),
     ];
     let lower = word.to_lowercase();
     if let Some((_, one)) = IRREGULAR.iter().find(|(many, _)| *many == lower) {
         return (*one).to_owned();
     }
-    if let Some(stem) = lower.strip_suffix("ies").filter(|stem| stem.len() > 1) {
-        return format!("{stem}y");
-    }
-    for ending in ["sses", "shes", "ches", "xes", "zes"] {
-        if lower.ends_with(ending) {
-            return lower[..lower.len() - 2].to_owned();
-        }
-    }
-    match lower.strip_suffix('s') {
-        Some(stem) if stem.len() > 2 && !stem.ends_with(['s', 'u', 'i']) => stem.to_owned(),
-        _ => lower,
+    let plural = ["sses", "shes", "ches", "xes", "zes"].iter().any(|ending| lower.ends_with(ending));
+    let stem = if plural {
+        &lower[..lower.len() - 2]
+    } else {
+        lower.strip_suffix('s').filter(|stem| stem.len() > 2 && !stem.ends_with(['s', 'u', 'i'])).unwrap_or(&lower)
+    };
+    // `cities` and `cookie` have lost what tells `-y` from `-ie`, `buses` and `houses` what tells `-s` from `-se`.
+    match (stem.strip_suffix("ie"), stem.strip_suffix('e')) {
+        (Some(short), _) if short.len() > 1 => format!("{short}y"),
+        (_, Some(short)) if short.len() > 2 && short.ends_with(['s', 'o']) => short.to_owned(),
+        _ => stem.to_owned(),
     }
 }
 
@@ -362,6 +378,10 @@ mod tests {
     #[test]
     fn nouns_in_the_singular() {
         for (many, one) in [
+            ("cookies", "cooky"),
+            ("cookie", "cooky"),
+            ("houses", "hous"),
+            ("house", "hous"),
             ("ways", "way"),
             ("boxes", "box"),
             ("cities", "city"),

@@ -4,7 +4,7 @@ use super::command;
 
 /// Words that separate, relate or qualify: never a unit, never a thing that is counted.
 pub fn is_function_word(word: &str) -> bool {
-    const WORDS: [&str; 52] = [
+    const WORDS: &[&str] = &[
         "a",
         "an",
         "and",
@@ -12,10 +12,13 @@ pub fn is_function_word(word: &str) -> bool {
         "are",
         "as",
         "at",
+        "base",
         "be",
         "because",
         "but",
         "by",
+        "choose",
+        "divided",
         "each",
         "equal",
         "equals",
@@ -29,6 +32,9 @@ pub fn is_function_word(word: &str) -> bool {
         "is",
         "it",
         "its",
+        "minus",
+        "mod",
+        "modulo",
         "not",
         "of",
         "on",
@@ -37,6 +43,7 @@ pub fn is_function_word(word: &str) -> bool {
         "otherwise",
         "over",
         "per",
+        "plus",
         "since",
         "so",
         "such",
@@ -50,6 +57,7 @@ pub fn is_function_word(word: &str) -> bool {
         "this",
         "times",
         "to",
+        "union",
         "was",
         "we",
         "were",
@@ -87,7 +95,10 @@ pub fn classify(run: &str, formula: bool) -> Run {
     {
         return Run::Word;
     }
-    if !run.is_ascii() {
+    let capitalised = length > 2
+        && run.starts_with(|c: char| c.is_ascii_uppercase())
+        && run[1..].bytes().all(|c| c.is_ascii_lowercase());
+    if !run.is_ascii() || capitalised || is_function_word(run) {
         return Run::Word;
     }
     let all_in = |letters: &str| run.chars().all(|c| letters.contains(c.to_ascii_lowercase()));
@@ -174,10 +185,10 @@ pub fn small_number(word: &str) -> Option<u32> {
     ];
     const TENS: [&str; 8] = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
     let equal = |known: &&str| known.eq_ignore_ascii_case(word);
-    if let Some(value) = SMALL.iter().position(|known| equal(&known)) {
+    if let Some(value) = SMALL.iter().position(|known| equal(known)) {
         return Some(value as u32);
     }
-    if let Some(ten) = TENS.iter().position(|known| equal(&known)) {
+    if let Some(ten) = TENS.iter().position(|known| equal(known)) {
         return Some(20 + 10 * ten as u32);
     }
     let (ten, one) = word.split_once('-')?;
@@ -253,9 +264,7 @@ pub fn folded(text: &str) -> String {
             end_word(&mut out, &mut word_start);
         } else if c.is_alphanumeric() || sign || is_mark(c) {
             out.extend(c.to_lowercase());
-        } else if !matches!(c, '\'' | '.') || !previous.is_alphanumeric() {
-            end_word(&mut out, &mut word_start);
-        } else if c == '.' && !next.is_alphanumeric() {
+        } else if !(previous.is_alphanumeric() && (c == '\'' || (c == '.' && next.is_alphanumeric()))) {
             end_word(&mut out, &mut word_start);
         }
         previous = c;

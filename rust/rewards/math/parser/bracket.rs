@@ -173,6 +173,14 @@ impl<'t> Parser<'_, 't> {
 
     /// `\{…\}`: items, or an element and its conditions.
     fn set(&mut self) -> Parsed<NodeId> {
+        // `\left\{\begin{array}{l} x = 1 \\ y = 2 \end{array}\right.`
+        if let Some(Kind::Begin(environment)) = self.peek() {
+            self.at += 1;
+            let inner = self.within(Context::default(), Self::list)?;
+            self.expect(Kind::End(environment))?;
+            self.eat(Kind::Close(Bracket::Curly));
+            return Ok(inner);
+        }
         self.set_until(Bracket::Curly)
     }
 
@@ -185,7 +193,10 @@ impl<'t> Parser<'_, 't> {
         if matches!(self.peek(), Some(Kind::Mid | Kind::Bar | Kind::Colon)) || self.word_at(0, "such") {
             self.at += 1;
             self.eat_word("that");
-            return self.set_builder(element, bracket);
+            if let Some(set) = self.set_builder(element, bracket)? {
+                return Ok(set);
+            }
+            self.at = start;
         }
         // Bars of absolute values and colons of ratios have their meaning back where there are no conditions.
         let inner = if self.peek() == Some(Kind::Close(bracket)) {
@@ -199,11 +210,15 @@ impl<'t> Parser<'_, 't> {
         self.push(Node::Set(items))
     }
 
-    fn set_builder(&mut self, element: NodeId, bracket: Bracket) -> Parsed<NodeId> {
+    /// The conditions of a set; `None` when what follows the sign states nothing, as in `\{2:3\}`.
+    fn set_builder(&mut self, element: NodeId, bracket: Bracket) -> Parsed<Option<NodeId>> {
         let conditions = self.within(Context::default(), Self::list)?;
+        if !self.is_statement(conditions) && !matches!(self.ast.node(conditions), Node::List { .. } | Node::Text(_)) {
+            return Ok(None);
+        }
         self.expect(Kind::Close(bracket))?;
         let Node::Relation { operands, .. } = self.ast.node(element) else {
-            return self.push(Node::SetBuilder { element, conditions });
+            return self.push(Node::SetBuilder { element, conditions }).map(Some);
         };
         let Some(&variable) = operands.first() else { return Err(Status::Unparseable) };
         let mut items = vec![element];
@@ -212,12 +227,27 @@ impl<'t> Parser<'_, 't> {
             _ => items.push(conditions),
         }
         let conditions = self.push(Node::And(items))?;
-        self.push(Node::SetBuilder { element: variable, conditions })
+        self.push(Node::SetBuilder { element: variable, conditions }).map(Some)
     }
 
     /// `{…}`: in LaTeX a group; with commas, or around a whole plain answer, a set.
     fn group(&mut self) -> Parsed<NodeId> {
         let whole = self.at == 1 && !self.text.contains('\\');
+        let opened = self.at;
+        let before = self.at.checked_sub(2).and_then(|at| self.tokens.get(at)).map(|token| token.kind);
+        let stands_alone = matches!(
+            before,
+            None | Some(
+                Kind::Relation(_)
+                    | Kind::Comma
+                    | Kind::Open(_)
+                    | Kind::Cup
+                    | Kind::Cap
+                    | Kind::SetMinus
+                    | Kind::Word(_)
+                    | Kind::Minus
+            )
+        );
         if self.peek() == Some(Kind::Close(Bracket::Group)) {
             self.at += 1;
             // The empty group before a script: `{}_5C_2`.
@@ -238,7 +268,7 @@ impl<'t> Parser<'_, 't> {
             self.at = start;
         }
         let inner = self.within(Context::default(), Self::list)?;
-        let value = match self.peek() {
+        let inner = match self.peek() {
             Some(kind @ (Kind::Over | Kind::Choose)) => {
                 self.at += 1;
                 let below = self.within(Context::default(), Self::side)?;
@@ -247,11 +277,43 @@ impl<'t> Parser<'_, 't> {
             _ => inner,
         };
         self.expect(Kind::Close(Bracket::Group))?;
-        if let Node::List { items, separator: Separator::Comma } = self.ast.node(value) {
+        if let Node::List { items, separator } = self.ast.node(inner) {
+            if !stands_alone || *separator != Separator::Comma {
+                return Err(Status::Unparseable);
+            }
             let items = items.clone();
             return self.push(Node::Set(items));
         }
-        Ok(value)
+        // `{-1} ∪ [0, 1)`
+        let joins = |kind| matches!(kind, Some(Kind::Cup | Kind::Cap | Kind::SetMinus));
+        let minus = before == Some(Kind::Minus) && self.at_set_before_minus(opened);
+        if (minus || joins(before) || (stands_alone && joins(self.peek()))) && !self.is_set(inner) {
+            return self.push(Node::Set(vec![inner]));
+        }
+        Ok(inner)
+    }
+
+    /// Whether `ℝ -` precedes the group whose inside starts at `inside`.
+    fn at_set_before_minus(&self, inside: usize) -> bool {
+        match inside.checked_sub(3).and_then(|at| self.tokens.get(at)).map(|token| token.kind) {
+            Some(Kind::NamedSet(_)) => true,
+            Some(Kind::Name { name, .. }) => matches!(name, "R" | "Z" | "N" | "Q") && !self.text.contains('\\'),
+            _ => false,
+        }
+    }
+
+    fn is_set(&self, id: NodeId) -> bool {
+        matches!(
+            self.ast.node(id),
+            Node::Set(_)
+                | Node::Interval { .. }
+                | Node::Union(_)
+                | Node::NamedSet { .. }
+                | Node::EmptySet
+                | Node::Tuple(_)
+                | Node::Brackets(_)
+                | Node::SetBuilder { .. }
+        )
     }
 
     /// `<1, 2, 3>`, at the sign.

@@ -5,6 +5,7 @@ use dashu_ratio::RBig;
 
 use super::super::super::Status;
 use super::super::ast::{Constant, Function, Node, NodeId, NumberForm, SetPart};
+use super::super::command;
 use super::super::literal;
 use super::super::token::{Bracket, Kind};
 use super::{Parsed, Parser};
@@ -68,6 +69,17 @@ impl<'t> Parser<'_, 't> {
         let (items, closed) = match self.ast.node(id) {
             Node::Tuple(items) => (items, false),
             Node::Brackets(items) => (items, true),
+            Node::Symbol(symbol) => {
+                let mut letters = self.ast.name(*symbol).chars();
+                let set = match (letters.next(), letters.next()) {
+                    (Some(letter @ ('R' | 'Z' | 'N' | 'Q')), None) => command::blackboard(letter),
+                    _ => None,
+                };
+                return match set {
+                    Some(set) => self.push(Node::NamedSet { set, part: SetPart::All }),
+                    None => Ok(id),
+                };
+            }
             _ => return Ok(id),
         };
         let &[low, high] = &items[..] else { return Ok(id) };
@@ -164,8 +176,8 @@ impl<'t> Parser<'_, 't> {
         let &[first, .., last] = &terms[..] else { return terms.first().copied().ok_or(Status::Unparseable) };
         if let (2, &Node::Neg(set)) = (terms.len(), self.ast.node(last))
             && matches!(self.ast.node(set), Node::Set(_))
-            && matches!(self.ast.node(first), Node::NamedSet { .. } | Node::Set(_) | Node::Interval { .. })
         {
+            let first = self.as_interval(first)?;
             return self.push(Node::Difference(first, set));
         }
         let quantity = |id: &NodeId| matches!(self.ast.node(*id), Node::Quantity { .. });
@@ -184,7 +196,11 @@ impl<'t> Parser<'_, 't> {
 
     /// Factors with or without signs between them, quotients, and what stands behind a value.
     pub(super) fn product(&mut self) -> Parsed<NodeId> {
-        let mut factors = vec![self.factor()?];
+        let first = self.factor()?;
+        if matches!(self.ast.node(first), Node::Text(_) | Node::Either(_)) {
+            return Ok(first);
+        }
+        let mut factors = vec![first];
         let mut implicit = true;
         loop {
             self.note_letter_unit();
@@ -198,6 +214,7 @@ impl<'t> Parser<'_, 't> {
                 factors = vec![self.quotient(left, divisor)?];
                 implicit = true;
             } else if let Some(mixed) = self.mixed(&factors)? {
+                let mixed = self.postfix(mixed)?;
                 factors.pop();
                 factors.push(mixed);
             } else if self.choose_letter(&mut factors)? {
@@ -323,13 +340,17 @@ impl<'t> Parser<'_, 't> {
     /// Whether a factor follows without a sign.
     pub(super) fn juxtaposed(&self) -> bool {
         match self.peek() {
-            Some(Kind::Number(_) | Kind::Numeral { .. }) => {
-                !matches!(self.previous(), Some(Kind::Number(_) | Kind::Numeral { .. } | Kind::Percent))
-            }
+            // `n2^{n}` and `n 2` are products, `x2` is not known to be one.
+            Some(Kind::Number(_) | Kind::Numeral { .. }) => match self.previous() {
+                Some(Kind::Name { .. } | Kind::Constant(_)) => self.space_at(0) || self.kind_at(1) == Some(Kind::Caret),
+                Some(Kind::Close(_) | Kind::Bar | Kind::DoubleBar | Kind::Bang | Kind::Prime | Kind::Degree) => true,
+                _ => false,
+            },
             Some(Kind::Name { name: "U", .. }) => {
                 !(matches!(self.previous(), Some(Kind::Close(_))) && matches!(self.kind_at(1), Some(Kind::Open(_))))
             }
             Some(Kind::Name { .. }) => !self.letter_unit(),
+            Some(Kind::Frac) => !self.unit_fraction(),
             Some(Kind::Function(Function::Min | Function::Sec)) => !self.function_as_unit(),
             Some(Kind::Open(Bracket::Round)) => {
                 !(self.kind_at(1) == Some(Kind::Mod)
@@ -346,12 +367,11 @@ impl<'t> Parser<'_, 't> {
                 | Kind::Log(_)
                 | Kind::Det
                 | Kind::Constant(_)
-                | Kind::Frac
                 | Kind::Binom
                 | Kind::Sqrt
                 | Kind::CubeRoot
                 | Kind::Overline
-                | Kind::Arrow
+                | Kind::Arrow(_)
                 | Kind::Sum
                 | Kind::Product
                 | Kind::Open(_)
@@ -370,7 +390,11 @@ impl<'t> Parser<'_, 't> {
 
     /// A primary with its powers, factorials, degrees, percent signs and subscripts.
     pub(super) fn factor(&mut self) -> Parsed<NodeId> {
-        let mut value = self.primary()?;
+        let value = self.primary()?;
+        self.postfix(value)
+    }
+
+    fn postfix(&mut self, mut value: NodeId) -> Parsed<NodeId> {
         loop {
             value = match self.peek() {
                 Some(Kind::Caret) => self.power(value)?,

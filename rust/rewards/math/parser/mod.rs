@@ -18,8 +18,11 @@ use super::token::{Bracket, Kind, Token};
 
 pub(super) use prose::{is_text, value_start};
 
-/// Brackets, arguments and exponents within each other that are still read.
-pub const MAX_NESTING: u16 = 100;
+/// Steps into brackets, arguments and exponents that are still read; a bracket takes two.
+pub const MAX_NESTING: u16 = 200;
+
+const LEAST_STEPS: usize = 256;
+const STEPS_PER_TOKEN: usize = 8;
 
 pub(super) type Parsed<T> = Result<T, Status>;
 
@@ -47,6 +50,10 @@ pub(super) struct Parser<'a, 't> {
     pub(super) choices: Choices,
     pub(super) seen: Seen,
     depth: u16,
+    /// Nested things read so far, those of abandoned attempts included.
+    steps: usize,
+    /// Letters that `f(x) = …` has made functions.
+    defined: Vec<String>,
     context: Context<'t>,
 }
 
@@ -77,7 +84,18 @@ impl<'t> Parser<'_, 't> {
         choices: Choices,
     ) -> (Parsed<NodeId>, Seen) {
         let context = Context::default();
-        let mut parser = Parser { text, tokens, at, ast, choices, seen: Seen::default(), depth: 0, context };
+        let mut parser = Parser {
+            text,
+            tokens,
+            at,
+            ast,
+            choices,
+            seen: Seen::default(),
+            depth: 0,
+            steps: 0,
+            defined: Vec::new(),
+            context,
+        };
         let root = parser.root();
         (root, parser.seen)
     }
@@ -127,7 +145,10 @@ impl<'t> Parser<'_, 't> {
     /// Read something nested.
     fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
         self.depth += 1;
-        if self.depth > MAX_NESTING {
+        self.steps += 1;
+        // Some brackets are read twice, when the first attempt does not end well; within each other they would be read
+        // over and over.
+        if self.depth > MAX_NESTING || self.steps > LEAST_STEPS + STEPS_PER_TOKEN * self.tokens.len() {
             return Err(Status::Undecided);
         }
         let result = read(self);

@@ -46,6 +46,9 @@ impl<'t> Parser<'_, 't> {
             }
             Kind::Frac => {
                 self.at += 1;
+                if let Some(derivative) = self.derivative()? {
+                    return Ok(derivative);
+                }
                 let top = self.argument()?;
                 let bottom = self.argument()?;
                 self.quotient(top, bottom)
@@ -73,7 +76,7 @@ impl<'t> Parser<'_, 't> {
                 })
             }
             Kind::Overline => self.overline(),
-            Kind::Arrow => self.arrow(),
+            Kind::Arrow(dots) => self.arrow(dots),
             Kind::Figure(name) => self.figure(name),
             Kind::Sum | Kind::Product => self.series(),
             Kind::Open(_) | Kind::Close(Bracket::Square) | Kind::Bar | Kind::DoubleBar => self.brackets(),
@@ -106,6 +109,31 @@ impl<'t> Parser<'_, 't> {
     /// The argument of a plain-text function: `sqrt(2)`, `abs(x)`; or of a command.
     pub(super) fn argument_or_brackets(&mut self) -> Parsed<NodeId> {
         if self.opens(Bracket::Round) || self.opens(Bracket::Square) { self.primary() } else { self.argument() }
+    }
+
+    /// `\frac{dy}{dx}` is a name, behind the command.
+    fn derivative(&mut self) -> Parsed<Option<NodeId>> {
+        let Some(found) = self.tokens.get(self.at..self.at + 8) else { return Ok(None) };
+        let mut kinds = [Kind::Unknown; 8];
+        for (kind, token) in kinds.iter_mut().zip(found) {
+            *kind = token.kind;
+        }
+        let [
+            Kind::Open(Bracket::Group),
+            Kind::Name { name: "d", .. },
+            Kind::Name { name: top, .. },
+            Kind::Close(Bracket::Group),
+            Kind::Open(Bracket::Group),
+            Kind::Name { name: "d", .. },
+            Kind::Name { name: bottom, .. },
+            Kind::Close(Bracket::Group),
+        ] = kinds
+        else {
+            return Ok(None);
+        };
+        self.at += 8;
+        let symbol = self.ast.intern(&format!("d{top}/d{bottom}"))?;
+        self.push(Node::Symbol(symbol)).map(Some)
     }
 
     fn radical(&mut self) -> Parsed<NodeId> {
@@ -174,7 +202,10 @@ impl<'t> Parser<'_, 't> {
     }
 
     /// A letter with subscript, primes and, for some, brackets.
-    fn name(&mut self, name: &'t str, style: Style) -> Parsed<NodeId> {
+    pub(super) fn name(&mut self, name: &'t str, style: Style) -> Parsed<NodeId> {
+        if let Some(count) = self.subscripted_count(name, style)? {
+            return Ok(count);
+        }
         let starts_statement = !matches!(
             self.previous(),
             Some(
@@ -217,7 +248,7 @@ impl<'t> Parser<'_, 't> {
         }
         let letter = full.trim_end_matches('\'');
         let letter = letter.split_once('_').map_or(letter, |(letter, _)| letter);
-        let function = FUNCTION_LETTERS.contains(&letter);
+        let function = FUNCTION_LETTERS.contains(&letter) || self.defined.iter().any(|name| **name == *full);
         if function && self.inverse() {
             full.to_mut().push_str("^-1");
         }
@@ -231,6 +262,34 @@ impl<'t> Parser<'_, 't> {
         }
         let symbol = self.ast.intern(&full)?;
         self.push(Node::Symbol(symbol))
+    }
+
+    /// `C_{10}^{3}`, `\mathrm{A}_5^2`: combinations and arrangements of literal numbers.
+    fn subscripted_count(&mut self, name: &str, style: Style) -> Parsed<Option<NodeId>> {
+        if !(name == "C" || (matches!(name, "A" | "P") && style == Style::Upright)) {
+            return Ok(None);
+        }
+        let (Some(top), after) = self.script_number(1, Kind::Underscore) else { return Ok(None) };
+        let (Some(bottom), after) = self.script_number(after, Kind::Caret) else { return Ok(None) };
+        self.at += after;
+        let top = self.push(Node::Number { value: literal::value(top)?.0, form: NumberForm::Integer })?;
+        let bottom = self.push(Node::Number { value: literal::value(bottom)?.0, form: NumberForm::Integer })?;
+        self.push(if name == "C" { Node::Binomial(top, bottom) } else { Node::Permutations(top, bottom) }).map(Some)
+    }
+
+    /// The digits in a script `offset` tokens ahead, and the offset behind it.
+    fn script_number(&self, offset: usize, script: Kind<'_>) -> (Option<&'t str>, usize) {
+        if self.kind_at(offset) != Some(script) {
+            return (None, offset);
+        }
+        let grouped = usize::from(self.opens_at(offset + 1, Bracket::Group));
+        let closed = grouped == 0 || self.kind_at(offset + 3) == Some(Kind::Close(Bracket::Group));
+        match self.kind_at(offset + 1 + grouped) {
+            Some(Kind::Number(digits)) if closed && digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                (Some(digits), offset + 2 + 2 * grouped)
+            }
+            _ => (None, offset),
+        }
     }
 
     fn opens_at(&self, offset: usize, bracket: Bracket) -> bool {
@@ -254,7 +313,7 @@ impl<'t> Parser<'_, 't> {
     /// A letter with brackets behind it: a function, or `None` where it is a factor.
     fn application(&mut self, name: &str, function: bool, starts: bool) -> Parsed<Option<NodeId>> {
         let (start, seen) = (self.at, self.seen);
-        if !function && !self.has_comma_inside() && !(starts && self.defines()) {
+        if !(function || self.has_comma_inside() || (starts && self.defines())) {
             return Ok(None);
         }
         let arguments = self.arguments()?;
@@ -267,7 +326,10 @@ impl<'t> Parser<'_, 't> {
             (self.at, self.seen) = (start, seen);
             return Ok(None);
         }
-        let product = arguments.len() == 1 && !defines;
+        let product = arguments.len() == 1 && !defines && !self.defined.iter().any(|known| known == name);
+        if defines && !function {
+            self.defined.push(name.to_owned());
+        }
         let name = self.ast.intern(name)?;
         self.push(Node::Apply { name, arguments, product }).map(Some)
     }
@@ -389,7 +451,7 @@ impl<'t> Parser<'_, 't> {
     }
 
     /// `\vec{v}`, `\hat{i}`, `\overrightarrow{AB}`: a symbol of all its letters.
-    fn arrow(&mut self) -> Parsed<NodeId> {
+    fn arrow(&mut self, dots: Option<&str>) -> Parsed<NodeId> {
         self.at += 1;
         let grouped = self.opens(Bracket::Group);
         let mut at = self.at + usize::from(grouped);
@@ -406,6 +468,12 @@ impl<'t> Parser<'_, 't> {
             return self.argument();
         }
         self.at = at + usize::from(grouped);
+        letters.push_str(dots.unwrap_or_default());
+        if self.eat(Kind::Underscore) {
+            let subscript = self.subscript()?;
+            letters.push('_');
+            letters.push_str(&subscript);
+        }
         let symbol = self.ast.intern(&letters)?;
         self.push(Node::Symbol(symbol))
     }

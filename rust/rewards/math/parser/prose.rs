@@ -4,8 +4,9 @@ use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
 
 use super::super::super::Status;
-use super::super::ast::{NamedSet, Node, NodeId, NumberForm, SetPart};
-use super::super::token::{Bracket, Kind, Token};
+use super::super::ast::{Constant, NamedSet, Node, NodeId, NumberForm, SetPart};
+use super::super::token::{Bracket, Kind, Style, Token};
+use super::super::unit::Unit;
 use super::super::word;
 use super::{Parsed, Parser};
 
@@ -19,12 +20,32 @@ impl<'t> Parser<'_, 't> {
             self.at += length;
             return self.push(Node::Number { value, form: NumberForm::Words });
         }
+        if let Some(amount) = self.amount_behind_currency()? {
+            return Ok(amount);
+        }
+        // `\text{x = 5}`
+        if let (Some(Kind::Word(letter)), Some(Kind::Relation(_) | Kind::Underscore)) = (self.peek(), self.kind_at(1))
+            && letter.len() == 1
+        {
+            return self.name(letter, Style::Plain);
+        }
+        // `\text{Var}(X)`
+        if let (Some(Kind::Word(name)), true) = (self.peek(), self.kind_at(1) == Some(Kind::Open(Bracket::Round)))
+            && !self.space_at(1)
+            && name.len() > 1
+        {
+            self.at += 1;
+            let arguments = self.arguments()?;
+            let name = self.ast.intern(name)?;
+            return self.push(Node::Apply { name, arguments, product: false });
+        }
         let start = self.at;
         while let Some(kind) = self.peek() {
             let part = match kind {
                 Kind::Word(text) => self.at == start || !matches!(text, "and" | "or" | "is" | "are" | "equals"),
                 Kind::Name { .. } => {
-                    self.space_at(0) && !matches!(self.kind_at(1), Some(Kind::Caret | Kind::Underscore))
+                    let sign = matches!(self.kind_at(1), Some(Kind::Caret | Kind::Underscore | Kind::Relation(_)));
+                    self.space_at(0) && !sign
                 }
                 Kind::Number(_) | Kind::Minus => false,
                 _ => false,
@@ -51,6 +72,20 @@ impl<'t> Parser<'_, 't> {
         }
     }
 
+    /// `USD 5`, `Rs. 5`, `US\$5`.
+    fn amount_behind_currency(&mut self) -> Parsed<Option<NodeId>> {
+        let Some(Kind::Word(text)) = self.peek() else { return Ok(None) };
+        let period = usize::from(self.kind_at(1) == Some(Kind::Period));
+        if let ("US", Some(Kind::Currency(code))) = (text, self.kind_at(1)) {
+            self.at += 1;
+            return self.currency(code).map(Some);
+        }
+        let Some(Kind::Number(_)) = self.kind_at(1 + period) else { return Ok(None) };
+        let Some(code) = Unit::currency_code(text) else { return Ok(None) };
+        self.at += period;
+        self.currency(code).map(Some)
+    }
+
     /// Sets and values that have a common name.
     fn meaning(&mut self, text: &str) -> Parsed<Option<NodeId>> {
         let set = |set| Some(Node::NamedSet { set, part: SetPart::All });
@@ -66,6 +101,11 @@ impl<'t> Parser<'_, 't> {
             | "none"
             | "there is no solution"
             | "there are no solutions" => Some(Node::EmptySet),
+            "infinity" | "positive infinity" => Some(Node::Constant { value: Constant::Infinity, letter: None }),
+            "negative infinity" => {
+                let infinity = self.push(Node::Constant { value: Constant::Infinity, letter: None })?;
+                Some(Node::Neg(infinity))
+            }
             "all real numbers"
             | "all reals"
             | "real numbers"
@@ -158,6 +198,11 @@ pub fn value_start(tokens: &[Token<'_>]) -> usize {
                 Kind::Word("is" | "are" | "equals" | "be" | "was") => start = at + 1,
                 Kind::Word(_) | Kind::Name { .. } | Kind::Period | Kind::Prime => {}
                 Kind::Colon if colons == 1 => start = at + 1,
+                // `the slope m = 2`
+                Kind::Relation(_) if start == 0 && matches!(tokens[at - 1].kind, Kind::Name { .. }) => {
+                    start = at - 1;
+                    break;
+                }
                 _ => break,
             }
         }

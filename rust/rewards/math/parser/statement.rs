@@ -68,31 +68,21 @@ impl<'t> Parser<'_, 't> {
     fn separator(&mut self) -> Option<Separator> {
         let mut separator = self.eat(Kind::Comma).then_some(Separator::Comma);
         while self.eat(Kind::Comma) {}
-        if self.eat_word("and")
-            || self.eat(Kind::And)
-            || (self.peek() == Some(Kind::Ampersand) && self.eat(Kind::Ampersand))
-        {
+        if self.eat_word("and") || self.eat(Kind::And) || self.eat(Kind::Ampersand) {
             separator = Some(Separator::And);
-            if self.word_at(0, "or") && self.kind_at(1).is_some() {
-                // `and/or` without its slash.
-                self.at += 1;
-            }
         } else if self.eat_word("or") || self.eat(Kind::Or) {
             separator = Some(Separator::Or);
-        } else {
-            for word in ["where", "with", "for", "when", "such", "provided"] {
-                if self.word_at(0, word) {
-                    self.at += 1;
-                    while ["that", "all", "any", "some", "every", "each"].iter().any(|word| self.eat_word(word)) {}
-                    separator = Some(Separator::Comma);
-                    break;
-                }
-            }
+        }
+        let qualifies =
+            ["where", "with", "for", "when", "such", "provided", "if"].iter().any(|word| self.eat_word(word));
+        if qualifies {
+            while ["that", "all", "any", "some", "every", "each"].iter().any(|word| self.eat_word(word)) {}
+            separator = separator.or(Some(Separator::Comma));
         }
         separator
     }
 
-    fn is_statement(&self, id: NodeId) -> bool {
+    pub(super) fn is_statement(&self, id: NodeId) -> bool {
         match self.ast.node(id) {
             Node::Relation { .. } | Node::Congruence { .. } | Node::And(_) | Node::Or(_) => true,
             Node::List { items, .. } => items.iter().all(|item| {
@@ -189,7 +179,7 @@ impl<'t> Parser<'_, 't> {
         let assigns = matches!(operator, Comparison::Equal | Comparison::NotEqual | Comparison::Approx)
             && matches!(
                 self.ast.node(left),
-                Node::Symbol(_) | Node::Text(_) | Node::Apply { .. } | Node::Constant { .. }
+                Node::Symbol(_) | Node::Text(_) | Node::Apply { .. } | Node::Constant { .. } | Node::Tuple(_)
             );
         if !assigns {
             return Ok(None);

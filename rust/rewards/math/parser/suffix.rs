@@ -11,7 +11,8 @@ use super::super::word;
 use super::{Context, Parsed, Parser};
 
 /// Single letters that may be a unit behind a number and a space.
-const LETTER_UNITS: [&str; 12] = ["m", "g", "s", "L", "l", "h", "N", "J", "W", "V", "A", "K"];
+const LETTER_UNITS: [&str; 17] =
+    ["m", "g", "s", "L", "l", "h", "N", "J", "W", "V", "A", "K", "C", "F", "T", "H", "Omega"];
 /// Factors of one unit expression.
 const MOST_FACTORS: usize = 8;
 
@@ -21,6 +22,7 @@ impl<'t> Parser<'_, 't> {
         match self.peek() {
             Some(Kind::Word(text)) => self.word_suffix(value, text),
             Some(Kind::Name { .. }) if self.letter_unit() => self.quantity(value),
+            Some(Kind::Frac) if self.unit_fraction() => self.quantity(value),
             Some(Kind::Function(Function::Min | Function::Sec)) if self.function_as_unit() => self.quantity(value),
             Some(Kind::Currency(code)) => {
                 if !self.is_amount(value) {
@@ -67,6 +69,13 @@ impl<'t> Parser<'_, 't> {
                 let bottom = self.factor()?;
                 return self.push(Node::Binomial(value, bottom)).map(Some);
             }
+            "th" | "st" | "nd" | "rd" => {
+                let Some(Kind::Number(digits)) = self.previous() else { return Err(Status::Unparseable) };
+                self.at += 1;
+                return self.push(Node::Text([digits, text].concat())).map(Some);
+            }
+            // A time of day is text.
+            "am" | "pm" | "a.m" | "p.m" | "o'clock" => return Err(Status::Unparseable),
             "factorial" => {
                 self.at += 1;
                 return self.push(Node::Factorial(value)).map(Some);
@@ -127,7 +136,6 @@ impl<'t> Parser<'_, 't> {
                 | Node::Text(_)
                 | Node::Apply { .. }
                 | Node::Quantity { .. }
-                | Node::Percent(_)
                 | Node::Set(_)
                 | Node::Tuple(_)
                 | Node::Ellipsis
@@ -192,6 +200,9 @@ impl<'t> Parser<'_, 't> {
         if !matches!(self.previous(), Some(Kind::Number(_) | Kind::Close(_) | Kind::Constant(_))) {
             return false;
         }
+        if name == "mu" {
+            return self.prefixed_unit().is_some();
+        }
         match style {
             Style::Upright => name != "e" && name != "i" && Unit::known(name).is_some(),
             Style::Bold => false,
@@ -212,6 +223,14 @@ impl<'t> Parser<'_, 't> {
             && matches!(self.previous(), Some(Kind::Number(_)))
             && (self.space_at(0) || self.kind_at(1) == Some(Kind::Slash))
             && ends(self.kind_at(1))
+    }
+
+    /// `\mu\mathrm{m}`, at the prefix.
+    fn prefixed_unit(&self) -> Option<Unit> {
+        match self.kind_at(1)? {
+            Kind::Name { name, style: Style::Upright } | Kind::Word(name) => Unit::known(name).map(Unit::millionth),
+            _ => None,
+        }
     }
 
     /// Note that a letter here would read as a unit under the other choice.
@@ -266,6 +285,30 @@ impl<'t> Parser<'_, 't> {
         Err(Status::Unparseable)
     }
 
+    /// Whether `\frac{\text{km}}{\text{h}}` stands here.
+    pub(super) fn unit_fraction(&self) -> bool {
+        self.peek() == Some(Kind::Frac)
+            && match (self.kind_at(1), self.kind_at(2)) {
+                (Some(Kind::Open(Bracket::Group)), Some(Kind::Word(text))) => Unit::known(text).is_some(),
+                (Some(Kind::Open(Bracket::Group)), Some(Kind::Name { name, style: Style::Upright })) => {
+                    Unit::known(name).is_some()
+                }
+                _ => false,
+            }
+    }
+
+    /// A unit in braces.
+    fn unit_group(&mut self) -> Parsed<Unit> {
+        self.expect(Kind::Open(Bracket::Group))?;
+        let grouped = self.eat(Kind::Open(Bracket::Group));
+        let unit = self.nested(Self::unit)?.ok_or(Status::Unparseable)?;
+        if grouped {
+            self.expect(Kind::Close(Bracket::Group))?;
+        }
+        self.expect(Kind::Close(Bracket::Group))?;
+        Ok(unit)
+    }
+
     fn known_unit_at(&self, offset: usize) -> bool {
         match self.kind_at(offset) {
             Some(Kind::Word(text)) => {
@@ -291,6 +334,13 @@ impl<'t> Parser<'_, 't> {
             }
         }
         let unit = match self.peek() {
+            Some(Kind::Frac) if self.unit_fraction() => {
+                self.at += 1;
+                let mut unit = self.unit_group()?;
+                let below = self.unit_group()?;
+                unit.multiply(&below, -1);
+                unit
+            }
             Some(Kind::Word(text)) => {
                 // A preposition, unless nothing follows: `5 in`.
                 let preposition = word::is_function_word(text) && !(text == "in" && self.ends_unit(1));
@@ -305,6 +355,13 @@ impl<'t> Parser<'_, 't> {
                     },
                 }
             }
+            Some(Kind::Name { name: "mu", .. }) => match self.prefixed_unit() {
+                Some(unit) => {
+                    self.at += 2;
+                    unit
+                }
+                None => return Ok(None),
+            },
             Some(Kind::Name { name, .. }) => match Unit::known(name) {
                 Some(unit) => {
                     self.at += 1;
