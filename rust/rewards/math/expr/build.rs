@@ -245,7 +245,11 @@ impl Exprs {
         fuel.spend(60)?;
         let residue = self.residue(base).power(n).ok_or(Stop::Undefined)?;
         let size = self.size(base).saturating_add(n.bit_len() as u32 + 4);
-        self.push(Kind::Power(base, exponent), residue, self.class(base), size)
+        let mut class = self.class(base);
+        if *n < IBig::ZERO && class.has(Class::ATOM) {
+            class = class | Class::PARTIAL;
+        }
+        self.push(Kind::Power(base, exponent), residue, class, size)
     }
 
     fn general_power(&mut self, base: Id, exponent: Id, fuel: &Fuel) -> Result<Id, Stop> {
@@ -311,6 +315,9 @@ impl Exprs {
         let mut class = self.class(base) | self.class(exponent) | Class::ATOM;
         if self.class(base).has(Class::SYMBOL) {
             class = class | Class::PIECEWISE;
+        }
+        if !self.is_positive_constant(base) {
+            class = class | Class::PARTIAL;
         }
         if self.as_rational(exponent).is_none() {
             class = class | Class::TRANSCENDENTAL;

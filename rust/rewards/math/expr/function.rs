@@ -86,6 +86,11 @@ impl Exprs {
         if !smooth && class.has(Class::SYMBOL) {
             class = class | Class::PIECEWISE;
         }
+        let rational = arguments.iter().all(|id| self.as_rational(*id).is_some());
+        if !(rational || matches!(op, Op::Sin | Op::Cos | Op::Abs | Op::Conj)) || matches!(op, Op::Arcsin | Op::Arccos)
+        {
+            class = class | Class::PARTIAL;
+        }
         let size = arguments.iter().fold(4u32, |size, id| size.saturating_add(self.size(*id)));
         self.push(Kind::Function(op, arguments.to_vec()), Residue::draw(mix(key, op as u64 + 77)), class, size)
     }

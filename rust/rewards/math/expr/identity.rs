@@ -211,6 +211,9 @@ fn split((exprs, id): Part<'_>) -> (Residue, RBig) {
 
 /// Whether an expression has a value somewhere.
 fn is_defined(part: Part<'_>, fuel: &Fuel) -> bool {
+    if !part.0.class(part.1).has(Class::PARTIAL) {
+        return true;
+    }
     let natural = part.0.class(part.1).has(Class::INTEGER);
     let points = if part.0.class(part.1).has(Class::SYMBOL) { MOST_POINTS[0] } else { 1 };
     (0..points).any(|range| {

@@ -94,6 +94,8 @@ impl Class {
     pub const TRANSCENDENTAL: Self = Self(16);
     /// A function of letters that is made of pieces, or has branches: |x|, ⌊x⌋, √x, ln x.
     pub const PIECEWISE: Self = Self(32);
+    /// Something that only evaluation can find to have no value: 1/sin x, √ of a sum, arcsin 2.
+    pub const PARTIAL: Self = Self(64);
 
     /// Whether all of `other` is in.
     #[must_use]
@@ -296,7 +298,7 @@ impl Exprs {
         let key = parts.iter().fold(u64::from(range.product) + 0x5261, |key, id| mix(key, self.residue(*id).key()));
         let size = parts.iter().fold(4u32, |size, id| size.saturating_add(self.size(*id)));
         let class = parts.iter().fold(Class::ATOM | Class::INTEGER, |class, id| class | self.class(*id));
-        self.push(Kind::Range(range), Residue::draw(key), class | Class::TRANSCENDENTAL, size)
+        self.push(Kind::Range(range), Residue::draw(key), class | Class::TRANSCENDENTAL | Class::PARTIAL, size)
     }
 
     /// Add the hashes of the letters in an expression to `found`, each once.

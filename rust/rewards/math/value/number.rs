@@ -58,12 +58,14 @@ impl Reader<'_> {
             }
             Node::Root { index, radicand } => {
                 let radicand = self.number(*radicand)?;
-                let index = match index {
-                    Some(index) => self.number(*index)?,
-                    None => self.exprs.integer(2, fuel)?,
+                let exponent = match index {
+                    Some(index) => {
+                        let index = self.number(*index)?;
+                        let minus = self.exprs.integer(-1, fuel)?;
+                        self.exprs.power(index, minus, fuel)?
+                    }
+                    None => self.exprs.rational(ratio(1, 2), fuel)?,
                 };
-                let one = self.exprs.integer(1, fuel)?;
-                let exponent = self.exprs.quotient(one, index, fuel)?;
                 self.exprs.power(radicand, exponent, fuel)?
             }
             Node::Abs(a) => self.apply(Op::Abs, *a)?,
