@@ -10,23 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlox_grpo.rewards.answers import Countdown, ExactAnswer, GSM8KAnswer, MultipleChoice, extract_answer
 from rlox_grpo.rewards.calls import RewardError, RewardFn, call, checked, function_name, gather
-from rlox_grpo.rewards.rules import (
-    STATUSES,
-    Composite,
-    Countdown,
-    ExactAnswer,
-    GSM8KAnswer,
-    MultipleChoice,
-    Overlong,
-    Repetition,
-    Rule,
-    TagCount,
-    TagFormat,
-    Verdicts,
-    extract_answer,
-    weighted_sum,
-)
+from rlox_grpo.rewards.composite import Composite
+from rlox_grpo.rewards.formats import TagCount, TagFormat
+from rlox_grpo.rewards.lengths import Overlong, Repetition
+from rlox_grpo.rewards.verdicts import STATUSES, Rule, Verdicts, weighted_sum
 from rlox_grpo.types import RolloutGroup, ScoredGroup
 
 __all__ = [
