@@ -2,6 +2,7 @@
 
 mod advantages;
 mod batch;
+mod blocks;
 mod rewards;
 
 use crate::error::KernelError;
@@ -30,5 +31,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batch::pack, module)?)?;
     module.add_function(wrap_pyfunction!(batch::share_prefixes, module)?)?;
     rewards::register(module)?;
+    blocks::register(module)?;
     Ok(())
 }

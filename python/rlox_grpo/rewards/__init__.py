@@ -14,18 +14,24 @@ from rlox_grpo.rewards.answers import Countdown, ExactAnswer, GSM8KAnswer, Multi
 from rlox_grpo.rewards.calls import RewardError, RewardFn, call, checked, function_name, gather
 from rlox_grpo.rewards.composite import Composite
 from rlox_grpo.rewards.formats import TagCount, TagFormat
-from rlox_grpo.rewards.lengths import Overlong, Repetition
+from rlox_grpo.rewards.lengths import CosineLength, Overlong, ReasoningLength, Repetition
+from rlox_grpo.rewards.published import PUBLISHED, PublishedAnswer, PublishedCountdown, published
 from rlox_grpo.rewards.verdicts import STATUSES, Rule, Verdicts, weighted_sum
 from rlox_grpo.types import RolloutGroup, ScoredGroup
 
 __all__ = [
+    "PUBLISHED",
     "STATUSES",
     "Composite",
+    "CosineLength",
     "Countdown",
     "ExactAnswer",
     "GSM8KAnswer",
     "MultipleChoice",
     "Overlong",
+    "PublishedAnswer",
+    "PublishedCountdown",
+    "ReasoningLength",
     "Repetition",
     "RewardError",
     "RewardFn",
@@ -34,6 +40,7 @@ __all__ = [
     "TagFormat",
     "Verdicts",
     "extract_answer",
+    "published",
     "score",
     "status_counts",
 ]

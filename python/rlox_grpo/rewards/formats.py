@@ -53,25 +53,29 @@ class TagFormat:
 
 @dataclass(frozen=True)
 class TagCount:
-    r"""Points for each of the four tags.
+    r"""Points for tags, whatever their order.
 
     ``lm_book``: 0.2 for each that occurs, in any order and number. ``open_r1``: 0.25 for each of ``<first>\n``,
-    ``\n</first>\n``, ``\n<second>\n``, ``\n</second>`` that occurs exactly once.
+    ``\n</first>\n``, ``\n<second>\n``, ``\n</second>`` that occurs exactly once. ``blocks``: 0.05 for each of the two
+    tags that is opened and later closed.
     """
 
     first: str = "think"
     second: str = "answer"
-    mode: Literal["open_r1", "lm_book"] = "open_r1"
+    mode: Literal["open_r1", "lm_book", "blocks"] = "open_r1"
     weight: float = 1.0
     __name__: ClassVar[str] = "tag_count"
 
     def __post_init__(self) -> None:
         check_tags(self.first, self.second)
-        one_of("mode", self.mode, ("open_r1", "lm_book"))
+        one_of("mode", self.mode, ("open_r1", "lm_book", "blocks"))
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; no column is read."""
-        return Verdicts(*_native.score_tag_count(texts(completions, self.__name__), self.first, self.second, self.mode))
+        answers = texts(completions, self.__name__)
+        if self.mode == "blocks":
+            return Verdicts(*_native.score_tag_blocks(answers, self.first, self.second, 0.05))
+        return Verdicts(*_native.score_tag_count(answers, self.first, self.second, self.mode))
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
