@@ -6,7 +6,7 @@ use super::compare::{Options, equal};
 use super::expr::identity::Equality;
 use super::fuel::{Fuel, Stop};
 use super::parse;
-use super::value::{Choices, Fail, Reading, read};
+use super::value::{Choices, Fail, Reading, has_dummies, read};
 
 /// Units of [`Fuel`] for reading one answer and comparing it with its gold: about 1.5 ms where all of it is used.
 pub const ANSWER_FUEL: u64 = 150_000;
@@ -48,15 +48,16 @@ impl Answer {
         let mut readings = Vec::with_capacity(1);
         let mut stop = None;
         let (alternatives, logs) = ambiguities(&ast);
+        let dummies = has_dummies(&ast);
         'all: for either in 0..alternatives {
-            for natural_log in [false, true] {
-                if natural_log && !logs {
+            for (natural_log, renamed) in [(false, false), (true, false), (false, true), (true, true)] {
+                if natural_log && !logs || renamed && !dummies {
                     continue;
                 }
                 if readings.len() == MOST_READINGS {
                     break 'all;
                 }
-                match read(&ast, Choices { either, natural_log }, fuel) {
+                match read(&ast, Choices { either, natural_log, renamed }, fuel) {
                     Ok(reading) => readings.push(reading),
                     Err(Fail::Stop(Stop::Undefined)) => stop = stop.or(Some(Fail::Stop(Stop::Undefined))),
                     Err(fail) => stop = Some(fail),

@@ -64,19 +64,21 @@ impl Comparer<'_> {
         all
     }
 
-    /// Match items one to one; of sets, after dropping repetitions.
+    fn unordered(&self, left: &[Value], right: &[Value], set: bool) -> Equality {
+        if !set {
+            return self.unordered_refs(&left.iter().collect::<Vec<_>>(), &right.iter().collect::<Vec<_>>());
+        }
+        match (distinct(left, self.gold, self), distinct(right, self.answer, self)) {
+            (Some(left), Some(right)) => self.unordered_refs(&left, &right),
+            _ => Equality::Undecided,
+        }
+    }
+
+    /// Match items one to one.
     ///
     /// Equality is transitive, so the first partner found is as good as any. Numbers of one residue are found by a table,
     /// so that only what balls have to tell costs a comparison for each pair.
-    pub(super) fn unordered(&self, left: &[Value], right: &[Value], set: bool) -> Equality {
-        let (left, right) = if set {
-            match (distinct(left, self.gold, self), distinct(right, self.answer, self)) {
-                (Some(left), Some(right)) => (left, right),
-                _ => return Equality::Undecided,
-            }
-        } else {
-            (left.iter().collect(), right.iter().collect())
-        };
+    pub(super) fn unordered_refs(&self, left: &[&Value], right: &[&Value]) -> Equality {
         if left.len() != right.len() {
             return Equality::Different;
         }

@@ -108,6 +108,13 @@ impl Comparer<'_> {
             (_, Value::Member { set, negated: false, .. }) => self.values(gold, set),
             (Value::Inequality { .. }, Value::Inequality { .. }) => self.inequalities(gold, answer),
             (Value::Congruence { .. }, Value::Congruence { .. }) => self.congruences(gold, answer),
+            // `17 mod 5` is 2.
+            (Value::Congruence { left: None, remainder: Some(id), .. }, Value::Number(number)) => {
+                self.numbers(&Number { id: *id, mark: Mark::Bare }, number)
+            }
+            (Value::Number(number), Value::Congruence { left: None, remainder: Some(id), .. }) => {
+                self.numbers(number, &Number { id: *id, mark: Mark::Bare })
+            }
             (Value::Related { operator: p, sides: a }, Value::Related { operator: q, sides: b }) => {
                 Equality::of(p == q).and(self.values(&a.0, &b.0)).and(self.values(&a.1, &b.1))
             }

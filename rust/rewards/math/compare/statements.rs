@@ -2,7 +2,7 @@
 
 use dashu_int::IBig;
 
-use super::super::ast::{Comparison, NamedSet};
+use super::super::ast::Comparison;
 use super::super::ball::{Complex, Context};
 use super::super::expr::identity::{Equality, Part, compare};
 use super::super::expr::{Class, Evaluator, Exprs, Id, Point};
@@ -72,7 +72,11 @@ impl Comparer<'_> {
             return Equality::Different;
         }
         // A chain of values without a name states its last one, whatever the other side calls it.
-        let same_names = p.is_empty() || q.is_empty() || (p.len() == q.len() && p.iter().all(|name| q.contains(name)));
+        let same_names = is_y(p, q)
+            || is_y(q, p)
+            || p.is_empty()
+            || q.is_empty()
+            || (p.len() == q.len() && p.iter().all(|name| q.contains(name)));
         if same_names { self.values(gold, answer) } else { Equality::Different }
     }
 
@@ -120,8 +124,10 @@ impl Comparer<'_> {
 
     /// Congruences: the same class of the same modulus.
     pub(super) fn congruences(&self, gold: &Value, answer: &Value) -> Equality {
-        let (Value::Congruence { left: p, right: a, modulus: m }, Value::Congruence { left: q, right: b, modulus: n }) =
-            (gold, answer)
+        let (
+            Value::Congruence { left: p, right: a, modulus: m, .. },
+            Value::Congruence { left: q, right: b, modulus: n, .. },
+        ) = (gold, answer)
         else {
             return Equality::Different;
         };
@@ -151,25 +157,41 @@ impl Comparer<'_> {
     }
 
     /// Values of which at least one is several statements.
+    ///
+    /// What only says that a letter is an integer may be missing on one side.
     pub(super) fn systems(&self, gold: &Value, answer: &Value) -> Equality {
-        let (left, right) = (without_domains(gold), without_domains(answer));
+        let ((left, p), (right, q)) = (split_domains(gold), split_domains(answer));
+        let domains = if p.is_empty() || q.is_empty() { Equality::Equal } else { self.unordered_refs(&p, &q) };
+        if domains != Equality::Equal {
+            return domains;
+        }
         match (&left[..], &right[..]) {
-            ([one], _) if !matches!(one, Value::System { .. }) && left.len() < count(gold) => {
-                return self.values(one, answer);
+            ([one], _) if !std::ptr::eq(*one, gold) => {
+                return if let [other] = right[..] { self.values(one, other) } else { self.values(one, answer) };
             }
-            (_, [one]) if !matches!(one, Value::System { .. }) && right.len() < count(answer) => {
-                return self.values(gold, one);
-            }
+            (_, [one]) if !std::ptr::eq(*one, answer) => return self.values(gold, one),
             _ => {}
         }
         match (gold, answer) {
             (Value::System { any: p, .. }, Value::System { any: q, .. }) => {
-                if p != q {
-                    return Equality::Different;
+                if p == q {
+                    self.unordered_refs(&left, &right)
+                } else {
+                    Equality::Different
                 }
-                let (left, right): (Vec<Value>, Vec<Value>) =
-                    (left.into_iter().cloned().collect(), right.into_iter().cloned().collect());
-                self.unordered(&left, &right, false)
+            }
+            // `x = 0, y = 0 or x = 1, y = 1` as points.
+            (Value::System { any: true, .. }, Value::List { items, shape: Shape::Bare | Shape::Set }) => {
+                self.unordered_refs(&left, &items.iter().collect::<Vec<_>>())
+            }
+            (Value::List { items, shape: Shape::Bare | Shape::Set }, Value::System { any: true, .. }) => {
+                self.unordered_refs(&items.iter().collect::<Vec<_>>(), &right)
+            }
+            (Value::System { any: true, .. }, Value::Equality { sides, .. }) if is_point(sides) => {
+                sides.last().map_or(Equality::Different, |value| self.values(gold, value))
+            }
+            (Value::Equality { sides, .. }, Value::System { any: true, .. }) if is_point(sides) => {
+                sides.last().map_or(Equality::Different, |value| self.values(value, answer))
             }
             // `x = 1, y = 2` as the point (1, 2): in the order of the names, x before y.
             (Value::System { any: false, .. }, Value::List { items, shape: Shape::Tuple }) => match point(&left) {
@@ -209,6 +231,12 @@ impl Comparer<'_> {
     }
 }
 
+/// Whether one names a function and the other one y, its value.
+fn is_y(names: &[Name], others: &[Name]) -> bool {
+    matches!((names, others), ([name], [other])
+        if name.kind == NameKind::Letter && name.spelling == "y" && other.kind == NameKind::Function)
+}
+
 fn is_formula(names: &[Name]) -> bool {
     names.iter().any(|name| name.kind == NameKind::Formula)
 }
@@ -244,27 +272,21 @@ fn stated<'v>(names: &[Name], sides: &'v [Value], exprs: &Exprs, comparer: &Comp
     Some(last)
 }
 
-fn count(value: &Value) -> usize {
-    match value {
-        Value::System { items, .. } => items.len(),
-        _ => 1,
-    }
+/// Whether the left side is a tuple of letters.
+fn is_point(sides: &[Value]) -> bool {
+    matches!(sides, [Value::List { shape: Shape::Tuple, .. }, _])
 }
 
-/// The statements without `k ∈ ℤ`, which only says what a letter stands for.
-fn without_domains(value: &Value) -> Vec<&Value> {
-    let Value::System { items, any: false } = value else {
-        return match value {
-            Value::System { items, .. } => items.iter().collect(),
-            _ => vec![value],
-        };
-    };
-    let is_domain = |item: &&Value| {
-        matches!(item, Value::Member { set, negated: false, .. }
-            if matches!(**set, Value::Named(NamedSet::Integers | NamedSet::Naturals, _)))
-    };
-    let rest: Vec<&Value> = items.iter().filter(|item| !is_domain(item)).collect();
-    if rest.is_empty() { items.iter().collect() } else { rest }
+/// The statements, and those that only say that a letter is an integer.
+fn split_domains(value: &Value) -> (Vec<&Value>, Vec<&Value>) {
+    match value {
+        Value::System { items, any: false } => {
+            let (domains, rest): (Vec<&Value>, Vec<&Value>) = items.iter().partition(|item| item.is_domain());
+            if rest.is_empty() { (domains, rest) } else { (rest, domains) }
+        }
+        Value::System { items, .. } => (items.iter().collect(), Vec::new()),
+        _ => (vec![value], Vec::new()),
+    }
 }
 
 /// Values of `x = …, y = …` in the order of the names.

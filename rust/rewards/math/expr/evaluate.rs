@@ -35,6 +35,11 @@ pub struct Point {
 }
 
 impl Point {
+    /// Whether letters may have values over 64.
+    pub(super) fn is_far(self) -> bool {
+        !self.natural && self.range % 12 >= 8
+    }
+
     /// The value of a letter: dyadic with 20 bits after the point, of a range that changes from point to point, so that
     /// narrow domains are met as well as both signs.
     #[must_use]

@@ -115,6 +115,17 @@ impl Exprs {
         }
     }
 
+    /// Whether it is not zero, or has no value, by its form: powers and products of what is not zero.
+    pub(super) fn is_never_zero(&self, id: Id) -> bool {
+        match self.kind(id) {
+            Kind::Rational(value) => !value.is_zero(),
+            Kind::Pi | Kind::E | Kind::I | Kind::Function(Op::Factorial | Op::DoubleFactorial, _) => true,
+            Kind::Product(items) => items.iter().all(|item| self.is_never_zero(*item)),
+            Kind::Power(base, _) => self.is_never_zero(*base),
+            _ => false,
+        }
+    }
+
     /// The rational c of cπ.
     pub fn as_multiple_of_pi(&self, id: Id) -> Option<RBig> {
         match self.kind(id) {

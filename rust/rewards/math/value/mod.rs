@@ -16,7 +16,7 @@ use super::ast::{Comparison, NamedSet, SetPart};
 use super::expr::{Exprs, Id};
 use super::unit::Unit;
 
-pub use read::{Choices, Fail, pair_region, points, read};
+pub use read::{Choices, Fail, has_dummies, pair_region, points, read};
 pub use region::{End, Piece, Region};
 
 /// One way to understand an answer.
@@ -163,6 +163,8 @@ pub enum Value {
         right: Vec<Id>,
         /// Modulus.
         modulus: Id,
+        /// `17 mod 5` as a number, where it is one.
+        remainder: Option<Id>,
     },
     /// Statements that all hold (or of which one holds).
     System {
@@ -191,4 +193,13 @@ pub enum Value {
     Text(String),
     /// `…` in a list.
     Ellipsis,
+}
+
+impl Value {
+    /// Whether it says of a letter only that it is an integer: `k ∈ ℤ`.
+    #[must_use]
+    pub fn is_domain(&self) -> bool {
+        matches!(self, Self::Member { set, negated: false, .. }
+            if matches!(**set, Self::Named(NamedSet::Integers | NamedSet::Naturals, _)))
+    }
 }

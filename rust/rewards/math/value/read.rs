@@ -2,7 +2,7 @@
 
 use dashu_ratio::RBig;
 
-use super::super::ast::{Ast, Constant, DegreePart, NamedSet, Node, NodeId, SetPart, SymbolId};
+use super::super::ast::{Ast, Comparison, Constant, DegreePart, NamedSet, Node, NodeId, SetPart, SymbolId};
 use super::super::expr::{Exprs, Id};
 use super::super::fuel::{Fuel, Stop};
 use super::{End, Mark, Number, Piece, Reading, Region, Shape, Value};
@@ -29,6 +29,9 @@ pub struct Choices {
     pub either: usize,
     /// Whether a logarithm without base is the natural one; else it has base 10.
     pub natural_log: bool,
+    /// Whether arguments of functions that are defined, and letters that are said to be integers, get names of their
+    /// own: `f(t) = t²` is `f(x) = x²`, and `kπ, k ∈ ℤ` is `nπ, n ∈ ℤ`.
+    pub renamed: bool,
 }
 
 /// Understand a tree.
@@ -54,8 +57,43 @@ pub fn read(ast: &Ast, choices: Choices, fuel: &Fuel) -> Result<Reading, Fail> {
         bindings: Vec::new(),
         letters: Vec::new(),
     };
+    if choices.renamed {
+        reader.rename_integers()?;
+    }
     let value = reader.value(ast.root())?;
     Ok(Reading { exprs, value })
+}
+
+/// Whether [`Choices::renamed`] makes a difference.
+#[must_use]
+pub fn has_dummies(ast: &Ast) -> bool {
+    ast.nodes().iter().any(|node| integer_letter(ast, node).is_some() || defined_arguments(ast, node).is_some())
+}
+
+/// The k of `k ∈ ℤ`.
+fn integer_letter(ast: &Ast, node: &Node) -> Option<SymbolId> {
+    let Node::Relation { operands, operators } = node else { return None };
+    match (&operands[..], &operators[..]) {
+        ([element, set], [Comparison::In]) => match (ast.node(*element), ast.node(*set)) {
+            (Node::Symbol(symbol), Node::NamedSet { set: NamedSet::Integers | NamedSet::Naturals, .. }) => {
+                Some(*symbol)
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The x of `f(x) = …`.
+pub(super) fn defined_arguments(ast: &Ast, node: &Node) -> Option<Vec<SymbolId>> {
+    let Node::Relation { operands, operators } = node else { return None };
+    let (Some(first), Some(Comparison::Equal)) = (operands.first(), operators.first()) else { return None };
+    let Node::Apply { arguments, .. } = ast.node(*first) else { return None };
+    let symbol = |id: &NodeId| match ast.node(*id) {
+        Node::Symbol(symbol) => Some(*symbol),
+        _ => None,
+    };
+    arguments.iter().map(symbol).collect()
 }
 
 /// Builds the value of one tree.
@@ -82,6 +120,18 @@ impl Value {
 impl Reader<'_> {
     pub(super) fn bound(&self, symbol: SymbolId) -> Option<Id> {
         self.bindings.iter().rev().find(|(known, _)| *known == symbol).map(|(_, id)| *id)
+    }
+
+    /// Call the integers of `k ∈ ℤ` by their order.
+    fn rename_integers(&mut self) -> Result<(), Fail> {
+        let ast = self.ast;
+        let mut letters: Vec<SymbolId> = ast.nodes().iter().filter_map(|node| integer_letter(ast, node)).collect();
+        letters.dedup();
+        for (at, letter) in letters.into_iter().enumerate().take(8) {
+            let id = self.exprs.symbol(&format!("ℤ{at}"), self.fuel)?;
+            self.bindings.push((letter, id));
+        }
+        Ok(())
     }
 
     /// The value of any node.
@@ -121,14 +171,11 @@ impl Reader<'_> {
             Node::EmptySet => Ok(Value::Region(Region::empty())),
             Node::NamedSet { set, part } => self.named(*set, *part),
             Node::SetBuilder { element, conditions } => self.builder(*element, *conditions),
-            Node::Mod(a, b) => match (self.number(*a), self.number(*b)) {
-                (Ok(a), Ok(modulus))
-                    if self.exprs.as_rational(a).is_none() || self.exprs.as_rational(modulus).is_none() =>
-                {
-                    Ok(Value::Congruence { left: None, right: vec![a], modulus })
-                }
-                _ => self.number(node).map(Value::bare),
-            },
+            Node::Mod(a, b) => {
+                let (a, modulus) = (self.number(*a)?, self.number(*b)?);
+                let remainder = Some(self.number(node)?);
+                Ok(Value::Congruence { left: None, right: vec![a], modulus, remainder })
+            }
             Node::Percent(inner) => {
                 let face = self.number(*inner)?;
                 Ok(Value::Number(Number { id: self.number(node)?, mark: Mark::Percent(face) }))

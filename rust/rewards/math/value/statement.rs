@@ -4,8 +4,8 @@ use super::super::ast::{Comparison, Constant, Node, NodeId, Separator};
 use dashu_int::IBig;
 use dashu_ratio::RBig;
 
-use super::super::expr::{Class, Id, Kind};
-use super::read::{Fail, Reader};
+use super::super::expr::{Class, Id, Kind, Op};
+use super::read::{Fail, Reader, defined_arguments};
 use super::{End, Name, NameKind, Piece, Region, Shape, Value};
 
 impl Reader<'_> {
@@ -13,7 +13,20 @@ impl Reader<'_> {
     pub(super) fn statement(&mut self, node: NodeId) -> Result<Value, Fail> {
         let ast = self.ast;
         match ast.node(node) {
-            Node::Relation { operands, operators } => self.relation(operands, operators),
+            Node::Relation { operands, operators } => {
+                let depth = self.bindings.len();
+                if self.choices.renamed
+                    && let Some(arguments) = defined_arguments(ast, ast.node(node))
+                {
+                    for (at, argument) in arguments.into_iter().enumerate() {
+                        let id = self.exprs.symbol(&format!("x{at}"), self.fuel)?;
+                        self.bindings.push((argument, id));
+                    }
+                }
+                let value = self.relation(operands, operators);
+                self.bindings.truncate(depth);
+                value
+            }
             Node::Congruence { left, right, modulus } => {
                 let left = Some(self.number(*left)?);
                 let right = match ast.node(*right) {
@@ -24,7 +37,7 @@ impl Reader<'_> {
                         _ => return Err(Fail::NotNumber),
                     },
                 };
-                Ok(Value::Congruence { left, right, modulus: self.number(*modulus)? })
+                Ok(Value::Congruence { left, right, modulus: self.number(*modulus)?, remainder: None })
             }
             Node::And(items) => {
                 let items = self.items(items)?;
@@ -52,7 +65,17 @@ impl Reader<'_> {
                         let sides = vec![sides[0].clone(), value];
                         return Ok(Value::Equality { names: names.clone(), sides, difference: None });
                     }
-                    return Ok(Value::List { items: values, shape: Shape::Bare });
+                    // `kπ, k ∈ ℤ` is a value with its domain.
+                    let (domains, mut rest): (Vec<Value>, Vec<Value>) = values.into_iter().partition(Value::is_domain);
+                    if domains.is_empty() {
+                        return Ok(Value::List { items: rest, shape: Shape::Bare });
+                    }
+                    let main = match rest.len() {
+                        1 => rest.swap_remove(0),
+                        _ => Value::List { items: rest, shape: Shape::Bare },
+                    };
+                    let items = std::iter::once(main).chain(domains).collect();
+                    return Ok(Value::System { items, any: false });
                 }
                 self.together(values, *separator == Separator::Or)
             }
@@ -65,7 +88,7 @@ impl Reader<'_> {
         self.letters_before_equals(operands, operators);
         let is = |operator: &Comparison| matches!(operator, Equal | Approx | Identical);
         if operators.iter().all(is) {
-            let mut sides = self.items_one_by_one(operands)?;
+            let mut sides = self.sides(operands)?;
             // `x ≈ 3.14` says 3.14; of `x = π ≈ 3.14` the exact value counts.
             if let Some(at) = operators.iter().position(|operator| *operator == Approx)
                 && at > 0
@@ -152,6 +175,23 @@ impl Reader<'_> {
         Ok(Some((name, Region { pieces: vec![piece], sorted: false })))
     }
 
+    /// Sides of an equation; what stands before the last `=` and has no value here, as P(A ∩ B), is a name.
+    fn sides(&mut self, operands: &[NodeId]) -> Result<Vec<Value>, Fail> {
+        let mut sides = Vec::with_capacity(operands.len());
+        for (at, operand) in operands.iter().enumerate() {
+            sides.push(match self.value(*operand) {
+                Err(Fail::NotNumber) if at + 1 < operands.len() => {
+                    self.fuel.spend(20 * self.ast.nodes().len() as u64)?;
+                    let mut name = self.ast.clone();
+                    name.set_root(*operand);
+                    Value::Text(name.to_string())
+                }
+                value => value?,
+            });
+        }
+        Ok(sides)
+    }
+
     fn items_one_by_one(&mut self, nodes: &[NodeId]) -> Result<Vec<Value>, Fail> {
         nodes.iter().map(|node| self.value(*node)).collect()
     }
@@ -220,7 +260,9 @@ impl Reader<'_> {
                 letters.len() < 64
             }
             Kind::Rational(value) => *value == RBig::NEG_ONE,
-            Kind::Sum(items) | Kind::Product(items) => items.iter().all(|item| self.is_formula(*item, letters)),
+            Kind::Sum(items) | Kind::Product(items) | Kind::Function(Op::Abs, items) => {
+                items.iter().all(|item| self.is_formula(*item, letters))
+            }
             Kind::Power(base, exponent) => {
                 self.exprs.as_integer(*exponent) == Some(&IBig::NEG_ONE) && self.is_formula(*base, letters)
             }
