@@ -1,112 +1,199 @@
-//! Arithmetic modulo two 61-bit primes at once, and the hash that draws points from names.
+//! Arithmetic in two finite fields at once, and the hash that draws points from names.
 //!
-//! A rational function that vanishes at a random point modulo a prime vanishes identically but for a chance of at most
-//! degree / p (Schwartz 1980, Zippel 1979). A residue here is a pair, so the chance is the product over both primes:
-//! below 2^-100 for degrees under 2^10.
+//! The fields are GF(p²) = GF(p)[i] with i² = −1 for two 61-bit primes p that are 3 modulo 4, so that −1 is no square of
+//! GF(p), and of every rational either it or its negative is one: i and the square roots of all rationals are there. Any
+//! choice of their signs makes a homomorphism from ℚ(i, √2, √3, √5, …), without denominators that p divides, since these
+//! roots are independent over ℚ. What maps to something else than zero is not zero.
+//!
+//! A rational function that vanishes at a random point modulo p vanishes identically but for a chance of at most
+//! degree / p (Schwartz 1980, Zippel 1979). A [`Residue`] is a pair, so the chance is the product over both primes: below
+//! 2^-100 for degrees under 2^10.
 
 use dashu_int::ops::UnsignedAbs;
 use dashu_int::{IBig, UBig};
 
-/// The two largest primes below 2^61: 2^61 − 1 (Mersenne) and 2^61 − 31.
-pub const PRIMES: [u64; 2] = [(1 << 61) - GAPS[0], (1 << 61) - GAPS[1]];
-const GAPS: [u64; 2] = [1, 31];
+/// 2^61 − 1 (Mersenne) and 2^61 − 45, the largest primes below 2^61 that are 3 modulo 4.
+pub const PRIMES: [u64; 2] = [(1 << 61) - 1, (1 << 61) - 45];
+
+/// `re + im·i` modulo a prime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Gauss {
+    re: u64,
+    im: u64,
+}
+
+impl Gauss {
+    const ZERO: Self = Self { re: 0, im: 0 };
+    const ONE: Self = Self { re: 1, im: 0 };
+
+    fn plus(self, other: Self, p: u64) -> Self {
+        Self { re: plus(self.re, other.re, p), im: plus(self.im, other.im, p) }
+    }
+
+    fn negated(self, p: u64) -> Self {
+        Self { re: minus(0, self.re, p), im: minus(0, self.im, p) }
+    }
+
+    fn times(self, other: Self, p: u64) -> Self {
+        if self.im == 0 && other.im == 0 {
+            return Self { re: times(self.re, other.re, p), im: 0 };
+        }
+        Self {
+            re: minus(times(self.re, other.re, p), times(self.im, other.im, p), p),
+            im: plus(times(self.re, other.im, p), times(self.im, other.re, p), p),
+        }
+    }
+
+    fn inverse(self, p: u64) -> Self {
+        if self.im == 0 {
+            return Self { re: inverse(self.re, p), im: 0 };
+        }
+        // −1 is no square, so the norm of what is not zero is not zero.
+        let norm = inverse(plus(times(self.re, self.re, p), times(self.im, self.im, p), p), p);
+        Self { re: times(self.re, norm, p), im: minus(0, times(self.im, norm, p), p) }
+    }
+
+    fn power(self, mut exponent: UBig, p: u64) -> Self {
+        if self.im == 0
+            && let Ok(small) = u64::try_from(&exponent)
+        {
+            return Self { re: power(self.re, small, p), im: 0 };
+        }
+        // The order of the group is p² − 1.
+        exponent %= UBig::from(p) * UBig::from(p) - UBig::ONE;
+        let mut left = u128::try_from(&exponent).unwrap_or(0);
+        let (mut base, mut result) = (self, Self::ONE);
+        while left > 0 {
+            if left & 1 == 1 {
+                result = result.times(base, p);
+            }
+            base = base.times(base, p);
+            left >>= 1;
+        }
+        result
+    }
+}
 
 /// A residue modulo each of [`PRIMES`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Residue(pub [u64; 2]);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Residue([Gauss; 2]);
 
 impl Residue {
     /// Zero.
-    pub const ZERO: Self = Self([0, 0]);
+    pub const ZERO: Self = Self([Gauss::ZERO; 2]);
     /// One.
-    pub const ONE: Self = Self([1, 1]);
+    pub const ONE: Self = Self([Gauss::ONE; 2]);
+    /// i
+    pub const I: Self = Self([Gauss { re: 0, im: 1 }; 2]);
 
-    fn zip(self, other: Self, f: impl Fn(u64, u64, u64) -> u64) -> Self {
+    fn each(self, f: impl Fn(Gauss, u64) -> Gauss) -> Self {
+        Self([f(self.0[0], PRIMES[0]), f(self.0[1], PRIMES[1])])
+    }
+
+    fn zip(self, other: Self, f: impl Fn(Gauss, Gauss, u64) -> Gauss) -> Self {
         Self([f(self.0[0], other.0[0], PRIMES[0]), f(self.0[1], other.0[1], PRIMES[1])])
+    }
+
+    fn real(parts: [u64; 2]) -> Self {
+        Self(parts.map(|re| Gauss { re, im: 0 }))
     }
 
     /// The residue of an integer.
     #[must_use]
     pub fn of(value: &IBig) -> Self {
         if let Ok(small) = i64::try_from(value) {
-            return Self(PRIMES.map(|p| i128::from(small).rem_euclid(i128::from(p)) as u64));
+            if (0..PRIMES[1] as i64).contains(&small) {
+                return Self::real([small as u64; 2]);
+            }
+            return Self::real(PRIMES.map(|p| i128::from(small).rem_euclid(i128::from(p)) as u64));
         }
         let magnitude = value.clone().unsigned_abs();
         // The rest is below the prime, so the conversion cannot fail.
-        let residue = Self(PRIMES.map(|p| u64::try_from(&magnitude % UBig::from(p)).unwrap_or(0)));
+        let residue = Self::real(PRIMES.map(|p| u64::try_from(&magnitude % UBig::from(p)).unwrap_or(0)));
         if *value < IBig::ZERO { -residue } else { residue }
     }
 
-    /// A residue drawn from a hash: never zero in either part.
+    /// A residue drawn from a hash: without i, and never zero in either part.
     #[must_use]
     pub fn draw(hash: u64) -> Self {
-        Self([0, 1].map(|part| 1 + mix(hash, 0x9e37_79b9_7f4a_7c15 + part as u64) % (PRIMES[part] - 1)))
+        Self::real([0, 1].map(|part| 1 + mix(hash, 0x9e37_79b9_7f4a_7c15 + part as u64) % (PRIMES[part] - 1)))
+    }
+
+    /// A square root of a residue without i.
+    #[must_use]
+    pub fn sqrt(self) -> Self {
+        self.each(|Gauss { re, .. }, p| {
+            let root = power(re, p / 4 + 1, p);
+            if times(root, root, p) == re {
+                return Gauss { re: root, im: 0 };
+            }
+            Gauss { re: 0, im: power(minus(0, re, p), p / 4 + 1, p) }
+        })
+    }
+
+    fn has_zero(self) -> bool {
+        self.0.contains(&Gauss::ZERO)
     }
 
     /// The inverse; none where a part is zero.
     #[must_use]
     pub fn inverse(self) -> Option<Self> {
-        if self.0.contains(&0) {
-            return None;
-        }
-        Some(Self([0, 1].map(|part| inverse(self.0[part], PRIMES[part]))))
+        (!self.has_zero()).then(|| self.each(Gauss::inverse))
     }
 
     /// The `exponent`-th power; none for a negative power of zero and for zero to the zero.
     #[must_use]
     pub fn power(self, exponent: &IBig) -> Option<Self> {
-        if self.0.contains(&0) && *exponent <= IBig::ZERO {
+        if self.has_zero() && *exponent <= IBig::ZERO {
             return None;
         }
-        if let Ok(small) = u64::try_from(exponent)
-            && small < PRIMES[1] - 1
-        {
-            return Some(Self([0, 1].map(|part| power(self.0[part], small, PRIMES[part]))));
-        }
-        // By Fermat the exponent counts modulo p − 1.
-        let mut parts = [0; 2];
-        for (part, prime) in PRIMES.into_iter().enumerate() {
-            let order = IBig::from(prime - 1);
-            let reduced = ((exponent % &order) + &order) % &order;
-            let reduced = u64::try_from(&reduced).ok()?;
-            parts[part] = if self.0[part] == 0 { 0 } else { power(self.0[part], reduced, prime) };
-        }
-        Some(Self(parts))
+        let base = if *exponent < IBig::ZERO { self.inverse()? } else { self };
+        let magnitude = exponent.clone().unsigned_abs();
+        Some(base.each(|part, p| if part == Gauss::ZERO { part } else { part.power(magnitude.clone(), p) }))
     }
 
     /// A 64-bit key of the pair.
     #[must_use]
     pub fn key(self) -> u64 {
-        mix(self.0[0], self.0[1])
+        let [a, b] = self.0;
+        mix(mix(a.re, b.re), mix(a.im, b.im))
     }
 }
 
 impl std::ops::Add for Residue {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        self.zip(other, |a, b, p| if a + b >= p { a + b - p } else { a + b })
+        self.zip(other, Gauss::plus)
     }
 }
 
 impl std::ops::Sub for Residue {
     type Output = Self;
     fn sub(self, other: Self) -> Self {
-        self.zip(other, |a, b, p| if a >= b { a - b } else { a + p - b })
+        self + -other
     }
 }
 
 impl std::ops::Mul for Residue {
     type Output = Self;
     fn mul(self, other: Self) -> Self {
-        self.zip(other, times)
+        self.zip(other, Gauss::times)
     }
 }
 
 impl std::ops::Neg for Residue {
     type Output = Self;
     fn neg(self) -> Self {
-        Self::ZERO - self
+        self.each(Gauss::negated)
     }
+}
+
+fn plus(a: u64, b: u64, p: u64) -> u64 {
+    if a + b >= p { a + b - p } else { a + b }
+}
+
+fn minus(a: u64, b: u64, p: u64) -> u64 {
+    if a >= b { a - b } else { a + p - b }
 }
 
 /// a·b modulo p = 2^61 − gap, by 2^61 = gap.
@@ -114,7 +201,7 @@ fn times(a: u64, b: u64, p: u64) -> u64 {
     const MASK: u64 = (1 << 61) - 1;
     let gap = MASK - p + 1;
     let product = u128::from(a) * u128::from(b);
-    // Below 2^61 + 31·2^61 < 2^66, then below 2^61 + 31·2^5.
+    // Below 2^61 + 45·2^61 < 2^67, then below 2^61 + 45·2^6.
     let once = u128::from(product as u64 & MASK) + (product >> 61) * u128::from(gap);
     let twice = (once as u64 & MASK) + (once >> 61) as u64 * gap;
     if twice >= p { twice - p } else { twice }
@@ -123,7 +210,7 @@ fn times(a: u64, b: u64, p: u64) -> u64 {
 /// The inverse of a residue other than zero, by Euclid.
 fn inverse(value: u64, p: u64) -> u64 {
     let (mut low, mut high) = (value, p);
-    // low = a·value and high = b·value modulo p, up to signs that alternate.
+    // low = a·value and high = b·value modulo p.
     let (mut a, mut b) = (1i128, 0i128);
     while low > 1 {
         let quotient = high / low;
@@ -177,9 +264,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_moduli_are_prime() {
+    fn the_moduli_are_prime_and_three_modulo_four() {
         // Miller–Rabin with the first twelve primes is exact below 2^64 (Sorenson and Webster 2015).
         for p in PRIMES {
+            assert_eq!(p % 4, 3);
             let (odd, twos) = ((p - 1) >> (p - 1).trailing_zeros(), (p - 1).trailing_zeros());
             for a in [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37] {
                 let mut x = power(a, odd, p);
@@ -196,20 +284,33 @@ mod tests {
     #[test]
     fn the_field_laws() {
         let (a, b) = (Residue::draw(1), Residue::draw(2));
+        let z = a + b * Residue::I;
         assert_eq!((a + b) * (a - b), a * a - b * b);
-        for value in [a, b, Residue::ONE, -Residue::ONE, Residue([2, PRIMES[1] - 2])] {
+        assert_eq!(Residue::I * Residue::I, -Residue::ONE);
+        for value in [a, b, z, Residue::I, Residue::ONE, -Residue::ONE, Residue::real([2, PRIMES[1] - 2])] {
             assert_eq!(value.inverse().unwrap() * value, Residue::ONE);
+            assert_eq!(value.power(&IBig::from(-3)).unwrap() * value * value * value, Residue::ONE);
         }
-        for (part, p) in PRIMES.into_iter().enumerate() {
-            for x in [a.0[part], b.0[part], p - 1, 1, 0] {
+        assert_eq!(z.power(&(IBig::ONE << 70)), (0..70).try_fold(z, |z, _| Some(z * z)));
+        assert_eq!(a + -a, Residue::ZERO);
+        assert_eq!(Residue::ZERO.inverse(), None);
+        assert_eq!(Residue::ZERO.power(&IBig::from(2)), Some(Residue::ZERO));
+        assert_eq!(Residue::ZERO.power(&IBig::ZERO), None);
+        for p in PRIMES {
+            for x in [p - 1, p - 2, p / 3, 1, 0] {
                 assert_eq!(times(x, p - 1, p), (u128::from(x) * u128::from(p - 1) % u128::from(p)) as u64);
             }
         }
-        assert_eq!(a + -a, Residue::ZERO);
-        assert_eq!(Residue::ZERO.inverse(), None);
-        assert_eq!(a.power(&IBig::from(-3)).unwrap() * a * a * a, Residue::ONE);
-        assert_eq!(Residue::ZERO.power(&IBig::from(2)), Some(Residue::ZERO));
-        assert_eq!(Residue::ZERO.power(&IBig::ZERO), None);
+    }
+
+    #[test]
+    fn every_rational_has_a_root() {
+        for n in 1i64..50 {
+            for n in [n, -n] {
+                let n = Residue::of(&IBig::from(n));
+                assert_eq!(n.sqrt() * n.sqrt(), n);
+            }
+        }
     }
 
     #[test]
@@ -217,6 +318,6 @@ mod tests {
         let big = IBig::from(7).pow(500);
         assert_eq!(Residue::of(&big), Residue::of(&IBig::from(7)).power(&IBig::from(500)).unwrap());
         assert_eq!(Residue::of(&-&big), -Residue::of(&big));
-        assert_eq!(Residue::of(&IBig::from(PRIMES[0])).0[0], 0);
+        assert_eq!(Residue::of(&IBig::from(PRIMES[0])).0[0], Gauss::ZERO);
     }
 }

@@ -6,7 +6,7 @@ use dashu_ratio::RBig;
 
 use super::super::fuel::{Fuel, Stop};
 use super::super::modular::{Residue, hash_integer, mix};
-use super::factor::factors_of;
+use super::factor::{FACTORED_BELOW, factors_of};
 use super::{Class, Exprs, Id, Kind, MOST_BITS};
 
 /// Integer exponents of more bits make an atom: residues only know exponents modulo p − 1.
@@ -297,6 +297,18 @@ impl Exprs {
         }
     }
 
+    /// The square root of a prime: no atom, since the fields have it.
+    fn prime_root(&mut self, base: Id, exponent: &RBig, power: Id, fuel: &Fuel) -> Result<Option<Id>, Stop> {
+        let half = *exponent.denominator() == 2u8.into() && exponent.numerator().is_one();
+        let prime = self.as_integer(base).is_some_and(|n| *n > IBig::ONE && *n < IBig::from(FACTORED_BELOW));
+        if !half || !prime || self.as_rational(power).is_none() {
+            return Ok(None);
+        }
+        fuel.spend(150)?;
+        let size = self.size(base).saturating_add(6);
+        self.push(Kind::Power(base, power), self.residue(base).sqrt(), Class::default(), size).map(Some)
+    }
+
     /// A power that no rule simplifies: `a^p` for the atom `a = base^(x/q)`, where the exponent is `(p/q)·x`.
     pub(super) fn atom_power(&mut self, base: Id, exponent: Id, fuel: &Fuel) -> Result<Id, Stop> {
         fuel.spend(60)?;
@@ -305,6 +317,9 @@ impl Exprs {
             Kind::Product(factors) => factors.iter().find_map(|id| self.as_rational(*id)).cloned().unwrap_or(RBig::ONE),
             _ => RBig::ONE,
         };
+        if let Some(root) = self.prime_root(base, &coefficient, exponent, fuel)? {
+            return Ok(root);
+        }
         let small = coefficient.numerator().bit_len() <= MOST_EXPONENT_BITS && !coefficient.is_zero();
         let coefficient = if small { coefficient } else { RBig::ONE };
         let scale = self.rational(coefficient.clone(), fuel)?;

@@ -8,6 +8,8 @@ use super::super::fuel::{Fuel, Stop};
 
 /// Trial division stops here; a part without smaller factors counts as prime, unless it is a perfect power.
 const MOST_TRIAL: u64 = 4096;
+/// What [`factors_of`] gives below this is prime for sure.
+pub(super) const FACTORED_BELOW: u64 = MOST_TRIAL * MOST_TRIAL;
 /// Numbers of more bits are not factored.
 const MOST_FACTORED_BITS: usize = 4096;
 

@@ -1,9 +1,9 @@
 //! Expressions: an arena of sums, products, powers and functions over exact rationals, built bottom-up.
 //!
 //! Construction folds rational arithmetic, splits radicals and logarithms of rationals into those of primes, and gives
-//! each node a [`Residue`], its value modulo two primes with a random element for every letter and every function of
+//! each node a [`Residue`], its value in two finite fields with a random element for every letter and every function of
 //! its argument's residue. Equal residues mean the same rational function of letters and atoms, whichever way it is
-//! written; what identities between atoms do (sin² + cos² = 1, √2·√2 = 2) is decided by balls in [`identity`].
+//! written; what identities between atoms do (sin² + cos² = 1) is decided by balls in [`identity`].
 
 mod build;
 mod evaluate;
@@ -84,7 +84,7 @@ pub struct Class(u8);
 impl Class {
     /// A letter.
     pub const SYMBOL: Self = Self(1);
-    /// Something that is no rational function of letters over ℚ.
+    /// Something that is no rational function of letters over ℚ with i and the square roots of primes.
     pub const ATOM: Self = Self(2);
     /// The imaginary unit.
     pub const IMAGINARY: Self = Self(4);
@@ -255,7 +255,7 @@ impl Exprs {
     /// # Errors
     /// [`Stop::Fuel`]
     pub fn i(&mut self) -> Result<Id, Stop> {
-        self.push(Kind::I, Residue::draw(0x69), Class::ATOM | Class::IMAGINARY, 4)
+        self.push(Kind::I, Residue::I, Class::IMAGINARY, 4)
     }
 
     /// Whether two nodes are built from the same parts, as far as their residues and sizes tell.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::super::fuel::{Fuel, Stop};
 use super::super::modular::{Residue, mix};
-use super::{Exprs, Id, Kind};
+use super::{Class, Exprs, Id, Kind};
 
 impl Exprs {
     /// The value of a rational function of letters where they are drawn with `seed`; the residue of the node itself is
@@ -24,11 +24,13 @@ impl Exprs {
         known: &mut HashMap<Id, Residue>,
     ) -> Result<Residue, Stop> {
         fuel.spend(10)?;
+        if !self.class(id).has(Class::SYMBOL) {
+            return if self.class(id).has(Class::ATOM) { Err(Stop::Fuel) } else { Ok(self.residue(id)) };
+        }
         if let Some(residue) = known.get(&id) {
             return Ok(*residue);
         }
         let residue = match self.kind(id) {
-            Kind::Rational(_) => return Ok(self.residue(id)),
             Kind::Symbol(letter) => return Ok(Residue::draw(mix(*letter, seed))),
             Kind::Sum(items) => {
                 let mut sum = Residue::ZERO;
@@ -49,7 +51,9 @@ impl Exprs {
                 let exponent = self.as_integer(*exponent).ok_or(Stop::Fuel)?;
                 self.residue_within(*base, seed, fuel, known)?.power(exponent).ok_or(Stop::Undefined)?
             }
-            Kind::Pi | Kind::E | Kind::I | Kind::Function(..) | Kind::Range(_) => return Err(Stop::Fuel),
+            Kind::Rational(_) | Kind::Pi | Kind::E | Kind::I | Kind::Function(..) | Kind::Range(_) => {
+                return Err(Stop::Fuel);
+            }
         };
         known.insert(id, residue);
         Ok(residue)
