@@ -35,9 +35,9 @@ pub struct Point {
 }
 
 impl Point {
-    /// Whether letters may have values over 64.
+    /// Whether letters may have values over 8, so that powers of them may be out of reach.
     pub(super) fn is_far(self) -> bool {
-        !self.natural && self.range % 12 >= 8
+        !self.natural && matches!(self.range % 12, 4 | 7..)
     }
 
     /// The value of a letter: dyadic with 20 bits after the point, of a range that changes from point to point, so that

@@ -188,7 +188,7 @@ fn apart(gold: Part<'_>, answer: Part<'_>, sample: &Sample, real: bool, fuel: &F
         if -(gap.upper().top() as f64) > needed {
             return Ok(Some(false));
         }
-        if sample.point.is_far() && needed > 1600.0 && bits > 96 {
+        if sample.point.is_far() && needed > 640.0 && bits > 96 {
             break;
         }
     }

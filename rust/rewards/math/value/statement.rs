@@ -88,6 +88,13 @@ impl Reader<'_> {
         self.letters_before_equals(operands, operators);
         let is = |operator: &Comparison| matches!(operator, Equal | Approx | Identical);
         if operators.iter().all(is) {
+            // `5 = 5` calculates nothing.
+            if let [left, right] = operands
+                && let (Node::Number { .. }, Node::Number { .. }) = (self.ast.node(*left), self.ast.node(*right))
+            {
+                let sides = Box::new((self.value(*left)?, self.value(*right)?));
+                return Ok(Value::Related { operator: operators[0], sides });
+            }
             let mut sides = self.sides(operands)?;
             // `x ≈ 3.14` says 3.14; of `x = π ≈ 3.14` the exact value counts.
             if let Some(at) = operators.iter().position(|operator| *operator == Approx)
