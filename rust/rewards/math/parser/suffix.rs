@@ -186,9 +186,9 @@ impl<'t> Parser<'_, 't> {
         let start = self.at;
         let value = self.primary()?;
         if let Some(second) = self.quantity(value)?
-            && self.continues_quantity(first, second)
+            && let Some(whole) = self.compound(first, second)?
         {
-            return self.push(Node::Add(vec![first, second])).map(Some);
+            return Ok(Some(whole));
         }
         self.at = start;
         Ok(None)
