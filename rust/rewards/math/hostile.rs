@@ -206,7 +206,8 @@ fn nesting_is_bounded() {
 
 #[test]
 fn a_small_stack_is_enough() {
-    let texts = ["(", "\\frac{", "2^{", "\\sqrt{", "f(", "\\sin ", "|", "\\{\\{1:2\\}:", "\\begin{pmatrix}", "\\pm "];
+    let texts =
+        ["(", "\\frac{", "2^{", "\\sqrt{", "f(", "\\sin ", "|", "\\{\\{1:2\\}:", "\\begin{pmatrix}", "\\pm ", "\\not"];
     let deep = move || texts.iter().all(|text| parse(&text.repeat(1000)).is_err());
     let thread = std::thread::Builder::new().stack_size(768 * 1024).spawn(deep).unwrap();
     assert!(thread.join().unwrap());

@@ -6,9 +6,7 @@
 pub mod answer;
 pub mod ast;
 pub mod ball;
-mod command;
 pub mod compare;
-mod digits;
 pub mod expr;
 pub mod fuel;
 #[cfg(test)]
@@ -17,13 +15,13 @@ mod label;
 mod lexer;
 mod literal;
 pub mod modular;
+mod node;
 mod notation;
 mod outside;
 mod parser;
 mod read;
 mod render;
 pub mod rule;
-mod token;
 pub mod unit;
 pub mod value;
 mod word;

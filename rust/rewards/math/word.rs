@@ -1,6 +1,6 @@
 //! Words: which plain letters are prose and which a product of variables; number words; text as it is compared.
 
-use super::command;
+use super::lexer::command;
 
 /// Words that separate, relate or qualify: never a unit, never a thing that is counted.
 pub fn is_function_word(word: &str) -> bool {

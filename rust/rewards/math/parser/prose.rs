@@ -5,7 +5,7 @@ use dashu_ratio::RBig;
 
 use super::super::super::Status;
 use super::super::ast::{Constant, NamedSet, Node, NodeId, NumberForm, SetPart};
-use super::super::token::{Bracket, Kind, Style, Token};
+use super::super::lexer::token::{Bracket, Kind, Style, Token};
 use super::super::unit::Unit;
 use super::super::word;
 use super::{Parsed, Parser};

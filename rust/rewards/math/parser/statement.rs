@@ -2,7 +2,7 @@
 
 use super::super::super::Status;
 use super::super::ast::{Comparison, Node, NodeId, Separator};
-use super::super::token::{Bracket, Kind};
+use super::super::lexer::token::{Bracket, Kind};
 use super::{Context, Parsed, Parser};
 
 /// Items and what stands between them.
