@@ -66,17 +66,10 @@ fn math_equal(py: Python<'_>, gold: &str, answer: &str, settings: PyOptions<'_>)
     }
 }
 
-#[pyfunction]
-fn check_math_golds(py: Python<'_>, golds: Vec<PyBackedStr>) -> PyResult<()> {
-    py.detach(|| MathAnswer::new(&golds, Options::default()))?;
-    Ok(())
-}
-
 /// Add the functions of this file to `_native`.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(score_math, module)?)?;
     module.add_function(wrap_pyfunction!(score_majority, module)?)?;
     module.add_function(wrap_pyfunction!(math_equal, module)?)?;
-    module.add_function(wrap_pyfunction!(check_math_golds, module)?)?;
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod advantages;
 mod batch;
+mod blocks;
 mod math;
 mod rewards;
 
@@ -31,6 +32,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batch::pack, module)?)?;
     module.add_function(wrap_pyfunction!(batch::share_prefixes, module)?)?;
     rewards::register(module)?;
+    blocks::register(module)?;
     math::register(module)?;
     Ok(())
 }

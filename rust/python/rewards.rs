@@ -14,13 +14,15 @@ use crate::rewards::gsm8k::Gsm8kAnswer;
 use crate::rewards::repetition::{TokenRepetition, WordRepetition};
 use crate::rewards::{RewardRule, Scores, answer, score_batch};
 
-pub(super) type PyScores<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<u8>>);
+/// Scores and statuses.
+pub type PyScores<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<u8>>);
 
 pub(super) fn wrap(py: Python<'_>, scores: Scores) -> PyScores<'_> {
     (scores.scores.into_pyarray(py), scores.statuses.into_pyarray(py))
 }
 
-pub(super) fn run<'py>(py: Python<'py>, rule: &impl RewardRule, completions: &[PyBackedStr]) -> PyScores<'py> {
+/// Score without the interpreter.
+pub fn run<'py>(py: Python<'py>, rule: &impl RewardRule, completions: &[PyBackedStr]) -> PyScores<'py> {
     let scores = py.detach(|| score_batch(rule, completions));
     wrap(py, scores)
 }

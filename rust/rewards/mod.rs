@@ -5,6 +5,7 @@
 //! Every rule is linear in the length of the text and deterministic for any number of threads.
 
 pub mod answer;
+pub mod blocks;
 pub mod choice;
 pub mod countdown;
 pub mod exact;

@@ -10,29 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlox_grpo.rewards.answers import Countdown, ExactAnswer, GSM8KAnswer, MultipleChoice, extract_answer
 from rlox_grpo.rewards.calls import RewardError, RewardFn, call, checked, function_name, gather
-from rlox_grpo.rewards.math import MajorityVote, MathAnswer, math_equal
-from rlox_grpo.rewards.rules import (
-    STATUSES,
-    Composite,
-    Countdown,
-    ExactAnswer,
-    GSM8KAnswer,
-    MultipleChoice,
-    Overlong,
-    Repetition,
-    Rule,
-    TagCount,
-    TagFormat,
-    Verdicts,
-    extract_answer,
-    weighted_sum,
-)
+from rlox_grpo.rewards.composite import Composite
+from rlox_grpo.rewards.formats import TagCount, TagFormat
+from rlox_grpo.rewards.lengths import CosineLength, Overlong, ReasoningLength, Repetition
+from rlox_grpo.rewards.math_answers import MajorityVote, MathAnswer, math_equal
+from rlox_grpo.rewards.published import PUBLISHED, PublishedAnswer, PublishedCountdown, published
+from rlox_grpo.rewards.verdicts import STATUSES, Rule, Verdicts, weighted_sum
 from rlox_grpo.types import RolloutGroup, ScoredGroup
 
 __all__ = [
+    "PUBLISHED",
     "STATUSES",
     "Composite",
+    "CosineLength",
     "Countdown",
     "ExactAnswer",
     "GSM8KAnswer",
@@ -40,6 +32,9 @@ __all__ = [
     "MathAnswer",
     "MultipleChoice",
     "Overlong",
+    "PublishedAnswer",
+    "PublishedCountdown",
+    "ReasoningLength",
     "Repetition",
     "RewardError",
     "RewardFn",
@@ -49,6 +44,7 @@ __all__ = [
     "Verdicts",
     "extract_answer",
     "math_equal",
+    "published",
     "score",
     "status_counts",
 ]

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from rlox_grpo.rewards.rules import Float64Array
+from rlox_grpo.rewards.verdicts import Float64Array
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ use dashu_int::ops::UnsignedAbs;
 use dashu_int::{IBig, UBig};
 
 /// The two largest primes below 2^61: 2^61 − 1 (Mersenne) and 2^61 − 31.
-pub const PRIMES: [u64; 2] = [(1 << 61) - 1, (1 << 61) - 31];
+pub const PRIMES: [u64; 2] = [(1 << 61) - GAPS[0], (1 << 61) - GAPS[1]];
+const GAPS: [u64; 2] = [1, 31];
 
 /// A residue modulo each of [`PRIMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,7 +49,7 @@ impl Residue {
         if self.0.contains(&0) {
             return None;
         }
-        Some(Self([0, 1].map(|part| power(self.0[part], PRIMES[part] - 2, PRIMES[part]))))
+        Some(Self([0, 1].map(|part| inverse(self.0[part], PRIMES[part]))))
     }
 
     /// The `exponent`-th power; none for a negative power of zero and for zero to the zero.
@@ -56,6 +57,11 @@ impl Residue {
     pub fn power(self, exponent: &IBig) -> Option<Self> {
         if self.0.contains(&0) && *exponent <= IBig::ZERO {
             return None;
+        }
+        if let Ok(small) = u64::try_from(exponent)
+            && small < PRIMES[1] - 1
+        {
+            return Some(Self([0, 1].map(|part| power(self.0[part], small, PRIMES[part]))));
         }
         // By Fermat the exponent counts modulo p − 1.
         let mut parts = [0; 2];
@@ -78,14 +84,14 @@ impl Residue {
 impl std::ops::Add for Residue {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        self.zip(other, |a, b, p| (a + b) % p)
+        self.zip(other, |a, b, p| if a + b >= p { a + b - p } else { a + b })
     }
 }
 
 impl std::ops::Sub for Residue {
     type Output = Self;
     fn sub(self, other: Self) -> Self {
-        self.zip(other, |a, b, p| (a + p - b) % p)
+        self.zip(other, |a, b, p| if a >= b { a - b } else { a + p - b })
     }
 }
 
@@ -103,8 +109,28 @@ impl std::ops::Neg for Residue {
     }
 }
 
+/// a·b modulo p = 2^61 − gap, by 2^61 = gap.
 fn times(a: u64, b: u64, p: u64) -> u64 {
-    (u128::from(a) * u128::from(b) % u128::from(p)) as u64
+    const MASK: u64 = (1 << 61) - 1;
+    let gap = MASK - p + 1;
+    let product = u128::from(a) * u128::from(b);
+    // Below 2^61 + 31·2^61 < 2^66, then below 2^61 + 31·2^5.
+    let once = u128::from(product as u64 & MASK) + (product >> 61) * u128::from(gap);
+    let twice = (once as u64 & MASK) + (once >> 61) as u64 * gap;
+    if twice >= p { twice - p } else { twice }
+}
+
+/// The inverse of a residue other than zero, by Euclid.
+fn inverse(value: u64, p: u64) -> u64 {
+    let (mut low, mut high) = (value, p);
+    // low = a·value and high = b·value modulo p, up to signs that alternate.
+    let (mut a, mut b) = (1i128, 0i128);
+    while low > 1 {
+        let quotient = high / low;
+        (low, high) = (high - quotient * low, low);
+        (a, b) = (b - i128::from(quotient) * a, a);
+    }
+    a.rem_euclid(i128::from(p)) as u64
 }
 
 fn power(mut base: u64, mut exponent: u64, p: u64) -> u64 {
@@ -171,7 +197,14 @@ mod tests {
     fn the_field_laws() {
         let (a, b) = (Residue::draw(1), Residue::draw(2));
         assert_eq!((a + b) * (a - b), a * a - b * b);
-        assert_eq!(a.inverse().unwrap() * a, Residue::ONE);
+        for value in [a, b, Residue::ONE, -Residue::ONE, Residue([2, PRIMES[1] - 2])] {
+            assert_eq!(value.inverse().unwrap() * value, Residue::ONE);
+        }
+        for (part, p) in PRIMES.into_iter().enumerate() {
+            for x in [a.0[part], b.0[part], p - 1, 1, 0] {
+                assert_eq!(times(x, p - 1, p), (u128::from(x) * u128::from(p - 1) % u128::from(p)) as u64);
+            }
+        }
         assert_eq!(a + -a, Residue::ZERO);
         assert_eq!(Residue::ZERO.inverse(), None);
         assert_eq!(a.power(&IBig::from(-3)).unwrap() * a * a * a, Residue::ONE);

@@ -66,8 +66,8 @@ impl Comparer<'_> {
 
     /// Match items one to one; of sets, after dropping repetitions.
     ///
-    /// Equality is transitive, so the first partner found is as good as any. Rationals are matched by a table, so that
-    /// only what is no rational costs a comparison for each pair.
+    /// Equality is transitive, so the first partner found is as good as any. Numbers of one residue are found by a table,
+    /// so that only what balls have to tell costs a comparison for each pair.
     pub(super) fn unordered(&self, left: &[Value], right: &[Value], set: bool) -> Equality {
         let (left, right) = if set {
             match (distinct(left, self.gold, self), distinct(right, self.answer, self)) {
@@ -85,19 +85,16 @@ impl Comparer<'_> {
         }
         let mut plain: HashMap<u64, Vec<usize>> = HashMap::new();
         for (at, value) in right.iter().enumerate() {
-            if let Some(id) = bare_rational(value, self.answer) {
+            if let Some(id) = bare(value) {
                 plain.entry(self.answer.residue(id).key()).or_default().push(at);
             }
         }
         let mut free = vec![true; right.len()];
         let mut rest = Vec::new();
         for value in left {
-            let partner = bare_rational(value, self.gold).and_then(|id| {
+            let partner = bare(value).and_then(|id| {
                 let places = plain.get_mut(&self.gold.residue(id).key())?;
-                let place = places.iter().rposition(|at| {
-                    bare_rational(right[*at], self.answer)
-                        .is_some_and(|other| self.gold.as_rational(id) == self.answer.as_rational(other))
-                })?;
+                let place = places.iter().rposition(|at| self.values(value, right[*at]) == Equality::Equal)?;
                 Some(places.swap_remove(place))
             });
             match partner {
@@ -221,6 +218,13 @@ impl Comparer<'_> {
 fn spelled(exprs: &Exprs, number: &Number, text: &str) -> bool {
     let super::super::expr::Kind::Symbol(hash) = exprs.kind(number.id) else { return false };
     exprs.names().iter().any(|(known, name)| known == hash && name.to_lowercase() == *text)
+}
+
+fn bare(value: &Value) -> Option<Id> {
+    match value {
+        Value::Number(Number { id, mark: Mark::Bare }) => Some(*id),
+        _ => None,
+    }
 }
 
 fn bare_rational(value: &Value, exprs: &Exprs) -> Option<Id> {

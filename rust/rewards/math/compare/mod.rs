@@ -9,7 +9,7 @@ use dashu_ratio::RBig;
 use super::expr::identity::{Equality, Part};
 use super::expr::{Exprs, Id};
 use super::fuel::{Fuel, Stop};
-use super::value::{Reading, Region, Shape, Value};
+use super::value::{Mark, Number, Reading, Region, Shape, Value};
 
 /// What to do about units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -127,9 +127,15 @@ impl Comparer<'_> {
             (Value::List { items, shape }, Value::Matrix { columns, entries }) => {
                 self.vector_as_list(*columns, entries, items, *shape, false)
             }
-            (Value::Ratio(gold), Value::Ratio(answer)) => self.ratios(gold, answer),
-            (Value::Ratio(_), Value::Number(_)) | (Value::Number(_), Value::Ratio(_)) => {
-                self.ratio_as_number(gold, answer)
+            (Value::Ratio { quotients: gold, .. }, Value::Ratio { quotients: answer, .. }) => {
+                self.in_order(gold, answer)
+            }
+            // 1 : 2 is 1/2.
+            (Value::Ratio { value: Some(gold), .. }, Value::Number(Number { id, mark: Mark::Bare })) => {
+                self.same(*gold, *id)
+            }
+            (Value::Number(Number { id, mark: Mark::Bare }), Value::Ratio { value: Some(answer), .. }) => {
+                self.same(*id, *answer)
             }
             _ => self.collections(gold, answer),
         }

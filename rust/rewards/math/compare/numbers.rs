@@ -8,7 +8,7 @@ use super::super::ball::{Ball, Context};
 use super::super::expr::identity::{Equality, compare};
 use super::super::expr::{Class, Evaluator, Exprs, Id, Point};
 use super::super::unit::Unit;
-use super::super::value::{Mark, Number, Value};
+use super::super::value::{Mark, Number};
 use super::{Comparer, Units};
 
 impl Comparer<'_> {
@@ -71,6 +71,9 @@ impl Comparer<'_> {
             // Zero is zero in every unit that has no offset; any other number is not.
             return Equality::Different;
         }
+        if self.fuel.spend(10 * (self.gold.len() + self.answer.len()) as u64).is_err() {
+            return Equality::Undecided;
+        }
         let (mut gold_exprs, mut answer_exprs) = (self.gold.clone(), self.answer.clone());
         let scale = |exprs: &mut Exprs, id: Id, factor: &RBig| {
             let factor = exprs.rational(factor.clone(), self.fuel)?;
@@ -122,44 +125,6 @@ impl Comparer<'_> {
             }
         }
         None
-    }
-
-    /// a : b = c : d where the terms are proportional and not all zero.
-    pub(super) fn ratios(&self, gold: &[Id], answer: &[Id]) -> Equality {
-        if gold.len() != answer.len() {
-            return Equality::Different;
-        }
-        // In one arena: g₀·aₖ = gₖ·a₀ for every k.
-        let (mut left, mut right) = (self.gold.clone(), self.answer.clone());
-        let mut all = Equality::Equal;
-        for k in 1..gold.len() {
-            let quotients =
-                (left.quotient(gold[k], gold[0], self.fuel), right.quotient(answer[k], answer[0], self.fuel));
-            all = all.and(match quotients {
-                (Ok(gold), Ok(answer)) => compare((&left, gold), (&right, answer), self.fuel),
-                _ => Equality::Undecided,
-            });
-        }
-        all
-    }
-
-    /// 1 : 2 and 1/2.
-    pub(super) fn ratio_as_number(&self, gold: &Value, answer: &Value) -> Equality {
-        let as_quotient = |value: &Value, exprs: &Exprs| -> Option<(Exprs, Id)> {
-            let mut exprs = exprs.clone();
-            match value {
-                Value::Ratio(terms) => match terms[..] {
-                    [a, b] => exprs.quotient(a, b, self.fuel).ok().map(|id| (exprs, id)),
-                    _ => None,
-                },
-                Value::Number(Number { id, mark: Mark::Bare }) => Some((exprs, *id)),
-                _ => None,
-            }
-        };
-        match (as_quotient(gold, self.gold), as_quotient(answer, self.answer)) {
-            (Some(gold), Some(answer)) => compare((&gold.0, gold.1), (&answer.0, answer.1), self.fuel),
-            _ => Equality::Different,
-        }
     }
 
     /// The integer value of a constant, for residues.

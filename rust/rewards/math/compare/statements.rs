@@ -3,25 +3,35 @@
 use dashu_int::IBig;
 
 use super::super::ast::{Comparison, NamedSet};
-use super::super::ball::Context;
-use super::super::expr::identity::{Equality, compare};
+use super::super::ball::{Complex, Context};
+use super::super::expr::identity::{Equality, Part, compare};
 use super::super::expr::{Class, Evaluator, Exprs, Id, Point};
-use super::super::fuel::Stop;
-use super::super::value::{Name, Shape, Value};
+use super::super::fuel::{Fuel, Stop};
+use super::super::modular::Residue;
+use super::super::value::{Name, NameKind, Shape, Value};
 use super::{Comparer, is_named};
 
-/// Points at which two equations are compared.
+/// Points at which two equations are compared, and what they are drawn with.
 const POINTS: u32 = 6;
+const SEED: u64 = 0x7072_6f70;
 
 impl Comparer<'_> {
     /// Values of which at least one is an equation.
     pub(super) fn equalities(&self, gold: &Value, answer: &Value) -> Equality {
         match (gold, answer) {
-            (Value::Equality { names: p, sides: left }, Value::Equality { names: q, sides: right }) => {
+            (
+                Value::Equality { names: p, sides: left, difference: a },
+                Value::Equality { names: q, sides: right, difference: b },
+            ) => {
                 let stated = self.stated_values(p, left, q, right);
-                if stated == Equality::Equal { stated } else { stated.or(self.equations(left, right)) }
+                match (a, b) {
+                    (Some(a), Some(b)) if stated != Equality::Equal => stated.or(self.proportional(*a, *b, None)),
+                    _ => stated,
+                }
             }
-            (Value::Equality { names, sides }, _) => match stated(names, sides, self.gold, self) {
+            // `a + b = 5` is an equation; as an answer to 5 it says what a + b is.
+            (Value::Equality { names, .. }, _) if is_formula(names) => Equality::Different,
+            (Value::Equality { names, sides, .. }, _) => match stated(names, sides, self.gold, self) {
                 Some(value) => match (answer, self.is_member_of(names, answer)) {
                     (_, Some(set)) => self.values(value, set),
                     (Value::Inequality { solved: Some((name, _)), .. }, _) if !names.contains(name) => {
@@ -32,7 +42,7 @@ impl Comparer<'_> {
                 },
                 None => Equality::Different,
             },
-            (_, Value::Equality { names, sides }) => match stated(names, sides, self.answer, self) {
+            (_, Value::Equality { names, sides, .. }) => match stated(names, sides, self.answer, self) {
                 Some(value) => match (gold, self.is_member_of(names, gold)) {
                     (_, Some(set)) => self.values(set, value),
                     (Value::Inequality { solved: Some((name, _)), .. }, _) if !names.contains(name) => {
@@ -58,21 +68,12 @@ impl Comparer<'_> {
         let (Some(gold), Some(answer)) = (stated(p, left, self.gold, self), stated(q, right, self.answer, self)) else {
             return Equality::Different;
         };
+        if is_formula(p) != is_formula(q) {
+            return Equality::Different;
+        }
         // A chain of values without a name states its last one, whatever the other side calls it.
         let same_names = p.is_empty() || q.is_empty() || (p.len() == q.len() && p.iter().all(|name| q.contains(name)));
         if same_names { self.values(gold, answer) } else { Equality::Different }
-    }
-
-    /// Both as equations: the differences of their sides are proportional.
-    fn equations(&self, left: &[Value], right: &[Value]) -> Equality {
-        let ([Value::Number(a), Value::Number(b)], [Value::Number(c), Value::Number(d)]) = (left, right) else {
-            return Equality::Different;
-        };
-        let (mut gold, mut answer) = (self.gold.clone(), self.answer.clone());
-        match (gold.difference(a.id, b.id, self.fuel), answer.difference(c.id, d.id, self.fuel)) {
-            (Ok(left), Ok(right)) => proportional((&gold, left), (&answer, right), false, self),
-            _ => Equality::Undecided,
-        }
     }
 
     /// Inequalities: the same region of the same letter, or the same up to positive factors.
@@ -103,16 +104,18 @@ impl Comparer<'_> {
 
     fn one_inequality(&self, gold: Id, operator: Comparison, answer: Id, sign: Comparison) -> bool {
         use Comparison::{Equal, Greater, GreaterEqual, Less, LessEqual, NotEqual};
-        let mut exprs = self.answer.clone();
-        let flipped = match (operator, sign) {
-            (Less, Greater) | (Greater, Less) | (LessEqual, GreaterEqual) | (GreaterEqual, LessEqual) => true,
-            _ if operator == sign => false,
+        let sign = match (operator, sign) {
+            (Less, Greater) | (Greater, Less) | (LessEqual, GreaterEqual) | (GreaterEqual, LessEqual) => Some(-1),
+            (NotEqual, NotEqual) | (Equal, Equal) => None,
+            _ if operator == sign => Some(1),
             _ => return false,
         };
-        let answer = if flipped { exprs.negated(answer, self.fuel) } else { Ok(answer) };
-        let Ok(answer) = answer else { return false };
-        let signed = !matches!(operator, NotEqual | Equal);
-        proportional((self.gold, gold), (&exprs, answer), signed, self) == Equality::Equal
+        self.proportional(gold, answer, sign) == Equality::Equal
+    }
+
+    /// Whether `gold = c · answer` for a constant c other than zero, of this sign if one is given. Neither is constant.
+    fn proportional(&self, gold: Id, answer: Id, sign: Option<i32>) -> Equality {
+        proportional(self.gold(gold), self.answer(answer), sign, self.fuel)
     }
 
     /// Congruences: the same class of the same modulus.
@@ -206,6 +209,10 @@ impl Comparer<'_> {
     }
 }
 
+fn is_formula(names: &[Name]) -> bool {
+    names.iter().any(|name| name.kind == NameKind::Formula)
+}
+
 /// What an equality states: its last side, where the sides before are names, or equal to it for sure.
 fn stated<'v>(names: &[Name], sides: &'v [Value], exprs: &Exprs, comparer: &Comparer<'_>) -> Option<&'v Value> {
     let last = sides.last()?;
@@ -217,6 +224,10 @@ fn stated<'v>(names: &[Name], sides: &'v [Value], exprs: &Exprs, comparer: &Comp
     for side in &sides[names.len()..sides.len() - 1] {
         match (side, last) {
             (Value::Number(side), Value::Number(last)) => {
+                // `x² − 1 = x² − 1` says nothing.
+                if names.is_empty() && exprs.is_alike(side.id, last.id) && exprs.class(last.id).has(Class::SYMBOL) {
+                    return None;
+                }
                 let letters = (exprs.class(side.id) | exprs.class(last.id)).has(Class::SYMBOL);
                 let equal = compare((exprs, side.id), (exprs, last.id), comparer.fuel);
                 // With letters a side may be the formula that the last one evaluates, if a name says for what.
@@ -260,7 +271,7 @@ fn without_domains(value: &Value) -> Vec<&Value> {
 fn point<'v>(statements: &[&'v Value]) -> Option<Vec<&'v Value>> {
     let mut named = Vec::with_capacity(statements.len());
     for statement in statements {
-        let Value::Equality { names, sides } = statement else { return None };
+        let Value::Equality { names, sides, .. } = statement else { return None };
         let ([name], [_, value]) = (&names[..], &sides[..]) else { return None };
         named.push((&name.spelling, value));
     }
@@ -268,8 +279,7 @@ fn point<'v>(statements: &[&'v Value]) -> Option<Vec<&'v Value>> {
     named.windows(2).all(|pair| pair[0].0 != pair[1].0).then(|| named.into_iter().map(|(_, value)| value).collect())
 }
 
-/// Whether `gold = c · answer` for a constant c other than zero; with `signed`, a positive one. Neither is constant.
-fn proportional(gold: (&Exprs, Id), answer: (&Exprs, Id), signed: bool, comparer: &Comparer<'_>) -> Equality {
+fn proportional(gold: Part<'_>, answer: Part<'_>, sign: Option<i32>, fuel: &Fuel) -> Equality {
     let mut letters = (Vec::new(), Vec::new());
     gold.0.letters(gold.1, &mut letters.0);
     answer.0.letters(answer.1, &mut letters.1);
@@ -278,28 +288,29 @@ fn proportional(gold: (&Exprs, Id), answer: (&Exprs, Id), signed: bool, comparer
     if letters.0.is_empty() || letters.0 != letters.1 {
         return Equality::Different;
     }
-    // The factor is the quotient at a first point; then gold = c · answer has to hold as an identity.
-    let fuel = comparer.fuel;
-    let mut quotient: Option<super::super::ball::Complex> = None;
-    let mut agree = 0;
-    let mut unsure = false;
-    for range in 0..4 * POINTS {
-        let point = Point { seed: 0x7072_6f70, range, natural: false };
-        let context = Context { bits: 640, fuel };
-        let values = (
-            Evaluator::new(gold.0, point, context).value(gold.1),
-            Evaluator::new(answer.0, point, context).value(answer.1),
-        );
-        let (left, right) = match values {
-            (Ok(left), Ok(right)) => (left, right),
-            (Err(Stop::Fuel), _) | (_, Err(Stop::Fuel)) => return Equality::Undecided,
-            (Err(_), Err(_)) => continue,
-            _ => {
-                unsure = true;
-                continue;
-            }
+    if !(gold.0.class(gold.1) | answer.0.class(answer.1)).has(Class::ATOM) {
+        return match proportional_functions(gold, answer, fuel) {
+            Ok(false) => Equality::Different,
+            Ok(true) if sign.is_none() => Equality::Equal,
+            Ok(true) => quotient_has_sign(gold, answer, sign, fuel),
+            Err(_) => Equality::Undecided,
         };
-        let here = match left.over(&right, context) {
+    }
+    // The factor is the quotient at a first point; then gold = c · answer has to hold at the others.
+    let sizes = i64::from(gold.0.size(gold.1)) + i64::from(answer.0.size(answer.1));
+    let mut quotient: Option<Complex> = None;
+    let mut agree = 0;
+    for range in 0..4 * POINTS {
+        let point = Point { seed: SEED, range, natural: false };
+        let context = Context { bits: 640, fuel };
+        let mut left = Evaluator::new(gold.0, point, context);
+        let mut right = Evaluator::new(answer.0, point, context);
+        let here = match (left.value(gold.1), right.value(answer.1)) {
+            (Ok(left), Ok(right)) => left.over(&right, context),
+            (Err(Stop::Fuel), _) | (_, Err(Stop::Fuel)) if fuel.left() == 0 => return Equality::Undecided,
+            _ => continue,
+        };
+        let here = match here {
             Ok(here) => here,
             // Zero at a random point: identically zero, as `0 = 0`, or too close to tell.
             Err(Stop::Undefined | Stop::Imprecise) => return Equality::Different,
@@ -310,15 +321,15 @@ fn proportional(gold: (&Exprs, Id), answer: (&Exprs, Id), signed: bool, comparer
         }
         match &quotient {
             None => {
-                if signed && (!here.is_real() || here.re.sign() != Some(1)) {
+                if sign.is_some() && (!here.is_real() || here.re.sign() != sign) {
                     return Equality::Different;
                 }
                 quotient = Some(here);
             }
             Some(first) => match first.minus(&here, context) {
                 Ok(gap) if !gap.contains_zero() => return Equality::Different,
-                Ok(gap) if -gap.upper().top() > 400 => agree += 1,
-                Ok(_) => unsure = true,
+                Ok(gap) if -gap.upper().top() > 64 + 2 * (sizes + left.reach.max(right.reach)) => agree += 1,
+                Ok(_) => {}
                 Err(_) => return Equality::Undecided,
             },
         }
@@ -326,6 +337,34 @@ fn proportional(gold: (&Exprs, Id), answer: (&Exprs, Id), signed: bool, comparer
             return Equality::Equal;
         }
     }
-    let _ = unsure;
+    Equality::Undecided
+}
+
+/// Two rational functions, not identically zero, are proportional if f(P)·g(Q) = f(Q)·g(P) for random P and Q.
+fn proportional_functions(gold: Part<'_>, answer: Part<'_>, fuel: &Fuel) -> Result<bool, Stop> {
+    let (f, g) = (gold.0.residue(gold.1), answer.0.residue(answer.1));
+    if f == Residue::ZERO || g == Residue::ZERO {
+        return Ok(false);
+    }
+    let (f_other, g_other) = (gold.0.residue_at(gold.1, SEED, fuel)?, answer.0.residue_at(answer.1, SEED, fuel)?);
+    Ok(f * g_other == f_other * g)
+}
+
+/// Whether gold / answer has this sign, at the first random point that tells.
+fn quotient_has_sign(gold: Part<'_>, answer: Part<'_>, sign: Option<i32>, fuel: &Fuel) -> Equality {
+    for range in 0..POINTS {
+        let point = Point { seed: SEED, range, natural: false };
+        let context = Context { bits: 256, fuel };
+        let values = (
+            Evaluator::new(gold.0, point, context).value(gold.1),
+            Evaluator::new(answer.0, point, context).value(answer.1),
+        );
+        if let (Ok(left), Ok(right)) = values
+            && let Ok(quotient) = left.over(&right, context)
+            && let Some(found) = quotient.re.sign()
+        {
+            return Equality::of(Some(found) == sign);
+        }
+    }
     Equality::Undecided
 }

@@ -16,6 +16,15 @@ fn bits(value: &RBig) -> usize {
     value.numerator().bit_len() + value.denominator().bit_len()
 }
 
+/// A sum or product of rationals: products, and a greatest common divisor that is quadratic in the shorter number
+/// and linear in the longer.
+fn rational_cost(left: &RBig, right: &RBig) -> u64 {
+    if left.denominator().is_one() && right.denominator().is_one() {
+        return 4 + Fuel::product(bits(left), bits(right));
+    }
+    10 + 8 * Fuel::product(bits(left), bits(right))
+}
+
 impl Exprs {
     /// `Σ items`.
     ///
@@ -27,7 +36,7 @@ impl Exprs {
         for &item in items {
             match self.kind(item) {
                 Kind::Rational(value) if bits(value) + bits(&constant) <= MOST_BITS => {
-                    fuel.spend(6 + 3 * Fuel::product(bits(value), bits(&constant)))?;
+                    fuel.spend(rational_cost(value, &constant))?;
                     constant += value;
                 }
                 Kind::Sum(inner) => {
@@ -101,7 +110,7 @@ impl Exprs {
             match self.kind(item) {
                 Kind::Rational(value) if value.is_zero() => return self.rational(RBig::ZERO, fuel),
                 Kind::Rational(value) if bits(value) + kept_bits <= MOST_BITS => {
-                    fuel.spend(6 + 3 * Fuel::product(bits(value), bits(&constant)))?;
+                    fuel.spend(rational_cost(value, &constant))?;
                     constant *= value;
                     kept_bits = bits(&constant);
                 }
@@ -236,7 +245,11 @@ impl Exprs {
         fuel.spend(60)?;
         let residue = self.residue(base).power(n).ok_or(Stop::Undefined)?;
         let size = self.size(base).saturating_add(n.bit_len() as u32 + 4);
-        self.push(Kind::Power(base, exponent), residue, self.class(base), size)
+        let mut class = self.class(base);
+        if *n < IBig::ZERO && class.has(Class::ATOM) {
+            class = class | Class::PARTIAL;
+        }
+        self.push(Kind::Power(base, exponent), residue, class, size)
     }
 
     fn general_power(&mut self, base: Id, exponent: Id, fuel: &Fuel) -> Result<Id, Stop> {
@@ -300,6 +313,12 @@ impl Exprs {
             mix(mix(self.residue(base).key(), 0x0070_6f77), mix(rest.key(), hash_integer(coefficient.denominator())));
         let residue = Residue::draw(key).power(coefficient.numerator()).ok_or(Stop::Undefined)?;
         let mut class = self.class(base) | self.class(exponent) | Class::ATOM;
+        if self.class(base).has(Class::SYMBOL) {
+            class = class | Class::PIECEWISE;
+        }
+        if !self.is_positive_constant(base) {
+            class = class | Class::PARTIAL;
+        }
         if self.as_rational(exponent).is_none() {
             class = class | Class::TRANSCENDENTAL;
             let negative = self.as_rational(base).is_some_and(|value| *value < RBig::ZERO);

@@ -1,5 +1,8 @@
 //! The value of an expression at a point, as a complex ball.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
+
 use dashu_int::IBig;
 use dashu_int::ops::UnsignedAbs;
 use dashu_ratio::RBig;
@@ -7,8 +10,10 @@ use dashu_ratio::RBig;
 use super::super::ball::{Ball, Complex, Context, Magnitude};
 use super::super::fuel::Stop;
 use super::super::modular::mix;
-use super::{Exprs, Id, Kind, Op};
+use super::{Exprs, Id, Kind, Op, Range};
 
+/// Terms of a sum or product at a point.
+const MOST_TERMS: i64 = 256;
 /// Roots of a higher degree are taken through logarithms.
 const MOST_DEGREE: u32 = 64;
 
@@ -39,7 +44,7 @@ impl Point {
             return Ball::integer(1 + (draw % (3 + 2 * u64::from(self.range))) as i64);
         }
         let unit = (draw >> 20 & 0xf_ffff) as i64 | 1;
-        let (scale, negative) = match self.range % 8 {
+        let (scale, negative) = match self.range % 12 {
             0 => (1, false),
             1 => (4, false),
             2 => (2, draw & 1 == 1),
@@ -47,10 +52,39 @@ impl Point {
             4 => (16, false),
             5 => (8, draw & 1 == 1),
             6 => (4, true),
-            _ => (64, draw & 1 == 1),
+            7 => (64, draw & 1 == 1),
+            8 => (1 << 10, false),
+            9 => (1 << 10, true),
+            10 => (1 << 17, false),
+            _ => (1 << 24, draw & 1 == 1),
         };
         let value = Ball::dyadic(IBig::from(unit * scale), -20);
         if negative { value.negated() } else { value }
+    }
+}
+
+/// Spreads node numbers over a table.
+#[derive(Debug, Default, Clone)]
+struct Spread(u64);
+
+impl BuildHasher for Spread {
+    type Hasher = Self;
+    fn build_hasher(&self) -> Self {
+        Self(0)
+    }
+}
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = mix(self.0, u64::from(*byte));
+        }
+    }
+    fn write_u32(&mut self, value: u32) {
+        self.0 = u64::from(value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 
@@ -60,8 +94,10 @@ pub struct Evaluator<'e> {
     exprs: &'e Exprs,
     point: Point,
     context: Context<'e>,
-    known: Vec<Option<Result<Complex, Stop>>>,
+    known: HashMap<u32, Result<Complex, Stop>, Spread>,
     fixed: Option<(u64, Ball)>,
+    /// Values of the letters of enclosing sums and products.
+    bound: Vec<(u64, i64)>,
     /// The largest |log₂| of an intermediate value.
     pub reach: i64,
     /// Whether every intermediate value is real.
@@ -72,7 +108,7 @@ impl<'e> Evaluator<'e> {
     /// For `exprs` at `point`.
     #[must_use]
     pub fn new(exprs: &'e Exprs, point: Point, context: Context<'e>) -> Self {
-        Self { exprs, point, context, known: vec![None; exprs.nodes.len()], fixed: None, reach: 0, real: true }
+        Self { exprs, point, context, known: HashMap::default(), fixed: None, bound: Vec::new(), reach: 0, real: true }
     }
 
     /// Give a letter a value of the caller's choice.
@@ -85,8 +121,7 @@ impl<'e> Evaluator<'e> {
     /// # Errors
     /// See [`Stop`].
     pub fn value(&mut self, id: Id) -> Result<Complex, Stop> {
-        let at = id.0 as usize;
-        if let Some(known) = &self.known[at] {
+        if let Some(known) = self.known.get(&id.0) {
             return known.clone();
         }
         let value = self.compute(id);
@@ -102,7 +137,7 @@ impl<'e> Evaluator<'e> {
             }
             self.real &= value.is_real();
         }
-        self.known[at] = Some(value.clone());
+        self.known.insert(id.0, value.clone());
         value
     }
 
@@ -118,12 +153,16 @@ impl<'e> Evaluator<'e> {
             Kind::I => Ok(Complex::i()),
             Kind::Symbol(letter) => Ok(match &self.fixed {
                 Some((fixed, value)) if fixed == letter => value.clone().into(),
-                _ => self.point.value(*letter).into(),
+                _ => match self.bound.iter().rev().find(|(bound, _)| bound == letter) {
+                    Some((_, value)) => Ball::integer(*value).into(),
+                    None => self.point.value(*letter).into(),
+                },
             }),
             Kind::Sum(items) => self.sum(items),
             Kind::Product(items) => self.product(items),
             Kind::Power(base, exponent) => self.power(*base, *exponent),
             Kind::Function(op, arguments) => self.function(*op, arguments),
+            Kind::Range(range) => self.range(range),
         }
     }
 
@@ -205,6 +244,56 @@ impl<'e> Evaluator<'e> {
             return if exponent.re.sign() == Some(1) { Ok(base) } else { Err(Stop::Undefined) };
         }
         base.ln(context)?.times(&exponent, context)?.exp(context)
+    }
+
+    /// The logarithm of a positive product of powers, without the product.
+    ///
+    /// # Errors
+    /// [`Stop::Fuel`] for anything else.
+    pub(super) fn logarithm(&mut self, id: Id) -> Result<Ball, Stop> {
+        let context = self.context;
+        match self.exprs.kind(id) {
+            Kind::Product(factors) => {
+                let mut sum = Ball::ZERO;
+                for factor in factors {
+                    sum = sum.plus(&self.logarithm(*factor)?, context)?;
+                }
+                Ok(sum)
+            }
+            Kind::Power(base, exponent) => {
+                let exponent = self.value(*exponent)?;
+                let base = self.logarithm(*base)?;
+                if exponent.is_real() { base.times(&exponent.re, context) } else { Err(Stop::Fuel) }
+            }
+            _ => {
+                let value = self.value(id)?;
+                if value.is_real() && value.re.sign() == Some(1) { value.re.ln(context) } else { Err(Stop::Fuel) }
+            }
+        }
+    }
+
+    /// A sum or product with integer bounds, up to [`MOST_TERMS`] terms.
+    fn range(&mut self, range: &Range) -> Result<Complex, Stop> {
+        let (from, to) = (self.value(range.from)?, self.value(range.to)?);
+        let bound =
+            |value: &Complex| integer(value, self.context).and_then(|n| i64::try_from(&n).ok()).ok_or(Stop::Undefined);
+        let (from, to) = (bound(&from)?, bound(&to)?);
+        if to.checked_sub(from).is_none_or(|count| count > MOST_TERMS) {
+            return Err(Stop::Fuel);
+        }
+        let mut total = Complex::from(Ball::integer(i64::from(range.product)));
+        for k in from..=to {
+            let mut inner = Evaluator::new(self.exprs, self.point, self.context);
+            self.context.fuel.spend(20)?;
+            inner.fixed = self.fixed.clone();
+            inner.bound = self.bound.clone();
+            inner.bound.push((range.letter, k));
+            let term = inner.value(range.body)?;
+            self.reach = self.reach.max(inner.reach);
+            self.real &= inner.real;
+            total = if range.product { total.times(&term, self.context)? } else { total.plus(&term, self.context)? };
+        }
+        Ok(total)
     }
 
     fn function(&mut self, op: Op, arguments: &[Id]) -> Result<Complex, Stop> {

@@ -67,17 +67,43 @@ fn factor(n: &UBig, fuel: &Fuel) -> Result<Vec<(UBig, i64)>, Stop> {
     Ok(factors)
 }
 
-/// `n` as `t^k` with the largest k.
+/// `n` as `t^k` with the largest k of small prime factors.
 fn perfect_power(n: UBig, fuel: &Fuel) -> Result<(UBig, i64), Stop> {
+    let (mut base, mut exponent) = (n, 1);
     // The base has no factor below 2^12, so the exponent is at most a twelfth of the bits.
-    for k in (2..=n.bit_len() / 12).rev() {
-        fuel.spend(10 + 2 * Fuel::product(n.bit_len(), n.bit_len()))?;
-        let root = n.nth_root(k);
-        if root.pow(k) == n {
-            return Ok((root, k as i64));
+    for k in [2u64, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31] {
+        while base.bit_len() as u64 >= 12 * k && may_be_power(&base, k, fuel)? {
+            fuel.spend(100 + 40 * k * Fuel::product(base.bit_len(), base.bit_len()))?;
+            let root = base.nth_root(k as usize);
+            if root.pow(k as usize) != base {
+                break;
+            }
+            (base, exponent) = (root, exponent * k as i64);
         }
     }
-    Ok((n, 1))
+    Ok((base, exponent))
+}
+
+/// Whether n is a k-th power modulo four primes of the form mk + 1: of all other numbers one in k^4 is, or fewer.
+fn may_be_power(n: &UBig, k: u64, fuel: &Fuel) -> Result<bool, Stop> {
+    let is_prime = |q: u64| (2..=q.isqrt()).all(|p| !q.is_multiple_of(p));
+    let moduli = (2..).map(|m| m * k + 1).filter(|q| *q > 3 && is_prime(*q)).take(4);
+    for q in moduli {
+        fuel.spend(20 + n.bit_len() as u64 / 64)?;
+        let rest = n % q;
+        let (mut power, mut base, mut exponent) = (1, rest, (q - 1) / k);
+        while exponent > 0 {
+            if exponent & 1 == 1 {
+                power = power * base % q;
+            }
+            base = base * base % q;
+            exponent >>= 1;
+        }
+        if rest != 0 && power != 1 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 #[cfg(test)]

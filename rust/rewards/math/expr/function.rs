@@ -82,6 +82,15 @@ impl Exprs {
         if matches!(op, Op::Factorial | Op::DoubleFactorial | Op::Gcd | Op::Lcm) && class.has(Class::SYMBOL) {
             class = class | Class::INTEGER;
         }
+        let smooth = matches!(op, Op::Sin | Op::Cos | Op::Arcsin | Op::Arccos | Op::Arctan | Op::Factorial);
+        if !smooth && class.has(Class::SYMBOL) {
+            class = class | Class::PIECEWISE;
+        }
+        let rational = arguments.iter().all(|id| self.as_rational(*id).is_some());
+        if !(rational || matches!(op, Op::Sin | Op::Cos | Op::Abs | Op::Conj)) || matches!(op, Op::Arcsin | Op::Arccos)
+        {
+            class = class | Class::PARTIAL;
+        }
         let size = arguments.iter().fold(4u32, |size, id| size.saturating_add(self.size(*id)));
         self.push(Kind::Function(op, arguments.to_vec()), Residue::draw(mix(key, op as u64 + 77)), class, size)
     }
@@ -91,6 +100,7 @@ impl Exprs {
         match self.kind(id) {
             Kind::Rational(_) | Kind::Pi | Kind::E | Kind::Symbol(_) => true,
             Kind::I => false,
+            Kind::Range(range) => self.is_real(range.body),
             Kind::Sum(items) | Kind::Product(items) => items.iter().all(|id| self.is_real(*id)),
             Kind::Power(base, exponent) => {
                 self.is_real(*base)

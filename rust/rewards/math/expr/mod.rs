@@ -10,8 +10,12 @@ mod evaluate;
 mod factor;
 mod function;
 pub mod identity;
+mod points;
 mod radical;
+mod residues;
 mod separation;
+
+use std::collections::HashSet;
 
 use dashu_int::IBig;
 use dashu_int::ops::BitTest;
@@ -25,6 +29,7 @@ pub use function::Op;
 
 /// Bits of a numerator or denominator that is still written out; beyond them powers and factorials stay symbolic.
 pub const MOST_BITS: usize = 1 << 16;
+const BOUND_LETTERS: u64 = 0x00b0_07ed;
 /// Nodes in one arena.
 const MOST_NODES: usize = 1 << 20;
 
@@ -53,6 +58,23 @@ pub enum Kind {
     Power(Id, Id),
     /// A function that balls can evaluate.
     Function(Op, Vec<Id>),
+    /// `Σ` or `Π` of the body over the bound letter, where a bound has letters.
+    Range(Range),
+}
+
+/// A sum or product that is written out where its bounds have values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// What stands for the bound letter in the body.
+    pub letter: u64,
+    /// The first value.
+    pub from: Id,
+    /// The last value.
+    pub to: Id,
+    /// The summand or factor.
+    pub body: Id,
+    /// Whether it is a product.
+    pub product: bool,
 }
 
 /// What occurs in an expression.
@@ -70,6 +92,10 @@ impl Class {
     pub const INTEGER: Self = Self(8);
     /// Something transcendental: π, e, a logarithm.
     pub const TRANSCENDENTAL: Self = Self(16);
+    /// A function of letters that is made of pieces, or has branches: |x|, ⌊x⌋, √x, ln x.
+    pub const PIECEWISE: Self = Self(32);
+    /// Something that only evaluation can find to have no value: 1/sin x, √ of a sum, arcsin 2.
+    pub const PARTIAL: Self = Self(64);
 
     /// Whether all of `other` is in.
     #[must_use]
@@ -103,6 +129,13 @@ pub struct Exprs {
 }
 
 impl Exprs {
+    /// How many nodes there are.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "no one asks")]
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// What a node is.
     #[must_use]
     pub fn kind(&self, id: Id) -> &Kind {
@@ -121,7 +154,9 @@ impl Exprs {
         self.nodes[id.0 as usize].class
     }
 
-    pub(super) fn size(&self, id: Id) -> u32 {
+    /// Bits of all literals and four for each node, as if it were written out.
+    #[must_use]
+    pub fn size(&self, id: Id) -> u32 {
         self.nodes[id.0 as usize].size
     }
 
@@ -223,6 +258,12 @@ impl Exprs {
         self.push(Kind::I, Residue::draw(0x69), Class::ATOM | Class::IMAGINARY, 4)
     }
 
+    /// Whether two nodes are built from the same parts, as far as their residues and sizes tell.
+    #[must_use]
+    pub fn is_alike(&self, left: Id, right: Id) -> bool {
+        self.residue(left) == self.residue(right) && self.size(left) == self.size(right)
+    }
+
     /// Call `visit` with each operand of a node.
     fn operands(&self, id: Id, mut visit: impl FnMut(Id)) {
         match self.kind(id) {
@@ -231,19 +272,45 @@ impl Exprs {
                 visit(*base);
                 visit(*exponent);
             }
+            Kind::Range(range) => [range.from, range.to, range.body].into_iter().for_each(visit),
             Kind::Rational(_) | Kind::Pi | Kind::E | Kind::I | Kind::Symbol(_) => {}
         }
     }
 
+    /// A letter for a bound variable, the same for every name that it may have.
+    ///
+    /// # Errors
+    /// [`Stop::Fuel`]
+    pub fn bound_letter(&mut self, depth: usize, fuel: &Fuel) -> Result<(u64, Id), Stop> {
+        fuel.spend(10)?;
+        let hash = mix(BOUND_LETTERS, depth as u64);
+        let id = self.push(Kind::Symbol(hash), Residue::draw(hash), Class::SYMBOL, 4)?;
+        Ok((hash, id))
+    }
+
+    /// A sum or product whose bounds have letters.
+    ///
+    /// # Errors
+    /// [`Stop::Fuel`]
+    pub fn range(&mut self, range: Range, fuel: &Fuel) -> Result<Id, Stop> {
+        fuel.spend(10)?;
+        let parts = [range.from, range.to, range.body];
+        let key = parts.iter().fold(u64::from(range.product) + 0x5261, |key, id| mix(key, self.residue(*id).key()));
+        let size = parts.iter().fold(4u32, |size, id| size.saturating_add(self.size(*id)));
+        let class = parts.iter().fold(Class::ATOM | Class::INTEGER, |class, id| class | self.class(*id));
+        self.push(Kind::Range(range), Residue::draw(key), class | Class::TRANSCENDENTAL | Class::PARTIAL, size)
+    }
+
     /// Add the hashes of the letters in an expression to `found`, each once.
     pub fn letters(&self, id: Id, found: &mut Vec<u64>) {
-        let mut seen = vec![false; id.0 as usize + 1];
+        let mut seen = HashSet::new();
         let mut stack = vec![id];
         while let Some(id) = stack.pop() {
-            if std::mem::replace(&mut seen[id.0 as usize], true) || !self.class(id).has(Class::SYMBOL) {
+            if !self.class(id).has(Class::SYMBOL) || !seen.insert(id) {
                 continue;
             }
             if let Kind::Symbol(hash) = self.kind(id)
+                && !self.is_bound(*hash)
                 && !found.contains(hash)
             {
                 found.push(*hash);
@@ -252,9 +319,19 @@ impl Exprs {
         }
     }
 
+    /// Whether a letter is that of a sum or product.
+    fn is_bound(&self, letter: u64) -> bool {
+        (0..4).any(|depth| mix(BOUND_LETTERS, depth) == letter)
+    }
+
     /// Whether a letter occurs.
     #[must_use]
     pub fn contains(&self, id: Id, letter: u64) -> bool {
+        match self.kind(id) {
+            _ if !self.class(id).has(Class::SYMBOL) => return false,
+            Kind::Symbol(hash) => return *hash == letter,
+            _ => {}
+        }
         let mut found = Vec::new();
         self.letters(id, &mut found);
         found.contains(&letter)

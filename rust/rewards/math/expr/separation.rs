@@ -108,7 +108,7 @@ impl Bounds {
                 self.angles = self.angles / gcd(self.angles, q) * q;
                 (self.angles <= MOST_ANGLES).then_some((1.0, 1.0))?
             }
-            Kind::Pi | Kind::E | Kind::Symbol(_) | Kind::Function(..) => return None,
+            Kind::Pi | Kind::E | Kind::Symbol(_) | Kind::Function(..) | Kind::Range(_) => return None,
         }))
     }
 

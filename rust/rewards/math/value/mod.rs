@@ -78,10 +78,21 @@ impl Shape {
 /// A letter or a function that a statement is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Name {
-    /// As in [`Exprs::names`], or of the whole `f(x)`.
+    /// As in [`Exprs::names`]; of a function of its arguments, or of a formula, a key of the whole.
     pub spelling: String,
-    /// Whether it is `f(x)`, not a letter.
-    pub applied: bool,
+    /// What it is.
+    pub kind: NameKind,
+}
+
+/// What a statement is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NameKind {
+    /// A letter, words, or a tuple of them.
+    Letter,
+    /// `f(x)`
+    Function,
+    /// Letters without numbers: `AB`, `a + b`, `\frac{dy}{dx}`. As an equation it says no less.
+    Formula,
 }
 
 /// A value.
@@ -110,14 +121,23 @@ pub enum Value {
         /// All entries.
         entries: Vec<Id>,
     },
-    /// `a : b`.
-    Ratio(Vec<Id>),
+    /// `a : b : c`.
+    Ratio {
+        /// The terms.
+        terms: Vec<Id>,
+        /// Each but the first over the first.
+        quotients: Vec<Id>,
+        /// a / b of two terms.
+        value: Option<Id>,
+    },
     /// `a = b = …`
     Equality {
         /// What stands before the last `=`, where all of it are names: what the statement is about.
         names: Vec<Name>,
         /// All sides.
         sides: Vec<Value>,
+        /// Left side minus right side of two numbers.
+        difference: Option<Id>,
     },
     /// Comparisons of expressions, all of which hold.
     Inequality {

@@ -4,7 +4,7 @@ use dashu_int::IBig;
 use dashu_ratio::RBig;
 
 use super::super::ast::{Constant, DegreePart, Function, Node, NodeId, Range};
-use super::super::expr::{Id, Op};
+use super::super::expr::{self, Id, Op};
 use super::super::fuel::Stop;
 use super::read::{Fail, Reader};
 
@@ -58,12 +58,14 @@ impl Reader<'_> {
             }
             Node::Root { index, radicand } => {
                 let radicand = self.number(*radicand)?;
-                let index = match index {
-                    Some(index) => self.number(*index)?,
-                    None => self.exprs.integer(2, fuel)?,
+                let exponent = match index {
+                    Some(index) => {
+                        let index = self.number(*index)?;
+                        let minus = self.exprs.integer(-1, fuel)?;
+                        self.exprs.power(index, minus, fuel)?
+                    }
+                    None => self.exprs.rational(ratio(1, 2), fuel)?,
                 };
-                let one = self.exprs.integer(1, fuel)?;
-                let exponent = self.exprs.quotient(one, index, fuel)?;
                 self.exprs.power(radicand, exponent, fuel)?
             }
             Node::Abs(a) => self.apply(Op::Abs, *a)?,
@@ -261,9 +263,16 @@ impl Reader<'_> {
 
     /// A sum or product with integer bounds, written out.
     fn range(&mut self, range: &Range, product: bool) -> Result<Id, Fail> {
-        let (from, to) = (self.number(range.from)?, self.number(range.to)?);
+        let (first, last) = (self.number(range.from)?, self.number(range.to)?);
         let bound = |id| self.exprs.as_integer(id).and_then(|n| i64::try_from(n).ok());
-        let (Some(from), Some(to)) = (bound(from), bound(to)) else { return Err(Fail::Stop(Stop::Fuel)) };
+        let (Some(from), Some(to)) = (bound(first), bound(last)) else {
+            let (letter, id) = self.exprs.bound_letter(self.bindings.len(), self.fuel)?;
+            self.bindings.push((range.variable, id));
+            let body = self.number(range.body);
+            self.bindings.pop();
+            let range = expr::Range { letter, from: first, to: last, body: body?, product };
+            return Ok(self.exprs.range(range, self.fuel)?);
+        };
         let count = to.checked_sub(from).and_then(|count| count.checked_add(1)).unwrap_or(i64::MAX);
         if count > MOST_TERMS {
             return Err(Fail::Stop(Stop::Fuel));

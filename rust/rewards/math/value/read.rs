@@ -116,7 +116,7 @@ impl Reader<'_> {
                 Ok(Value::Region(Region::of(vec![Piece { low, high }], self.exprs, self.fuel)?))
             }
             Node::Matrix { .. } | Node::Transpose(_) => self.matrix_value(node),
-            Node::Ratio(items) => Ok(Value::Ratio(self.numbers(items)?)),
+            Node::Ratio(items) => self.ratio(items),
             Node::Union(_) | Node::Intersection(_) | Node::Difference(..) => self.set_operation(node),
             Node::EmptySet => Ok(Value::Region(Region::empty())),
             Node::NamedSet { set, part } => self.named(*set, *part),
@@ -195,8 +195,24 @@ impl Reader<'_> {
         match self.value(node)? {
             Value::Infinite { negative } if negative != high => Ok(if high { End::Above } else { End::Below }),
             Value::Number(number) => Ok(End::At { id: number.id, closed }),
+            // From ∞ down, or up to −∞.
+            Value::Infinite { .. } => Err(Fail::Stop(Stop::Undefined)),
             _ => Err(Fail::NotNumber),
         }
+    }
+
+    fn ratio(&mut self, items: &[NodeId]) -> Result<Value, Fail> {
+        let terms = self.numbers(items)?;
+        let &[first, ref rest @ ..] = &terms[..] else { return Err(Fail::NotNumber) };
+        let mut quotients = Vec::with_capacity(rest.len());
+        for term in rest {
+            quotients.push(self.exprs.quotient(*term, first, self.fuel)?);
+        }
+        let value = match rest {
+            [second] => self.exprs.quotient(first, *second, self.fuel).ok(),
+            _ => None,
+        };
+        Ok(Value::Ratio { terms, quotients, value })
     }
 
     fn named(&mut self, set: NamedSet, part: SetPart) -> Result<Value, Fail> {
@@ -280,7 +296,7 @@ impl Reader<'_> {
             (Value::Inequality { solved: Some((solved, region)), .. }, Some(name)) if *solved == name => {
                 Some(Value::Region(region.clone()))
             }
-            (Value::Equality { names, sides }, Some(name)) if *names == [name.clone()] => sides.last().cloned(),
+            (Value::Equality { names, sides, .. }, Some(name)) if *names == [name.clone()] => sides.last().cloned(),
             (Value::Member { element: inner, set, negated: false }, Some(_)) if **inner == element => {
                 Some((**set).clone())
             }

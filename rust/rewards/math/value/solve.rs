@@ -15,7 +15,7 @@ use super::super::expr::{Class, Evaluator, Exprs, Id, Kind, Op, Point};
 use super::super::fuel::Stop;
 use super::number::ratio;
 use super::read::{Fail, Reader};
-use super::{End, Name, Piece, Region};
+use super::{End, Name, NameKind, Piece, Region};
 
 /// Zeros and poles that are sorted.
 const MOST_BREAKS: usize = 64;
@@ -29,7 +29,7 @@ impl Reader<'_> {
         }
         let [letter] = letters[..] else { return Ok(None) };
         let Some((_, spelling)) = self.exprs.names().iter().find(|(hash, _)| *hash == letter) else { return Ok(None) };
-        let name = Name { spelling: spelling.to_string(), applied: false };
+        let name = Name { spelling: spelling.to_string(), kind: NameKind::Letter };
         let mut region = Region::all();
         for (id, operator) in parts {
             let Some(part) = self.solve_part(*id, *operator, letter)? else { return Ok(None) };

@@ -1,9 +1,12 @@
 //! Equations, inequalities, memberships, and what several of them say together.
 
 use super::super::ast::{Comparison, Constant, Node, NodeId, Separator};
-use super::super::expr::{Id, Kind};
+use dashu_int::IBig;
+use dashu_ratio::RBig;
+
+use super::super::expr::{Class, Id, Kind};
 use super::read::{Fail, Reader};
-use super::{End, Name, Piece, Region, Shape, Value};
+use super::{End, Name, NameKind, Piece, Region, Shape, Value};
 
 impl Reader<'_> {
     /// The value of a relation, or of several.
@@ -39,14 +42,15 @@ impl Reader<'_> {
                 }
                 if statements < items.len() {
                     // `x = 1, 2`: the rest are further values of the first.
-                    if let [Value::Equality { names, sides }, rest @ ..] = &values[..]
+                    if let [Value::Equality { names, sides, .. }, rest @ ..] = &values[..]
                         && names.len() == 1
                         && let Some(last) = sides.last()
                         && statements == 1
                     {
                         let all = std::iter::once(last.clone()).chain(rest.iter().cloned()).collect();
                         let value = Value::List { items: all, shape: Shape::Bare };
-                        return Ok(Value::Equality { names: names.clone(), sides: vec![sides[0].clone(), value] });
+                        let sides = vec![sides[0].clone(), value];
+                        return Ok(Value::Equality { names: names.clone(), sides, difference: None });
                     }
                     return Ok(Value::List { items: values, shape: Shape::Bare });
                 }
@@ -68,7 +72,7 @@ impl Reader<'_> {
             {
                 sides.truncate(at + 1);
             }
-            return Ok(self.equality(sides));
+            return self.equality(sides);
         }
         let compares = |operator: &Comparison| matches!(operator, Less | LessEqual | Greater | GreaterEqual | NotEqual);
         if operators.iter().all(|operator| compares(operator) || is(operator)) {
@@ -162,7 +166,7 @@ impl Reader<'_> {
         }
     }
 
-    fn equality(&mut self, mut sides: Vec<Value>) -> Value {
+    fn equality(&mut self, mut sides: Vec<Value>) -> Result<Value, Fail> {
         let count = sides.len();
         let mut names: Vec<Name> = sides[..count - 1].iter().map_while(|side| self.name_of(side)).collect();
         if names.len() + 1 < count {
@@ -175,12 +179,11 @@ impl Reader<'_> {
                 names.push(name);
                 sides.swap(0, 1);
             }
-        } else if names.len() == 1
-            && count == 2
-            && names[0].applied
-            && self.name_of(&sides[1]).is_some_and(|n| !n.applied)
-        {
-            // `f(x) = y` defines y no less than f: keep the order as written.
+            if names.is_empty()
+                && let (Value::Number(first), Value::Number(last)) = (&sides[0], &sides[count - 1])
+            {
+                names.extend(self.formula(first.id, last.id));
+            }
         }
         if let ([name], Some(Value::Number(number))) = (&names[..], sides.last())
             && self.mentions(number.id, name)
@@ -188,7 +191,41 @@ impl Reader<'_> {
             // `x = x² − 2` states no value of x.
             names.clear();
         }
-        Value::Equality { names, sides }
+        let difference = match &sides[..] {
+            [Value::Number(left), Value::Number(right)] => Some(self.exprs.difference(left.id, right.id, self.fuel)?),
+            _ => None,
+        };
+        Ok(Value::Equality { names, sides, difference })
+    }
+
+    /// What `AB = 5`, `a + b = 5` or `dy/dx = 2x` is about: letters alone, at least two of them, worth a number; or a
+    /// quotient of differentials.
+    fn formula(&self, left: Id, right: Id) -> Option<Name> {
+        let mut letters = Vec::new();
+        let plain = self.is_formula(left, &mut letters);
+        letters.sort_unstable();
+        let repeated = letters.windows(2).any(|pair| pair[0] == pair[1]);
+        let d = self.exprs.names().iter().find(|(_, name)| **name == *"d").map(|(hash, _)| *hash);
+        let differential = d.is_some_and(|d| letters.iter().filter(|letter| **letter == d).count() == 2);
+        let constant = !self.exprs.class(right).has(Class::SYMBOL);
+        (plain && letters.len() > 1 && (constant && !repeated || differential))
+            .then(|| Name { spelling: format!("{:x}", self.exprs.residue(left).key()), kind: NameKind::Formula })
+    }
+
+    /// Sums, products and quotients of letters; collects them.
+    fn is_formula(&self, id: Id, letters: &mut Vec<u64>) -> bool {
+        match self.exprs.kind(id) {
+            Kind::Symbol(hash) => {
+                letters.push(*hash);
+                letters.len() < 64
+            }
+            Kind::Rational(value) => *value == RBig::NEG_ONE,
+            Kind::Sum(items) | Kind::Product(items) => items.iter().all(|item| self.is_formula(*item, letters)),
+            Kind::Power(base, exponent) => {
+                self.exprs.as_integer(*exponent) == Some(&IBig::NEG_ONE) && self.is_formula(*base, letters)
+            }
+            _ => false,
+        }
     }
 
     /// The letter, or unknown function, that a value is.
@@ -196,16 +233,16 @@ impl Reader<'_> {
         match value {
             Value::Number(number) => match self.exprs.kind(number.id) {
                 Kind::Symbol(hash) => match self.exprs.names().iter().find(|(known, _)| known == hash) {
-                    Some((_, name)) => Some(Name { spelling: name.to_string(), applied: false }),
-                    None => Some(Name { spelling: format!("({hash:x})"), applied: true }),
+                    Some((_, name)) => Some(Name { spelling: name.to_string(), kind: NameKind::Letter }),
+                    None => Some(Name { spelling: format!("{hash:x}"), kind: NameKind::Function }),
                 },
                 _ => None,
             },
-            Value::Text(text) => Some(Name { spelling: format!("“{text}”"), applied: false }),
+            Value::Text(text) => Some(Name { spelling: format!("“{text}”"), kind: NameKind::Letter }),
             Value::List { items, shape: Shape::Tuple } => {
                 let names: Option<Vec<Name>> = items.iter().map(|item| self.name_of(item)).collect();
                 let spelling = names?.iter().map(|name| name.spelling.clone()).collect::<Vec<_>>().join(",");
-                Some(Name { spelling: format!("({spelling})"), applied: false })
+                Some(Name { spelling: format!("({spelling})"), kind: NameKind::Letter })
             }
             _ => None,
         }
@@ -238,7 +275,7 @@ impl Reader<'_> {
         let mut values = Vec::with_capacity(items.len());
         let mut first: Option<(&Name, &Value)> = None;
         for item in items {
-            let Value::Equality { names, sides } = item else { return None };
+            let Value::Equality { names, sides, .. } = item else { return None };
             let [name] = &names[..] else { return None };
             if first.is_some_and(|(known, _)| known != name) {
                 return None;
@@ -251,7 +288,7 @@ impl Reader<'_> {
         }
         let (name, side) = first?;
         let value = Value::List { items: values, shape: Shape::Bare };
-        Some(Value::Equality { names: vec![name.clone()], sides: vec![side.clone(), value] })
+        Some(Value::Equality { names: vec![name.clone()], sides: vec![side.clone(), value], difference: None })
     }
 
     fn region_of_all(&mut self, items: &[Value], any: bool) -> Result<Option<Value>, Fail> {
@@ -263,7 +300,7 @@ impl Reader<'_> {
                     parts.extend(more.iter().copied());
                     (name.clone(), region.clone())
                 }
-                Value::Equality { names, sides } => match (&names[..], sides.last()) {
+                Value::Equality { names, sides, .. } => match (&names[..], sides.last()) {
                     ([name], Some(value)) => match self.as_region(value.clone()) {
                         Ok(region) => (name.clone(), region),
                         Err(Fail::NotNumber) => return Ok(None),

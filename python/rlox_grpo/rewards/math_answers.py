@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from rlox_grpo import _native
 from rlox_grpo.rewards.columns import Columns, encodable, golds, texts
-from rlox_grpo.rewards.rules import Verdicts, _floats, _named, _one_of
+from rlox_grpo.rewards.verdicts import Verdicts, floats, named, one_of
 
 Percent = Literal["exact", "optional"]
 Units = Literal["missing_ok", "convert", "exact", "ignore"]
@@ -59,19 +59,11 @@ class MathAnswer:
         gold = golds(columns, "answer", len(completions), self.__name__)
         answers = texts(completions, self.__name__)
         settings = _settings(self.tolerance, self.percent, self.units, self.base, self.brackets)
-        return _named(self.__name__, lambda: _native.score_math(answers, gold, settings), self.undecided)
-
-    def check(self, columns: Columns, rows: int) -> None:
-        """Read every gold, before a run. ValueError names the column, row and value that cannot be one."""
-        gold = golds(columns, "answer", rows, self.__name__)
-        try:
-            _native.check_math_golds(gold)
-        except ValueError as error:
-            raise ValueError(f"{self.__name__}: {error}") from None
+        return named(self.__name__, lambda: _native.score_math(answers, gold, settings), self.undecided)
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return _floats(self.verdicts(completions, columns))
+        return floats(self.verdicts(completions, columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +74,8 @@ class MajorityVote:
     equally often, all of them score 1.0: the order of a group says nothing, and a group without agreement prefers
     nothing. A completion without a readable answer scores 0.0, has no vote, and is counted by its status.
 
-    A group is ``group_size`` completions in a row; without it, a run of equal ``prompts``. Self-consistency: Wang et al.
-    2022, arXiv 2203.11171; as a reward: TTRL, arXiv 2504.16084.
+    A group is ``group_size`` completions in a row; without it, a run of equal ``prompts``. Self-consistency: Wang et
+    al. 2022, arXiv 2203.11171; as a reward: TTRL, arXiv 2504.16084.
     """
 
     weight: float = 1.0
@@ -103,14 +95,16 @@ class MajorityVote:
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; reads ``prompts`` if there is no ``group_size``."""
-        groups = self._groups(len(completions), columns)
         answers = texts(completions, self.__name__)
+        groups = self._groups(answers, columns)
         settings = _settings(self.tolerance, self.percent, self.units, self.base, self.brackets)
-        return _named(self.__name__, lambda: _native.score_majority(answers, groups, settings), self.undecided)
+        return named(self.__name__, lambda: _native.score_majority(answers, groups, settings), self.undecided)
 
-    def _groups(self, rows: int, columns: Mapping[str, Any]) -> list[int]:
+    def _groups(self, answers: Sequence[str], columns: Mapping[str, Any]) -> list[int]:
+        rows = len(answers)
         if self.group_size is not None:
-            if rows % self.group_size:
+            # A check of the columns before a run has one row for each prompt, and no text.
+            if rows % self.group_size and any(answers):
                 raise ValueError(
                     f"{self.__name__}: group_size is {self.group_size}, which does not divide {rows} completions"
                 )
@@ -128,7 +122,7 @@ class MajorityVote:
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return _floats(self.verdicts(completions, {**columns, "prompts": prompts}))
+        return floats(self.verdicts(completions, {**columns, "prompts": prompts}))
 
 
 def math_equal(
@@ -141,7 +135,7 @@ def math_equal(
     base: Bases = "exact",
     brackets: Brackets = "exact",
 ) -> bool | None:
-    """Whether two bare answers are mathematically equal, as in :class:`MathAnswer`; None if the budget does not suffice.
+    """Whether two bare answers are mathematically equal, as in :class:`MathAnswer`; None if that is undecided.
 
     The gold's shape decides where the answer can be read in several ways, and its real domain where functions are
     compared, so the order of the two matters. An answer that cannot be read equals nothing.
@@ -158,10 +152,10 @@ def _settings(
 ) -> tuple[float | None, bool, str, bool, bool]:
     if tolerance is not None and not (math.isfinite(tolerance) and 0 <= tolerance < 1):
         raise ValueError(f"tolerance is {tolerance}, expected None or a number from 0 to 1")
-    _one_of("percent", percent, _CHOICE)
-    _one_of("units", units, _UNITS)
-    _one_of("base", base, _CHOICE)
-    _one_of("brackets", brackets, _CHOICE)
+    one_of("percent", percent, _CHOICE)
+    one_of("units", units, _UNITS)
+    one_of("base", base, _CHOICE)
+    one_of("brackets", brackets, _CHOICE)
     return tolerance, percent == "optional", units, base == "optional", brackets == "optional"
 
 
