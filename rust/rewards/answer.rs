@@ -87,8 +87,9 @@ fn box_command(before: &[u8]) -> Option<usize> {
     [&b"\\boxed"[..], b"\\fbox"].iter().find(|name| before.ends_with(name)).map(|name| before.len() - name.len())
 }
 
-/// The box that starts last, and before it those that are listed with it.
-fn listed_boxes(text: &str) -> Option<Cow<'_, str>> {
+/// What [`stated`] makes of boxes: the one that starts last, and before it those that are listed with it.
+#[must_use]
+pub fn listed_boxes(text: &str) -> Option<Cow<'_, str>> {
     let mut found = boxes(text);
     found.sort_unstable_by_key(|found| found.start);
     let last = found.pop()?;

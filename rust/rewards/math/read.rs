@@ -86,6 +86,9 @@ fn readings(text: &str, first: Options, ast: &mut Ast) -> Result<Vec<NodeId>, St
     if seen.letter_unit {
         again(first, Choices { letter_units: true, ..Choices::default() })?;
     }
+    if seen.i && seen.j {
+        again(first, Choices { unit_vectors: true, ..Choices::default() })?;
+    }
     Ok(roots)
 }
 

@@ -55,7 +55,7 @@ impl<'t> Parser<'_, 't> {
 
     /// Note that a letter here would read as a unit under the other choice.
     pub(super) fn note_letter_unit(&mut self) {
-        self.seen.letter_unit |= self.could_be_letter_unit();
+        self.seen.letter_unit |= self.could_be_letter_unit() || self.could_be_unit_fraction();
     }
 
     /// `5 min`, `30 sec`: names of functions without an argument.
@@ -105,7 +105,7 @@ impl<'t> Parser<'_, 't> {
         Err(Status::Unparseable)
     }
 
-    /// Whether `\frac{\text{km}}{\text{h}}` stands here.
+    /// Whether `\frac{\text{km}}{\text{h}}` stands here; of plain letters where that is chosen.
     pub(super) fn unit_fraction(&self) -> bool {
         self.peek() == Some(Kind::Frac)
             && match (self.kind_at(1), self.kind_at(2)) {
@@ -113,8 +113,19 @@ impl<'t> Parser<'_, 't> {
                 (Some(Kind::Open(Bracket::Group)), Some(Kind::Name { name, style: Style::Upright })) => {
                     Unit::known(name).is_some()
                 }
-                _ => false,
+                _ => self.choices.letter_units && self.could_be_unit_fraction(),
             }
+    }
+
+    /// Whether `\frac{m}{s}` stands behind a number.
+    fn could_be_unit_fraction(&self) -> bool {
+        let letter =
+            |kind| matches!(kind, Some(Kind::Name { name, style: Style::Plain }) if LETTER_UNITS.contains(&name));
+        self.peek() == Some(Kind::Frac)
+            && matches!(self.previous(), Some(Kind::Number(_)))
+            && letter(self.kind_at(2))
+            && self.kind_at(3) == Some(Kind::Close(Bracket::Group))
+            && letter(self.kind_at(5))
     }
 
     /// A unit in braces.

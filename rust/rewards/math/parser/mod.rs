@@ -37,6 +37,8 @@ pub(super) struct Choices {
     pub(super) tight_division: bool,
     /// `5 m` is five metres, rather than 5·m.
     pub(super) letter_units: bool,
+    /// `i` beside `j` is a unit vector, rather than the imaginary unit.
+    pub(super) unit_vectors: bool,
 }
 
 /// Which choices there were.
@@ -44,6 +46,8 @@ pub(super) struct Choices {
 pub(super) struct Seen {
     pub(super) division: bool,
     pub(super) letter_unit: bool,
+    pub(super) i: bool,
+    pub(super) j: bool,
 }
 
 pub(super) struct Parser<'a, 't> {

@@ -133,6 +133,12 @@ impl<'t> Parser<'_, 't> {
             return self.push(node).map(Some);
         }
         let defines = matches!(self.peek(), Some(Kind::Relation(Comparison::Equal))) && starts;
+        // `t(4, 5, 6)` is a multiple of a vector.
+        let numbers = arguments.iter().all(|id| matches!(self.ast.node(*id), Node::Number { .. }));
+        if !function && !defines && numbers && name.starts_with(|c: char| c.is_ascii_lowercase()) {
+            (self.at, self.seen) = (start, seen);
+            return Ok(None);
+        }
         if !function && arguments.len() < 2 && !defines {
             (self.at, self.seen) = (start, seen);
             return Ok(None);
@@ -171,13 +177,19 @@ impl<'t> Parser<'_, 't> {
     /// A bare letter; `e` and `i` are constants that may be symbols.
     pub(super) fn letter(&mut self, name: &'t str, style: Style) -> Parsed<NodeId> {
         let symbol = self.ast.intern(name)?;
+        self.seen.i |= name == "i" && style == Style::Plain;
+        self.seen.j |= name == "j";
         let constant = match name {
             "e" => Some(Constant::E),
             "i" => Some(Constant::I),
             _ => None,
         };
         let node = match constant {
-            Some(value) if style != Style::Bold && self.context.bound != Some(name) => {
+            Some(value)
+                if style != Style::Bold
+                    && self.context.bound != Some(name)
+                    && !(self.choices.unit_vectors && value == Constant::I) =>
+            {
                 Node::Constant { value, letter: (style == Style::Plain).then_some(symbol) }
             }
             _ => Node::Symbol(symbol),

@@ -30,7 +30,8 @@ impl<'t> Parser<'_, 't> {
             return self.name(letter, Style::Plain);
         }
         // `\text{Var}(X)`
-        if let (Some(Kind::Word(name)), true) = (self.peek(), self.kind_at(1) == Some(Kind::Open(Bracket::Round)))
+        if let (Some(Kind::Word(name)), true) =
+            (self.peek(), matches!(self.kind_at(1), Some(Kind::Open(Bracket::Round | Bracket::Curly))))
             && !self.space_at(1)
             && name.len() > 1
         {
