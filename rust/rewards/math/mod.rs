@@ -1,6 +1,6 @@
 //! Math answers: LaTeX or plain text to a syntax tree, to an exact value, to a verdict.
 //!
-//! Text goes through [`notation`] (Unicode to LaTeX), [`lexer`] (tokens), [`parser`] (the tree of [`ast`]); [`read`]
+//! Text goes through `notation` (Unicode to LaTeX), `lexer` (tokens), `parser` (the tree of [`ast`]); `read`
 //! puts them together and keeps several readings where a text has several.
 
 pub mod answer;

@@ -32,7 +32,7 @@ pub enum Node {
         /// Where it is written as the plain letter `e` or `i`, the symbol that it might be instead.
         letter: Option<SymbolId>,
     },
-    /// A letter, with subscript and primes: `x`, `x_1`, `\alpha`, `f'`. Its spelling is in [`Ast::name`]: a Greek
+    /// A letter, with subscript and primes: `x`, `x_1`, `\alpha`, `f'`. Its spelling is in [`name`](super::ast::Ast::name): a Greek
     /// letter by its LaTeX name without backslash, a subscript after `_`.
     Symbol(SymbolId),
     /// Words, in lower case, single-spaced, without articles and outer punctuation. Never algebra.
@@ -135,8 +135,9 @@ pub enum Node {
         unit: Unit,
     },
 
-    /// Values without brackets: `1, 2`, `1 and 2`, `1 or 2`, `1; 2`. Unordered. Of statements, all of them hold
-    /// (`x = 1, y = 2`). `x = 1, 2` is a relation between `x` and a list.
+    /// Values without brackets: `1, 2`, `1 and 2`, `1 or 2`, `1; 2`. Unordered. Statements with commas or semicolons
+    /// may all hold (`x = 1, y = 2`) or exclude each other (`x = 1, x = 2`); rows of cases are lists of a value and its
+    /// condition. `x = 1, 2` is a relation between `x` and a list.
     List {
         /// At least two.
         items: Vec<NodeId>,
@@ -222,8 +223,8 @@ pub enum Node {
     /// Statements of which one holds: `x < -1 or x > 3`; at least two.
     Or(Vec<NodeId>),
 
-    /// Several readings of one text, the likeliest first; at least two. Stands only at the root, or below a root
-    /// [`Node::List`], [`Node::Set`] or [`Node::Relation`].
+    /// Several readings of one text, the likeliest first; at least two, none of them an `Either`. At the root, and for
+    /// labels and words with a meaning (`B`, `no solution`) where a value stands.
     Either(Vec<NodeId>),
 }
 
