@@ -226,6 +226,13 @@ fn sizes_are_bounded() {
     assert_eq!(parse(&names).err(), Some(Status::Undecided));
 }
 
+/// Each dollar sign looks for its partner; the ones behind a line break are not escaped.
+#[test]
+fn dollars_pair_up() {
+    assert_eq!(parse(r"x = 1 \\$").err(), parse(r"x = 1 \\ $").err());
+    assert_eq!(parse(r"$x \\$").map(|ast| ast.to_string()), parse(r"x \\").map(|ast| ast.to_string()));
+}
+
 /// Work is counted, not timed: nodes made for n repetitions of a text, abandoned readings included.
 #[test]
 fn work_grows_with_length() {

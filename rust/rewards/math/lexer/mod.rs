@@ -140,7 +140,8 @@ fn closing_dollar(bytes: &[u8], at: usize) -> Option<usize> {
     let mut close = at + 1;
     loop {
         close += memchr(b'$', bytes.get(close..)?)?;
-        if bytes[close - 1] != b'\\' {
+        // Escaped by an odd number of backslashes, as in the lexer; so each search ends at the next that is not.
+        if bytes[..close].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0 {
             break;
         }
         close += 1;
