@@ -87,8 +87,9 @@ fn box_command(before: &[u8]) -> Option<usize> {
     [&b"\\boxed"[..], b"\\fbox"].iter().find(|name| before.ends_with(name)).map(|name| before.len() - name.len())
 }
 
-/// The box that starts last, and before it those that are listed with it.
-fn listed_boxes(text: &str) -> Option<Cow<'_, str>> {
+/// What [`stated`] makes of boxes: the one that starts last, and before it those that are listed with it.
+#[must_use]
+pub fn listed_boxes(text: &str) -> Option<Cow<'_, str>> {
     let mut found = boxes(text);
     found.sort_unstable_by_key(|found| found.start);
     let last = found.pop()?;
@@ -172,12 +173,24 @@ pub fn said(text: &str) -> impl DoubleEndedIterator<Item = &str> {
             let rest = text[end..].trim_start_matches(marks);
             let rest = match rest.strip_prefix([':', '=']) {
                 Some(rest) => rest,
-                None => rest.strip_prefix("is").filter(|rest| !rest.starts_with(char::is_alphanumeric))?,
+                None => after_is(rest)?,
             };
             let rest = rest.trim_start_matches(|c| c == ':' || marks(c));
             let rest = sentence(rest);
             (!rest.is_empty()).then_some(rest)
         })
+}
+
+/// What follows "is", directly or after "to …" (the answer to this question is).
+fn after_is(rest: &str) -> Option<&str> {
+    const LONGEST: usize = 80;
+    if let Some(rest) = rest.strip_prefix("is") {
+        return (!rest.starts_with(char::is_alphanumeric)).then_some(rest);
+    }
+    let question = rest.strip_prefix("to ")?;
+    let end = question.bytes().take(LONGEST).position(|byte| b".:?!,;$\n".contains(&byte)).unwrap_or(LONGEST);
+    let at = memmem::find(&question.as_bytes()[..end.min(question.len())], b" is ")?;
+    question.get(at + 4..)
 }
 
 /// Up to a newline or to a stop that a space or the end follows, capped. A display that starts here is read over its
@@ -342,6 +355,8 @@ mod tests {
             ["The final answer is $x=2.5$", "$x=2.5$"]
         );
         assert_eq!(all("The answer is $5.$ Then 3"), ["$5.$"]);
+        assert_eq!(all("The answer to this question is 5."), ["5"]);
+        assert!(all("The answer to this, which is 5").is_empty());
         assert_eq!(all("The answer is:\n\\[\nx = 5.\n\\] as 3"), ["\\[\nx = 5.\n\\]"]);
         assert!(all("sw w ansWER").is_empty());
     }

@@ -206,7 +206,8 @@ fn nesting_is_bounded() {
 
 #[test]
 fn a_small_stack_is_enough() {
-    let texts = ["(", "\\frac{", "2^{", "\\sqrt{", "f(", "\\sin ", "|", "\\{\\{1:2\\}:", "\\begin{pmatrix}", "\\pm "];
+    let texts =
+        ["(", "\\frac{", "2^{", "\\sqrt{", "f(", "\\sin ", "|", "\\{\\{1:2\\}:", "\\begin{pmatrix}", "\\pm ", "\\not"];
     let deep = move || texts.iter().all(|text| parse(&text.repeat(1000)).is_err());
     let thread = std::thread::Builder::new().stack_size(768 * 1024).spawn(deep).unwrap();
     assert!(thread.join().unwrap());
@@ -223,6 +224,13 @@ fn sizes_are_bounded() {
     assert!(parse("10^{9}!").is_ok());
     let names: String = (0..1000).map(|index| format!("x_{{{index}}}+")).collect();
     assert_eq!(parse(&names).err(), Some(Status::Undecided));
+}
+
+/// Each dollar sign looks for its partner; the ones behind a line break are not escaped.
+#[test]
+fn dollars_pair_up() {
+    assert_eq!(parse(r"x = 1 \\$").err(), parse(r"x = 1 \\ $").err());
+    assert_eq!(parse(r"$x \\$").map(|ast| ast.to_string()), parse(r"x \\").map(|ast| ast.to_string()));
 }
 
 /// Work is counted, not timed: nodes made for n repetitions of a text, abandoned readings included.

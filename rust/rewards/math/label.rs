@@ -2,7 +2,7 @@
 
 use super::super::Status;
 use super::ast::{Ast, Node, NodeId};
-use super::token::{Bracket, Kind, Token};
+use super::lexer::token::{Bracket, Kind, Token};
 
 /// The letter of an answer that is a label and nothing else: `(b)`, `B)`, `option B`.
 pub(super) fn alone<'t>(tokens: &[Token<'t>]) -> Option<&'t str> {

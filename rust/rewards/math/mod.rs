@@ -1,14 +1,12 @@
 //! Math answers: LaTeX or plain text to a syntax tree, to an exact value, to a verdict.
 //!
-//! Text goes through [`notation`] (Unicode to LaTeX), [`lexer`] (tokens), [`parser`] (the tree of [`ast`]); [`read`]
+//! Text goes through `notation` (Unicode to LaTeX), `lexer` (tokens), `parser` (the tree of [`ast`]); `read`
 //! puts them together and keeps several readings where a text has several.
 
 pub mod answer;
 pub mod ast;
 pub mod ball;
-mod command;
 pub mod compare;
-mod digits;
 pub mod expr;
 pub mod fuel;
 #[cfg(test)]
@@ -17,13 +15,13 @@ mod label;
 mod lexer;
 mod literal;
 pub mod modular;
+mod node;
 mod notation;
 mod outside;
 mod parser;
 mod read;
 mod render;
 pub mod rule;
-mod token;
 pub mod unit;
 pub mod value;
 mod word;

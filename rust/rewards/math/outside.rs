@@ -5,7 +5,7 @@ use dashu_ratio::RBig;
 
 use super::super::strip;
 use super::ast::{Node, NumberForm};
-use super::token::{Bracket, Kind, Token};
+use super::lexer::token::{Bracket, Kind, Token};
 use super::word;
 
 /// Without the marks around an answer: space, quotes, bold, delimiters of math, the period of its sentence.
@@ -42,13 +42,23 @@ pub(super) fn unwrapped(text: &str) -> &str {
     }
 }
 
-/// Take off the tail what says nothing of the value: stops, `is the answer`, words in brackets.
+/// Take off the tail what says nothing of the value: stops, reasons, `is the answer`, words in brackets.
 pub(super) fn cut_tail(tokens: &mut Vec<Token<'_>>) {
     while matches!(
         tokens.last(),
         Some(Token { kind: Kind::Period | Kind::Comma | Kind::Semicolon | Kind::Question, .. })
     ) {
         tokens.pop();
+    }
+    // `5 because …`
+    let reason = |token: &Token<'_>| matches!(token.kind, Kind::Word("because" | "since" | "as" | "which" | "due"));
+    if let Some(at) = tokens.iter().position(reason)
+        && tokens[..at].iter().any(|token| !matches!(token.kind, Kind::Word(_) | Kind::Name { .. }))
+    {
+        tokens.truncate(at);
+        if matches!(tokens.last(), Some(Token { kind: Kind::Comma, .. })) {
+            tokens.pop();
+        }
     }
     let is_word = |token: &&Token<'_>| matches!(token.kind, Kind::Word(_));
     let words = tokens.iter().rev().take(4).take_while(is_word).count();

@@ -3,11 +3,11 @@
 use super::super::Status;
 use super::ast::{Ast, Node, NodeId};
 use super::label::{self, labelled};
+use super::lexer::token::Token;
 use super::lexer::{self, Options};
 use super::notation;
 use super::outside::{cut_tail, plain_number, unwrapped};
 use super::parser::{Choices, Parser, Seen, is_text, value_start};
-use super::token::Token;
 use super::word;
 
 /// A longer answer is not read.
@@ -86,6 +86,9 @@ fn readings(text: &str, first: Options, ast: &mut Ast) -> Result<Vec<NodeId>, St
     if seen.letter_unit {
         again(first, Choices { letter_units: true, ..Choices::default() })?;
     }
+    if seen.i && seen.j {
+        again(first, Choices { unit_vectors: true, ..Choices::default() })?;
+    }
     Ok(roots)
 }
 
@@ -125,5 +128,5 @@ fn only_formula(text: &str) -> Option<&str> {
     let outside = [&text[..start], &text[end..]];
     let marks = |text: &str| text.matches(['$', '\\']).count();
     let alone = outside.iter().all(|text| marks(text) <= 2 && !text.contains(|c: char| c.is_ascii_digit()));
-    (alone && start > 2).then(|| &text[start..end])
+    (alone && end - start + 4 < text.len()).then(|| &text[start..end])
 }

@@ -81,3 +81,22 @@ impl Ast {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse;
+
+    /// Every kind of notation that is read, and what it is read as.
+    #[test]
+    fn answers_and_their_trees() {
+        let mut wrong = Vec::new();
+        for line in include_str!("examples.txt").lines().filter(|line| !line.starts_with("# ")) {
+            let (text, expected) = line.split_once('\t').unwrap();
+            let found = parse(text).map_or_else(|status| format!("{status:?}"), |ast| ast.to_string());
+            if found != expected {
+                wrong.push(format!("{text}\n  expected {expected}\n  found    {found}"));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}

@@ -1,6 +1,6 @@
 //! Words: which plain letters are prose and which a product of variables; number words; text as it is compared.
 
-use super::command;
+use super::lexer::command;
 
 /// Words that separate, relate or qualify: never a unit, never a thing that is counted.
 pub fn is_function_word(word: &str) -> bool {
@@ -185,10 +185,10 @@ pub fn small_number(word: &str) -> Option<u32> {
     ];
     const TENS: [&str; 8] = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
     let equal = |known: &&str| known.eq_ignore_ascii_case(word);
-    if let Some(value) = SMALL.iter().position(|known| equal(known)) {
+    if let Some(value) = SMALL.iter().position(equal) {
         return Some(value as u32);
     }
-    if let Some(ten) = TENS.iter().position(|known| equal(known)) {
+    if let Some(ten) = TENS.iter().position(equal) {
         return Some(20 + 10 * ten as u32);
     }
     let (ten, one) = word.split_once('-')?;

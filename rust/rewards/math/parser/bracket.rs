@@ -2,7 +2,7 @@
 
 use super::super::super::Status;
 use super::super::ast::{Node, NodeId, Separator};
-use super::super::token::{Bracket, Environment, Kind};
+use super::super::lexer::token::{Bracket, Environment, Kind};
 use super::{Context, Parsed, Parser};
 
 impl<'t> Parser<'_, 't> {

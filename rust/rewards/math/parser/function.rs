@@ -2,8 +2,8 @@
 
 use super::super::super::Status;
 use super::super::ast::{Comparison, Constant, Function, Node, NodeId, Range, Separator};
+use super::super::lexer::token::{Bracket, Kind};
 use super::super::literal;
-use super::super::token::{Bracket, Kind};
 use super::{Context, Parsed, Parser};
 use dashu_ratio::RBig;
 

@@ -1,20 +1,24 @@
 //! Tokens to a tree: recursive descent with a bound on nesting, one module for each layer of the grammar.
 //!
-//! From the outside in: [`statement`] (lists, relations), [`expression`] (sets, sums, products, powers), [`primary`]
-//! (numbers, names, roots), [`bracket`] (everything in brackets), [`function`], [`suffix`] (units, degrees, words
-//! behind a value), [`prose`] (words).
+//! From the outside in: [`statement`] (lists, relations), [`expression`] (sets, ratios, sums), [`product`], [`power`],
+//! [`primary`] (numbers, roots, named sets), [`name`] (letters), [`function`], [`bracket`] (everything in brackets),
+//! [`suffix`] and [`measure`] (what stands behind a value: degrees, bases, money, units), [`prose`] (words).
 
 mod bracket;
 mod expression;
 mod function;
+mod measure;
+mod name;
+mod power;
 mod primary;
+mod product;
 mod prose;
 mod statement;
 mod suffix;
 
 use super::super::Status;
 use super::ast::{Ast, Node, NodeId};
-use super::token::{Bracket, Kind, Token};
+use super::lexer::token::{Bracket, Kind, Token};
 
 pub(super) use prose::{is_text, value_start};
 
@@ -33,6 +37,8 @@ pub(super) struct Choices {
     pub(super) tight_division: bool,
     /// `5 m` is five metres, rather than 5·m.
     pub(super) letter_units: bool,
+    /// `i` beside `j` is a unit vector, rather than the imaginary unit.
+    pub(super) unit_vectors: bool,
 }
 
 /// Which choices there were.
@@ -40,6 +46,8 @@ pub(super) struct Choices {
 pub(super) struct Seen {
     pub(super) division: bool,
     pub(super) letter_unit: bool,
+    pub(super) i: bool,
+    pub(super) j: bool,
 }
 
 pub(super) struct Parser<'a, 't> {

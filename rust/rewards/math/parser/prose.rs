@@ -5,7 +5,7 @@ use dashu_ratio::RBig;
 
 use super::super::super::Status;
 use super::super::ast::{Constant, NamedSet, Node, NodeId, NumberForm, SetPart};
-use super::super::token::{Bracket, Kind, Style, Token};
+use super::super::lexer::token::{Bracket, Kind, Style, Token};
 use super::super::unit::Unit;
 use super::super::word;
 use super::{Parsed, Parser};
@@ -30,7 +30,8 @@ impl<'t> Parser<'_, 't> {
             return self.name(letter, Style::Plain);
         }
         // `\text{Var}(X)`
-        if let (Some(Kind::Word(name)), true) = (self.peek(), self.kind_at(1) == Some(Kind::Open(Bracket::Round)))
+        if let (Some(Kind::Word(name)), true) =
+            (self.peek(), matches!(self.kind_at(1), Some(Kind::Open(Bracket::Round | Bracket::Curly))))
             && !self.space_at(1)
             && name.len() > 1
         {

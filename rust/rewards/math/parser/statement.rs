@@ -2,7 +2,7 @@
 
 use super::super::super::Status;
 use super::super::ast::{Comparison, Node, NodeId, Separator};
-use super::super::token::{Bracket, Kind};
+use super::super::lexer::token::{Bracket, Kind};
 use super::{Context, Parsed, Parser};
 
 /// Items and what stands between them.
@@ -188,17 +188,29 @@ impl<'t> Parser<'_, 't> {
         self.push(Node::Relation { operands: vec![left, right], operators: vec![operator] }).map(Some)
     }
 
-    /// `2 hours and 30 minutes` is one quantity.
-    fn compound(&mut self, first: NodeId, second: NodeId) -> Parsed<Option<NodeId>> {
-        if self.continues_quantity(first, second) {
-            self.push(Node::Add(vec![first, second])).map(Some)
-        } else {
-            Ok(None)
+    /// `2 hours and 30 minutes` is one quantity, in the first unit.
+    pub(super) fn compound(&mut self, first: NodeId, second: NodeId) -> Parsed<Option<NodeId>> {
+        if !self.continues_quantity(first, second) {
+            return Ok(None);
         }
+        let (Node::Quantity { value: large, unit }, Node::Quantity { value: small, unit: part }) =
+            (self.ast.node(first), self.ast.node(second))
+        else {
+            return Ok(None);
+        };
+        if let (Node::Number { value: large, form }, Node::Number { value: small, .. }) =
+            (self.ast.node(*large), self.ast.node(*small))
+        {
+            let (form, unit) = (*form, unit.clone());
+            let value = large + small * &part.factor / &unit.factor;
+            let value = self.push(Node::Number { value, form })?;
+            return self.push(Node::Quantity { value, unit }).map(Some);
+        }
+        self.push(Node::Add(vec![first, second])).map(Some)
     }
 
     /// Whether the second is in a smaller unit of the same kind.
-    pub(super) fn continues_quantity(&self, first: NodeId, second: NodeId) -> bool {
+    fn continues_quantity(&self, first: NodeId, second: NodeId) -> bool {
         let (Node::Quantity { unit: large, value }, Node::Quantity { unit: small, .. }) =
             (self.ast.node(first), self.ast.node(second))
         else {

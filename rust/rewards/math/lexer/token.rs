@@ -1,6 +1,6 @@
 //! Tokens: what the lexer hands to the parser.
 
-use super::ast::{Comparison, Constant, Function, NamedSet};
+use super::super::ast::{Comparison, Constant, Function, NamedSet};
 
 /// A token with its place in the text.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,6 +1,6 @@
 //! Number tokens: where a literal ends, and which marks belong to it.
 
-use super::lexer::Lexer;
+use super::Lexer;
 use super::token::Kind;
 
 /// Thousands marks; those that can be nothing else come first.

@@ -1,6 +1,6 @@
 //! LaTeX commands: what each one means to the lexer.
 
-use super::ast::{Comparison, Constant, Function, NamedSet};
+use super::super::ast::{Comparison, Constant, Function, NamedSet};
 use super::token::{Bracket, Kind, Style};
 
 /// What a command does.
