@@ -138,10 +138,7 @@ def math_equal(
     """Whether two bare answers are mathematically equal, as in :class:`MathAnswer`; None if that is undecided.
 
     The gold's shape decides where the answer can be read in several ways, and its real domain where functions are
-    compared, so the order of the two matters. An answer that cannot be read equals nothing.
-
-    Raises:
-        ValueError: For a gold that is empty, cannot be read or has no value.
+    compared, so the order of the two matters. What is empty, cannot be read or has no value equals nothing.
     """
     settings = _settings(tolerance, percent, units, base, brackets)
     return _native.math_equal(encodable(gold), encodable(answer), settings)

@@ -117,13 +117,18 @@ fn ambiguities(ast: &Ast) -> (usize, bool) {
     (alternatives, logs)
 }
 
-/// Whether two bare answers are worth the same.
-///
-/// # Errors
-/// Whether it is the gold that cannot be used, and why; as [`Answer::gold`] and [`Answer::read`].
-pub fn compare(gold: &str, answer: &str, options: &Options) -> Result<Equality, (bool, Status)> {
-    let gold = Answer::gold(gold).map_err(|status| (true, status))?;
+/// Whether two bare answers are worth the same. A text that is empty, cannot be read or has no value equals nothing;
+/// one past a bound is undecided.
+#[must_use]
+pub fn compare(gold: &str, answer: &str, options: &Options) -> Equality {
+    let of = |status: Status| if status == Status::Undecided { Equality::Undecided } else { Equality::Different };
+    let gold = match Answer::gold(gold) {
+        Ok(gold) => gold,
+        Err(status) => return of(status),
+    };
     let fuel = Fuel::new(ANSWER_FUEL);
-    let answer = Answer::read(answer, &fuel).map_err(|status| (false, status))?;
-    Ok(gold.equals(&answer, options, &fuel))
+    match Answer::read(answer, &fuel) {
+        Ok(answer) => gold.equals(&answer, options, &fuel),
+        Err(status) => of(status),
+    }
 }
