@@ -55,7 +55,7 @@ impl Equality {
 const BITS: [usize; 4] = [96, 256, 640, 1600];
 /// Points at which letters are tried, and those that must agree; of piecewise functions in the second pair.
 const MOST_POINTS: [u32; 2] = [16, 36];
-const ENOUGH_POINTS: [u32; 2] = [4, 15];
+const ENOUGH_POINTS: [u32; 2] = [4, 12];
 
 /// An expression with its arena.
 pub type Part<'e> = (&'e Exprs, Id);
@@ -91,7 +91,7 @@ pub fn compare(gold: Part<'_>, answer: Part<'_>, fuel: &Fuel) -> Equality {
             }
         }
         let sample = Sample { point: Point { seed: 0, range: 0, natural: false }, fixed: None };
-        return match apart(gold, answer, &sample, false, fuel) {
+        return match apart(gold, answer, &sample, false, &mut 0, fuel) {
             Ok(Some(true)) | Err(Stop::Undefined) => Equality::Different,
             Ok(Some(false)) => Equality::Equal,
             Ok(None) | Err(_) => Equality::Undecided,
@@ -113,11 +113,11 @@ fn at_points(gold: Part<'_>, answer: Part<'_>, seed: u64, natural: bool, real: b
     let chosen = if piecewise && !natural { in_every_piece([gold, answer], seed, fuel) } else { Vec::new() };
     let (most, enough) = (MOST_POINTS[usize::from(piecewise)], ENOUGH_POINTS[usize::from(piecewise)]);
     let random = (0..most).map(|range| Sample { point: Point { seed, range, natural }, fixed: None });
-    let mut agree = 0;
+    let (mut agree, mut level) = (0, 0);
     let mut unsure = false;
     let mut pieces = chosen.len();
     for sample in chosen.iter().cloned().chain(random) {
-        match apart(gold, answer, &sample, real, fuel) {
+        match apart(gold, answer, &sample, real, &mut level, fuel) {
             Ok(Some(true)) => return Some(Equality::Different),
             Ok(Some(false)) => agree += u32::from(pieces == 0),
             // Far from the origin values may be too large to tell.
@@ -144,11 +144,20 @@ fn at_points(gold: Part<'_>, answer: Part<'_>, seed: u64, natural: bool, real: b
 ///
 /// # Errors
 /// [`Stop::Undefined`] where the gold has no value, or no real one though `real` asks for it.
-fn apart(gold: Part<'_>, answer: Part<'_>, sample: &Sample, real: bool, fuel: &Fuel) -> Result<Option<bool>, Stop> {
+///
+/// `level` is the precision to start with, and becomes the one that told they agree.
+fn apart(
+    gold: Part<'_>,
+    answer: Part<'_>,
+    sample: &Sample,
+    real: bool,
+    level: &mut usize,
+    fuel: &Fuel,
+) -> Result<Option<bool>, Stop> {
     let constant = !(gold.0.class(gold.1) | answer.0.class(answer.1)).has(Class::SYMBOL);
     let proof = if constant { bits_to_separate(gold, answer) } else { None };
     let sizes = f64::from(gold.0.size(gold.1)) + f64::from(answer.0.size(answer.1));
-    for bits in BITS {
+    for (at, bits) in BITS.into_iter().enumerate().skip(*level) {
         let context = Context { bits, fuel };
         let mut left = Evaluator::new(gold.0, sample.point, context);
         let mut right = Evaluator::new(answer.0, sample.point, context);
@@ -186,6 +195,7 @@ fn apart(gold: Part<'_>, answer: Part<'_>, sample: &Sample, real: bool, fuel: &F
         let reach = left.reach.max(right.reach) as f64;
         let needed = proof.unwrap_or(64.0 + 2.0 * (sizes + reach));
         if -(gap.upper().top() as f64) > needed {
+            *level = at.min(1);
             return Ok(Some(false));
         }
         if sample.point.is_far() && needed > 640.0 && bits > 96 {
