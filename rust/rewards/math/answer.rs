@@ -6,7 +6,7 @@ use super::compare::{Options, equal};
 use super::expr::identity::Equality;
 use super::fuel::{Fuel, Stop};
 use super::parse;
-use super::value::{Choices, Fail, Reading, has_dummies, read};
+use super::value::{Choices, Fail, Reading, has_approximations, has_dummies, read};
 
 /// Units of [`Fuel`] for reading one answer and comparing it with its gold: where all are used, 1 to 2 ms of one core.
 pub const ANSWER_FUEL: u64 = 140_000;
@@ -32,7 +32,12 @@ impl Answer {
     /// Why it cannot be one: [`Status::NoAnswer`] when it is empty, [`Status::Unparseable`] when it cannot be read or has
     /// no value, [`Status::Undecided`] past a bound.
     pub fn gold(text: &str) -> Result<Self, Status> {
-        let gold = Self::read(text, &Fuel::new(GOLD_FUEL))?;
+        let fuel = Fuel::new(GOLD_FUEL);
+        let mut gold = Self::read(text, &fuel)?;
+        if has_approximations(&gold.ast) {
+            let choices = Choices { rounded: true, ..Choices::default() };
+            gold.readings.extend(read(&gold.ast, choices, &fuel));
+        }
         match gold.stop {
             Some(Fail::Stop(Stop::Undefined)) => Err(Status::Unparseable),
             _ => Ok(gold),
@@ -57,7 +62,7 @@ impl Answer {
                 if readings.len() == MOST_READINGS {
                     break 'all;
                 }
-                match read(&ast, Choices { either, natural_log, renamed }, fuel) {
+                match read(&ast, Choices { either, natural_log, renamed, rounded: false }, fuel) {
                     Ok(reading) => readings.push(reading),
                     Err(Fail::Stop(Stop::Undefined)) => stop = stop.or(Some(Fail::Stop(Stop::Undefined))),
                     Err(fail) => stop = Some(fail),
@@ -85,6 +90,9 @@ impl Answer {
         if self.text == answer.text {
             return Equality::Equal;
         }
+        if self.ast == answer.ast {
+            return Equality::Equal;
+        }
         let mut verdict = Equality::Different;
         for gold in &self.readings {
             for answer in &answer.readings {
@@ -94,12 +102,8 @@ impl Answer {
                 }
             }
         }
-        if self.readings.is_empty() || answer.readings.is_empty() {
-            // What has no value here is itself alone.
-            let same = self.ast.to_string() == answer.ast.to_string();
-            return if same { Equality::Equal } else { Equality::Undecided };
-        }
-        verdict
+        // What has no value here is itself alone.
+        if self.readings.is_empty() || answer.readings.is_empty() { Equality::Undecided } else { verdict }
     }
 }
 

@@ -16,7 +16,7 @@ use super::ast::{Comparison, NamedSet, SetPart};
 use super::expr::{Exprs, Id};
 use super::unit::Unit;
 
-pub use read::{Choices, Fail, has_dummies, pair_region, points, read};
+pub use read::{Choices, Fail, has_approximations, has_dummies, pair_region, points, read};
 pub use region::{End, Piece, Region};
 
 /// One way to understand an answer.

@@ -43,10 +43,22 @@ impl Reader<'_> {
                 let items = self.numbers(items)?;
                 self.exprs.sum(&items, fuel)?
             }
-            Node::Mul { factors, .. } => {
-                let factors = self.numbers(factors)?;
-                // Zero times what has no value has none.
-                self.exprs.product(&factors, fuel)?
+            Node::Mul { factors, implicit } => {
+                let mut values = Vec::with_capacity(factors.len());
+                for factor in factors {
+                    let value = self.number(*factor)?;
+                    // No one writes a product with 0 without a sign: I(0) is a function's value.
+                    let zero = *implicit && matches!(ast.node(*factor), Node::Number { value, .. } if value.is_zero());
+                    match values.last_mut() {
+                        Some((node, last)) if zero && matches!(ast.node(*node), Node::Symbol(_)) => {
+                            let Node::Symbol(name) = ast.node(*node) else { continue };
+                            *last = self.exprs.unknown(ast.name(*name), &[value], fuel)?;
+                        }
+                        _ => values.push((*factor, value)),
+                    }
+                }
+                let values: Vec<Id> = values.into_iter().map(|(_, value)| value).collect();
+                self.exprs.product(&values, fuel)?
             }
             Node::Div(a, b) => {
                 let (a, b) = (self.number(*a)?, self.number(*b)?);

@@ -32,6 +32,8 @@ pub struct Choices {
     /// Whether arguments of functions that are defined, and letters that are said to be integers, get names of their
     /// own: `f(t) = t²` is `f(x) = x²`, and `kπ, k ∈ ℤ` is `nπ, n ∈ ℤ`.
     pub renamed: bool,
+    /// Whether of `40/3 ≈ 13.33` the rounded number counts, as a gold may allow.
+    pub rounded: bool,
 }
 
 /// Understand a tree.
@@ -62,6 +64,15 @@ pub fn read(ast: &Ast, choices: Choices, fuel: &Fuel) -> Result<Reading, Fail> {
     }
     let value = reader.value(ast.root())?;
     Ok(Reading { exprs, value })
+}
+
+/// Whether [`Choices::rounded`] makes a difference.
+#[must_use]
+pub fn has_approximations(ast: &Ast) -> bool {
+    ast.nodes().iter().any(|node| match node {
+        Node::Relation { operators, .. } => operators.contains(&Comparison::Approx),
+        _ => false,
+    })
 }
 
 /// Whether [`Choices::renamed`] makes a difference.

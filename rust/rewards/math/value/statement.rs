@@ -96,11 +96,20 @@ impl Reader<'_> {
                 return Ok(Value::Related { operator: operators[0], sides });
             }
             let mut sides = self.sides(operands)?;
-            // `x ≈ 3.14` says 3.14; of `x = π ≈ 3.14` the exact value counts.
+            // `x ≈ 3.14` says 3.14; of `x = π ≈ 3.14` and `π ≈ 3.14` the exact value counts.
             if let Some(at) = operators.iter().position(|operator| *operator == Approx)
-                && at > 0
+                && !self.choices.rounded
+                && (at > 0 || self.name_of(&sides[0]).is_none())
             {
                 sides.truncate(at + 1);
+            } else if self.choices.rounded && sides.len() > 2 {
+                sides.drain(1..sides.len() - 1);
+            }
+            if self.choices.rounded && self.name_of(&sides[0]).is_none() {
+                sides.drain(..sides.len() - 1);
+            }
+            if sides.len() == 1 {
+                return Ok(sides.swap_remove(0));
             }
             return self.equality(sides);
         }
@@ -226,10 +235,18 @@ impl Reader<'_> {
                 names.push(name);
                 sides.swap(0, 1);
             }
-            if names.is_empty()
-                && let (Value::Number(first), Value::Number(last)) = (&sides[0], &sides[count - 1])
-            {
-                names.extend(self.formula(first.id, last.id));
+            if names.is_empty() {
+                names.extend(match (&sides[0], &sides[count - 1]) {
+                    (Value::Number(first), Value::Number(last)) => self.formula(first.id, last.id),
+                    // `B^{-1} = (…)`: what is no number cannot be moved to the other side.
+                    (Value::Number(first), Value::Matrix { .. } | Value::List { .. } | Value::Region(_)) => {
+                        Some(Name {
+                            spelling: format!("{:x}", self.exprs.residue(first.id).key()),
+                            kind: NameKind::Function,
+                        })
+                    }
+                    _ => None,
+                });
             }
         }
         if let ([name], Some(Value::Number(number))) = (&names[..], sides.last())
