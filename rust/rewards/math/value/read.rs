@@ -3,7 +3,7 @@
 use dashu_ratio::RBig;
 
 use super::super::ast::{Ast, Comparison, Constant, DegreePart, NamedSet, Node, NodeId, SetPart, SymbolId};
-use super::super::expr::{Exprs, Id};
+use super::super::expr::{Class, Exprs, Id};
 use super::super::fuel::{Fuel, Stop};
 use super::{End, Mark, Number, Piece, Reading, Region, Shape, Value};
 
@@ -387,7 +387,7 @@ pub fn pair_region(items: &[Value], shape: Shape, exprs: &Exprs, fuel: &Fuel) ->
     Ok(Some(region).filter(|region| !region.pieces.is_empty()))
 }
 
-/// Numbers as points; none where an item is no number.
+/// Numbers as points; none where an item is no number, or has letters.
 ///
 /// # Errors
 /// [`Stop::Fuel`]
@@ -395,7 +395,7 @@ pub fn points(items: &[Value], exprs: &Exprs, fuel: &Fuel) -> Result<Option<Regi
     let points: Option<Vec<Piece>> = items
         .iter()
         .map(|item| match item {
-            Value::Number(number) => Some(Piece::point(number.id)),
+            Value::Number(number) if !exprs.class(number.id).has(Class::SYMBOL) => Some(Piece::point(number.id)),
             _ => None,
         })
         .collect();

@@ -191,12 +191,12 @@ impl Reader<'_> {
         Ok(Some((name, Region { pieces: vec![piece], sorted: false })))
     }
 
-    /// Sides of an equation; what stands before the last `=` and has no value here, as P(A ∩ B), is a name.
+    /// Sides of an equation; what stands before its only `=` and has no value here, as P(A ∩ B), is a name.
     fn sides(&mut self, operands: &[NodeId]) -> Result<Vec<Value>, Fail> {
         let mut sides = Vec::with_capacity(operands.len());
         for (at, operand) in operands.iter().enumerate() {
             sides.push(match self.value(*operand) {
-                Err(Fail::NotNumber) if at + 1 < operands.len() => {
+                Err(Fail::NotNumber) if at == 0 && operands.len() == 2 => {
                     self.fuel.spend(20 * self.ast.nodes().len() as u64)?;
                     let mut name = self.ast.clone();
                     name.set_root(*operand);
