@@ -8,6 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+SHOWN = ("min", "median", "q1", "q3")
+
 
 def duration(seconds: float) -> str:
     unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e3)) if seconds * s >= 1), ("µs", 1e6))
@@ -16,10 +18,10 @@ def duration(seconds: float) -> str:
 
 def rows(group: list[dict[str, Any]]) -> list[str]:
     """One line a contender, ours first; its ratio is taken to the first, so above 1 it is slower than ours."""
-    base = group[0]["stats"]["min"]
+    base = group[0]["stats"]["min"] / _answers(group[0])
     lines = []
     for entry in group:
-        stats = entry["stats"]
+        stats = {name: value / _answers(entry) for name, value in entry["stats"].items() if name in SHOWN}
         spread = f"{duration(stats['q1'])} to {duration(stats['q3'])}"
         name = _contender(entry)
         lines.append(
@@ -27,6 +29,11 @@ def rows(group: list[dict[str, Any]]) -> list[str]:
             f"| {stats['min'] / base:.2f} |"
         )
     return lines
+
+
+def _answers(entry: dict[str, Any]) -> int:
+    """How many answers a round scores, where the figures are for one of them."""
+    return int(entry.get("extra_info", {}).get("answers", 1))
 
 
 def _contender(entry: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -62,6 +63,43 @@ def group_advantages(
     if group_size is None or group_size < 1:
         raise ValueError(f"group_size is {group_size}: a group holds at least one")
     return _native.group_advantages(values, group_size, None, scaling, baseline, ddof, std_epsilon)
+
+
+def component_advantages(
+    components: Any,
+    weights: Sequence[float],
+    group_size: int,
+    *,
+    ddof: int = 1,
+    std_epsilon: float = 1e-4,
+    baseline: Baseline = "mean",
+) -> NDArray[np.float32]:
+    """Normalise each reward component by itself, then add up: GDPO (arXiv:2601.05242), TRL's ``normalize_then_sum``.
+
+    ``a_ik`` is :func:`group_advantages` of component k, scaled by its group's deviation; then ``s_i = sum_k w_k a_ik``
+    and ``A_i = s_i / (sd(s) + std_epsilon)``, sd over the whole batch. So a component of small spread counts as much as
+    one of large spread, where the sum of rewards would drown it. TRL also subtracts the mean of s, which is zero but
+    for rounding: every ``a_ik`` sums to zero in its group. Left out, a group whose components are all constant keeps
+    advantages of exactly 0.
+
+    Args:
+        components: ``[F, N]``, prompt-major; NaN where a component does not apply: it then adds nothing, and a row to
+            which none applies has advantage 0 and is left out of the batch's deviation.
+        weights: ``F``.
+        group_size, ddof, std_epsilon, baseline: As in :func:`group_advantages`.
+
+    Returns:
+        ``float32 [N]``.
+    """
+    values = np.atleast_2d(np.asarray(components, dtype=np.float64))
+    if values.ndim != 2 or len(values) != len(weights):
+        raise ValueError(f"components has shape {values.shape}, expected [{len(weights)}, N], a row for each weight")
+    options: dict[str, Any] = {"ddof": ddof, "std_epsilon": std_epsilon, "baseline": baseline}
+    normalised = [group_advantages(component, group_size, **options) for component in values]
+    summed = np.tensordot(np.asarray(weights, dtype=np.float64), np.stack(normalised), axes=1)
+    applies = ~np.isnan(values).all(axis=0)
+    spread = float(summed[applies].std(ddof=ddof)) if applies.sum() > ddof else 0.0
+    return (np.where(applies, summed, 0.0) / (spread + std_epsilon)).astype(np.float32)
 
 
 def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:

@@ -49,6 +49,21 @@ class GRPOConfig(BaseModel):
 
     # Rewards and advantages
     reward_weights: tuple[float, ...] | None = Field(None, description="A weight for each reward function.")
+    reward_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds that a reward function of yours has for a completion: it then runs in worker processes, "
+        "one completion a call. None calls it here with the whole batch, and waits.",
+    )
+    reward_workers: int | None = Field(None, ge=1, description="Those processes, for each function; None: the cores.")
+    on_reward_error: Literal["stop", "none"] = Field(
+        "stop", description="Whether a reward function of yours that fails stops the run, or scores None."
+    )
+    reward_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
+        "sum_then_normalize",
+        description="Whether advantages come of the weighted sum of the rewards, or each reward is normalised in its "
+        "group first (GDPO).",
+    )
     reward_scaling: Literal["group", "batch", "none"] = Field(
         "group", description="Divide by the group's or the batch's standard deviation, or not at all."
     )
@@ -132,6 +147,11 @@ class GRPOConfig(BaseModel):
             raise ConfigError("baseline='leave_one_out' needs group_size of at least 2, got 1")
         if self.reference == "none" and self.kl_coef > 0:
             raise ConfigError(f"reference='none' leaves kl_coef={self.kl_coef:g} nothing to be measured against")
+        if self.reward_aggregation == "normalize_then_sum" and self.reward_scaling != "group":
+            raise ConfigError(
+                f"reward_aggregation='normalize_then_sum' divides by the group's deviation: "
+                f"reward_scaling='group' is what it needs, got {self.reward_scaling!r}"
+            )
         if self.output_dir is None and set(self.log_to) - {"console"}:
             raise ConfigError(f"log_to={list(self.log_to)} writes files: set output_dir")
         if self.reference == "adapter_off" and self.lora_rank == 0:

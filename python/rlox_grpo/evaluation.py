@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,6 +24,7 @@ def evaluate(
     samples: int,
     seed: int,
     weights: Sequence[float] | None = None,
+    on_error: Literal["stop", "none"] = "stop",
 ) -> tuple[dict[str, float], list[ScoredGroup]]:
     """Sample ``samples`` completions for each prompt and score them.
 
@@ -32,7 +33,7 @@ def evaluate(
         right; unbiased, arXiv:2107.03374, eq. 1), ``mean_reward``, ``mean_length`` and each component's mean as
         ``rewards/<name>``; and the scored groups.
     """
-    groups = score(engine.generate(prompts, samples, sampling, seed), reward_fns, weights)
+    groups = score(engine.generate(prompts, samples, sampling, seed), reward_fns, weights, on_error=on_error)
     first = next(iter(groups[0].components))
     right = np.stack([group.components[first] >= RIGHT for group in groups])  # [B, samples]; NaN is not right
     metrics = {"accuracy": float(right.mean())}

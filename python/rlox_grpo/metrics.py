@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.rewards import STATUSES
+from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.types import Float32Array, ScoredGroup, UpdateStats
 
 _Floats = NDArray[np.float64]
@@ -64,13 +64,23 @@ def _reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     for name in names:
         values = np.concatenate([scored.components[name] for scored in groups if name in scored.components])
         metrics |= _spread(f"rewards/{name}", values, ("mean", "std"))
-    for name in dict.fromkeys(name for scored in groups for name in scored.statuses):
-        statuses = np.concatenate([scored.statuses[name] for scored in groups if name in scored.statuses])
-        for code, status in enumerate(STATUSES):
-            if status != "ok":
-                metrics[f"rewards/{name}/{status}"] = float(np.mean(statuses == code))
+    metrics |= _shares([scored.statuses for scored in groups], STATUSES)
+    metrics |= _shares([scored.outcomes for scored in groups], OUTCOMES)
+    for name in names:
+        if all(name in scored.seconds for scored in groups):
+            metrics[f"rewards/{name}/time_s"] = float(sum(scored.seconds[name] for scored in groups))
     metrics["rollout/frac_reward_zero_std"] = float(np.mean([has_zero_std(scored.rewards) for scored in groups]))
     return metrics
+
+
+def _shares(groups: Sequence[Mapping[str, NDArray[np.uint8]]], known: Sequence[str]) -> dict[str, float]:
+    """How often each function gave each status but the first, ``ok``; as a share of its samples."""
+    shares = {}
+    for name in dict.fromkeys(name for codes in groups for name in codes):
+        found = np.concatenate([codes[name] for codes in groups if name in codes])
+        for code, status in enumerate(known[1:], 1):
+            shares[f"rewards/{name}/{status}"] = float(np.mean(found == code))
+    return shares
 
 
 def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -46,9 +46,13 @@ FREE_TO_CHANGE = frozenset(
         "log_to",
         "micro_batch_tokens",
         "max_rollout_rows",
+        "reward_timeout",
+        "reward_workers",
+        "on_reward_error",
     }
 )
-"""Fields that a resumed run may change: none of them alters what a step computes, beyond rounding."""
+"""Fields that a resumed run may change: none of them alters what a step computes, beyond rounding and the rewards of
+functions that fail or run out of time."""
 
 
 class Run:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlox_grpo.advantages import group_advantages
+from rlox_grpo.advantages import component_advantages, group_advantages
 from rlox_grpo.batch import microbatches
 from rlox_grpo.config import ConfigError, GRPOConfig
 from rlox_grpo.engines import make_engine
@@ -26,10 +26,11 @@ from rlox_grpo.forward import make_forward
 from rlox_grpo.interrupt import stop_on_signal
 from rlox_grpo.loading import load_policy
 from rlox_grpo.loss import grpo_loss
-from rlox_grpo.metrics import has_zero_std, step_metrics
+from rlox_grpo.metrics import step_metrics
 from rlox_grpo.prompts import PromptsLike, fingerprint, load_prompts, prompt_order, refuse_too_long
 from rlox_grpo.reference import make_reference
-from rlox_grpo.rewards import RewardFn, score
+from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
+from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.run import Run
 from rlox_grpo.schedules import learning_rate_at
 from rlox_grpo.types import Batch, LossOutput, Prompt, Sampling, ScoredGroup, UpdateStats
@@ -70,8 +71,11 @@ class GRPO:
         if config is not None and options:
             raise ConfigError(f"config is given whole: leave out {', '.join(sorted(options))}, or change it in config")
         self.config = config if config is not None else GRPOConfig.create(**options)
-        self.reward_fns: list[RewardFn] = [reward_fn] if callable(reward_fn) else list(reward_fn)
-        _refuse_rewards(self.reward_fns, self.config)
+        given = [reward_fn] if callable(reward_fn) else list(reward_fn)
+        _refuse_rewards(given, self.config)
+        self.reward_fns: list[RewardFn] = in_workers(
+            given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
+        )
         self.policy = load_policy(model, tokenizer, self.config)
         self.model = self.policy.model
         autocast_dtype = torch.bfloat16 if self.config.dtype == "bfloat16" else None
@@ -119,16 +123,9 @@ class GRPO:
                 prompts, config.group_size, self.sampling, _derived_seed(config.seed, "rollout", self.step)
             )
         with clock("rewards"):
-            scored = score(groups, self.reward_fns, config.reward_weights)
+            scored = score(groups, self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
         with clock("advantages"):
-            advantages = group_advantages(
-                np.concatenate([group.rewards for group in scored]),
-                group_size=config.group_size,
-                scaling=config.reward_scaling,
-                ddof=config.ddof,
-                std_epsilon=config.std_epsilon,
-                baseline=config.baseline,
-            )
+            advantages = self._advantages(scored)
         with clock("batch"):
             batches = self._batches(scored, advantages)
         with clock("log_probs"):
@@ -174,7 +171,7 @@ class GRPO:
             logger.info("%s is complete: all %d steps are done", self.config.output_dir, self.step)
             return _with_short_names(run.last_metrics)
         order = prompt_order(len(train_prompts), self.config.seed, self.draws)
-        with run.recording(self._total_steps), stop_on_signal() as stop:
+        with run.recording(self._total_steps), closing_workers(self.reward_fns), stop_on_signal() as stop:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
             while self.step < self._total_steps and not stop:
@@ -199,7 +196,8 @@ class GRPO:
             samples: completions for each; ``eval_samples`` when None.
             greedy: take the likeliest token each time instead of sampling (one completion for each prompt).
         """
-        return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
+        with closing_workers(self.reward_fns):
+            return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
 
     def save(self, path: str | Path) -> None:
         """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``)."""
@@ -214,11 +212,33 @@ class GRPO:
             Path(path).mkdir(parents=True, exist_ok=True)
             save_model(self.model, str(Path(path) / "model.safetensors"))
 
+    def _advantages(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
+        config = self.config
+        if config.reward_aggregation == "normalize_then_sum":
+            components = [np.concatenate([group.components[name] for group in scored]) for name in scored[0].components]
+            return component_advantages(
+                components,
+                reward_weights(self.reward_fns, config.reward_weights),
+                config.group_size,
+                ddof=config.ddof,
+                std_epsilon=config.std_epsilon,
+                baseline=config.baseline,
+            )
+        return group_advantages(
+            np.concatenate([group.rewards for group in scored]),
+            group_size=config.group_size,
+            scaling=config.reward_scaling,
+            ddof=config.ddof,
+            std_epsilon=config.std_epsilon,
+            baseline=config.baseline,
+        )
+
     def _batches(self, scored: Sequence[ScoredGroup], advantages: np.ndarray) -> list[Batch]:
         """Micro-batches of the groups that teach something; the others cost no forward and enter no denominator."""
         by_group = advantages.reshape(len(scored), -1)
         keep_all = self.config.zero_variance == "keep"
-        kept = [index for index, group in enumerate(scored) if keep_all or not has_zero_std(group.rewards)]
+        # The advantages of a group whose rewards are all equal are exactly 0.
+        kept = [index for index, group in enumerate(by_group) if keep_all or group.any()]
         if not kept:
             return []
         batches = microbatches(
@@ -288,6 +308,7 @@ class GRPO:
             samples=samples or self.config.eval_samples,
             seed=_derived_seed(self.config.seed, "evaluation", 0),
             weights=self.config.reward_weights,
+            on_error=self.config.on_reward_error,
         )
 
     def _evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
@@ -303,6 +324,7 @@ class GRPO:
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
         loaded = load_prompts(prompts, self.policy.tokenizer)
         refuse_too_long(loaded, self.config.max_new_tokens, self.policy.positions)
+        check_rewards(loaded, self.reward_fns)
         return loaded
 
 

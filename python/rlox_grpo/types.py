@@ -92,12 +92,16 @@ class ScoredGroup:
         rewards: ``float32 [G]``, weighted total; NaN where no function applied.
         components: Each function's own scores by name, ``float32 [G]``, NaN where it did not apply.
         statuses: How each rule's scores came about, ``uint8 [G]``, indices of ``rewards.STATUSES``; rules only.
+        outcomes: How each other function's calls ended, ``uint8 [G]``, indices of ``rewards.OUTCOMES``.
+        seconds: Each function's time, its batch's shared out evenly over the completions, so that groups add up.
     """
 
     group: RolloutGroup
     rewards: Float32Array
     components: Mapping[str, Float32Array]
     statuses: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    outcomes: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,8 @@
 
 mod advantages;
 mod batch;
+mod blocks;
+mod math;
 mod rewards;
 
 use crate::error::KernelError;
@@ -30,5 +32,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batch::pack, module)?)?;
     module.add_function(wrap_pyfunction!(batch::share_prefixes, module)?)?;
     rewards::register(module)?;
+    blocks::register(module)?;
+    math::register(module)?;
     Ok(())
 }

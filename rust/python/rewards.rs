@@ -14,19 +14,21 @@ use crate::rewards::gsm8k::Gsm8kAnswer;
 use crate::rewards::repetition::{TokenRepetition, WordRepetition};
 use crate::rewards::{RewardRule, Scores, answer, score_batch};
 
-type PyScores<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<u8>>);
+/// Scores and statuses.
+pub type PyScores<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<u8>>);
 
-fn wrap(py: Python<'_>, scores: Scores) -> PyScores<'_> {
+pub(super) fn wrap(py: Python<'_>, scores: Scores) -> PyScores<'_> {
     (scores.scores.into_pyarray(py), scores.statuses.into_pyarray(py))
 }
 
-fn run<'py>(py: Python<'py>, rule: &impl RewardRule, completions: &[PyBackedStr]) -> PyScores<'py> {
+/// Score without the interpreter.
+pub fn run<'py>(py: Python<'py>, rule: &impl RewardRule, completions: &[PyBackedStr]) -> PyScores<'py> {
     let scores = py.detach(|| score_batch(rule, completions));
     wrap(py, scores)
 }
 
 /// Every rule holds one reference for each completion.
-fn same_rows(argument: &str, rows: usize, completions: usize) -> PyResult<()> {
+pub(super) fn same_rows(argument: &str, rows: usize, completions: usize) -> PyResult<()> {
     if rows == completions {
         return Ok(());
     }
@@ -142,7 +144,7 @@ fn score_token_repetition<'py>(
 }
 
 #[pyfunction]
-fn extract_answer(text: &str) -> Option<&str> {
+fn extract_answer(text: &str) -> Option<std::borrow::Cow<'_, str>> {
     answer::stated(text)
 }
 

@@ -2,7 +2,9 @@
 //!
 //! Reasoning is not a statement: where a `</think>` occurs, only what follows the last one is searched.
 
-use memchr::{memchr_iter, memchr3_iter, memmem};
+use std::borrow::Cow;
+
+use memchr::{memchr_iter, memchr2_iter, memchr3_iter, memmem};
 
 use super::strip;
 
@@ -10,6 +12,10 @@ use super::strip;
 const LONGEST_BOX: usize = 16 * 1024;
 /// A spoken answer ("the answer is …") is read no further than this, so that repeating the phrase stays linear.
 const LONGEST_SENTENCE: usize = 512;
+/// What may stand between two boxes of one answer, in bytes.
+const LONGEST_JOINT: usize = 40;
+/// Boxes that are joined to one answer.
+const MOST_BOXES: usize = 16;
 
 /// What follows the last `</think>`, or everything.
 #[must_use]
@@ -17,46 +23,118 @@ pub fn after_thinking(text: &str) -> &str {
     memmem::rfind(text.as_bytes(), b"</think>").map_or(text, |at| &text[at + "</think>".len()..])
 }
 
-/// The answer that a completion states: the last balanced `\boxed{…}` or `\fbox{…}`, else the last closed `<answer>`,
-/// else the last `####` line, else what follows the last "answer is" or "answer:", else the last number; stripped.
+/// The answer that a completion states: the last balanced `\boxed{…}` or `\fbox{…}` with those that are listed with it,
+/// else the last closed `<answer>`, else the last `####` line, else what follows the last "answer is" or "answer:", else
+/// the last formula (`$…$`, `\(…\)`, `\[…\]`) or number, whichever ends later; stripped.
+///
+/// Boxes are listed with each other when nothing but `and`, `or` or a comma, and marks of math, stands between them:
+/// `\boxed{2} and \boxed{3}` states `2, 3`. Equal boxes count once.
 #[must_use]
-pub fn stated(text: &str) -> Option<&str> {
+pub fn stated(text: &str) -> Option<Cow<'_, str>> {
     let text = after_thinking(text);
-    boxed(text)
-        .or_else(|| tagged(text, "answer"))
+    if let Some(answer) = listed_boxes(text) {
+        return Some(answer);
+    }
+    tagged(text, "answer")
         .or_else(|| hashed(text).next())
         .or_else(|| said(text).next_back())
-        .or_else(|| super::number::last(text).map(|token| &text[token.start..token.end]))
-        .map(strip)
+        .or_else(|| last_value(text))
+        .map(|answer| Cow::Borrowed(strip(answer)))
 }
 
 /// Content of the `\boxed{…}` or `\fbox{…}` that starts last among those whose braces balance (`\{` and `\}` are text).
 #[must_use]
 pub fn boxed(text: &str) -> Option<&str> {
+    boxes(text).into_iter().max_by_key(|found| found.start).map(|found| &text[found.start..found.end])
+}
+
+/// A box: where its command starts, and its content.
+struct Boxed {
+    command: usize,
+    start: usize,
+    end: usize,
+}
+
+/// All balanced boxes, in the order of their ends.
+fn boxes(text: &str) -> Vec<Boxed> {
     let bytes = text.as_bytes();
-    let first = [&b"\\boxed"[..], b"\\fbox"].iter().filter_map(|name| memmem::find(bytes, name)).min()?;
+    let mut found = Vec::new();
+    let Some(first) = [&b"\\boxed"[..], b"\\fbox"].iter().filter_map(|name| memmem::find(bytes, name)).min() else {
+        return found;
+    };
     let mut open = Vec::new();
-    let mut best: Option<(usize, usize)> = None;
     let mut escaped_to = first;
     for at in memchr3_iter(b'{', b'}', b'\\', &bytes[first..]).map(|at| first + at) {
         match bytes[at] {
             _ if at < escaped_to => {}
             b'\\' => escaped_to = at + 2,
-            b'{' => open.push((at + 1, opens_box(&bytes[first..at]))),
+            b'{' => open.push((at + 1, box_command(&bytes[first..at]).map(|command| first + command))),
             _ => {
-                let Some((start, is_box)) = open.pop() else { continue };
-                if is_box && at - start <= LONGEST_BOX && best.is_none_or(|(known, _)| start > known) {
-                    best = Some((start, at));
+                if let Some((start, Some(command))) = open.pop()
+                    && at - start <= LONGEST_BOX
+                {
+                    found.push(Boxed { command, start, end: at });
                 }
             }
         }
     }
-    best.map(|(start, end)| &text[start..end])
+    found
 }
 
-fn opens_box(before: &[u8]) -> bool {
+/// Where the box command starts that ends before the brace here.
+fn box_command(before: &[u8]) -> Option<usize> {
     let before = before.trim_ascii_end();
-    before.ends_with(b"\\boxed") || before.ends_with(b"\\fbox")
+    [&b"\\boxed"[..], b"\\fbox"].iter().find(|name| before.ends_with(name)).map(|name| before.len() - name.len())
+}
+
+/// What [`stated`] makes of boxes: the one that starts last, and before it those that are listed with it.
+#[must_use]
+pub fn listed_boxes(text: &str) -> Option<Cow<'_, str>> {
+    let mut found = boxes(text);
+    found.sort_unstable_by_key(|found| found.start);
+    let last = found.pop()?;
+    let content = |found: &Boxed| strip(&text[found.start..found.end]);
+    let mut answers = vec![content(&last)];
+    let mut command = last.command;
+    while let Some(before) = found.pop() {
+        // `found.end` is the closing brace.
+        let Some(joint) = text.get(before.end + 1..command) else { break };
+        if !is_joint(joint) || answers.len() == MOST_BOXES {
+            break;
+        }
+        if !answers.contains(&content(&before)) {
+            answers.push(content(&before));
+        }
+        command = before.command;
+    }
+    if let [only] = answers[..] {
+        return Some(Cow::Borrowed(only));
+    }
+    answers.reverse();
+    Some(Cow::Owned(answers.join(", ")))
+}
+
+/// Whether only a comma, `and` or `or` stands between two boxes.
+fn is_joint(text: &str) -> bool {
+    if text.len() > LONGEST_JOINT {
+        return false;
+    }
+    let mut joins = false;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let marks =
+            ["$", "\\(", "\\)", "\\[", "\\]", "\\text{", "}", "\\quad", "\\qquad", "\\,", "\\;", "\\ ", "~", "*"];
+        let words = ["and", "or", ",", ";"];
+        let word = words.iter().find(|word| rest.starts_with(**word));
+        joins |= word.is_some();
+        let length = match word.or_else(|| marks.iter().find(|mark| rest.starts_with(**mark))) {
+            Some(known) => known.len(),
+            None if rest.starts_with(super::is_space) => rest.chars().next().map_or(1, char::len_utf8),
+            None => return false,
+        };
+        rest = &rest[length..];
+    }
+    joins
 }
 
 /// Content of the last `<tag>` that is closed, up to its first closing tag.
@@ -95,7 +173,7 @@ pub fn said(text: &str) -> impl DoubleEndedIterator<Item = &str> {
             let rest = text[end..].trim_start_matches(marks);
             let rest = match rest.strip_prefix([':', '=']) {
                 Some(rest) => rest,
-                None => rest.strip_prefix("is").filter(|rest| !rest.starts_with(char::is_alphanumeric))?,
+                None => after_is(rest)?,
             };
             let rest = rest.trim_start_matches(|c| c == ':' || marks(c));
             let rest = sentence(rest);
@@ -103,37 +181,124 @@ pub fn said(text: &str) -> impl DoubleEndedIterator<Item = &str> {
         })
 }
 
-/// Up to a newline or to a stop that a space or the end follows, capped.
+/// What follows "is", directly or after "to …" (the answer to this question is).
+fn after_is(rest: &str) -> Option<&str> {
+    const LONGEST: usize = 80;
+    if let Some(rest) = rest.strip_prefix("is") {
+        return (!rest.starts_with(char::is_alphanumeric)).then_some(rest);
+    }
+    let question = rest.strip_prefix("to ")?;
+    let end = question.bytes().take(LONGEST).position(|byte| b".:?!,;$\n".contains(&byte)).unwrap_or(LONGEST);
+    let at = memmem::find(&question.as_bytes()[..end.min(question.len())], b" is ")?;
+    question.get(at + 4..)
+}
+
+/// Up to a newline or to a stop that a space or the end follows, capped. A display that starts here is read over its
+/// newlines; a stop inside closing marks, as in `$5.$`, ends the sentence behind them.
 fn sentence(text: &str) -> &str {
     let cap = (0..=LONGEST_SENTENCE.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     let text = &text[..cap.unwrap_or(0)];
+    for (open, close) in [("$$", "$$"), ("\\[", "\\]")] {
+        if let Some(inside) = text.strip_prefix(open)
+            && let Some(end) = inside.find(close)
+        {
+            return &text[..open.len() + end + close.len()];
+        }
+    }
     let bytes = text.as_bytes();
-    let ends = |at: &usize| bytes[*at] == b'\n' || bytes.get(at + 1).is_none_or(u8::is_ascii_whitespace);
-    let end = memchr3_iter(b'\n', b'.', b'.', bytes).find(ends).unwrap_or(bytes.len());
-    text[..end].trim_end_matches(|c| c == '*' || super::is_space(c))
+    let end = memchr2_iter(b'\n', b'.', bytes).find_map(|at| {
+        if bytes[at] == b'\n' {
+            return Some(at);
+        }
+        let marks = bytes[at + 1..].iter().take_while(|byte| b"$)]*\\\"'".contains(byte)).count();
+        let ends = bytes.get(at + 1 + marks).is_none_or(u8::is_ascii_whitespace);
+        ends.then_some(if marks == 0 { at } else { at + 1 + marks })
+    });
+    let text = &text[..end.unwrap_or(bytes.len())];
+    text.trim_end_matches(|c| c == '*' || super::is_space(c))
+}
+
+/// The last formula or the last number, whichever ends later.
+fn last_value(text: &str) -> Option<&str> {
+    let formula = last_formula(text);
+    let number = super::number::last(text);
+    match (formula, number) {
+        (Some((start, end)), Some(number)) if number.start < end => Some(&text[start..end]),
+        (_, Some(number)) => Some(&text[number.start..number.end]),
+        (Some((start, end)), None) => Some(&text[start..end]),
+        (None, None) => None,
+    }
+}
+
+/// The inside of the last `$…$`, `$$…$$`, `\(…\)` or `\[…\]` that holds a letter or a digit.
+pub(super) fn last_formula(text: &str) -> Option<(usize, usize)> {
+    let bytes = text.as_bytes();
+    let mut found = None;
+    // Where the open formula started, and whether dollars opened it.
+    let mut open: Option<(usize, bool)> = None;
+    let mut skip_to = 0;
+    for at in memchr2_iter(b'$', b'\\', bytes) {
+        if at < skip_to {
+            continue;
+        }
+        let next = bytes.get(at + 1).copied().unwrap_or(0);
+        let (dollar, opens, closes) = match (bytes[at], next) {
+            (b'$', _) => (true, true, true),
+            (_, b'(' | b'[') => (false, true, false),
+            (_, b')' | b']') => (false, false, true),
+            _ => {
+                skip_to = at + 2;
+                continue;
+            }
+        };
+        let length = if dollar { 1 + usize::from(next == b'$') } else { 2 };
+        skip_to = at + length;
+        if closes && let Some((start, _)) = open.filter(|(_, by_dollar)| *by_dollar == dollar) {
+            let inside = &text[start..at];
+            // `$5 and $10`: another amount starts, nothing ends.
+            let amount =
+                dollar && length == 1 && next.is_ascii_digit() && inside.ends_with(|c: char| " -+/,(".contains(c));
+            if !amount {
+                let says = inside.len() <= LONGEST_BOX && inside.contains(char::is_alphanumeric);
+                found = if says { Some((start, at)) } else { found };
+                open = None;
+                continue;
+            }
+        }
+        if opens {
+            open = Some((skip_to, dollar));
+        }
+    }
+    found
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn answer(text: &str) -> Option<String> {
+        stated(text).map(Cow::into_owned)
+    }
+
     #[test]
     fn the_order_of_the_markers() {
         let text = "answer is 5. #### 4\n<answer>3</answer> \\boxed{2} 1";
-        assert_eq!(stated(text), Some("2"));
-        assert_eq!(stated("answer is 5. #### 4\n<answer>3</answer> 1"), Some("3"));
-        assert_eq!(stated("the answer is 5. #### 4\n 1"), Some("4"));
-        assert_eq!(stated("The Answer is 5. and 1"), Some("5"));
-        assert_eq!(stated("so 5, or rather 1."), Some("1"));
+        assert_eq!(stated(text).as_deref(), Some("2"));
+        assert_eq!(stated("answer is 5. #### 4\n<answer>3</answer> 1").as_deref(), Some("3"));
+        assert_eq!(stated("the answer is 5. #### 4\n 1").as_deref(), Some("4"));
+        assert_eq!(stated("The Answer is 5. and 1").as_deref(), Some("5"));
+        assert_eq!(stated("so $x = 5$, or rather 1.").as_deref(), Some("1"));
+        assert_eq!(stated("so 1, or rather $x = 5$.").as_deref(), Some("x = 5"));
+        assert_eq!(stated("so 5, or rather 1.").as_deref(), Some("1"));
         assert_eq!(stated("no idea"), None);
         assert_eq!(stated(""), None);
     }
 
     #[test]
     fn reasoning_is_not_a_statement() {
-        assert_eq!(stated("<think>\\boxed{2}</think> 3"), Some("3"));
+        assert_eq!(stated("<think>\\boxed{2}</think> 3").as_deref(), Some("3"));
         assert_eq!(stated("<think>\\boxed{2}</think>"), None);
-        assert_eq!(stated("<think>\\boxed{2}"), Some("2"));
+        assert_eq!(stated("<think>\\boxed{2}").as_deref(), Some("2"));
     }
 
     #[test]
@@ -146,6 +311,23 @@ mod tests {
         assert_eq!(boxed(r"\boxed 5"), None);
         assert_eq!(boxed(r"\boxed{5"), None);
         assert_eq!(boxed(&format!("\\boxed{{{}}}", "1".repeat(LONGEST_BOX + 1))), None);
+    }
+
+    #[test]
+    fn boxes_of_one_answer_are_joined() {
+        for (text, expected) in [
+            (r"\boxed{2} and \boxed{3}", "2, 3"),
+            (r"$\boxed{2}$, $\boxed{3}$, and $\boxed{5}$.", "2, 3, 5"),
+            (r"\boxed{1}. Then \boxed{2} \text{ or } \boxed{3}", "2, 3"),
+            (r"\boxed{5}, \boxed{5}", "5"),
+            (r"\boxed{4} \boxed{5}", "5"),
+            (r"\boxed{4}\n\boxed{5}", "5"),
+            (r"\boxed{4} is wrong and \boxed{5}", "5"),
+            (r"\boxed{a \boxed{b} c}", "b"),
+            (r"\boxed{a, \boxed{b}}", "b"),
+        ] {
+            assert_eq!(answer(text).as_deref(), Some(expected), "{text}");
+        }
     }
 
     #[test]
@@ -168,6 +350,24 @@ mod tests {
         assert_eq!(all("The answer is: 3.5. Then"), ["3.5"]);
         assert_eq!(all("**Answer:** 3\nx"), ["3"]);
         assert_eq!(all("ANSWER = 4; answers are many; the answer isn't"), ["4; answers are many; the answer isn't"]);
+        assert_eq!(
+            all("Final Answer: The final answer is $x=2.5$. I hope it is correct."),
+            ["The final answer is $x=2.5$", "$x=2.5$"]
+        );
+        assert_eq!(all("The answer is $5.$ Then 3"), ["$5.$"]);
+        assert_eq!(all("The answer to this question is 5."), ["5"]);
+        assert!(all("The answer to this, which is 5").is_empty());
+        assert_eq!(all("The answer is:\n\\[\nx = 5.\n\\] as 3"), ["\\[\nx = 5.\n\\]"]);
         assert!(all("sw w ansWER").is_empty());
+    }
+
+    #[test]
+    fn formulas_are_found() {
+        let last = |text: &'static str| last_formula(text).map(|(start, end)| &text[start..end]);
+        assert_eq!(last("$1$ and $$x$$ and"), Some("x"));
+        assert_eq!(last(r"\(a\) \[b\] $"), Some("b"));
+        assert_eq!(last("pays $5 and $10"), None);
+        assert_eq!(last(r"\$5 $x$ \$7"), Some("x"));
+        assert_eq!(last("$.$"), None);
     }
 }

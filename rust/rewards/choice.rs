@@ -70,12 +70,21 @@ pub fn read_letter(text: &str, options: &[char]) -> Option<char> {
     {
         return None;
     }
-    let other = |word: &str| {
-        let word = word.trim_matches(|c| open(c) || close(c));
-        let mut letters = word.chars();
-        matches!((letters.next(), letters.next()), (Some(c), None) if c != named && options.contains(&c) && c != 'A' && c != 'I')
-    };
-    (!after.split(super::is_space).any(other)).then_some(named)
+    let mut previous = "";
+    for word in after.split(super::is_space) {
+        let bare = word.trim_matches(|c| open(c) || close(c));
+        let mut letters = bare.chars();
+        if let (Some(c), None) = (letters.next(), letters.next())
+            // `A` and `I` are words too; after a conjunction they are options.
+            && (!matches!(c, 'A' | 'I') || ["or", "and", "&", "/"].iter().any(|join| join.eq_ignore_ascii_case(previous)))
+            && c != named
+            && options.contains(&c)
+        {
+            return None;
+        }
+        previous = word;
+    }
+    Some(named)
 }
 
 #[cfg(test)]
@@ -99,10 +108,14 @@ mod tests {
             "Option B",
             "(B) a city",
             "[B]",
+            "B. A dog and I",
         ] {
             assert_eq!(letter(text), Some('B'), "{text:?}");
         }
-        for text in ["", "E", "Bread", "A dog", "b) Paris", "B or C", "B, C", "BC", "B and D", "neither"] {
+        for text in [
+            "", "E", "Bread", "A dog", "b) Paris", "B or C", "B, C", "BC", "B and D", "neither", "B or A", "B. or A.",
+            "B/C", "(B)(C)",
+        ] {
             assert_eq!(letter(text), None, "{text:?}");
         }
     }

@@ -1,5 +1,7 @@
 //! Exact text: the stated answer equals the gold, character for character.
 
+use std::borrow::Cow;
+
 use super::answer::{after_thinking, stated, tagged};
 use super::{RewardRule, Status, Verdict, strip};
 
@@ -25,12 +27,12 @@ impl ExactAnswer {
 impl RewardRule for ExactAnswer {
     fn score(&self, row: usize, completion: &str) -> Verdict {
         let answer = match &self.tag {
-            Some(tag) => tagged(after_thinking(completion), tag).map(strip),
+            Some(tag) => tagged(after_thinking(completion), tag).map(|answer| Cow::Borrowed(strip(answer))),
             None => stated(completion),
         };
         let Some(answer) = answer else { return Verdict::none(Status::NoAnswer) };
         let gold = &self.golds[row];
-        Verdict::right(if self.case_sensitive { answer == gold } else { answer.to_lowercase() == *gold })
+        Verdict::right(if self.case_sensitive { answer == *gold } else { answer.to_lowercase() == *gold })
     }
 }
 

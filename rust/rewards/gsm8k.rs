@@ -157,6 +157,31 @@ mod tests {
     }
 
     #[test]
+    fn a_second_quantity_makes_it_another_answer() {
+        for text in [
+            "7 dollars or 8 dollars",
+            "7 m or 8 m",
+            "7 square feet or 8 square feet",
+            "7 (or 8)",
+            "7, or 8",
+            "7 or maybe 8",
+            "7 dollars and 20 cents",
+            "7 days and 3 hours",
+            "7; 8",
+            "7 | 8",
+            "7 & 8",
+            "7~8",
+        ] {
+            assert_eq!(score("7", &format!("#### {text}")).status, Status::Unparseable, "{text:?}");
+        }
+        for text in
+            ["7 dollars and it took 3 steps", "7 apples and pears", "7, after 3 steps", "7 cm because 3 + 4 = 7"]
+        {
+            assert_eq!(score("7", &format!("#### {text}")).score, 1.0, "{text:?}");
+        }
+    }
+
+    #[test]
     fn statuses() {
         assert_eq!(score("5", "none").status, Status::NoAnswer);
         assert_eq!(score("5", "#### 12,34").status, Status::Unparseable);

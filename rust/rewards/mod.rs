@@ -5,11 +5,13 @@
 //! Every rule is linear in the length of the text and deterministic for any number of threads.
 
 pub mod answer;
+pub mod blocks;
 pub mod choice;
 pub mod countdown;
 pub mod exact;
 pub mod format;
 pub mod gsm8k;
+pub mod math;
 pub mod number;
 pub mod repetition;
 
@@ -68,6 +70,11 @@ impl Verdict {
 pub trait RewardRule: Sync {
     /// Score the completion of row `row`. Pure: the same row and text give the same verdict.
     fn score(&self, row: usize, completion: &str) -> Verdict;
+
+    /// What a row costs besides reading its text, in bytes of text that cost as much.
+    fn extra_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// Scores and statuses of a batch, row for row.
@@ -93,13 +100,18 @@ where
     R: RewardRule + ?Sized,
     T: AsRef<str> + Sync,
 {
-    let bytes: usize = completions.iter().map(|text| text.as_ref().len()).sum();
-    if completions.len() < 2 || bytes < SERIAL_BYTES || !owns_thread_pool() {
+    let bytes: usize = completions.iter().map(|text| text.as_ref().len() + rule.extra_bytes()).sum();
+    if completions.len() < 2 || !worth_threads(bytes) {
         return completions.iter().enumerate().map(|(row, text)| rule.score(row, text.as_ref())).collect();
     }
     let verdicts: Vec<Verdict> =
         completions.par_iter().enumerate().map(|(row, text)| rule.score(row, text.as_ref())).collect();
     verdicts.into_iter().collect()
+}
+
+/// Whether this much text is worth the thread pool, and this process may use it.
+fn worth_threads(bytes: usize) -> bool {
+    bytes >= SERIAL_BYTES && owns_thread_pool()
 }
 
 /// Whether this process may use the thread pool: a forked child inherits the pool's memory without its threads, and

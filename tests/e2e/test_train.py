@@ -15,7 +15,7 @@ import torch
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.config import ConfigError
 from rlox_grpo.errors import CheckpointError, NonFiniteError
-from rlox_grpo.rewards import RewardError
+from rlox_grpo.rewards import GSM8KAnswer, RewardError
 from toy import PROMPTS, TARGET, ToyLM, options, share_of_target
 
 HERE = Path(__file__).parent
@@ -307,3 +307,66 @@ def test_save_writes_a_plain_module(tmp_path):
 def test_bad_input(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_a_function_in_workers_trains_the_same_policy(tmp_path):
+    here = GRPO(ToyLM(), share_of_target, **options(max_steps=3))
+    here.train(PROMPTS)
+    there = GRPO(
+        ToyLM(), share_of_target, **options(max_steps=3, reward_timeout=30.0, reward_workers=1, output_dir=tmp_path)
+    )
+    metrics = there.train(PROMPTS)
+    assert_equal(weights(there), weights(here))
+    assert (metrics["rewards/share_of_target/timeout"], metrics["rewards/share_of_target/error"]) == (0.0, 0.0)
+    assert 0 < metrics["rewards/share_of_target/time_s"] <= metrics["time/rewards_s"]
+    logged = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert logged["rewards/share_of_target/timeout"] == 0.0
+    (worker,) = there.reward_fns[0]._pool._workers
+    assert worker._process is None  # ended with the run
+
+
+def test_a_function_that_fails_in_its_worker_stops_the_run_or_not():
+    def fails(completions, prompts):
+        raise KeyError("rubric")
+
+    trainer = GRPO(ToyLM(), [share_of_target, fails], **options(max_steps=1, reward_timeout=30.0, reward_workers=1))
+    with pytest.raises(RewardError, match=r"fails: KeyError: 'rubric' .*completion 0 of prompts\[\d\]"):
+        trainer.train(PROMPTS)
+    trainer = GRPO(
+        ToyLM(),
+        [share_of_target, fails],
+        **options(max_steps=1, reward_timeout=30.0, reward_workers=1, on_reward_error="none"),
+    )
+    metrics = trainer.train(PROMPTS)
+    assert metrics["rewards/fails/error"] == 1.0
+    assert "update/grad_norm" in metrics
+
+
+def test_golds_are_read_before_anything_is_sampled():
+    trainer = GRPO(ToyLM(), GSM8KAnswer(), **options(max_steps=1))
+    trainer.engine = None  # whoever samples, fails
+    rows = [{"prompt": [1, 2], "answer": "1"}, {"prompt": [2, 3], "answer": "many"}]
+    with pytest.raises(ValueError, match=r'the prompts do not fit the reward gsm8k_answer: .*answer\[1\] is "many"'):
+        trainer.train(rows)
+
+
+def test_rewards_normalised_one_by_one_teach_where_their_sum_does_not():
+    def ones(completions, prompts):
+        return [float((completion == TARGET).sum()) for completion in completions]
+
+    def twice_against(completions, prompts):
+        return [-2 * score for score in ones(completions, prompts)]
+
+    functions, weighted = [ones, twice_against], {"reward_weights": (2.0, 1.0), "max_steps": 2}
+    summed = GRPO(ToyLM(), functions, **options(**weighted))  # 2 x - 2 x
+    assert "update/grad_norm" not in summed.train(PROMPTS)
+    apart = {"reward_aggregation": "normalize_then_sum"}
+    both = GRPO(ToyLM(), functions, **options(**weighted, **apart))  # 2 z - z
+    alone = GRPO(ToyLM(), ones, **options(max_steps=2, **apart))  # z
+    assert "update/grad_norm" in both.train(PROMPTS)
+    alone.train(PROMPTS)
+    # The epsilons of two deviations, of which one is twice the other, are all that differs.
+    for left, right in zip(weights(both).values(), weights(alone).values(), strict=True):
+        assert torch.allclose(left, right, atol=1e-4)
+    with pytest.raises(ConfigError, match="reward_scaling='group' is what it needs, got 'none'"):
+        GRPOConfig.create(reward_aggregation="normalize_then_sum", reward_scaling="none")

@@ -6,7 +6,18 @@ import time
 
 import pytest
 
-from rlox_grpo.rewards import STATUSES, Countdown, ExactAnswer, GSM8KAnswer, MultipleChoice, Overlong, extract_answer
+from rlox_grpo.rewards import (
+    STATUSES,
+    CosineLength,
+    Countdown,
+    ExactAnswer,
+    GSM8KAnswer,
+    MultipleChoice,
+    Overlong,
+    ReasoningLength,
+    Repetition,
+    extract_answer,
+)
 
 # (answer, numbers, target, score, status)
 COUNTDOWN = [
@@ -106,6 +117,39 @@ def test_the_soft_overlong_punishment_of_dapo() -> None:
         0.0,
         -1.0,
     ]
+
+
+def test_repetition_by_hand() -> None:
+    # Trigrams of a b a b a b: aba bab aba bab, 2 kinds of 4: 1 - 2/4. Case is folded, as open-r1 has it.
+    assert Repetition(ngram_size=3)(completions=["a b A B a b", "a b", ""]) == [-0.5, 0.0, 0.0]
+    tokens = Repetition(ngram_size=2, max_penalty=-2.0, unit="tokens")
+    # Bigrams of 7 7 7 8: 77 77 78, 2 kinds of 3: (1 - 2/3) * -2.
+    assert tokens(completions=["", ""], completion_ids=[[7, 7, 7, 8], [7]]) == [pytest.approx(-2 / 3), 0.0]
+
+
+def test_the_length_of_reasoning() -> None:
+    text = f"<think>{'é' * 250}</think><answer>{'x' * 900}</answer>"
+    assert ReasoningLength(max_length=1000)(completions=[text]) == [0.25]
+    assert ReasoningLength(max_length=250)(completions=[text, text.replace("<think>", ""), "x"]) == [1.0, 1.0, 0.0]
+    assert ReasoningLength(max_length=4, unit="words", tag=None)(completions=["so it is"]) == [0.75]
+    assert ReasoningLength(max_length=4, unit="tokens", tag=None)(completions=[""], completion_ids=[[1]]) == [0.25]
+    found = ReasoningLength().verdicts([text, "no tags"], {})
+    assert [STATUSES[status] for status in found.statuses] == ["ok", "no_answer"]
+
+
+def test_the_cosine_of_a_length() -> None:
+    # cos 0 = 1, cos(pi/2) = 0, cos(pi) = -1: a right answer goes 1.0, 0.75, 0.5 and stays; a wrong one -1, -0.75, -0.5.
+    ids = [[0] * length for length in (0, 50, 100, 150, 200)]
+    given = {"completions": ["#### 7"] * 5, "completion_ids": ids}
+    held = CosineLength(rule=GSM8KAnswer(), max_length=100, unit="tokens")
+    # One rounding of the cosine of pi/2, which is 6e-17 and not 0.
+    assert held(answer=["7"] * 5, **given) == pytest.approx([1.0, 0.75, 0.5, 0.5, 0.5], abs=1e-15)
+    assert held(answer=["8"] * 5, **given) == pytest.approx([-1.0, -0.75, -0.5, -0.5, -0.5], abs=1e-15)
+    wrapped = CosineLength(rule=GSM8KAnswer(), max_length=100, unit="tokens", beyond="cosine")
+    assert wrapped(answer=["7"] * 5, **given) == pytest.approx([1.0, 0.75, 0.5, 0.75, 1.0], abs=1e-15)
+    # Where the rule does not apply, neither does its length.
+    nested = CosineLength(rule=Countdown(undecided=None))
+    assert nested(completions=["<answer>" + "(" * 5000 + "</answer>"], nums=[[1]], target=[1]) == [None]
 
 
 def test_text_answers() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlox_grpo.rewards import Countdown, GSM8KAnswer, Repetition, TagCount, TagFormat, oracle
+from rlox_grpo.rewards import Countdown, GSM8KAnswer, Overlong, Repetition, TagCount, TagFormat, oracle
 
 # Pieces of which near-misses are made: whole matches need luck that random text does not have.
 PIECES = st.sampled_from(
@@ -242,6 +242,20 @@ def test_token_repetition_is_trls(ids: list[list[int]], size: int) -> None:
     theirs = rewards.get_repetition_penalty_reward(ngram_size=size, max_penalty=-0.5)(completion_ids=ids)
     ours = Repetition(ngram_size=size, max_penalty=-0.5, unit="tokens")(completions=[""] * len(ids), completion_ids=ids)
     assert ours == theirs
+
+
+@settings(deadline=None)  # the first example imports TRL
+@given(
+    lengths=st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    max_length=st.integers(1, 50),
+    buffer=st.integers(0, 50),
+)
+def test_overlong_is_trls(lengths: list[int], max_length: int, buffer: int) -> None:
+    rewards = pytest.importorskip("trl.rewards")
+    buffer = min(buffer, max_length)
+    ids = [[0] * length for length in lengths]
+    theirs = rewards.get_soft_overlong_punishment(max_length, buffer)(completion_ids=ids)
+    assert Overlong(max_length, buffer)(completions=[""] * len(ids), completion_ids=ids) == theirs
 
 
 @given(text=st.text(alphabet="aAbΣİ \n\x1c\u3000", max_size=20), size=st.integers(1, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from rlox_grpo import _native
-from rlox_grpo.advantages import broadcast_advantages, group_advantages
+from rlox_grpo.advantages import broadcast_advantages, component_advantages, group_advantages
 
 REWARDS = [1.0, 0.0, 0.5, 0.25]
 
@@ -176,3 +177,43 @@ if child == 0:
 raise SystemExit(os.waitpid(child, 0)[1])
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def trls_normalize_then_sum(components, weights, group_size):
+    """TRL 1.16 ``normalize_then_sum``, restated: z-score in the group (ddof 1, 1e-4), sum, z-score over the batch."""
+    grouped = components.T.reshape(-1, group_size, len(components))
+    spread = np.nanstd(grouped, axis=1, ddof=1, keepdims=True)
+    scores = (grouped - np.nanmean(grouped, axis=1, keepdims=True)) / (spread + 1e-4)
+    summed = np.nansum(scores.reshape(-1, len(components)) * np.asarray(weights), axis=1)
+    summed[np.isnan(components).all(axis=0)] = np.nan
+    return np.nan_to_num((summed - np.nanmean(summed)) / (np.nanstd(summed, ddof=1) + 1e-4))
+
+
+def test_components_are_normalised_before_they_are_summed():
+    # Group 1: right or wrong 1 0, form 0.1 0; both z-scores are ±0.5/(sd + 1e-4), so form counts as much as rightness.
+    # Group 2: they disagree and cancel out. Group 3: all constant.
+    components = np.array([[1.0, 0.0, 1.0, 0.0, 1.0, 1.0], [0.1, 0.0, 0.0, 0.1, 0.1, 0.1]])
+    found = component_advantages(components, [1.0, 1.0], 2, std_epsilon=0.0)
+    # sd of a pair that differs by d is d / sqrt 2: z = ±1 / sqrt 2. Sums ±sqrt 2, 0, 0: sd = sqrt(4 / 5).
+    assert found == pytest.approx(np.array([1, -1, 0, 0, 0, 0]) * math.sqrt(2) / math.sqrt(0.8), rel=1e-6)  # float32
+    assert found[4:].tolist() == [0.0, 0.0]  # exactly
+    assert found.dtype == np.float32
+
+
+@pytest.mark.filterwarnings("ignore:Degrees of freedom|Mean of empty:RuntimeWarning")
+def test_it_is_trls_normalize_then_sum():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        components = rng.normal(0, [[1.0], [0.01], [30.0]], (3, 24))
+        components[rng.random(components.shape) < 0.1] = np.nan
+        components[:, 5] = np.nan  # nothing applies to this row
+        weights = rng.normal(1, 1, 3)
+        found = component_advantages(components, weights, 8)
+        # float32 results of at most 4, and TRL's mean over the batch, which is rounding.
+        assert found == pytest.approx(trls_normalize_then_sum(components, weights, 8), abs=1e-6)
+        assert found[5] == 0.0
+
+
+def test_component_advantages_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"components has shape \(2, 4\), expected \[3, N\]"):
+        component_advantages(np.zeros((2, 4)), [1.0] * 3, 2)

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Conf
 
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.loading import load_policy
-from rlox_grpo.rewards import Countdown
+from rlox_grpo.rewards import TagFormat
 from rlox_grpo.tasks.countdown_tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer(20)
@@ -77,7 +77,7 @@ def test_a_padded_embedding_is_taken_and_its_padding_never_sampled(caplog):
     with caplog.at_level(logging.INFO):
         trainer = GRPO(
             model_of(len(TOKENIZER) + 1),
-            Countdown(),
+            TagFormat(),
             tokenizer=TOKENIZER,
             group_size=64,
             max_new_tokens=16,
@@ -96,7 +96,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused():
 
 
 def test_a_prompt_longer_than_the_models_positions():
-    trainer = GRPO(model_of(), Countdown(), tokenizer=TOKENIZER, max_new_tokens=20, log_to=())
+    trainer = GRPO(model_of(), TagFormat(), tokenizer=TOKENIZER, max_new_tokens=20, log_to=())
     rows = [{"prompt": "3", "nums": [3], "target": 3}, {"prompt": " ".join("3" * 14), "nums": [3], "target": 3}]
     with pytest.raises(
         ValueError, match=r"prompts\[1\] has 14 tokens: with max_new_tokens=20 it passes the model's 32"

@@ -150,3 +150,26 @@ def test_shares_of_what_rules_could_not_score():
         "rewards/answer/unparseable": 0.25,
         "rewards/answer/undecided": 0.0,
     }
+
+
+def test_outcomes_and_time_of_each_function():
+    from dataclasses import replace
+
+    groups = [
+        replace(
+            scored([1.0, 0.0], {"judge": [1, 0], "tags": [0, 0]}),
+            outcomes={"judge": np.array([0, 1], np.uint8)},
+            seconds={"judge": 0.5, "tags": 0.25},
+        ),
+        replace(
+            scored([0.0, 0.0], {"judge": [1, 0], "tags": [0, 0]}),
+            outcomes={"judge": np.array([2, 1], np.uint8)},
+            seconds={"judge": 0.5, "tags": 0.125},
+        ),
+    ]
+    found = step_metrics(groups, np.zeros(4, np.float32), [], {"rewards": 2.0, "step": 4.0})
+    assert (found["rewards/judge/timeout"], found["rewards/judge/error"]) == (0.5, 0.25)
+    assert (found["rewards/judge/time_s"], found["rewards/tags/time_s"]) == (1.0, 0.375)
+    assert found["time/step_s"] == 4.0  # they are parts of time/rewards_s
+    assert "rewards/tags/timeout" not in found
+    assert "rewards/judge/ok" not in found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import sys
@@ -12,11 +13,15 @@ import pytest
 
 from rlox_grpo.rewards import (
     Composite,
+    CosineLength,
     Countdown,
     ExactAnswer,
     GSM8KAnswer,
     MultipleChoice,
     Overlong,
+    PublishedAnswer,
+    PublishedCountdown,
+    ReasoningLength,
     Repetition,
     Rule,
     TagCount,
@@ -31,7 +36,16 @@ RULES = [
     TagFormat(),
     TagCount(),
     Repetition(),
+    Repetition(unit="tokens"),
     Overlong(max_length=8, buffer=2),
+    ReasoningLength(),
+    ReasoningLength(unit="words", tag=None),
+    ReasoningLength(unit="tokens", tag=None),
+    CosineLength(rule=GSM8KAnswer()),
+    CosineLength(rule=ExactAnswer(), unit="tokens"),
+    TagCount(mode="blocks"),
+    PublishedCountdown("tinyzero"),
+    PublishedAnswer("lm_book"),
     Composite((TagFormat(weight=0.5), TagCount(weight=2.0))),
 ]
 COLUMNS: dict[str, Any] = {"nums": [[1, 2]] * 2, "target": [3] * 2, "completion_ids": [[1], [2, 3]]}
@@ -78,6 +92,9 @@ def test_every_rule_keeps_the_protocol(rule: Any) -> None:
         (GSM8KAnswer(), {"answer": "5"}, r"gsm8k_answer: column 'answer' is '5', expected one value"),
         (MultipleChoice(), {"answer": ["F"]}, r"multiple_choice: answer\[0\] is \"F\""),
         (Overlong(4, 2), {}, r"overlong: column 'completion_ids' is missing"),
+        (Overlong(4, 2), {"completion_ids": ["ab"]}, r"overlong: completion_ids\[0\] is 'ab', expected a list"),
+        (CosineLength(rule=GSM8KAnswer()), {"answer": [None]}, r"gsm8k_answer: answer\[0\] is None"),
+        (PublishedCountdown("tinyzero"), {"nums": [[1]]}, r"published_countdown: column 'target' is missing"),
     ],
 )
 def test_columns_are_refused_by_name_row_and_value(rule: Any, columns: dict[str, Any], message: str) -> None:
@@ -103,6 +120,14 @@ def test_other_completions_are_refused(completion: Any) -> None:
         lambda: Repetition(max_penalty=0.5),
         lambda: Overlong(4, 5),
         lambda: MultipleChoice(options="abc"),
+        lambda: ReasoningLength(max_length=0),
+        lambda: ReasoningLength(unit="tokens"),
+        lambda: ReasoningLength(tag="a b"),
+        lambda: CosineLength(rule=len),  # type: ignore[arg-type]
+        lambda: CosineLength(rule=GSM8KAnswer(), max_length=0),
+        lambda: CosineLength(rule=GSM8KAnswer(), min_wrong=math.nan),
+        lambda: CosineLength(rule=GSM8KAnswer(), beyond="end"),  # type: ignore[arg-type]
+        lambda: PublishedAnswer("nano_aha"),
         lambda: Composite(()),
         lambda: Composite((TagFormat(),), weights=(1.0, 2.0)),
         lambda: ExactAnswer(tag="<a>"),

@@ -5,13 +5,24 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rlox_grpo.rewards import Countdown, RewardError, TagFormat, score, status_counts
+from rlox_grpo.rewards import (
+    Countdown,
+    GSM8KAnswer,
+    MultipleChoice,
+    Overlong,
+    RewardError,
+    TagFormat,
+    check_rewards,
+    score,
+    status_counts,
+)
 from rlox_grpo.types import Completion, Prompt, RolloutGroup
 
 GOOD = "<think>a</think><answer>1+2</answer>"
@@ -207,3 +218,91 @@ def test_a_cause_is_kept_and_waiting_coroutines_are_closed() -> None:
 def test_bad_arguments(groups: Any, functions: Any, weights: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         score(groups, functions, weights)
+
+
+def test_a_failure_can_leave_its_samples_without_a_score(caplog: pytest.LogCaptureFixture) -> None:
+    scored = score(GROUPS, [Countdown(), raises, raises_later, lambda completions: [1.0]], on_error="none")
+    assert scored[0].rewards.tolist() == [1.0, 0.0]  # Countdown's alone
+    assert status_counts(scored)["raises"] == {"ok": 0, "timeout": 0, "error": 4}
+    assert scored[1].outcomes["raises_later"].tolist() == [2, 2]
+    assert "reward function raises raised KeyError: 'gone'; none of its 4 samples has a score" in caplog.text
+    assert "<lambda> returned 1 scores for 4 completions" in caplog.text
+    # A rule that cannot read its columns, and a function that no column serves, stop all the same.
+    for function in (GSM8KAnswer(), lambda completions, rubric: []):
+        with pytest.raises(RewardError):
+            score(GROUPS, function, on_error="none")
+
+
+def test_each_functions_time_adds_up_over_groups() -> None:
+    async def waits(completions: list[str]) -> list[float]:
+        await asyncio.sleep(0.05)
+        return [1.0] * len(completions)
+
+    def sleeps(completions: list[str]) -> list[float]:
+        time.sleep(0.05)
+        return [1.0] * len(completions)
+
+    scored = score(GROUPS, [TagFormat(), waits, sleeps])
+    seconds = {name: sum(group.seconds[name] for group in scored) for name in scored[0].seconds}
+    assert list(seconds) == ["tag_format", "waits", "sleeps"]
+    assert scored[0].seconds["sleeps"] == pytest.approx(seconds["sleeps"] / 2)  # two of four completions
+    assert all(0.05 <= seconds[name] < 1.0 for name in ("waits", "sleeps"))
+    assert 0 < seconds["tag_format"] < 0.05
+
+
+def prompts(**columns: list[Any]) -> list[Prompt]:
+    rows = len(next(iter(columns.values())))
+    values = [{name: column[row] for name, column in columns.items()} for row in range(rows)]
+    return [Prompt(np.arange(3), index, columns=row) for index, row in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("data", "function", "message"),
+    [
+        (prompts(answer=["1", "2", "many"]), GSM8KAnswer(), r'reward gsm8k_answer: .*answer\[2\] is "many": a gold is'),
+        (prompts(answer=["1", None]), GSM8KAnswer(), r"answer\[1\] is None, expected a text or a number"),
+        (prompts(answer=["1", ""]), GSM8KAnswer(), r"answer\[1\] is ''"),
+        (prompts(answer=["1"]), Countdown(), r"reward countdown: .*column 'nums' is missing"),
+        (prompts(nums=[[1], [1, None]], target=[1, 1]), Countdown(), r"nums\[1\] is None"),
+        (prompts(nums=[[1], [1, -1]], target=[1, 1]), Countdown(), r"nums\[1\] is \"-1\""),
+        (prompts(nums=[[1]], target=["12"]), Countdown(), r"target\[0\] is '12'"),
+        (prompts(answer=["A", "Z"]), MultipleChoice(), r"answer\[1\] is \"Z\""),
+        ([*prompts(answer=["A"]), Prompt(np.arange(3), 1)], MultipleChoice(), "prompt 1 has no column 'answer'"),
+        (prompts(completions=["x"]), TagFormat(), "a column is named 'completions'"),
+    ],
+)
+def test_prompts_that_cannot_be_scored_are_refused_before_any_work(data: Any, function: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_rewards(data, [TagFormat(), function])
+
+
+def test_functions_that_cannot_be_called_are_refused_before_any_work() -> None:
+    data = prompts(answer=["1", "2"])
+    called: list[Any] = []
+    check_rewards(data, [GSM8KAnswer(), Overlong(8, 2), lambda completions, answer: called.append(answer)])
+    assert not called
+    with pytest.raises(RewardError, match="requires solution; given are answer, completion_ids, completions, prompts"):
+        check_rewards(data, [lambda completions, solution: []])
+
+
+HOSTILE = [
+    "",
+    "\x00",
+    "\ud800",
+    "<answer>\x00</answer>",
+    "<answer>\udfff</answer>",
+    "\u202e<answer>1</answer>",
+    " " * 10**5,
+]
+
+
+def test_hostile_texts_have_a_score_or_none() -> None:
+    from rlox_grpo.rewards import PUBLISHED, CosineLength, ReasoningLength, Repetition, published
+
+    columns: dict[str, Any] = {"nums": [1], "target": 1, "answer": "1"}
+    groups = [group(list(HOSTILE), index, **columns) for index in range(2)]
+    systems = [rule for name in PUBLISHED for rule in published(name, GSM8KAnswer() if "r1" in name else None)]
+    scored = score(groups, [*systems, Repetition(), ReasoningLength(), CosineLength(rule=GSM8KAnswer())])
+    for part in scored:
+        assert np.isfinite(part.rewards).all()
+        assert part.components["published_countdown"].tolist() == [0.0] * 5 + [1.0, 0.0]

@@ -7,18 +7,26 @@ import inspect
 import math
 import numbers
 import threading
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from rlox_grpo.rewards.rules import Float64Array
-
-T = TypeVar("T")
+from rlox_grpo.rewards.verdicts import Float64Array
 
 
 class RewardError(RuntimeError):
-    """A reward function failed or returned what no reward is; the message names it, and the sample if known."""
+    """A reward function failed or returned what no reward is; the message names it, and the sample if known.
+
+    Attributes:
+        row: The sample's place in the batch, where it is known.
+    """
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class RewardFn(Protocol):
@@ -80,30 +88,60 @@ def arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list[Any], 
     )
 
 
-def gather(results: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """The results, the awaitable ones awaited together on one loop; also inside a running loop (notebooks)."""
+def attempt(name: str, run: Callable[[], Any]) -> Any:
+    """What ``run`` returns, or the RewardError that says what it raised."""
+    try:
+        return run()
+    except RewardError as error:
+        return error
+    except Exception as error:  # noqa: BLE001  a user's function raises what it likes
+        return _raised(name, error)
 
-    async def one(name: str, result: Awaitable[Any]) -> Any:
+
+def _raised(name: str, cause: Exception) -> RewardError:
+    error = RewardError(f"reward function {name} raised {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A function whose result is still to be awaited; then ``result`` is that, or a RewardError."""
+
+    name: str
+    result: Any
+    seconds: float = 0.0
+
+    async def settle(self) -> None:
+        """Await it."""
+        start = time.perf_counter()
         try:
-            return await result
-        except Exception as error:
-            raise RewardError(f"reward function {name} raised {type(error).__name__}: {error}") from error
+            self.result = await self.result
+        except Exception as error:  # noqa: BLE001
+            self.result = _raised(self.name, error)
+        self.seconds = time.perf_counter() - start
 
-    async def every() -> list[Any]:
-        waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
-        done = await asyncio.gather(*(one(names[index], results[index]) for index in waiting))
-        merged = list(results)
-        for index, value in zip(waiting, done, strict=True):
-            merged[index] = value
-        return merged
+    def close(self) -> None:
+        """Drop it unawaited."""
+        if hasattr(self.result, "close"):
+            self.result.close()
 
-    if not any(inspect.isawaitable(result) for result in results):
-        return list(results)
+
+def gather(waiting: Sequence[Waiting]) -> Sequence[Waiting]:
+    """Settle all, together on one loop; also inside a running loop (notebooks)."""
+
+    async def every() -> None:
+        await asyncio.gather(*(one.settle() for one in waiting))
+
+    if not waiting:
+        return waiting
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(every())
-    return _in_thread(every)
+        asyncio.run(every())
+    else:
+        _in_thread(every)
+    return waiting
 
 
 def _in_thread(every: Any) -> list[Any]:
@@ -129,15 +167,24 @@ def checked(name: str, result: Any, rows: int) -> Float64Array:
     """A function's result as ``float64 [rows]``; None and NaN say that it does not apply to a row.
 
     Raises:
-        RewardError: For a wrong length, an element that is no number, an infinity, or no score for any row.
+        RewardError: As :func:`scores_of`, and for no score for any row.
+    """
+    scores = np.array(scores_of(name, result, rows), dtype=np.float64)
+    if rows and np.isnan(scores).all():
+        raise RewardError(f"reward function {name} returned no score for any of {rows} completions")
+    return scores
+
+
+def scores_of(name: str, result: Any, rows: int) -> list[float]:
+    """A function's result as floats, NaN where it does not apply.
+
+    Raises:
+        RewardError: For a wrong length, an element that is no number, or an infinity.
     """
     values = _as_list(name, result)
     if len(values) != rows:
         raise RewardError(f"reward function {name} returned {len(values)} scores for {rows} completions")
-    scores = np.array([_number(name, index, value) for index, value in enumerate(values)], dtype=np.float64)
-    if rows and np.isnan(scores).all():
-        raise RewardError(f"reward function {name} returned no score for any of {rows} completions")
-    return scores
+    return [_number(name, index, value) for index, value in enumerate(values)]
 
 
 def _as_list(name: str, result: Any) -> list[Any]:

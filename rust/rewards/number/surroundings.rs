@@ -78,8 +78,10 @@ pub(super) fn continues(text: &str) -> bool {
     let rest = emphasis.trim_start_matches(|c| is_space(c) || "$)}`".contains(c));
     let word = &rest[..rest.find(|c: char| !c.is_alphabetic()).unwrap_or(rest.len())];
     let mut letters = word.chars();
-    if let (Some(letter), None) = (letters.next(), letters.next()) {
-        return !UNIT_LETTERS.contains(letter);
+    if let (Some(letter), None) = (letters.next(), letters.next())
+        && !UNIT_LETTERS.contains(letter)
+    {
+        return true;
     }
     let tail = &rest[word.len()..];
     let operand = |text: &str| {
@@ -88,15 +90,21 @@ pub(super) fn continues(text: &str) -> bool {
     };
     if matches!(word, "and" | "or" | "to" | "times" | "plus" | "minus" | "over") {
         let part = ["a ", "one "].iter().any(|article| tail.trim_start().starts_with(article));
-        return operand(tail) || (word == "and" && part);
+        if operand(tail) || (word == "and" && part) {
+            return true;
+        }
+    }
+    if joins_another(rest, operand) {
+        return true;
     }
     if !word.is_empty() {
         return false;
     }
     match rest.chars().next() {
-        Some(c @ ('+' | '-' | '−' | '–' | '*' | '/' | '×' | '÷' | '·' | '=' | '<' | '>' | ':' | ',' | '(')) => {
-            operand(&rest[c.len_utf8()..])
-        }
+        Some(
+            c @ ('+' | '-' | '−' | '–' | '*' | '/' | '×' | '÷' | '·' | '=' | '<' | '>' | ':' | ';' | ',' | '(' | '|'
+            | '&' | '~'),
+        ) => operand(&rest[c.len_utf8()..]),
         Some('\\') => {
             let command = &rest[1..1 + run(&rest.as_bytes()[1..], u8::is_ascii_alphabetic)];
             !command.is_empty() && !is_wrapper(command)
@@ -104,5 +112,22 @@ pub(super) fn continues(text: &str) -> bool {
         Some('^') => !rest[1..].trim_start_matches('{').starts_with("\\circ"),
         Some(c) => c.is_numeric() || "√π∞!_≈".contains(c) && c != '!' && c != '_',
         None => false,
+    }
+}
+
+/// Whether a conjunction and a second number follow, past the first one's unit: `cm or 8 cm`, `, or maybe 8`,
+/// `days and 3 hours`. Other words in between start a remark, which is no part of the answer.
+fn joins_another(text: &str, operand: impl Fn(&str) -> bool) -> bool {
+    let mut rest = text;
+    let mut joined = false;
+    loop {
+        rest = rest.trim_start_matches(|c| is_space(c) || ",(".contains(c));
+        let length = rest.find(|c: char| !c.is_alphabetic()).unwrap_or(rest.len());
+        joined = match &rest[..length] {
+            "" => return joined && operand(rest),
+            "and" | "or" | "maybe" | "perhaps" | "possibly" => true,
+            _ => false,
+        };
+        rest = &rest[length..];
     }
 }

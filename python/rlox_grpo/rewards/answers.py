@@ -1,0 +1,137 @@
+"""Rules for right answers: what a completion finally states, against its row's gold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from rlox_grpo import _native
+from rlox_grpo.rewards.columns import Columns, encodable, golds, ragged_whole_numbers, texts, whole_numbers
+from rlox_grpo.rewards.verdicts import Verdicts, check_tag, floats, named, one_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Countdown:
+    """1.0 if the answer is an expression that uses every given number exactly once and equals the target, else 0.0.
+
+    The answer is the last closed ``<answer>`` after the last ``</think>``: whole numbers, ``+ - * /``, ``× ÷ − ·``,
+    parentheses, unary minus, and at the end ``= N`` if ``N`` is the target. No ``**``, ``//``, decimals or implicit
+    products. Arithmetic is exact, and nothing is ever evaluated by an interpreter. More than 4096 tokens or a depth
+    over 200 is ``undecided`` and scores ``undecided`` (None: does not apply).
+
+    Columns: ``nums`` (lists of whole numbers that are not negative), ``target`` (whole numbers).
+    """
+
+    weight: float = 1.0
+    undecided: float | None = 0.0
+    __name__: ClassVar[str] = "countdown"
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch. ValueError names the column, row and value that it cannot use."""
+        name, rows = self.__name__, len(completions)
+        numbers, offsets = ragged_whole_numbers(columns, "nums", rows, name)
+        target = whole_numbers(columns, "target", rows, name)
+        answers = texts(completions, name)
+        return named(name, lambda: _native.score_countdown(answers, numbers, offsets, target), self.undecided)
+
+    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
+        """TRL's call."""
+        return floats(self.verdicts(completions, columns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSM8KAnswer:
+    """1.0 if the number finally stated equals the gold as an exact rational, else 0.0.
+
+    The stated number is the one on the last ``####`` line that has one, else in the last box, the last ``<answer>``,
+    after the last "answer is", else the last number, all after the last ``</think>``. Well-grouped commas, currency,
+    units, bold, ``−``, a trailing period and ``.00`` do not change a value; ``12,34`` is not a number. A percent sign
+    is optional against a gold that has one; with ``percent="optional"`` also against one that has none.
+
+    Columns: ``answer``, numbers or texts: a bare number, or a worked solution with the number after its last ``####``.
+    """
+
+    weight: float = 1.0
+    percent: Literal["exact", "optional"] = "exact"
+    undecided: float | None = 0.0
+    __name__: ClassVar[str] = "gsm8k_answer"
+
+    def __post_init__(self) -> None:
+        one_of("percent", self.percent, ("exact", "optional"))
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch. ValueError names the column, row and value that it cannot use."""
+        gold = golds(columns, "answer", len(completions), self.__name__)
+        answers = texts(completions, self.__name__)
+        optional = self.percent == "optional"
+        return named(self.__name__, lambda: _native.score_gsm8k(answers, gold, optional), self.undecided)
+
+    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
+        """TRL's call."""
+        return floats(self.verdicts(completions, columns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactAnswer:
+    """1.0 if the stated answer equals the gold text, both stripped, else 0.0.
+
+    With ``tag`` the answer is the last closed one after the last ``</think>``, else :func:`extract_answer`.
+    Columns: ``answer``.
+    """
+
+    weight: float = 1.0
+    tag: str | None = None
+    case_sensitive: bool = True
+    __name__: ClassVar[str] = "exact_answer"
+
+    def __post_init__(self) -> None:
+        if self.tag is not None:
+            check_tag("tag", self.tag)
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch. ValueError names the column, row and value that it cannot use."""
+        gold = golds(columns, "answer", len(completions), self.__name__)
+        answers = texts(completions, self.__name__)
+        return named(self.__name__, lambda: _native.score_exact(answers, gold, self.tag, self.case_sensitive))
+
+    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
+        """TRL's call."""
+        return floats(self.verdicts(completions, columns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultipleChoice:
+    """1.0 if the stated answer is the gold's option letter, else 0.0; an answer that names two options is unparseable.
+
+    The answer is the last box, ``<answer>``, ``####`` line or "answer is" after the last ``</think>``, else the whole
+    text: ``B``, ``(B)``, ``**B**``, ``B. Paris``, ``option B``. Columns: ``answer``, one of the option letters.
+    """
+
+    weight: float = 1.0
+    options: str = "ABCDE"
+    __name__: ClassVar[str] = "multiple_choice"
+
+    def __post_init__(self) -> None:
+        if not self.options.isupper() or not self.options.isalpha() or len(set(self.options)) < len(self.options):
+            raise ValueError(f"options is {self.options!r}, expected different capital letters")
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch. ValueError names the column, row and value that it cannot use."""
+        gold = golds(columns, "answer", len(completions), self.__name__)
+        answers = texts(completions, self.__name__)
+        return named(self.__name__, lambda: _native.score_choice(answers, gold, self.options))
+
+    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
+        """TRL's call."""
+        return floats(self.verdicts(completions, columns))
+
+
+def extract_answer(text: str) -> str | None:
+    r"""The answer that a text states after its last ``</think>``, stripped, or None.
+
+    The last balanced ``\boxed{…}`` or ``\fbox{…}`` (with those listed before it: ``\boxed{2} and \boxed{3}`` states
+    ``2, 3``), else the last closed ``<answer>``, else the last ``####`` line, else what follows the last "answer is" or
+    "answer:", else the last formula (``$…$``, ``\(…\)``, ``\[…\]``) or number, whichever ends later.
+    """
+    return _native.extract_answer(encodable(text))

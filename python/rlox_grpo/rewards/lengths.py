@@ -1,0 +1,191 @@
+"""Rules for how long a completion is and how much of it repeats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from rlox_grpo import _native
+from rlox_grpo.rewards.columns import Columns, column, ragged_whole_numbers, texts
+from rlox_grpo.rewards.verdicts import Float64Array, Rule, Verdicts, check_tag, decided, floats, one_of
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """``(1 - distinct / total) * max_penalty`` over n-grams; 0.0 for fewer than ``ngram_size`` items.
+
+    ``unit="words"``: lower-cased words, as open-r1; ``"tokens"``: the column ``completion_ids``, as TRL 1.16.
+    Source: arXiv 2502.03373, appendix C.2.
+    """
+
+    ngram_size: int = 3
+    max_penalty: float = -1.0
+    unit: Literal["words", "tokens"] = "words"
+    weight: float = 1.0
+    __name__: ClassVar[str] = "repetition"
+
+    def __post_init__(self) -> None:
+        if self.ngram_size < 1:
+            raise ValueError(f"ngram_size is {self.ngram_size}, expected at least 1")
+        if not -math.inf < self.max_penalty <= 0:
+            raise ValueError(f"max_penalty is {self.max_penalty}, expected a finite number, at most 0")
+        one_of("unit", self.unit, ("words", "tokens"))
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch; reads ``completion_ids`` if the unit is tokens."""
+        if self.unit == "words":
+            answers = texts(completions, self.__name__)
+            return Verdicts(*_native.score_word_repetition(answers, self.ngram_size, self.max_penalty))
+        ids, offsets = ragged_whole_numbers(columns, "completion_ids", len(completions), self.__name__)
+        return decided(_native.score_token_repetition(ids, offsets, self.ngram_size, self.max_penalty))
+
+    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
+        """TRL's call."""
+        return floats(self.verdicts(completions, columns))
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """DAPO's soft overlong punishment, eq. 13 of arXiv 2503.14476, over token counts.
+
+    With L = ``max_length`` (the hard limit) and C = ``buffer``::
+
+        0                      |y| <= L - C
+        ((L - C) - |y|) / C    L - C < |y| <= L
+        -1                     L < |y|
+
+    Columns: ``completion_ids``, each completion's tokens.
+    """
+
+    max_length: int
+    buffer: int
+    weight: float = 1.0
+    __name__: ClassVar[str] = "overlong"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.buffer <= self.max_length:
+            raise ValueError(f"buffer is {self.buffer}, expected 0 to max_length ({self.max_length})")
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch."""
+        lengths = _token_lengths(columns, len(completions), self.__name__)
+        excess = lengths - (self.max_length - self.buffer)
+        # max(buffer, 1): without a buffer any excess is at least one token, hence -1.
+        return decided(-np.clip(excess / max(self.buffer, 1), 0.0, 1.0) + 0.0)
+
+    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
+        """TRL's call."""
+        return floats(self.verdicts(completions, columns))
+
+
+@dataclass(frozen=True)
+class ReasoningLength:
+    """``min(length / max_length, 1)`` of the reasoning: longer pays more, up to a bound.
+
+    The reasoning is the text inside ``tag``: from its first opening, or from the start where the prompt wrote that, to
+    its last closing or the end; without either the status is ``no_answer`` and the score 0. ``tag=None`` takes the
+    whole completion, and so does ``unit="tokens"`` (column ``completion_ids``), which needs it.
+
+    Nothing here looks at what the reasoning says, and padding is cheap: weigh it low, as R1's retellings do (0.01).
+    """
+
+    max_length: int = 1000
+    unit: Literal["characters", "words", "tokens"] = "characters"
+    tag: str | None = "think"
+    weight: float = 1.0
+    __name__: ClassVar[str] = "reasoning_length"
+
+    def __post_init__(self) -> None:
+        one_of("unit", self.unit, ("characters", "words", "tokens"))
+        if self.max_length < 1:
+            raise ValueError(f"max_length is {self.max_length}, expected at least 1")
+        if self.tag is not None:
+            check_tag("tag", self.tag)
+            if self.unit == "tokens":
+                raise ValueError(f"tag is {self.tag!r}, expected None: tags are not found among tokens")
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch; reads ``completion_ids`` if the unit is tokens."""
+        if self.unit == "tokens":
+            lengths = _token_lengths(columns, len(completions), self.__name__)
+            return decided(np.minimum(lengths / self.max_length, 1.0))
+        answers = texts(completions, self.__name__)
+        return Verdicts(*_native.score_reasoning_length(answers, self.tag, self.unit, self.max_length))
+
+    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
+        """TRL's call."""
+        return floats(self.verdicts(completions, columns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineLength:
+    """A right-or-wrong rule scaled by length along a cosine: short right answers earn most, short wrong ones least.
+
+    With ``t = length / max_length`` and (a, b) = (``min_correct``, ``max_correct``) where ``rule`` gives at least 1,
+    else (``max_wrong``, ``min_wrong``)::
+
+        a + (b - a) * (1 + cos(pi * t)) / 2
+
+    so a right answer falls from ``max_correct`` to ``min_correct``, a wrong one rises from ``min_wrong`` to
+    ``max_wrong``. Beyond ``max_length`` the score stays at that end (``beyond="hold"``). open-r1 lets the cosine run
+    on, which pays for a length of twice ``max_length`` what it pays for none; ``beyond="cosine"`` is that.
+
+    Statuses and columns are the rule's; ``unit="tokens"`` also reads ``completion_ids``.
+    Source: open-r1 ``get_cosine_scaled_reward``, after arXiv 2502.03373.
+    """
+
+    rule: Rule
+    max_length: int = 1000
+    min_wrong: float = -1.0
+    max_wrong: float = -0.5
+    min_correct: float = 0.5
+    max_correct: float = 1.0
+    unit: Literal["characters", "tokens"] = "characters"
+    beyond: Literal["hold", "cosine"] = "hold"
+    weight: float = 1.0
+    __name__: ClassVar[str] = "cosine_length"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rule, Rule):
+            raise ValueError(f"rule is {self.rule!r}, expected a rule of rlox_grpo.rewards")
+        one_of("unit", self.unit, ("characters", "tokens"))
+        one_of("beyond", self.beyond, ("hold", "cosine"))
+        if self.max_length < 1:
+            raise ValueError(f"max_length is {self.max_length}, expected at least 1")
+        for name in ("min_wrong", "max_wrong", "min_correct", "max_correct"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)}, expected a finite number")
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch."""
+        found = self.rule.verdicts(completions, columns)
+        if self.unit == "tokens":
+            lengths = _token_lengths(columns, len(completions), self.__name__)
+        else:
+            lengths = np.array([len(text) for text in texts(completions, self.__name__)], dtype=np.float64)
+        share = lengths / self.max_length
+        if self.beyond == "hold":
+            share = np.minimum(share, 1.0)
+        right = found.scores >= 1.0
+        end = np.where(right, self.min_correct, self.max_wrong)
+        start = np.where(right, self.max_correct, self.min_wrong)
+        scores = end + 0.5 * (start - end) * (1.0 + np.cos(share * np.pi))
+        return Verdicts(np.where(np.isnan(found.scores), np.nan, scores), found.statuses)
+
+    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
+        """TRL's call."""
+        return floats(self.verdicts(completions, columns))
+
+
+def _token_lengths(columns: Columns, rows: int, rule: str) -> Float64Array:
+    """Tokens of each completion, from the column ``completion_ids``."""
+    lengths = []
+    for row, ids in enumerate(column(columns, "completion_ids", rows, rule)):
+        if isinstance(ids, str) or not hasattr(ids, "__len__"):
+            raise ValueError(f"{rule}: completion_ids[{row}] is {ids!r}, expected a list of token ids")
+        lengths.append(len(ids))
+    return np.array(lengths, dtype=np.float64)

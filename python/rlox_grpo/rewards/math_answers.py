@@ -1,0 +1,161 @@
+"""Rules on mathematical answers: against a gold, and against the majority of a group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from rlox_grpo import _native
+from rlox_grpo.rewards.columns import Columns, encodable, golds, texts
+from rlox_grpo.rewards.verdicts import Verdicts, floats, named, one_of
+
+Percent = Literal["exact", "optional"]
+Units = Literal["missing_ok", "convert", "exact", "ignore"]
+Bases = Literal["exact", "optional"]
+Brackets = Literal["exact", "optional"]
+
+_UNITS = ("missing_ok", "convert", "exact", "ignore")
+_CHOICE = ("exact", "optional")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathAnswer:
+    r"""1.0 if the stated answer is mathematically equal to the gold, else 0.0.
+
+    The answer is what :func:`extract_answer` finds. Both are read as LaTeX or plain text and compared exactly: numbers,
+    expressions of letters, lists and sets (unordered), tuples, intervals and inequalities, equations up to a factor,
+    matrices, ratios, congruences, words. 0.5, 1/2 and 50% are equal; 0.33 is not 1/3, and 3.14 is not pi. A missing
+    unit is fine, a different one is wrong. ``x = 5`` answers 5. Several values do not answer one. What has no value,
+    such as 1/0, equals nothing. An answer past its budget of operations is ``undecided`` and scores ``undecided``
+    (None: does not apply); verdicts are the same on every machine and for every number of threads.
+
+    Options, each with the strictest choice first:
+        tolerance: None, or the relative distance within which constants count as equal (absolute for a gold of 0).
+        percent: ``"exact"``: 50% is 0.5 alone; ``"optional"``: it is also 50.
+        units: ``"missing_ok"``; ``"exact"``: a unit on one side only is wrong; ``"convert"``: 1 m is 100 cm;
+            ``"ignore"``: units say nothing.
+        base: ``"exact"``: 52₈ is 42 alone; ``"optional"``: it is also a bare 52.
+        brackets: ``"exact"``: ``(1, 2)``, ``[1, 2]`` and ``{1, 2}`` differ; ``"optional"``: they are one list.
+
+    Columns: ``answer``: bare answers, or solutions that box theirs or state it after ``####``.
+    """
+
+    weight: float = 1.0
+    tolerance: float | None = None
+    percent: Percent = "exact"
+    units: Units = "missing_ok"
+    base: Bases = "exact"
+    brackets: Brackets = "exact"
+    undecided: float | None = 0.0
+    __name__: ClassVar[str] = "math_answer"
+
+    def __post_init__(self) -> None:
+        _settings(self.tolerance, self.percent, self.units, self.base, self.brackets)
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch. ValueError names the column, row and value that it cannot use."""
+        gold = golds(columns, "answer", len(completions), self.__name__)
+        answers = texts(completions, self.__name__)
+        settings = _settings(self.tolerance, self.percent, self.units, self.base, self.brackets)
+        return named(self.__name__, lambda: _native.score_math(answers, gold, settings), self.undecided)
+
+    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
+        """TRL's call."""
+        return floats(self.verdicts(completions, columns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MajorityVote:
+    """1.0 for the completions of a group whose answer is given most often, else 0.0; it needs no gold.
+
+    Answers vote together if they are mathematically equal, as in :class:`MathAnswer`. Where several answers are given
+    equally often, all of them score 1.0: the order of a group says nothing, and a group without agreement prefers
+    nothing. A completion without a readable answer scores 0.0, has no vote, and is counted by its status.
+
+    A group is ``group_size`` completions in a row; without it, a run of equal ``prompts``. Self-consistency: Wang et
+    al. 2022, arXiv 2203.11171; as a reward: TTRL, arXiv 2504.16084.
+    """
+
+    weight: float = 1.0
+    group_size: int | None = None
+    tolerance: float | None = None
+    percent: Percent = "exact"
+    units: Units = "missing_ok"
+    base: Bases = "exact"
+    brackets: Brackets = "exact"
+    undecided: float | None = 0.0
+    __name__: ClassVar[str] = "majority_vote"
+
+    def __post_init__(self) -> None:
+        if self.group_size is not None and self.group_size < 1:
+            raise ValueError(f"group_size is {self.group_size}, expected at least 1")
+        _settings(self.tolerance, self.percent, self.units, self.base, self.brackets)
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch; reads ``prompts`` if there is no ``group_size``."""
+        answers = texts(completions, self.__name__)
+        groups = self._groups(answers, columns)
+        settings = _settings(self.tolerance, self.percent, self.units, self.base, self.brackets)
+        return named(self.__name__, lambda: _native.score_majority(answers, groups, settings), self.undecided)
+
+    def _groups(self, answers: Sequence[str], columns: Mapping[str, Any]) -> list[int]:
+        rows = len(answers)
+        if self.group_size is not None:
+            # A check of the columns before a run has one row for each prompt, and no text.
+            if rows % self.group_size and any(answers):
+                raise ValueError(
+                    f"{self.__name__}: group_size is {self.group_size}, which does not divide {rows} completions"
+                )
+            return [row // self.group_size for row in range(rows)]
+        prompts = columns.get("prompts")
+        if prompts is None:
+            raise ValueError(f"{self.__name__}: prompts are missing; give them, or a group_size")
+        if len(prompts) != rows:
+            raise ValueError(f"{self.__name__}: prompts has {len(prompts)} rows, expected {rows}")
+        groups: list[int] = []
+        for row in range(rows):
+            same = row > 0 and _same(prompts[row], prompts[row - 1])
+            groups.append(groups[-1] if same else row)
+        return groups
+
+    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
+        """TRL's call."""
+        return floats(self.verdicts(completions, {**columns, "prompts": prompts}))
+
+
+def math_equal(
+    gold: str,
+    answer: str,
+    *,
+    tolerance: float | None = None,
+    percent: Percent = "exact",
+    units: Units = "missing_ok",
+    base: Bases = "exact",
+    brackets: Brackets = "exact",
+) -> bool | None:
+    """Whether two bare answers are mathematically equal, as in :class:`MathAnswer`; None if that is undecided.
+
+    The gold's shape decides where the answer can be read in several ways, and its real domain where functions are
+    compared, so the order of the two matters. What is empty, cannot be read or has no value equals nothing.
+    """
+    settings = _settings(tolerance, percent, units, base, brackets)
+    return _native.math_equal(encodable(gold), encodable(answer), settings)
+
+
+def _settings(
+    tolerance: float | None, percent: str, units: str, base: str, brackets: str
+) -> tuple[float | None, bool, str, bool, bool]:
+    if tolerance is not None and not (math.isfinite(tolerance) and 0 <= tolerance < 1):
+        raise ValueError(f"tolerance is {tolerance}, expected None or a number from 0 to 1")
+    one_of("percent", percent, _CHOICE)
+    one_of("units", units, _UNITS)
+    one_of("base", base, _CHOICE)
+    one_of("brackets", brackets, _CHOICE)
+    return tolerance, percent == "optional", units, base == "optional", brackets == "optional"
+
+
+def _same(left: Any, right: Any) -> bool:
+    equal = left == right
+    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)

@@ -1,0 +1,298 @@
+"""Apply rules and a user's own functions to rollouts."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlox_grpo.rewards.calls import (
+    RewardError,
+    RewardFn,
+    Waiting,
+    arguments,
+    attempt,
+    checked,
+    function_name,
+    gather,
+)
+from rlox_grpo.rewards.verdicts import STATUSES, Float64Array, Rule, UInt8Array, weighted_sum
+from rlox_grpo.rewards.worker_pool import ERROR, OK, OUTCOMES, TIMEOUT
+from rlox_grpo.rewards.workers import InWorkers
+from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup
+
+logger = logging.getLogger(__name__)
+
+_OWN = ("prompts", "completions", "completion_ids")
+
+
+def score(
+    groups: Sequence[RolloutGroup],
+    reward_fns: RewardFn | Sequence[RewardFn],
+    weights: Sequence[float] | None = None,
+    *,
+    on_error: Literal["stop", "none"] = "stop",
+) -> list[ScoredGroup]:
+    """Score every completion with every function, each called once on the whole batch, prompt-major.
+
+    A function receives ``prompts`` ``completions`` (texts, or lists of one assistant message where
+    the prompt is chat messages), ``completion_ids`` (lists of ints) and each column, repeated per completion. Where the
+    completions have no text, ``completions`` are 1-D int64 tensors and ``prompts`` their stacked ``[N, prompt_len]``
+    tokens (a list, if lengths differ), as rlox passes them. A function :class:`~rlox_grpo.rewards.InWorkers` is called
+    there instead, as it says.
+
+    Args:
+        groups: Rollouts, all with text or all without.
+        reward_fns: One function or several. None or NaN from one means that it does not apply to that sample.
+        weights: One for each function; by default its ``weight`` attribute, else 1.
+        on_error: What becomes of a function that raises, or returns what no reward is: it stops the run, or every
+            sample of its call scores None. A function in workers has its own ``on_error``; a rule always stops.
+
+    Returns:
+        Each group with its total (weighted sum over the functions that apply, NaN where none does), each function's own
+        scores, the statuses of rules, the outcomes of the other functions, and each one's time. A second function of
+        one name is reported as ``name_2``.
+
+    Raises:
+        RewardError: When a function raises, or returns a wrong number of scores, something else than numbers, an
+            infinity, or no score at all; it names the function and, where known, the sample.
+        ValueError: For wrong weights, groups of which only some have text, or columns that not every prompt has.
+    """
+    functions = [reward_fns] if callable(reward_fns) else list(reward_fns)
+    names = unique_names(functions)
+    factors = reward_weights(functions, weights)
+    rows = sum(len(group.completions) for group in groups)
+    if not rows:
+        return [ScoredGroup(group, np.empty(0, np.float32), {}) for group in groups]
+    given = _given(groups)
+    parts: dict[str, _Part] = {}
+    waiting: list[Waiting] = []
+    try:
+        for name, function in zip(names, functions, strict=True):
+            start = time.perf_counter()
+            if isinstance(function, Rule):
+                parts[name] = _by_rule(name, function, given)
+            elif isinstance(function, InWorkers):
+                parts[name] = _by_workers(name, function, given, groups)
+            else:
+                positional, keywords = arguments(function, given)
+                result = attempt(name, partial(function, *positional, **keywords))
+                if inspect.isawaitable(result):
+                    waiting.append(Waiting(name, result))
+                    continue
+                parts[name] = _by_function(name, result, rows, on_error)
+            parts[name].seconds = time.perf_counter() - start
+        for done in gather(waiting):
+            parts[done.name] = _by_function(done.name, done.result, rows, on_error)
+            parts[done.name].seconds = done.seconds
+    except BaseException:
+        for left in waiting:
+            left.close()  # A coroutine that nobody will await.
+        raise
+    ordered = {name: parts[name] for name in names}
+    return _split(groups, weighted_sum([part.scores for part in ordered.values()], factors), ordered)
+
+
+def status_counts(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, int]]:
+    """How often each rule gave each status, and each other function each outcome; counts, so that ranks can add up."""
+    counts: dict[str, dict[str, int]] = {}
+    for group in groups:
+        for given, known in ((group.statuses, STATUSES), (group.outcomes, OUTCOMES)):
+            for name, codes in given.items():
+                sums = counts.setdefault(name, dict.fromkeys(known, 0))
+                for status, count in zip(known, np.bincount(codes, minlength=len(known)).tolist(), strict=True):
+                    sums[status] += count
+    return counts
+
+
+@dataclass(eq=False)
+class _Part:
+    """One function's share of a batch: scores ``float64 [N]``, and how they came about."""
+
+    scores: Float64Array
+    statuses: UInt8Array | None = None
+    outcomes: UInt8Array | None = None
+    seconds: float = 0.0
+
+
+def _by_rule(name: str, rule: Rule, given: Mapping[str, Any]) -> _Part:
+    columns = {column: values for column, values in given.items() if column != "completions"}
+    verdicts = attempt(name, partial(rule.verdicts, given["completions"], columns))
+    if isinstance(verdicts, RewardError):
+        raise verdicts
+    return _Part(checked(name, verdicts.scores, len(verdicts.scores)), statuses=verdicts.statuses)
+
+
+def _by_workers(name: str, function: InWorkers, given: Mapping[str, Any], groups: Sequence[RolloutGroup]) -> _Part:
+    found = function.outcomes(given)
+    if function.on_error == "stop":
+        try:
+            function.refuse_errors(found)
+        except RewardError as error:
+            raise RewardError(f"{error}; {_place(groups, error.row or 0)}", error.row) from None
+    failed = np.flatnonzero(found.codes)
+    if len(failed):
+        late = int((found.codes == TIMEOUT).sum())
+        first = int(failed[0])
+        what = found.messages.get(first, f"it took more than {function.timeout:g} s")
+        logger.warning(
+            "reward function %s: of %d samples %d ran out of time and %d failed; the first: %s; %s",
+            *(name, len(found.codes), late, len(failed) - late, what, _place(groups, first)),
+        )
+        return _Part(found.scores, outcomes=found.codes)
+    return _Part(checked(name, found.scores, len(found.scores)), outcomes=found.codes)
+
+
+def _by_function(name: str, result: Any, rows: int, on_error: str) -> _Part:
+    try:
+        if isinstance(result, RewardError):
+            raise result
+        scores = checked(name, result, rows)
+    except RewardError as error:
+        if on_error == "stop":
+            raise
+        logger.warning("%s; none of its %d samples has a score from it", error, rows)
+        return _Part(np.full(rows, np.nan), outcomes=np.full(rows, ERROR, np.uint8))
+    return _Part(scores, outcomes=None if on_error == "stop" else np.full(rows, OK, np.uint8))
+
+
+def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> None:
+    """Refuse, before anything is sampled, prompts and functions that :func:`score` would refuse later or never score.
+
+    Every rule reads its columns of all the prompts, so that a gold that is missing or cannot be read is an error now
+    and not a zero for ever. Functions in workers are sent there.
+
+    Raises:
+        ValueError: A column that not every prompt has, or that a rule cannot use; it names the prompt.
+        RewardError: A function that requires what no column gives, or that cannot run in a worker.
+    """
+    columns = _columns([(prompt, 1) for prompt in prompts])
+    own: dict[str, list[Any]] = {"prompts": [""] * len(prompts), "completions": [""] * len(prompts)}
+    own["completion_ids"] = [[] for _ in prompts]
+    for name, function in zip(unique_names(reward_fns), reward_fns, strict=True):
+        if isinstance(function, Rule):
+            try:
+                function.verdicts(
+                    own["completions"], {**columns, "prompts": own["prompts"], "completion_ids": own["completion_ids"]}
+                )
+            except ValueError as error:
+                raise ValueError(f"the prompts do not fit the reward {name}: {error}") from error
+            continue
+        arguments(function.function if isinstance(function, InWorkers) else function, {**own, **columns})
+        if isinstance(function, InWorkers):
+            function.start()
+
+
+def _place(groups: Sequence[RolloutGroup], row: int) -> str:
+    """Which sample a row is, in words."""
+    for group in groups:
+        if row < len(group.completions):
+            text = group.completions[row].text
+            shown = "" if text is None else f": {text[:80]!r}"
+            return f"the sample is completion {row} of prompts[{group.prompt.index}]{shown}"
+        row -= len(group.completions)
+    return "the sample is not known"
+
+
+def unique_names(functions: Sequence[RewardFn]) -> list[str]:
+    """What each function is called in metrics; a second one of a name is ``name_2``."""
+    taken: list[str] = []
+    for name in map(function_name, functions):
+        number, unique = 2, name
+        while unique in taken:
+            unique, number = f"{name}_{number}", number + 1
+        taken.append(unique)
+    return taken
+
+
+def reward_weights(functions: Sequence[RewardFn], weights: Sequence[float] | None) -> list[float]:
+    """Each function's weight: as given, else its ``weight`` attribute, else 1.
+
+    Raises:
+        ValueError: No function, a wrong number of weights, or one that is not finite.
+    """
+    if not functions:
+        raise ValueError("reward_fns is empty, expected at least one function")
+    if weights is None:
+        weights = [getattr(function, "weight", 1.0) for function in functions]
+    if len(weights) != len(functions):
+        raise ValueError(f"weights has {len(weights)} values, expected {len(functions)}, one for each reward function")
+    for name, weight in zip(unique_names(functions), weights, strict=True):
+        if not isinstance(weight, (int, float)) or not math.isfinite(weight):
+            raise ValueError(f"the weight of {name} is {weight!r}, expected a finite number")
+    return [float(weight) for weight in weights]
+
+
+def _given(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+    """Every argument that a reward function can ask for, one value per completion."""
+    completions = [completion for group in groups for completion in group.completions]
+    has_text = [completion.text is not None for completion in completions]
+    if any(has_text) and not all(has_text):
+        raise ValueError(f"completion {has_text.index(False)} has no text while others have; expected all or none")
+    given: dict[str, Any] = _texts(groups) if all(has_text) else _tensors(groups)
+    given["completion_ids"] = [completion.token_ids.tolist() for completion in completions]
+    return given | _columns([(group.prompt, len(group.completions)) for group in groups])
+
+
+def _columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[Any]]:
+    """Every column of the prompts, each value as often as its prompt is to be repeated."""
+    columns: dict[str, list[Any]] = {}
+    for name in {name: None for prompt, _ in prompts for name in prompt.columns}:
+        if name in _OWN:
+            raise ValueError(f"a column is named {name!r}, which reward functions receive as something else")
+        for prompt, _ in prompts:
+            if name not in prompt.columns:
+                raise ValueError(f"prompt {prompt.index} has no column {name!r} while others have")
+        columns[name] = [prompt.columns[name] for prompt, times in prompts for _ in range(times)]
+    return columns
+
+
+def _texts(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+    prompts: list[Any] = []
+    completions: list[Any] = []
+    for group in groups:
+        source = group.prompt.text if group.prompt.source is None else group.prompt.source
+        for completion in group.completions:
+            chat = isinstance(source, list)
+            prompts.append(source)
+            completions.append([{"role": "assistant", "content": completion.text}] if chat else completion.text)
+    return {"prompts": prompts, "completions": completions}
+
+
+def _tensors(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+    import torch
+
+    def tensor(ids: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(np.array(ids, dtype=np.int64))
+
+    prompts = [tensor(group.prompt.token_ids) for group in groups for _ in group.completions]
+    completions = [tensor(completion.token_ids) for group in groups for completion in group.completions]
+    same = len({len(prompt) for prompt in prompts}) == 1
+    return {"prompts": torch.stack(prompts) if same else prompts, "completions": completions}
+
+
+def _split(groups: Sequence[RolloutGroup], total: Float64Array, parts: Mapping[str, _Part]) -> list[ScoredGroup]:
+    scored = []
+    start = 0
+    for group in groups:
+        rows = slice(start, start + len(group.completions))
+        start = rows.stop
+        scored.append(
+            ScoredGroup(
+                group,
+                total[rows].astype(np.float32),
+                {name: part.scores[rows].astype(np.float32) for name, part in parts.items()},
+                {name: part.statuses[rows] for name, part in parts.items() if part.statuses is not None},
+                {name: part.outcomes[rows] for name, part in parts.items() if part.outcomes is not None},
+                {name: part.seconds * len(group.completions) / len(total) for name, part in parts.items()},
+            )
+        )
+    return scored

@@ -1,0 +1,314 @@
+"""Worker processes for one function: each job under a deadline, each death noted on the rows that it cost.
+
+Why not a library: pebble starts its workers through multiprocessing, which runs a script without a ``__main__`` guard
+once more in each worker and fails there, and it unpickles what workers send; loky runs such scripts and kills a pool
+only whole. Here a worker is a plain subprocess, and cloudpickle carries the function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from rlox_grpo.rewards.calls import RewardError, function_name
+from rlox_grpo.rewards.verdicts import Float64Array, UInt8Array
+from rlox_grpo.rewards.worker import LONGEST_MESSAGE, Job, write_frame
+
+OUTCOMES = ("ok", "timeout", "error")
+"""How a call of a user's function ended, by number; a sample without a score can be ``ok`` (it does not apply)."""
+
+OK, TIMEOUT, ERROR = range(len(OUTCOMES))
+
+START_SECONDS = 120.0
+"""What a worker may take to start and to import what the function needs; no sample's deadline runs meanwhile."""
+
+_TICK = 0.02
+_LINE = 8 * LONGEST_MESSAGE
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """What became of a batch.
+
+    Attributes:
+        scores: ``float64 [N]``, NaN where there is none.
+        codes: ``uint8 [N]``, indices of ``OUTCOMES``.
+        messages: What went wrong, by row.
+    """
+
+    scores: Float64Array
+    codes: UInt8Array
+    messages: dict[int, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A job, the batch's row that it begins at, and the seconds after which its worker is killed."""
+
+    first: int
+    job: Job
+    deadline: float
+
+
+class Pool:
+    """Worker processes of one function, started when they are needed and kept."""
+
+    def __init__(self, function: Any, size: int) -> None:
+        self.size = size
+        self._function = function
+        self._workers: list[Worker] = []
+        self._lock = threading.Lock()
+        self._payload: bytes | None = None
+        # Also when nobody calls close().
+        weakref.finalize(self, _end_all, self._workers, os.getpid())
+
+    def start(self) -> None:
+        """Start one worker. Raises RewardError where it cannot run the function."""
+        with self._lock:
+            self._grow(1)
+            self._watch([threading.Thread(target=self._workers[0].start, daemon=True)], threading.Event())
+            self._workers[0].refuse_broken()
+
+    def run(self, tasks: Sequence[Task], rows: int, *, stop_at_error: bool) -> Outcomes:
+        """Do every task, each under its own deadline."""
+        with self._lock:
+            self._grow(min(self.size, len(tasks)))
+            found = Outcomes(np.full(rows, np.nan), np.zeros(rows, np.uint8), {})
+            waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+            for task in tasks:
+                waiting.put(task)
+            stop = threading.Event()
+
+            def serve(worker: Worker) -> None:
+                while not stop.is_set():
+                    try:
+                        task = waiting.get_nowait()
+                    except queue.Empty:
+                        return
+                    worker.do(task, found)
+                    span = found.codes[task.first : task.first + task.job.rows]
+                    if worker.broken is not None or (stop_at_error and (span == ERROR).any()):
+                        stop.set()
+
+            used = self._workers[: len(tasks)]
+            self._watch([threading.Thread(target=serve, args=(worker,), daemon=True) for worker in used], stop)
+            for worker in used:
+                worker.refuse_broken()
+            return found
+
+    def close(self) -> None:
+        """End every worker."""
+        with self._lock:
+            _end_all(self._workers, os.getpid())
+
+    def _grow(self, size: int) -> None:
+        if self._payload is None:
+            try:
+                self._payload = cloudpickle.dumps(self._function)
+            except Exception as error:
+                raise RewardError(
+                    f"reward function {function_name(self._function)} cannot be sent to a worker process "
+                    f"({type(error).__name__}: {error}): make what it refers to picklable, create it inside the "
+                    "function, or leave out the deadline"
+                ) from error
+        while len(self._workers) < size:
+            self._workers.append(Worker(function_name(self._function), self._payload))
+
+    def _watch(self, threads: Sequence[threading.Thread], stop: threading.Event) -> None:
+        """Run the threads to their end, and kill what is late meanwhile; on Ctrl-C, kill all of it."""
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(_TICK)
+                    for worker in self._workers:
+                        worker.expire()
+        except BaseException:
+            stop.set()
+            while any(thread.is_alive() for thread in threads):
+                for worker in self._workers:
+                    worker.kill()
+                threads[0].join(_TICK)
+            raise
+
+
+class Worker:
+    """One process. ``do`` and ``start`` run in a thread of its own, ``expire`` and ``end`` in any."""
+
+    def __init__(self, name: str, payload: bytes) -> None:
+        self.broken: str | None = None
+        self._name, self._payload = name, payload
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._deadline = math.inf
+        self._expired = False
+
+    def start(self) -> None:
+        """Start the process, unless it runs already, and wait until it has loaded the function."""
+        if self._process is not None and self._process.poll() is None and not self._expired:
+            return
+        self.end()
+        self.broken, self._expired = None, False
+        code = (
+            "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from rlox_grpo.rewards.worker import main; main()"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps([entry for entry in sys.path if isinstance(entry, str)])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Ctrl-C is the trainer's to answer, and a kill takes the processes that the function started too.
+            start_new_session=True,
+        )
+        self._set_deadline(START_SECONDS)
+        try:
+            self._send(self._payload)
+            reply = self._receive()
+        finally:
+            self._set_deadline(math.inf)
+        if "ready" not in reply:
+            late = f"it is not ready after {START_SECONDS:g} s"
+            self.broken = str(reply.get("failed") or (late if self._expired else self._death()))
+            self.end()
+
+    def do(self, task: Task, found: Outcomes) -> None:
+        """Do one task; whatever happens, each of its rows has an outcome, or the worker is ``broken``."""
+        self.start()
+        if self.broken is not None:
+            return
+        try:
+            frame = pickle.dumps(task.job, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # noqa: BLE001  whatever a column's __reduce__ raises
+            self.broken = f"its arguments cannot be pickled: {type(error).__name__}: {error}"
+            return
+        left = set(range(task.job.rows))
+        self._set_deadline(START_SECONDS)  # to take in the arguments, which may import what they are made of
+        self._send(frame)
+        reply = self._receive()
+        if "failed" in reply:
+            self.broken = f"its arguments cannot be read in the worker: {reply['failed']}"
+            self.end()
+            return
+        if "started" in reply:
+            self._set_deadline(task.deadline)
+            while "done" not in (reply := self._receive()) and reply:
+                row = int(reply["row"])
+                left.discard(row)
+                _note(found, task.first + row, reply)
+        self._set_deadline(math.inf)
+        if not left:
+            return
+        reply = {"timeout": True} if self._expired else {"error": f"its worker {self._death()}"}
+        for row in left:
+            _note(found, task.first + row, reply)
+
+    def expire(self) -> None:
+        """Kill the process if its deadline has passed."""
+        with self._lock:
+            if time.monotonic() >= self._deadline:
+                self._deadline, self._expired = math.inf, True
+                self.kill()
+
+    def refuse_broken(self) -> None:
+        """Raise RewardError if the process could not be made to run the function."""
+        if self.broken is not None:
+            raise RewardError(f"reward function {self._name} cannot run in a worker process: {self.broken}")
+
+    def end(self) -> None:
+        """Kill the process and forget it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        _kill_group(process)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # What was still to be written has no reader.
+                    stream.close()
+        process.wait()
+
+    def kill(self) -> None:
+        """End the process; whoever waits for its answer gets none."""
+        process = self._process
+        if process is not None:
+            _kill_group(process)
+
+    def _set_deadline(self, seconds: float) -> None:
+        with self._lock:
+            self._deadline = time.monotonic() + seconds
+
+    def _send(self, payload: bytes) -> None:
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        try:
+            write_frame(process.stdin, payload)  # type: ignore[arg-type]
+        except (OSError, ValueError):
+            return  # It is dead or being ended; the answer that does not come says so.
+
+    def _receive(self) -> dict[str, Any]:
+        """The next answer; empty when the process has ended or sent what is none."""
+        process = self._process
+        if process is None or process.stdout is None:
+            return {}
+        try:
+            answer = json.loads(process.stdout.readline(_LINE) or b"{}")
+        except ValueError:
+            self.kill()
+            return {}
+        return answer if isinstance(answer, dict) else {}
+
+    def _death(self) -> str:
+        """How the process ended, in words."""
+        process = self._process
+        if process is None:
+            return "was ended"
+        _kill_group(process)
+        code = process.wait()
+        if code >= 0:
+            return f"exited with code {code}"
+        try:
+            return f"died of {signal.Signals(-code).name}"
+        except ValueError:
+            return f"died of signal {-code}"
+
+
+def _note(found: Outcomes, row: int, reply: Mapping[str, Any]) -> None:
+    if "timeout" in reply:
+        found.codes[row] = TIMEOUT
+    elif "error" in reply:
+        found.codes[row] = ERROR
+        found.messages[row] = str(reply["error"])
+    elif reply.get("score") is not None:
+        found.scores[row] = float(reply["score"])
+
+
+def _end_all(workers: Sequence[Worker], owner: int) -> None:
+    if os.getpid() == owner:  # A forked child has the list and none of the processes.
+        for worker in workers:
+            worker.end()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is not None:
+        return  # Reaped: its number may be another's by now.
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # It has ended by itself.
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()

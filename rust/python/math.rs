@@ -1,0 +1,68 @@
+//! Math answers: rules over a batch, and the comparison of two bare answers.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+
+use super::rewards::{PyScores, run, same_rows, wrap};
+use crate::rewards::math::answer::compare;
+use crate::rewards::math::compare::{Options, Units};
+use crate::rewards::math::expr::identity::Equality;
+use crate::rewards::math::rule::{MathAnswer, majority};
+
+/// Tolerance, percent optional, units, base optional, brackets optional.
+type PyOptions<'py> = (Option<f64>, bool, PyBackedStr, bool, bool);
+
+fn options(given: PyOptions<'_>) -> PyResult<Options> {
+    let (tolerance, percent_optional, units, base_optional, brackets_optional) = given;
+    let units = Units::from_name(&units).ok_or_else(|| PyValueError::new_err(format!("units is {:?}", &*units)))?;
+    let tolerance = tolerance
+        .map(|bound| bound.try_into().map_err(|_| PyValueError::new_err(format!("tolerance is {bound}"))))
+        .transpose()?;
+    Ok(Options { tolerance, percent_optional, units, base_optional, brackets_optional })
+}
+
+#[pyfunction]
+fn score_math<'py>(
+    py: Python<'py>,
+    completions: Vec<PyBackedStr>,
+    golds: Vec<PyBackedStr>,
+    settings: PyOptions<'py>,
+) -> PyResult<PyScores<'py>> {
+    same_rows("answer", golds.len(), completions.len())?;
+    let options = options(settings)?;
+    let rule = py.detach(|| MathAnswer::new(&golds, options))?;
+    Ok(run(py, &rule, &completions))
+}
+
+#[pyfunction]
+fn score_majority<'py>(
+    py: Python<'py>,
+    completions: Vec<PyBackedStr>,
+    groups: Vec<i64>,
+    settings: PyOptions<'py>,
+) -> PyResult<PyScores<'py>> {
+    same_rows("groups", groups.len(), completions.len())?;
+    let options = options(settings)?;
+    let scores = py.detach(|| majority(&completions, &groups, &options));
+    Ok(wrap(py, scores))
+}
+
+/// True, False, or None where that is undecided.
+#[pyfunction]
+fn math_equal(py: Python<'_>, gold: &str, answer: &str, settings: PyOptions<'_>) -> PyResult<Option<bool>> {
+    let options = options(settings)?;
+    Ok(match py.detach(|| compare(gold, answer, &options)) {
+        Equality::Equal => Some(true),
+        Equality::Different => Some(false),
+        Equality::Undecided => None,
+    })
+}
+
+/// Add the functions of this file to `_native`.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(score_math, module)?)?;
+    module.add_function(wrap_pyfunction!(score_majority, module)?)?;
+    module.add_function(wrap_pyfunction!(math_equal, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! An answer with all its readings, and the verdict on two of them.
+
+use super::super::Status;
+use super::ast::{Ast, Node};
+use super::compare::{Options, equal};
+use super::expr::identity::Equality;
+use super::fuel::{Fuel, Stop};
+use super::parse;
+use super::value::{Choices, Fail, Reading, has_approximations, has_dummies, read};
+
+/// Units of [`Fuel`] for reading one answer and comparing it with its gold: where all are used, 1 to 2 ms of one core.
+pub const ANSWER_FUEL: u64 = 140_000;
+/// Units for reading a gold, which happens once.
+const GOLD_FUEL: u64 = 600_000;
+/// Readings of one answer.
+const MOST_READINGS: usize = 12;
+
+/// A parsed answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    text: String,
+    ast: Ast,
+    readings: Vec<Reading>,
+    /// What kept the other readings from having a value, if none has one.
+    stop: Option<Fail>,
+}
+
+impl Answer {
+    /// Read a gold.
+    ///
+    /// # Errors
+    /// Why it cannot be one: [`Status::NoAnswer`] when it is empty, [`Status::Unparseable`] when it cannot be read or has
+    /// no value, [`Status::Undecided`] past a bound.
+    pub fn gold(text: &str) -> Result<Self, Status> {
+        let fuel = Fuel::new(GOLD_FUEL);
+        let mut gold = Self::read(text, &fuel)?;
+        if has_approximations(&gold.ast) {
+            let choices = Choices { rounded: true, ..Choices::default() };
+            gold.readings.extend(read(&gold.ast, choices, &fuel));
+        }
+        match gold.stop {
+            Some(Fail::Stop(Stop::Undefined)) => Err(Status::Unparseable),
+            _ => Ok(gold),
+        }
+    }
+
+    /// Read an answer.
+    ///
+    /// # Errors
+    /// As [`parse`].
+    pub fn read(text: &str, fuel: &Fuel) -> Result<Self, Status> {
+        let ast = parse(text)?;
+        let mut readings = Vec::with_capacity(1);
+        let mut stop = None;
+        let (alternatives, logs) = ambiguities(&ast);
+        let dummies = has_dummies(&ast);
+        'all: for either in 0..alternatives {
+            for (natural_log, renamed) in [(false, false), (true, false), (false, true), (true, true)] {
+                if natural_log && !logs || renamed && !dummies {
+                    continue;
+                }
+                if readings.len() == MOST_READINGS {
+                    break 'all;
+                }
+                match read(&ast, Choices { either, natural_log, renamed, rounded: false }, fuel) {
+                    Ok(reading) => readings.push(reading),
+                    Err(Fail::Stop(Stop::Undefined)) => stop = stop.or(Some(Fail::Stop(Stop::Undefined))),
+                    Err(fail) => stop = Some(fail),
+                }
+            }
+        }
+        if !readings.is_empty() {
+            stop = None;
+        }
+        Ok(Self { text: text.trim().to_owned(), ast, readings, stop })
+    }
+
+    /// Whether it has a value, if only as words.
+    #[must_use]
+    pub fn has_value(&self) -> bool {
+        self.stop.is_none()
+    }
+
+    /// Whether `answer` is worth the same as this gold in some reading of both.
+    #[must_use]
+    pub fn equals(&self, answer: &Self, options: &Options, fuel: &Fuel) -> Equality {
+        if matches!(answer.stop, Some(Fail::Stop(Stop::Undefined))) {
+            return Equality::Different;
+        }
+        if self.text == answer.text {
+            return Equality::Equal;
+        }
+        if self.ast == answer.ast {
+            return Equality::Equal;
+        }
+        let mut verdict = Equality::Different;
+        for gold in &self.readings {
+            for answer in &answer.readings {
+                verdict = verdict.or(equal(gold, answer, options, fuel));
+                if verdict == Equality::Equal {
+                    return verdict;
+                }
+            }
+        }
+        // What has no value here is itself alone.
+        if self.readings.is_empty() || answer.readings.is_empty() { Equality::Undecided } else { verdict }
+    }
+}
+
+/// How many alternatives there are, and whether a logarithm has no base.
+fn ambiguities(ast: &Ast) -> (usize, bool) {
+    let mut alternatives = 1;
+    let mut logs = false;
+    for node in ast.nodes() {
+        match node {
+            Node::Either(items) => alternatives = alternatives.max(items.len()),
+            Node::Log { base: None, .. } => logs = true,
+            _ => {}
+        }
+    }
+    (alternatives, logs)
+}
+
+/// Whether two bare answers are worth the same. A text that is empty, cannot be read or has no value equals nothing;
+/// one past a bound is undecided.
+#[must_use]
+pub fn compare(gold: &str, answer: &str, options: &Options) -> Equality {
+    let of = |status: Status| if status == Status::Undecided { Equality::Undecided } else { Equality::Different };
+    let gold = match Answer::gold(gold) {
+        Ok(gold) => gold,
+        Err(status) => return of(status),
+    };
+    let fuel = Fuel::new(ANSWER_FUEL);
+    match Answer::read(answer, &fuel) {
+        Ok(answer) => gold.equals(&answer, options, &fuel),
+        Err(status) => of(status),
+    }
+}

@@ -1,0 +1,462 @@
+//! The value of an expression at a point, as a complex ball.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
+
+use dashu_int::IBig;
+use dashu_int::ops::UnsignedAbs;
+use dashu_ratio::RBig;
+
+use super::super::ball::{Ball, Complex, Context, Magnitude};
+use super::super::fuel::Stop;
+use super::super::modular::mix;
+use super::{Exprs, Id, Kind, Op, Range};
+
+/// Terms of a sum or product at a point.
+const MOST_TERMS: i64 = 256;
+/// Roots of a higher degree are taken through logarithms.
+const MOST_DEGREE: u32 = 64;
+
+/// Bits of numbers that change nothing about a huge one.
+pub(super) const MOST_SMALL: i64 = 1 << 38;
+
+/// A ball around zero of fewer bits stands for a tiny number, not for a cancellation.
+const UNDERFLOW: i64 = -(1 << 30);
+
+/// Where letters get their values from: a seed, a range and whether integer letters are integers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Point {
+    /// What the values are drawn with.
+    pub seed: u64,
+    /// Which range they lie in, see [`Point::value`].
+    pub range: u32,
+    /// Whether every letter is a small natural number.
+    pub natural: bool,
+}
+
+impl Point {
+    /// Whether letters may have values over 8, so that powers of them may be out of reach.
+    pub(super) fn is_far(self) -> bool {
+        !self.natural && matches!(self.range % 12, 4 | 7..)
+    }
+
+    /// The value of a letter: dyadic with 20 bits after the point, of a range that changes from point to point, so that
+    /// narrow domains are met as well as both signs.
+    #[must_use]
+    pub fn value(self, letter: u64) -> Ball {
+        let draw = mix(mix(letter, self.seed), u64::from(self.range));
+        if self.natural {
+            return Ball::integer(1 + (draw % (3 + 2 * u64::from(self.range))) as i64);
+        }
+        let unit = (draw >> 20 & 0xf_ffff) as i64 | 1;
+        let (scale, negative) = match self.range % 12 {
+            0 => (1, false),
+            1 => (4, false),
+            2 => (2, draw & 1 == 1),
+            3 => (1, true),
+            4 => (16, false),
+            5 => (8, draw & 1 == 1),
+            6 => (4, true),
+            7 => (64, draw & 1 == 1),
+            8 => (1 << 10, false),
+            9 => (1 << 10, true),
+            10 => (1 << 17, false),
+            _ => (1 << 24, draw & 1 == 1),
+        };
+        let value = Ball::dyadic(IBig::from(unit * scale), -20);
+        if negative { value.negated() } else { value }
+    }
+}
+
+/// Spreads node numbers over a table.
+#[derive(Debug, Default, Clone)]
+struct Spread(u64);
+
+impl BuildHasher for Spread {
+    type Hasher = Self;
+    fn build_hasher(&self) -> Self {
+        Self(0)
+    }
+}
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = mix(self.0, u64::from(*byte));
+        }
+    }
+    fn write_u32(&mut self, value: u32) {
+        self.0 = u64::from(value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+/// Evaluates nodes of one arena at one point and precision, each once.
+#[derive(Debug)]
+pub struct Evaluator<'e> {
+    exprs: &'e Exprs,
+    point: Point,
+    context: Context<'e>,
+    known: HashMap<u32, Result<Complex, Stop>, Spread>,
+    fixed: Option<(u64, Ball)>,
+    /// Values of the letters of enclosing sums and products.
+    bound: Vec<(u64, i64)>,
+    /// The largest |log₂| of an intermediate value.
+    pub reach: i64,
+    /// Whether every intermediate value is real.
+    pub real: bool,
+}
+
+impl<'e> Evaluator<'e> {
+    /// For `exprs` at `point`.
+    #[must_use]
+    pub fn new(exprs: &'e Exprs, point: Point, context: Context<'e>) -> Self {
+        Self { exprs, point, context, known: HashMap::default(), fixed: None, bound: Vec::new(), reach: 0, real: true }
+    }
+
+    /// Give a letter a value of the caller's choice.
+    pub fn fix(&mut self, letter: u64, value: Ball) {
+        self.fixed = Some((letter, value));
+    }
+
+    /// The value of a node.
+    ///
+    /// # Errors
+    /// See [`Stop`].
+    pub fn value(&mut self, id: Id) -> Result<Complex, Stop> {
+        if let Some(known) = self.known.get(&id.0) {
+            return known.clone();
+        }
+        let value = self.compute(id);
+        if let Ok(value) = &value {
+            // A part that may be zero says nothing about its size.
+            for part in [&value.re, &value.im] {
+                if !part.contains_zero() {
+                    self.reach = self.reach.max(part.top().abs());
+                } else if !part.is_zero() && part.upper().top() < UNDERFLOW {
+                    // No precision makes a ball this small: it is a number too small to be computed with.
+                    self.reach = i64::MAX / 4;
+                }
+            }
+            self.real &= value.is_real();
+        }
+        self.known.insert(id.0, value.clone());
+        value
+    }
+
+    fn compute(&mut self, id: Id) -> Result<Complex, Stop> {
+        let context = self.context;
+        context.fuel.spend(4)?;
+        // The borrow of the arena outlives that of the evaluator.
+        let exprs = self.exprs;
+        match exprs.kind(id) {
+            Kind::Rational(value) => Ok(Ball::rational(value, context)?.into()),
+            Kind::Pi => Ok(Ball::pi(context)?.into()),
+            Kind::E => Ok(Ball::integer(1).exp(context)?.into()),
+            Kind::I => Ok(Complex::i()),
+            Kind::Symbol(letter) => Ok(match &self.fixed {
+                Some((fixed, value)) if fixed == letter => value.clone().into(),
+                _ => match self.bound.iter().rev().find(|(bound, _)| bound == letter) {
+                    Some((_, value)) => Ball::integer(*value).into(),
+                    None => self.point.value(*letter).into(),
+                },
+            }),
+            Kind::Sum(items) => self.sum(items),
+            Kind::Product(items) => self.product(items),
+            Kind::Power(base, exponent) => self.power(*base, *exponent),
+            Kind::Function(op, arguments) => self.function(*op, arguments),
+            Kind::Range(range) => self.range(range),
+        }
+    }
+
+    /// A sum; one huge number among small ones stays huge.
+    fn sum(&mut self, items: &[Id]) -> Result<Complex, Stop> {
+        let mut sum = Complex::from(Ball::ZERO);
+        let mut huge = None;
+        for item in items {
+            match self.value(*item) {
+                Ok(value) => sum = sum.plus(&value, self.context)?,
+                Err(stop @ Stop::Huge { .. }) if huge.is_none_or(|other| other == stop) => huge = Some(stop),
+                Err(Stop::Huge { .. }) => return Err(Stop::Fuel),
+                Err(stop) => return Err(stop),
+            }
+        }
+        match huge {
+            None => Ok(sum),
+            Some(stop) if sum.upper().top() < MOST_SMALL => Err(stop),
+            Some(_) => Err(Stop::Fuel),
+        }
+    }
+
+    /// A product; a huge number times others stays huge, if they are not nearly as small as that is large.
+    fn product(&mut self, items: &[Id]) -> Result<Complex, Stop> {
+        let mut product = Complex::from(Ball::integer(1));
+        let mut huge: Option<bool> = None;
+        for item in items {
+            match self.value(*item) {
+                Ok(value) => product = product.times(&value, self.context)?,
+                Err(Stop::Huge { negative }) => huge = Some(huge.unwrap_or(false) != negative),
+                Err(stop) => return Err(stop),
+            }
+        }
+        let Some(negative) = huge else { return Ok(product) };
+        let small = product.re.lower().is_some_and(|least| least.top() > -MOST_SMALL);
+        match product.re.sign() {
+            Some(sign) if sign != 0 && small && product.is_real() => {
+                Err(Stop::Huge { negative: negative != (sign < 0) })
+            }
+            _ => Err(Stop::Fuel),
+        }
+    }
+
+    fn power(&mut self, base: Id, exponent: Id) -> Result<Complex, Stop> {
+        let context = self.context;
+        if let Err(Stop::Huge { negative }) = self.value(base) {
+            // (−huge)^n is left alone, and so are roots; 1/huge is as good as zero.
+            return match self.exprs.as_integer(exponent) {
+                Some(n) if *n > IBig::ZERO && !negative => Err(Stop::Huge { negative }),
+                Some(n) if *n < IBig::ZERO => Ok(Ball::around_zero(Magnitude::new(1, -(1 << 39))).into()),
+                _ => Err(Stop::Fuel),
+            };
+        }
+        if let Err(Stop::Huge { negative }) = self.value(exponent) {
+            let base = self.value(base)?;
+            let above_one = base.is_real() && base.re.against(&Ball::dyadic(IBig::from(5), -2), context) == 1;
+            return match negative {
+                false if above_one => Err(Stop::Huge { negative: false }),
+                true if above_one => Ok(Ball::around_zero(Magnitude::new(1, -(1 << 36))).into()),
+                _ => Err(Stop::Fuel),
+            };
+        }
+        if let Some(rational) = self.exprs.as_rational(exponent) {
+            let base = self.value(base)?;
+            return rational_power(&base, rational, context);
+        }
+        if matches!(self.exprs.kind(base), Kind::E) {
+            return self.value(exponent)?.exp(context);
+        }
+        let (base, exponent) = (self.value(base)?, self.value(exponent)?);
+        // An exponent that turns out to be an integer, such as a natural letter.
+        if exponent.is_real()
+            && exponent.re.radius().is_zero()
+            && let Some(n) = exponent.re.floor().filter(|n| exact_integer(&exponent.re, n, context))
+        {
+            return rational_power(&base, &RBig::from(n), context);
+        }
+        if base.is_zero() {
+            return if exponent.re.sign() == Some(1) { Ok(base) } else { Err(Stop::Undefined) };
+        }
+        base.ln(context)?.times(&exponent, context)?.exp(context)
+    }
+
+    /// The logarithm of a positive product of powers, without the product.
+    ///
+    /// # Errors
+    /// [`Stop::Fuel`] for anything else.
+    pub(super) fn logarithm(&mut self, id: Id) -> Result<Ball, Stop> {
+        let context = self.context;
+        match self.exprs.kind(id) {
+            Kind::Product(factors) => {
+                let mut sum = Ball::ZERO;
+                for factor in factors {
+                    sum = sum.plus(&self.logarithm(*factor)?, context)?;
+                }
+                Ok(sum)
+            }
+            Kind::Power(base, exponent) => {
+                let exponent = self.value(*exponent)?;
+                let base = self.logarithm(*base)?;
+                if exponent.is_real() { base.times(&exponent.re, context) } else { Err(Stop::Fuel) }
+            }
+            _ => {
+                let value = self.value(id)?;
+                if value.is_real() && value.re.sign() == Some(1) { value.re.ln(context) } else { Err(Stop::Fuel) }
+            }
+        }
+    }
+
+    /// A sum or product with integer bounds, up to [`MOST_TERMS`] terms.
+    fn range(&mut self, range: &Range) -> Result<Complex, Stop> {
+        let (from, to) = (self.value(range.from)?, self.value(range.to)?);
+        let bound =
+            |value: &Complex| integer(value, self.context).and_then(|n| i64::try_from(&n).ok()).ok_or(Stop::Undefined);
+        let (from, to) = (bound(&from)?, bound(&to)?);
+        if to.checked_sub(from).is_none_or(|count| count > MOST_TERMS) {
+            return Err(Stop::Fuel);
+        }
+        let mut total = Complex::from(Ball::integer(i64::from(range.product)));
+        for k in from..=to {
+            let mut inner = Evaluator::new(self.exprs, self.point, self.context);
+            self.context.fuel.spend(20)?;
+            inner.fixed = self.fixed.clone();
+            inner.bound = self.bound.clone();
+            inner.bound.push((range.letter, k));
+            let term = inner.value(range.body)?;
+            self.reach = self.reach.max(inner.reach);
+            self.real &= inner.real;
+            total = if range.product { total.times(&term, self.context)? } else { total.plus(&term, self.context)? };
+        }
+        Ok(total)
+    }
+
+    fn function(&mut self, op: Op, arguments: &[Id]) -> Result<Complex, Stop> {
+        let context = self.context;
+        let mut values = Vec::with_capacity(arguments.len());
+        for argument in arguments {
+            values.push(self.value(*argument)?);
+        }
+        let [x, ..] = &values[..] else { return Err(Stop::Undefined) };
+        let real = || if x.is_real() { Ok(&x.re) } else { Err(Stop::Undefined) };
+        match op {
+            Op::Sin => Ok(x.sin_cos(context)?.0),
+            Op::Cos => Ok(x.sin_cos(context)?.1),
+            Op::Ln => x.ln(context),
+            Op::Arctan => Ok(real()?.arctan(context)?.into()),
+            Op::Arcsin => Ok(arcsine(real()?, context)?.into()),
+            Op::Arccos => {
+                let quarter = Ball::pi(context)?.times(&Ball::dyadic(IBig::ONE, -1), context)?;
+                Ok(quarter.minus(&arcsine(real()?, context)?, context)?.into())
+            }
+            Op::Abs => Ok(x.absolute(context)?.into()),
+            Op::Floor => Ok(whole(&real()?.floor().ok_or(Stop::Imprecise)?, context)?.into()),
+            Op::Ceil => {
+                let floor = real()?.clone().negated().floor().ok_or(Stop::Imprecise)?;
+                Ok(whole(&-floor, context)?.into())
+            }
+            Op::Sign => Ok(Ball::integer(i64::from(real()?.sign().ok_or(Stop::Imprecise)?)).into()),
+            Op::Max | Op::Min => {
+                let mut best = real()?.clone();
+                for other in &values[1..] {
+                    if !other.is_real() {
+                        return Err(Stop::Undefined);
+                    }
+                    best = match (other.re.against(&best, context), op) {
+                        (0, _) => meet(&best, &other.re),
+                        (1, Op::Max) | (-1, Op::Min) => other.re.clone(),
+                        _ => best,
+                    };
+                }
+                Ok(best.into())
+            }
+            Op::Re => Ok(x.re.clone().into()),
+            Op::Im => Ok(x.im.clone().into()),
+            Op::Conj => Ok(x.clone().conjugate()),
+            Op::Arg => Ok(x.argument(context)?.into()),
+            Op::Gcd | Op::Lcm => {
+                let numbers: Option<Vec<IBig>> = values.iter().map(|value| integer(value, context)).collect();
+                let numbers = numbers.ok_or(Stop::Undefined)?;
+                let value = common(op, &numbers).ok_or(Stop::Undefined)?;
+                Ok(whole(&value, context)?.into())
+            }
+            Op::Factorial => Ok(factorial(x, 1, context)?.into()),
+            Op::DoubleFactorial => Ok(factorial(x, 2, context)?.into()),
+        }
+    }
+}
+
+fn whole(value: &IBig, context: Context<'_>) -> Result<Ball, Stop> {
+    Ball::rational(&RBig::from(value.clone()), context)
+}
+
+/// Some ball with both inside.
+fn meet(a: &Ball, b: &Ball) -> Ball {
+    let apart = Magnitude::new(2, 0) * (a.radius() + b.radius());
+    a.clone().widened(apart)
+}
+
+fn exact_integer(value: &Ball, n: &IBig, context: Context<'_>) -> bool {
+    let wide = Context { bits: context.bits + 64, ..context };
+    whole(n, wide).and_then(|n| value.minus(&n, wide)).is_ok_and(|gap| gap.is_zero())
+}
+
+/// The integer that a ball is exactly.
+fn integer(value: &Complex, context: Context<'_>) -> Option<IBig> {
+    let n = value.re.floor().filter(|_| value.is_real())?;
+    exact_integer(&value.re, &n, context).then_some(n)
+}
+
+fn common(op: Op, numbers: &[IBig]) -> Option<IBig> {
+    use dashu_int::ops::Gcd;
+    let mut result = numbers.first()?.clone().unsigned_abs();
+    for number in &numbers[1..] {
+        let other = number.clone().unsigned_abs();
+        if result.is_zero() || other.is_zero() {
+            return None;
+        }
+        let divisor = (&result).gcd(&other);
+        result = if op == Op::Gcd { divisor } else { result * other / divisor };
+    }
+    Some(IBig::from(result))
+}
+
+fn rational_power(base: &Complex, r: &RBig, context: Context<'_>) -> Result<Complex, Stop> {
+    let n = i64::try_from(r.numerator()).map_err(|_| Stop::Fuel)?;
+    if base.is_zero() {
+        return if n > 0 { Ok(base.clone()) } else { Err(Stop::Undefined) };
+    }
+    let degree = u32::try_from(r.denominator()).ok().filter(|degree| *degree <= MOST_DEGREE);
+    match degree {
+        Some(1) if n.unsigned_abs() < 1 << 40 => base.power(n, context),
+        Some(2) => base.sqrt(context)?.power(n, context),
+        Some(degree) if degree > 1 && base.is_real() => match base.re.sign() {
+            Some(-1) if degree % 2 == 1 => {
+                let root = base.re.clone().negated().root(degree, context)?.negated();
+                Ok(root.power(n, context)?.into())
+            }
+            None if degree % 2 == 1 && n > 0 => Ok(base.re.root(degree, context)?.power(n, context)?.into()),
+            Some(1) => Ok(base.re.root(degree, context)?.power(n, context)?.into()),
+            _ => by_logarithm(base, r, context),
+        },
+        _ => by_logarithm(base, r, context),
+    }
+}
+
+fn by_logarithm(base: &Complex, r: &RBig, context: Context<'_>) -> Result<Complex, Stop> {
+    let exponent = Ball::rational(r, context)?;
+    base.ln(context)?.times(&exponent.into(), context)?.exp(context)
+}
+
+/// arcsin x = arctan x / √(1 − x²).
+fn arcsine(x: &Ball, context: Context<'_>) -> Result<Ball, Stop> {
+    let one = Ball::integer(1);
+    let square = one.minus(x, context)?.times(&one.plus(x, context)?, context)?;
+    if square.is_zero() {
+        let quarter = Ball::pi(context)?.times(&Ball::dyadic(IBig::ONE, -1), context)?;
+        return Ok(if x.sign() == Some(1) { quarter } else { quarter.negated() });
+    }
+    match square.sign() {
+        Some(1) => x.over(&square.sqrt(context)?, context)?.arctan(context),
+        Some(_) => Err(Stop::Undefined),
+        None => Err(Stop::Imprecise),
+    }
+}
+
+/// n! of a natural number; of a large one by Robbins 1955: √(2πn) (n/e)^n e^d with 1/(12n + 1) < d < 1/(12n).
+fn factorial(x: &Complex, step: u32, context: Context<'_>) -> Result<Ball, Stop> {
+    let n = integer(x, context).ok_or(Stop::Undefined)?;
+    if n < IBig::ZERO {
+        return Err(Stop::Undefined);
+    }
+    if let Some(small) = u32::try_from(&n).ok().filter(|n| *n <= 1000) {
+        let mut product = Ball::integer(1);
+        let mut k = small;
+        while k > 1 {
+            product = product.times(&Ball::integer(i64::from(k)), context)?;
+            k = k.saturating_sub(step);
+        }
+        return Ok(product);
+    }
+    if step != 1 {
+        return Err(Stop::Fuel);
+    }
+    let n = whole(&n, context)?;
+    let turn = Ball::pi(context)?.times(&Ball::integer(2), context)?;
+    let twelve = n.times(&Ball::integer(12), context)?;
+    let least = Magnitude::new(1, 0).over(twelve.lower().ok_or(Stop::Imprecise)?);
+    let root = turn.times(&n, context)?.sqrt(context)?;
+    // d lies between 0 and 1/(12n).
+    let exponent = n.ln(context)?.minus(&Ball::integer(1), context)?.times(&n, context)?.widened(least);
+    root.times(&exponent.exp(context)?, context)
+}

@@ -1,0 +1,244 @@
+//! LaTeX commands: what each one means to the lexer.
+
+use super::super::ast::{Comparison, Constant, Function, NamedSet};
+use super::token::{Bracket, Kind, Style};
+
+/// What a command does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Action {
+    /// It is a token.
+    Emit(Kind<'static>),
+    /// It is space.
+    Space,
+    /// It changes nothing.
+    Skip,
+    /// It changes nothing, and neither does its first argument.
+    SkipArgument,
+    /// Its argument is prose.
+    Text,
+    /// Its argument is in this font.
+    Font(Style),
+    /// Its argument is grouped and otherwise as it stands.
+    Group,
+    /// Its argument names a set.
+    Blackboard,
+    /// A delimiter follows.
+    Left,
+    /// A delimiter follows.
+    Right,
+    /// A bar follows.
+    Middle,
+    /// A relation follows, to be denied.
+    Not,
+    /// An environment begins.
+    Begin,
+    /// An environment ends.
+    End,
+}
+
+/// The meaning of `\name`, letters only.
+pub fn action(name: &str) -> Action {
+    use Action::{Emit, Skip, SkipArgument, Space};
+    if let Some(greek) = greek(name) {
+        return Emit(Kind::Name { name: greek, style: Style::Plain });
+    }
+    if let Some(function) = function(name) {
+        return Emit(function);
+    }
+    match name {
+        "frac" | "dfrac" | "tfrac" | "cfrac" | "nicefrac" | "sfrac" => Emit(Kind::Frac),
+        "binom" | "dbinom" | "tbinom" => Emit(Kind::Binom),
+        "sqrt" | "surd" => Emit(Kind::Sqrt),
+        "overline" | "bar" | "widebar" => Emit(Kind::Overline),
+        "vec" | "hat" | "overrightarrow" | "widehat" | "tilde" | "widetilde" => Emit(Kind::Arrow(None)),
+        "dot" => Emit(Kind::Arrow(Some("."))),
+        "ddot" => Emit(Kind::Arrow(Some(".."))),
+        "angle" | "measuredangle" => Emit(Kind::Figure("angle")),
+        "triangle" => Emit(Kind::Figure("triangle")),
+        "sum" => Emit(Kind::Sum),
+        "prod" => Emit(Kind::Product),
+        "pi" => Emit(Kind::Constant(Constant::Pi)),
+        "infty" | "infin" => Emit(Kind::Constant(Constant::Infinity)),
+        "imath" => Emit(Kind::Constant(Constant::I)),
+        "cdot" | "times" | "ast" | "centerdot" => Emit(Kind::Times),
+        "div" => Emit(Kind::Divide),
+        "over" => Emit(Kind::Over),
+        "choose" => Emit(Kind::Choose),
+        "pm" => Emit(Kind::PlusMinus),
+        "mp" => Emit(Kind::MinusPlus),
+        "lbrace" => Emit(Kind::Open(Bracket::Curly)),
+        "rbrace" => Emit(Kind::Close(Bracket::Curly)),
+        "lparen" => Emit(Kind::Open(Bracket::Round)),
+        "rparen" => Emit(Kind::Close(Bracket::Round)),
+        "lbrack" => Emit(Kind::Open(Bracket::Square)),
+        "rbrack" => Emit(Kind::Close(Bracket::Square)),
+        "lfloor" => Emit(Kind::Open(Bracket::Floor)),
+        "rfloor" => Emit(Kind::Close(Bracket::Floor)),
+        "lceil" => Emit(Kind::Open(Bracket::Ceil)),
+        "rceil" => Emit(Kind::Close(Bracket::Ceil)),
+        "langle" => Emit(Kind::Open(Bracket::Angle)),
+        "rangle" => Emit(Kind::Close(Bracket::Angle)),
+        "lvert" => Emit(Kind::Open(Bracket::Abs)),
+        "rvert" => Emit(Kind::Close(Bracket::Abs)),
+        "lVert" => Emit(Kind::Open(Bracket::Norm)),
+        "rVert" => Emit(Kind::Close(Bracket::Norm)),
+        "vert" => Emit(Kind::Bar),
+        "mid" => Emit(Kind::Mid),
+        "circ" => Emit(Kind::Circ),
+        "degree" | "degrees" | "textdegree" => Emit(Kind::Degree),
+        "prime" => Emit(Kind::Prime),
+        "ldots" | "dots" | "cdots" | "dotsc" | "dotsb" | "textellipsis" | "ddots" | "vdots" => Emit(Kind::Ellipsis),
+        "land" | "wedge" => Emit(Kind::And),
+        "lor" | "vee" => Emit(Kind::Or),
+        "cup" | "bigcup" => Emit(Kind::Cup),
+        "cap" | "bigcap" => Emit(Kind::Cap),
+        "setminus" | "backslash" | "smallsetminus" => Emit(Kind::SetMinus),
+        "emptyset" | "varnothing" | "O" => Emit(Kind::EmptySet),
+        "R" | "reals" | "Reals" => Emit(Kind::NamedSet(NamedSet::Reals)),
+        "Z" | "integers" => Emit(Kind::NamedSet(NamedSet::Integers)),
+        "N" | "naturals" => Emit(Kind::NamedSet(NamedSet::Naturals)),
+        "Q" => Emit(Kind::NamedSet(NamedSet::Rationals)),
+        "C" | "Complex" => Emit(Kind::NamedSet(NamedSet::Complexes)),
+        "bmod" | "mod" => Emit(Kind::Mod),
+        "pmod" | "pod" => Emit(Kind::PMod),
+        "top" | "intercal" => Emit(Kind::Top),
+        "euro" | "texteuro" => Emit(Kind::Currency("EUR")),
+        "pounds" | "textsterling" => Emit(Kind::Currency("GBP")),
+        "yen" | "textyen" => Emit(Kind::Currency("JPY")),
+        "rupee" => Emit(Kind::Currency("INR")),
+        "textdollar" => Emit(Kind::Currency("USD")),
+        "quad" | "qquad" | "space" | "thinspace" | "nobreakspace" | "enspace" | "medspace" | "par" | "newline" => Space,
+        "displaystyle" | "textstyle" | "scriptstyle" | "scriptscriptstyle" | "limits" | "nolimits" | "big" | "Big"
+        | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr" | "biggl" | "biggr" | "Biggl" | "Biggr" | "bigm"
+        | "hline" | "rm" | "bf" | "it" | "sf" | "tt" | "cal" | "normalfont" | "bfseries" | "em" | "large" | "Large"
+        | "huge" | "Huge" | "small" | "tiny" | "normalsize" | "boldmath" | "unboldmath" | "nonumber" | "noindent"
+        | "negthinspace" | "therefore" | "because" | "strut" | "mathstrut" | "centering" | "protect" | "cancel" => Skip,
+        "color" | "textcolor" | "colorbox" | "hspace" | "vspace" | "label" | "tag" | "phantom" | "hphantom"
+        | "vphantom" | "kern" | "fontsize" => SkipArgument,
+        "text" | "textbf" | "textit" | "textrm" | "textsf" | "texttt" | "textnormal" | "mbox" | "hbox" | "emph"
+        | "textup" | "textsc" | "intertext" => Action::Text,
+        "mathrm" | "operatorname" | "rom" | "mathup" | "mathsf" | "mathtt" | "unit" | "si" => {
+            Action::Font(Style::Upright)
+        }
+        "mathbf" | "boldsymbol" | "bm" | "pmb" | "bold" | "mathbfit" => Action::Font(Style::Bold),
+        "mathit" | "mathnormal" | "mathcal" | "mathscr" | "mathfrak" | "ensuremath" | "underline" => {
+            Action::Font(Style::Plain)
+        }
+        "boxed" | "fbox" | "framebox" => Action::Group,
+        "mathbb" | "Bbb" | "mathds" => Action::Blackboard,
+        "left" | "bigleft" => Action::Left,
+        "right" | "bigright" => Action::Right,
+        "middle" => Action::Middle,
+        "not" => Action::Not,
+        "begin" => Action::Begin,
+        "end" => Action::End,
+        _ => relation(name).map_or(Emit(Kind::Unknown), |sign| Emit(Kind::Relation(sign))),
+    }
+}
+
+fn relation(name: &str) -> Option<Comparison> {
+    Some(match name {
+        "ne" | "neq" => Comparison::NotEqual,
+        "lt" => Comparison::Less,
+        "gt" => Comparison::Greater,
+        "le" | "leq" | "leqslant" | "leqq" => Comparison::LessEqual,
+        "ge" | "geq" | "geqslant" | "geqq" => Comparison::GreaterEqual,
+        "in" | "isin" => Comparison::In,
+        "notin" => Comparison::NotIn,
+        "subset" | "subseteq" | "subsetneq" => Comparison::Subset,
+        "approx" | "simeq" | "doteq" | "cong" | "thickapprox" => Comparison::Approx,
+        "equiv" => Comparison::Identical,
+        "sim" | "propto" => Comparison::Similar,
+        "to" | "rightarrow" | "longrightarrow" | "mapsto" | "Rightarrow" | "Longrightarrow" | "implies" => {
+            Comparison::To
+        }
+        "coloneqq" => Comparison::Equal,
+        _ => return None,
+    })
+}
+
+/// The opposite of a relation behind `\not`.
+pub fn denied(sign: Comparison) -> Option<Comparison> {
+    match sign {
+        Comparison::Equal => Some(Comparison::NotEqual),
+        Comparison::In => Some(Comparison::NotIn),
+        Comparison::Less => Some(Comparison::GreaterEqual),
+        Comparison::Greater => Some(Comparison::LessEqual),
+        _ => None,
+    }
+}
+
+/// The functions, by their LaTeX and their plain names.
+pub fn function(name: &str) -> Option<Kind<'static>> {
+    use Function as F;
+    let function = match name {
+        "sin" => F::Sin,
+        "cos" => F::Cos,
+        "tan" | "tg" => F::Tan,
+        "cot" | "ctg" | "cotan" => F::Cot,
+        "sec" => F::Sec,
+        "csc" | "cosec" => F::Csc,
+        "arcsin" | "asin" => F::Arcsin,
+        "arccos" | "acos" => F::Arccos,
+        "arctan" | "atan" | "arctg" => F::Arctan,
+        "arccot" | "acot" | "arcctg" => F::Arccot,
+        "arcsec" | "asec" => F::Arcsec,
+        "arccsc" | "acsc" => F::Arccsc,
+        "sinh" => F::Sinh,
+        "cosh" => F::Cosh,
+        "tanh" => F::Tanh,
+        "coth" => F::Coth,
+        "sech" => F::Sech,
+        "csch" => F::Csch,
+        "arsinh" | "arcsinh" | "asinh" => F::Arsinh,
+        "arcosh" | "arccosh" | "acosh" => F::Arcosh,
+        "artanh" | "arctanh" | "atanh" => F::Artanh,
+        "arcoth" | "arccoth" | "acoth" => F::Arcoth,
+        "arsech" | "arcsech" | "asech" => F::Arsech,
+        "arcsch" | "arccsch" | "acsch" => F::Arcsch,
+        "ln" => F::Ln,
+        "exp" => F::Exp,
+        "cis" => F::Cis,
+        "gcd" => F::Gcd,
+        "lcm" => F::Lcm,
+        "max" => F::Max,
+        "min" => F::Min,
+        "Re" | "real" => F::Re,
+        "Im" => F::Im,
+        "conj" => F::Conj,
+        "arg" | "Arg" => F::Arg,
+        "sgn" | "sign" => F::Sgn,
+        "tr" | "Tr" | "trace" => F::Trace,
+        "rank" => F::Rank,
+        "log" => return Some(Kind::Log(None)),
+        "lg" => return Some(Kind::Log(Some(10))),
+        "lb" => return Some(Kind::Log(Some(2))),
+        "det" => return Some(Kind::Det),
+        _ => return None,
+    };
+    Some(Kind::Function(function))
+}
+
+/// Greek letters but π, which is a constant; variants under one name.
+pub fn greek(name: &str) -> Option<&'static str> {
+    const NAMES: [&str; 35] = [
+        "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",
+        "xi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda",
+        "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega", "ell", "hbar",
+    ];
+    let plain = name.strip_prefix("var").unwrap_or(name);
+    NAMES.iter().find(|known| **known == plain).copied()
+}
+
+/// The set that a blackboard letter names.
+pub fn blackboard(letter: char) -> Option<NamedSet> {
+    Some(match letter {
+        'N' => NamedSet::Naturals,
+        'Z' => NamedSet::Integers,
+        'Q' => NamedSet::Rationals,
+        'R' => NamedSet::Reals,
+        'C' => NamedSet::Complexes,
+        'P' => NamedSet::Primes,
+        _ => return None,
+    })
+}

@@ -1,0 +1,142 @@
+//! Letters, which are words, names or products of variables.
+
+use super::super::ast::Constant;
+use super::super::word;
+use super::command;
+use super::token::{Bracket, Kind, Style};
+use super::{Lexer, Mode};
+
+impl<'t> Lexer<'t> {
+    pub(super) fn letters(&mut self) {
+        let rest = self.rest();
+        let letter =
+            |c: char| c.is_alphabetic() || (!c.is_ascii() && c.is_numeric()) || ('\u{300}'..='\u{36f}').contains(&c);
+        let length = rest.find(|c: char| !letter(c)).unwrap_or(rest.len());
+        if length == 0 {
+            let length = rest.chars().next().map_or(1, char::len_utf8);
+            return self.emit(Kind::Unknown, length);
+        }
+        let run = &rest[..length];
+        if matches!(run, "a" | "p" | "A" | "P") && matches!(rest.get(1..3), Some(".m" | ".M")) {
+            let length = if rest.as_bytes().get(3) == Some(&b'.') { 4 } else { 3 };
+            return self.emit(Kind::Word(if matches!(run, "a" | "A") { "a.m" } else { "p.m" }), length);
+        }
+        if self.mode == Mode::Text {
+            if matches!(run, "cis" | "sin" | "cos" | "tan" | "ln" | "log" | "lcm" | "gcd" | "Re" | "Im")
+                && let Some(kind) = command::function(run)
+            {
+                return self.emit(kind, length);
+            }
+            return self.word(length);
+        }
+        if self.numeral() {
+            return;
+        }
+        if length == 1 && !(self.mode == Mode::Prose && self.compound_word()) {
+            return self.letter(run);
+        }
+        match self.style {
+            Style::Bold => return self.product(run),
+            Style::Upright => {
+                return match command::function(run) {
+                    Some(kind) => self.emit(kind, length),
+                    None => self.word(length),
+                };
+            }
+            Style::Plain => {}
+        }
+        if self.named(run) {
+            return;
+        }
+        if let Some(pieces) = word::segments(run) {
+            for piece in pieces {
+                let piece = &self.text[self.at..self.at + piece];
+                if piece.len() == 1 || !self.named(piece) {
+                    self.letter(piece);
+                }
+            }
+            return;
+        }
+        if self.mode == Mode::Prose || word::classify(run, self.formula) == word::Run::Word {
+            self.word(length);
+        } else {
+            self.product(run);
+        }
+    }
+
+    /// `y-intercept` in prose.
+    fn compound_word(&self) -> bool {
+        const SHORTEST: usize = 4;
+        let joined = self.bytes.get(self.at + 2..).unwrap_or_default();
+        self.byte(1) == b'-'
+            && joined.iter().take(SHORTEST).filter(|byte| byte.is_ascii_lowercase()).count() == SHORTEST
+    }
+
+    /// A known name in plain letters.
+    fn named(&mut self, run: &'t str) -> bool {
+        if matches!(run, "oo" | "inf" | "Inf") {
+            self.emit(Kind::Constant(Constant::Infinity), run.len());
+            return true;
+        }
+        if !word::is_name(run) {
+            return false;
+        }
+        let kind = match run {
+            "pi" | "Pi" | "PI" => Kind::Constant(Constant::Pi),
+            "sqrt" => Kind::Sqrt,
+            "cbrt" => Kind::CubeRoot,
+            "abs" => Kind::Enclose(Bracket::Abs),
+            "floor" => Kind::Enclose(Bracket::Floor),
+            "ceil" => Kind::Enclose(Bracket::Ceil),
+            "infinity" | "infty" => Kind::Constant(Constant::Infinity),
+            _ => match (command::greek(run), command::function(run)) {
+                (Some(name), _) => Kind::Name { name, style: Style::Plain },
+                (None, Some(kind)) => kind,
+                (None, None) => return false,
+            },
+        };
+        self.emit(kind, run.len());
+        // `log2(8)`, `log10(100)`
+        if kind == Kind::Log(None) {
+            for (digits, base) in [("10(", 10), ("2(", 2)] {
+                if self.rest().starts_with(digits)
+                    && let Some(token) = self.out.tokens.last_mut()
+                {
+                    token.kind = Kind::Log(Some(base));
+                    self.at += digits.len() - 1;
+                    break;
+                }
+            }
+        }
+        true
+    }
+
+    fn letter(&mut self, run: &'t str) {
+        let after = self.text[self.at + 1..].trim_start_matches(' ');
+        let times = matches!(run, "x" | "X")
+            && matches!(self.last(), Some(Kind::Number(digits)) if digits != "0")
+            && after.starts_with(|c: char| c.is_ascii_digit());
+        let kind = if times { Kind::Times } else { Kind::Name { name: run, style: self.style } };
+        self.emit(kind, 1);
+    }
+
+    fn product(&mut self, run: &'t str) {
+        for (start, c) in run.char_indices() {
+            self.emit(Kind::Name { name: &run[start..start + c.len_utf8()], style: self.style }, c.len_utf8());
+        }
+    }
+
+    /// A word of at least `length` bytes, with what hyphens and apostrophes join to it.
+    fn word(&mut self, mut length: usize) {
+        let rest = self.rest();
+        while let Some(joined) = rest[length..].strip_prefix(['-', '\'']) {
+            let more = joined.find(|c: char| !c.is_alphabetic()).unwrap_or(joined.len());
+            let apostrophe = rest.as_bytes()[length] == b'\'';
+            if more == 0 || (more == 1 && !apostrophe) {
+                break;
+            }
+            length += 1 + more;
+        }
+        self.emit(Kind::Word(&rest[..length]), length);
+    }
+}

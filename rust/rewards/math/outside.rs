@@ -1,0 +1,147 @@
+//! The outside of an answer: marks around it, words behind it, and plain numbers, which need no tokens.
+
+use dashu_int::{IBig, UBig};
+use dashu_ratio::RBig;
+
+use super::super::strip;
+use super::ast::{Node, NumberForm};
+use super::lexer::token::{Bracket, Kind, Token};
+use super::word;
+
+/// Without the marks around an answer: space, quotes, bold, delimiters of math, the period of its sentence.
+pub(super) fn unwrapped(text: &str) -> &str {
+    let mut text = strip(text);
+    loop {
+        let before = text.len();
+        for (open, close) in
+            [("**", "**"), ("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\"", "\""), ("`", "`"), ("“", "”")]
+        {
+            if let Some(inner) = text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close))
+                && !inner.contains(open)
+                && !inner.contains(close)
+            {
+                text = strip(inner);
+            }
+        }
+        if let Some(inner) = text.strip_prefix('$').and_then(|rest| rest.strip_suffix('$'))
+            && !inner.contains('$')
+            && !inner.ends_with('\\')
+        {
+            text = strip(inner);
+        }
+        let ellipsis = text.ends_with("..");
+        if let Some(rest) = text.strip_suffix(['.', ',', ';'])
+            && !ellipsis
+            && !rest.ends_with('\\')
+        {
+            text = strip(rest);
+        }
+        if text.len() == before {
+            return text;
+        }
+    }
+}
+
+/// Take off the tail what says nothing of the value: stops, reasons, `is the answer`, words in brackets.
+pub(super) fn cut_tail(tokens: &mut Vec<Token<'_>>) {
+    while matches!(
+        tokens.last(),
+        Some(Token { kind: Kind::Period | Kind::Comma | Kind::Semicolon | Kind::Question, .. })
+    ) {
+        tokens.pop();
+    }
+    // `5 because …`
+    let reason = |token: &Token<'_>| matches!(token.kind, Kind::Word("because" | "since" | "as" | "which" | "due"));
+    if let Some(at) = tokens.iter().position(reason)
+        && tokens[..at].iter().any(|token| !matches!(token.kind, Kind::Word(_) | Kind::Name { .. }))
+    {
+        tokens.truncate(at);
+        if matches!(tokens.last(), Some(Token { kind: Kind::Comma, .. })) {
+            tokens.pop();
+        }
+    }
+    let is_word = |token: &&Token<'_>| matches!(token.kind, Kind::Word(_));
+    let words = tokens.iter().rev().take(4).take_while(is_word).count();
+    let tail = tokens.len() - words;
+    if let [Token { kind: Kind::Word("is"), .. }, .., Token { kind: Kind::Word("answer"), .. }] = tokens[tail..]
+        && tail > 0
+    {
+        tokens.truncate(tail);
+    }
+    // `12 (approximately)`
+    if let Some(Token { kind: Kind::Close(Bracket::Round), .. }) = tokens.last() {
+        const MOST_WORDS: usize = 8;
+        let aside = |token: &&Token<'_>| matches!(token.kind, Kind::Word(text) if is_aside(text));
+        let words = tokens.iter().rev().skip(1).take(MOST_WORDS).take_while(aside).count();
+        let open = tokens.len().saturating_sub(words + 2);
+        if words > 0 && open > 0 && tokens.get(open).is_some_and(|token| token.kind == Kind::Open(Bracket::Round)) {
+            tokens.truncate(open);
+        }
+    }
+}
+
+/// A word that is no number and changes none.
+fn is_aside(text: &str) -> bool {
+    text.len() > 1
+        && word::small_number(text).is_none()
+        && word::magnitude(text).is_none()
+        && !["base", "mod", "modulo", "or", "and", "not", "negative", "minus", "percent", "degrees"].contains(&text)
+        && super::unit::Unit::known(text).is_none()
+}
+
+/// `-12`, `3.5`, `3/4`, `\frac{3}{4}` without going through tokens.
+pub(super) fn plain_number(text: &str) -> Option<Node> {
+    let (negative, rest) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text),
+    };
+    if rest.len() > 40 || !rest.is_ascii() {
+        return None;
+    }
+    let (value, form) = match rest.as_bytes() {
+        [b'0'..=b'9', ..] => {
+            let (whole, after) = digits(rest)?;
+            match after.as_bytes() {
+                [] => (RBig::from(whole), NumberForm::Integer),
+                [b'.', ..] => {
+                    let places = after.len() - 1;
+                    let (decimals, end) = digits(&after[1..])?;
+                    if !end.is_empty() || places > 18 {
+                        return None;
+                    }
+                    let power = 10u64.checked_pow(u32::try_from(places).ok()?)?;
+                    let top = UBig::from(whole) * UBig::from(power) + UBig::from(decimals);
+                    let form = NumberForm::Decimal { places: u16::try_from(places).ok()? };
+                    (RBig::from_parts(IBig::from(top), UBig::from(power)), form)
+                }
+                [b'/', ..] => {
+                    let (bottom, end) = digits(&after[1..])?;
+                    (fraction(whole, bottom, end)?, NumberForm::Fraction)
+                }
+                _ => return None,
+            }
+        }
+        [b'\\', ..] => {
+            let rest = rest.strip_prefix("\\frac{").or_else(|| rest.strip_prefix("\\dfrac{"))?;
+            let (top, rest) = digits(rest)?;
+            let (bottom, end) = digits(rest.strip_prefix("}{")?)?;
+            (fraction(top, bottom, end.strip_prefix('}')?)?, NumberForm::Fraction)
+        }
+        _ => return None,
+    };
+    Some(Node::Number { value: if negative { -value } else { value }, form })
+}
+
+fn fraction(top: u64, bottom: u64, rest: &str) -> Option<RBig> {
+    (rest.is_empty() && bottom != 0).then(|| RBig::from_parts(IBig::from(top), UBig::from(bottom)))
+}
+
+/// Leading digits, up to eighteen, and the rest.
+fn digits(text: &str) -> Option<(u64, &str)> {
+    let count = text.bytes().take_while(u8::is_ascii_digit).count();
+    if !(1..=18).contains(&count) {
+        return None;
+    }
+    let value = text.bytes().take(count).fold(0, |value, digit| value * 10 + u64::from(digit - b'0'));
+    Some((value, &text[count..]))
+}

@@ -1,0 +1,248 @@
+//! The smallest values: numbers, names, roots, fractions, decorated letters, named sets.
+
+use dashu_ratio::RBig;
+
+use super::super::super::Status;
+use super::super::ast::{Comparison, NamedSet, Node, NodeId, NumberForm, SetPart};
+use super::super::lexer::token::{Bracket, Kind};
+use super::super::literal;
+use super::{Context, Parsed, Parser};
+
+impl<'t> Parser<'_, 't> {
+    /// A value without anything behind it.
+    pub(super) fn primary(&mut self) -> Parsed<NodeId> {
+        self.nested(Self::value)
+    }
+
+    fn value(&mut self) -> Parsed<NodeId> {
+        let kind = self.peek().ok_or(Status::Unparseable)?;
+        match kind {
+            Kind::Number(raw) => {
+                self.at += 1;
+                let (value, form) = literal::value(raw)?;
+                self.push(Node::Number { value, form })
+            }
+            Kind::Numeral { digits, base } => {
+                self.at += 1;
+                self.numeral(digits, base)
+            }
+            Kind::Name { name, style } => self.name(name, style),
+            Kind::Constant(value) => {
+                self.at += 1;
+                self.push(Node::Constant { value, letter: None })
+            }
+            Kind::Word(_) => self.words(),
+            Kind::Function(name) => self.function(name),
+            Kind::Log(base) => self.logarithm(base),
+            Kind::Det => {
+                self.at += 1;
+                let argument = self.argument_or_brackets()?;
+                self.push(Node::Determinant(argument))
+            }
+            Kind::Frac => {
+                self.at += 1;
+                if let Some(derivative) = self.derivative()? {
+                    return Ok(derivative);
+                }
+                let top = self.argument()?;
+                let bottom = self.argument()?;
+                self.quotient(top, bottom)
+            }
+            Kind::Binom => {
+                self.at += 1;
+                let top = self.argument()?;
+                let bottom = self.argument()?;
+                self.push(Node::Binomial(top, bottom))
+            }
+            Kind::Sqrt => self.radical(),
+            Kind::CubeRoot => {
+                self.at += 1;
+                let index = self.push(Node::Number { value: RBig::from(3), form: NumberForm::Integer })?;
+                let radicand = self.argument_or_brackets()?;
+                self.push(Node::Root { index: Some(index), radicand })
+            }
+            Kind::Enclose(bracket) => {
+                self.at += 1;
+                let inner = self.argument_or_brackets()?;
+                self.push(match bracket {
+                    Bracket::Floor => Node::Floor(inner),
+                    Bracket::Ceil => Node::Ceil(inner),
+                    _ => Node::Abs(inner),
+                })
+            }
+            Kind::Overline => self.overline(),
+            Kind::Arrow(dots) => self.arrow(dots),
+            Kind::Figure(name) => self.figure(name),
+            Kind::Sum | Kind::Product => self.series(),
+            Kind::Open(_) | Kind::Close(Bracket::Square) | Kind::Bar | Kind::DoubleBar => self.brackets(),
+            Kind::Relation(Comparison::Less) => self.angle(),
+            Kind::Begin(environment) => self.environment(environment),
+            Kind::EmptySet => {
+                self.at += 1;
+                self.push(Node::EmptySet)
+            }
+            Kind::NamedSet(set) => self.named_set(set),
+            Kind::Ellipsis => {
+                self.at += 1;
+                self.push(Node::Ellipsis)
+            }
+            Kind::Currency(code) => self.currency(code),
+            Kind::Caret | Kind::Underscore => self.prescript(),
+            _ => Err(Status::Unparseable),
+        }
+    }
+
+    /// The argument of a command: a group, or one token with its own arguments.
+    pub(super) fn argument(&mut self) -> Parsed<NodeId> {
+        if let Some(Kind::Name { name, style }) = self.peek() {
+            self.at += 1;
+            return self.nested(|parser| parser.letter(name, style));
+        }
+        self.primary()
+    }
+
+    /// The argument of a plain-text function: `sqrt(2)`, `abs(x)`; or of a command.
+    pub(super) fn argument_or_brackets(&mut self) -> Parsed<NodeId> {
+        if self.opens(Bracket::Round) || self.opens(Bracket::Square) { self.primary() } else { self.argument() }
+    }
+
+    /// `\frac{dy}{dx}` is a name, behind the command.
+    fn derivative(&mut self) -> Parsed<Option<NodeId>> {
+        let Some(found) = self.tokens.get(self.at..self.at + 8) else { return Ok(None) };
+        let mut kinds = [Kind::Unknown; 8];
+        for (kind, token) in kinds.iter_mut().zip(found) {
+            *kind = token.kind;
+        }
+        let [
+            Kind::Open(Bracket::Group),
+            Kind::Name { name: "d", .. },
+            Kind::Name { name: top, .. },
+            Kind::Close(Bracket::Group),
+            Kind::Open(Bracket::Group),
+            Kind::Name { name: "d", .. },
+            Kind::Name { name: bottom, .. },
+            Kind::Close(Bracket::Group),
+        ] = kinds
+        else {
+            return Ok(None);
+        };
+        self.at += 8;
+        let symbol = self.ast.intern(&format!("d{top}/d{bottom}"))?;
+        self.push(Node::Symbol(symbol)).map(Some)
+    }
+
+    fn radical(&mut self) -> Parsed<NodeId> {
+        self.at += 1;
+        let index = if self.opens(Bracket::Square) {
+            self.at += 1;
+            let index = self.within(Context::default(), Self::sum)?;
+            self.expect(Kind::Close(Bracket::Square))?;
+            Some(index)
+        } else {
+            None
+        };
+        let radicand = self.argument_or_brackets()?;
+        self.push(Node::Root { index, radicand })
+    }
+
+    fn numeral(&mut self, digits: &str, base: u8) -> Parsed<NodeId> {
+        let value = literal::in_base(digits, base).ok_or(Status::Unparseable)?;
+        self.push(Node::BaseNumeral { digits: digits.to_owned(), base, value })
+    }
+
+    /// `52_8`, `52_{\text{eight}}`, `52_{(8)}`, at the underscore behind a value.
+    pub(super) fn base_numeral(&mut self, value: NodeId) -> Parsed<NodeId> {
+        let digits = self.digits_of(value).ok_or(Status::Unparseable)?;
+        self.at += 1;
+        let start = self.at;
+        let mut close = 0;
+        while self.opens(Bracket::Group) || self.opens(Bracket::Round) {
+            self.at += 1;
+            close += 1;
+        }
+        self.eat_word("base");
+        let base = self.base().ok_or(Status::Unparseable)?;
+        for _ in 0..close {
+            if !matches!(self.peek(), Some(Kind::Close(Bracket::Group | Bracket::Round))) {
+                return Err(Status::Unparseable);
+            }
+            self.at += 1;
+        }
+        debug_assert!(self.at > start);
+        self.numeral(&digits, base)
+    }
+
+    /// The digits of a number literal that has just been read.
+    pub(super) fn digits_of(&self, value: NodeId) -> Option<String> {
+        if !matches!(self.ast.node(value), Node::Number { form: NumberForm::Integer | NumberForm::Decimal { .. }, .. })
+        {
+            return None;
+        }
+        let bracketed = usize::from(matches!(self.previous(), Some(Kind::Close(Bracket::Round | Bracket::Group))));
+        match self.tokens.get(self.at.checked_sub(1 + bracketed)?)?.kind {
+            Kind::Number(raw) if raw.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') => Some(raw.to_owned()),
+            _ => None,
+        }
+    }
+
+    /// A base in digits or words.
+    pub(super) fn base(&mut self) -> Option<u8> {
+        let base = match self.peek()? {
+            Kind::Number(raw) => raw.parse().ok()?,
+            Kind::Word(word) => u8::try_from(super::super::word::small_number(word)?).ok()?,
+            _ => return None,
+        };
+        self.at += 1;
+        Some(base)
+    }
+
+    /// `\mathbb{R}`, `\mathbb{R}^+`, `\mathbb{Z}_{\ge 0}`.
+    fn named_set(&mut self, set: NamedSet) -> Parsed<NodeId> {
+        self.at += 1;
+        let mut node = self.push(Node::NamedSet { set, part: SetPart::All })?;
+        if self.peek() == Some(Kind::Underscore) {
+            let grouped = usize::from(self.opens_at(1, Bracket::Group));
+            let part = match (self.kind_at(1 + grouped), self.kind_at(2 + grouped)) {
+                (Some(Kind::Relation(sign)), Some(Kind::Number("0"))) => match sign {
+                    Comparison::Greater => SetPart::Positive,
+                    Comparison::GreaterEqual => SetPart::NonNegative,
+                    Comparison::Less => SetPart::Negative,
+                    Comparison::LessEqual => SetPart::NonPositive,
+                    Comparison::NotEqual => SetPart::NonZero,
+                    _ => return Err(Status::Unparseable),
+                },
+                (Some(Kind::Plus), _) => SetPart::Positive,
+                (Some(Kind::Number("0")), _) => SetPart::NonNegative,
+                _ => return Err(Status::Unparseable),
+            };
+            let sign = matches!(self.kind_at(1 + grouped), Some(Kind::Relation(_)));
+            self.at += 2 + 2 * grouped + usize::from(sign);
+            if part == SetPart::NonNegative && self.peek() == Some(Kind::Caret) && self.kind_at(1) == Some(Kind::Plus) {
+                self.at += 2;
+            }
+            node = self.part_of_set(node, part)?;
+        }
+        Ok(node)
+    }
+
+    pub(super) fn part_of_set(&mut self, set: NodeId, part: SetPart) -> Parsed<NodeId> {
+        match self.ast.node(set) {
+            Node::NamedSet { set, .. } => {
+                let set = *set;
+                self.push(Node::NamedSet { set, part })
+            }
+            _ => Err(Status::Unparseable),
+        }
+    }
+
+    /// `{}_5C_2`, `^5C_2`, at the script.
+    fn prescript(&mut self) -> Parsed<NodeId> {
+        self.at += 1;
+        let top = self.argument()?;
+        let Some(Kind::Name { name: name @ ("C" | "P"), .. }) = self.peek() else { return Err(Status::Unparseable) };
+        self.at += 1;
+        self.expect(Kind::Underscore)?;
+        let bottom = self.argument()?;
+        self.push(if name == "C" { Node::Binomial(top, bottom) } else { Node::Permutations(top, bottom) })
+    }
+}

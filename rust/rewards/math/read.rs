@@ -1,0 +1,132 @@
+//! Text to tree: the readings of what is ambiguous, and what is read when the whole is not.
+
+use super::super::Status;
+use super::ast::{Ast, Node, NodeId};
+use super::label::{self, labelled};
+use super::lexer::token::Token;
+use super::lexer::{self, Options};
+use super::notation;
+use super::outside::{cut_tail, plain_number, unwrapped};
+use super::parser::{Choices, Parser, Seen, is_text, value_start};
+use super::word;
+
+/// A longer answer is not read.
+pub const LONGEST_ANSWER: usize = 16 * 1024;
+
+/// Read an answer, in LaTeX or plain notation.
+///
+/// Linear in the length of the text, and bounded: [`LONGEST_ANSWER`] bytes, 4096 tokens, about 100 brackets within each
+/// other, trees of height [`super::ast::MAX_HEIGHT`], numbers of about 64 kbit.
+///
+/// What is no mathematics as a whole is tried again with a statement on each line, then as the only formula of its prose;
+/// what is left is text, if it is prose.
+///
+/// # Errors
+/// [`Status::NoAnswer`] for an empty text, [`Status::Undecided`] past a bound, [`Status::Unparseable`] for what is neither
+/// mathematics that is known here nor prose.
+pub fn parse(text: &str) -> Result<Ast, Status> {
+    if text.len() > LONGEST_ANSWER {
+        return Err(Status::Undecided);
+    }
+    let text = unwrapped(text);
+    if let Some(number) = plain_number(text) {
+        return Ok(Ast::leaf(number));
+    }
+    if text.is_empty() {
+        return Err(Status::NoAnswer);
+    }
+    let text = notation::spelled_out(text);
+    let mut ast = Ast::new();
+    let mut options = Options { grouped: true, exponents: true, lines: false };
+    let mut roots = readings(&text, options, &mut ast)?;
+    if roots.is_empty() && text.contains('\n') {
+        options.lines = true;
+        roots = readings(&text, options, &mut ast)?;
+    }
+    if roots.is_empty()
+        && let Some(formula) = only_formula(&text)
+    {
+        options.lines = false;
+        roots = readings(formula, options, &mut ast)?;
+    }
+    if roots.is_empty() {
+        let folded = word::folded(&text);
+        if folded.is_empty() || !is_text(&lexer::tokens(&text, options)?.tokens) {
+            return Err(Status::Unparseable);
+        }
+        let root = ast.push(Node::Text(folded))?;
+        roots.push(root);
+    }
+    let root = match roots[..] {
+        [root] => labelled(&mut ast, root)?,
+        _ => ast.push(Node::Either(roots))?,
+    };
+    ast.set_root(root);
+    Ok(ast)
+}
+
+/// All readings of a text, the likeliest first; none for what cannot be read.
+fn readings(text: &str, first: Options, ast: &mut Ast) -> Result<Vec<NodeId>, Status> {
+    let mut lexed = lexer::tokens(text, first)?;
+    let mut roots = Vec::new();
+    let seen = read(text, &mut lexed.tokens, ast, Choices::default(), &mut roots)?;
+    let mut again = |options: Options, choices: Choices| {
+        let mut tokens = lexer::tokens(text, options)?.tokens;
+        read(text, &mut tokens, ast, choices, &mut roots)
+    };
+    if lexed.has_groups {
+        again(Options { grouped: false, ..first }, Choices::default())?;
+    }
+    if lexed.has_exponents {
+        again(Options { exponents: false, ..first }, Choices::default())?;
+    }
+    if seen.division {
+        again(first, Choices { tight_division: true, ..Choices::default() })?;
+    }
+    if seen.letter_unit {
+        again(first, Choices { letter_units: true, ..Choices::default() })?;
+    }
+    if seen.i && seen.j {
+        again(first, Choices { unit_vectors: true, ..Choices::default() })?;
+    }
+    Ok(roots)
+}
+
+/// Add the readings under one set of choices. A reading that is too large ends the matter.
+fn read<'t>(
+    text: &'t str,
+    tokens: &mut Vec<Token<'t>>,
+    ast: &mut Ast,
+    choices: Choices,
+    roots: &mut Vec<NodeId>,
+) -> Result<Seen, Status> {
+    cut_tail(tokens);
+    if let Some(letter) = label::alone(tokens) {
+        roots.extend(label::readings(letter, ast)?);
+        return Ok(Seen::default());
+    }
+    let labelled = label::before(tokens);
+    let start = labelled.map_or_else(|| value_start(tokens), |(_, start)| start);
+    let (root, seen) = Parser::answer(text, tokens, start, ast, choices);
+    match root {
+        Err(Status::Undecided) => return Err(Status::Undecided),
+        Err(_) => {}
+        Ok(root) => match ast.node(root) {
+            Node::Either(items) => roots.extend_from_slice(items),
+            _ => roots.push(root),
+        },
+    }
+    if let Some((letter, _)) = labelled.filter(|_| !roots.is_empty()) {
+        roots.push(ast.push(Node::Text(letter.to_ascii_lowercase()))?);
+    }
+    Ok(seen)
+}
+
+/// The formula of a text that has one, and no digit outside of it.
+fn only_formula(text: &str) -> Option<&str> {
+    let (start, end) = super::super::answer::last_formula(text)?;
+    let outside = [&text[..start], &text[end..]];
+    let marks = |text: &str| text.matches(['$', '\\']).count();
+    let alone = outside.iter().all(|text| marks(text) <= 2 && !text.contains(|c: char| c.is_ascii_digit()));
+    (alone && end - start + 4 < text.len()).then(|| &text[start..end])
+}

@@ -1,0 +1,395 @@
+//! Units of measure: names, dimensions and exact factors; currencies; and counted things, which have only a name.
+
+use dashu_int::{IBig, UBig};
+use dashu_ratio::RBig;
+
+/// How many base dimensions there are: length, mass, time, current, temperature, amount, luminosity, information.
+pub const DIMENSIONS: usize = 8;
+
+type Dimension = [i8; DIMENSIONS];
+
+/// A product of powers of units: `m/s^2`, `cm^2`, `mph`, `dollars`, `apples`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unit {
+    /// Exponents of length, mass, time, current, temperature, amount, luminosity, information. All zero for radians.
+    pub dimension: [i8; DIMENSIONS],
+    /// The value of one such unit in the coherent units of its dimension (SI; bits; whole currency), exact.
+    pub factor: RBig,
+    /// Parts that nothing converts: currencies by code, temperature scales, counted things by their stem (the same in singular and plural); sorted by
+    /// name, with exponents other than 0.
+    pub named: Vec<(Box<str>, i8)>,
+    /// Whether it says only that there is a unit: `units`, `square units`. Dimension and factor are then of no meaning.
+    pub placeholder: bool,
+}
+
+impl Unit {
+    /// The unit of bare numbers.
+    #[must_use]
+    pub fn one() -> Self {
+        Self { dimension: [0; DIMENSIONS], factor: RBig::ONE, named: Vec::new(), placeholder: false }
+    }
+
+    /// Whether both measure the same thing, so that their factors may be compared.
+    #[must_use]
+    pub fn commensurable(&self, other: &Self) -> bool {
+        self.dimension == other.dimension && self.named == other.named
+    }
+
+    /// Something that is counted: any word, by its stem.
+    #[must_use]
+    pub fn counted(word: &str) -> Self {
+        Self { named: vec![(singular(word).into(), 1)], ..Self::one() }
+    }
+
+    /// A currency or a temperature scale.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        Self { named: vec![(name.into(), 1)], ..Self::one() }
+    }
+
+    /// The code of the currency that a word names in full.
+    #[must_use]
+    pub fn currency_code(word: &str) -> Option<&'static str> {
+        let named = currency(word).filter(|unit| unit.factor.is_one())?.named;
+        ["USD", "EUR", "GBP", "INR", "JPY", "CNY", "MXN", "RUB", "KRW", "CHF", "BRL", "MYR"]
+            .into_iter()
+            .find(|code| named.first().is_some_and(|(name, _)| **name == **code))
+    }
+
+    /// The unit that a word or a symbol names; symbols by their case, words in singular or plural.
+    #[must_use]
+    pub fn known(word: &str) -> Option<Self> {
+        if matches!(word, "unit" | "units" | "Units" | "Unit") {
+            return Some(Self { placeholder: true, ..Self::one() });
+        }
+        // Prefix and symbol only by accident.
+        if matches!(word, "pm" | "us" | "dB" | "pH" | "nd" | "PT") {
+            return None;
+        }
+        if let Some(unit) = currency(word) {
+            return Some(unit);
+        }
+        let found = MEASURES.iter().find(|measure| measure.symbols.contains(&word));
+        if let Some(measure) = found {
+            return Some(measure.unit(0));
+        }
+        for (prefix, power) in SYMBOL_PREFIXES {
+            if let Some(symbol) = word.strip_prefix(prefix)
+                && let Some(measure) =
+                    MEASURES.iter().find(|measure| measure.metric && measure.symbols.contains(&symbol))
+            {
+                return Some(measure.unit(power));
+            }
+        }
+        if word.len() > LONGEST_NAME || !word.is_ascii() {
+            return None;
+        }
+        let lower = word.to_ascii_lowercase();
+        let by_name = |name: &str| MEASURES.iter().find(|measure| measure.names.contains(&name));
+        let singular = singular(&lower);
+        if let Some(measure) = by_name(&lower).or_else(|| by_name(&singular)) {
+            return Some(measure.unit(0));
+        }
+        WORD_PREFIXES.iter().find_map(|(prefix, power)| {
+            let measure = by_name(singular.strip_prefix(prefix)?).filter(|measure| measure.metric)?;
+            Some(measure.unit(*power))
+        })
+    }
+
+    /// A millionth of it.
+    #[must_use]
+    pub fn millionth(self) -> Self {
+        Self { factor: self.factor / RBig::from(1_000_000), ..self }
+    }
+
+    /// Multiply by a power of another unit; exponents saturate.
+    pub fn multiply(&mut self, other: &Self, power: i8) {
+        for (exponent, more) in self.dimension.iter_mut().zip(other.dimension) {
+            *exponent = exponent.saturating_add(more.saturating_mul(power));
+        }
+        if !other.factor.is_one() {
+            self.factor = &self.factor * other.factor.pow(isize::from(power.clamp(-MOST_POWER, MOST_POWER)));
+        }
+        for (name, exponent) in &other.named {
+            let exponent = exponent.saturating_mul(power);
+            match self.named.iter_mut().find(|(known, _)| known == name) {
+                Some((_, known)) => *known = known.saturating_add(exponent),
+                None => self.named.push((name.clone(), exponent)),
+            }
+        }
+        self.named.retain(|(_, exponent)| *exponent != 0);
+        self.named.sort();
+        self.placeholder |= other.placeholder;
+    }
+}
+
+/// Past this a power of a unit is nonsense, and its factor is not computed in full.
+const MOST_POWER: i8 = 12;
+const LONGEST_NAME: usize = 32;
+
+struct Measure {
+    names: &'static [&'static str],
+    symbols: &'static [&'static str],
+    dimension: Dimension,
+    factor: (u64, u64, i8),
+    metric: bool,
+}
+
+impl Measure {
+    /// One of it with a metric prefix of 10^`prefix`.
+    fn unit(&self, prefix: i8) -> Unit {
+        let (top, bottom, power) = self.factor;
+        let power = power + prefix;
+        let ten = UBig::from(10u8).pow(usize::from(power.unsigned_abs()));
+        let (top, bottom) = (UBig::from(top), UBig::from(bottom));
+        let factor = if power < 0 {
+            RBig::from_parts(IBig::from(top), bottom * ten)
+        } else {
+            RBig::from_parts(IBig::from(top * ten), bottom)
+        };
+        Unit { dimension: self.dimension, factor, ..Unit::one() }
+    }
+}
+
+const fn measure(
+    names: &'static [&'static str],
+    symbols: &'static [&'static str],
+    dimension: Dimension,
+    factor: (u64, u64, i8),
+    metric: bool,
+) -> Measure {
+    Measure { names, symbols, dimension, factor, metric }
+}
+
+const LENGTH: Dimension = [1, 0, 0, 0, 0, 0, 0, 0];
+const AREA: Dimension = [2, 0, 0, 0, 0, 0, 0, 0];
+const VOLUME: Dimension = [3, 0, 0, 0, 0, 0, 0, 0];
+const MASS: Dimension = [0, 1, 0, 0, 0, 0, 0, 0];
+const TIME: Dimension = [0, 0, 1, 0, 0, 0, 0, 0];
+const SPEED: Dimension = [1, 0, -1, 0, 0, 0, 0, 0];
+const FREQUENCY: Dimension = [0, 0, -1, 0, 0, 0, 0, 0];
+const CURRENT: Dimension = [0, 0, 0, 1, 0, 0, 0, 0];
+const TEMPERATURE: Dimension = [0, 0, 0, 0, 1, 0, 0, 0];
+const AMOUNT: Dimension = [0, 0, 0, 0, 0, 1, 0, 0];
+const LUMINOSITY: Dimension = [0, 0, 0, 0, 0, 0, 1, 0];
+const INFORMATION: Dimension = [0, 0, 0, 0, 0, 0, 0, 1];
+const FORCE: Dimension = [1, 1, -2, 0, 0, 0, 0, 0];
+const ENERGY: Dimension = [2, 1, -2, 0, 0, 0, 0, 0];
+const POWER: Dimension = [2, 1, -3, 0, 0, 0, 0, 0];
+const PRESSURE: Dimension = [-1, 1, -2, 0, 0, 0, 0, 0];
+const CHARGE: Dimension = [0, 0, 1, 1, 0, 0, 0, 0];
+const VOLTAGE: Dimension = [2, 1, -3, -1, 0, 0, 0, 0];
+const RESISTANCE: Dimension = [2, 1, -3, -2, 0, 0, 0, 0];
+const CAPACITANCE: Dimension = [-2, -1, 4, 2, 0, 0, 0, 0];
+const FLUX: Dimension = [2, 1, -2, -1, 0, 0, 0, 0];
+const FIELD: Dimension = [0, 1, -2, -1, 0, 0, 0, 0];
+const INDUCTANCE: Dimension = [2, 1, -2, -2, 0, 0, 0, 0];
+const NONE: Dimension = [0; DIMENSIONS];
+
+/// Factors are `top / bottom · 10^power`, exact by definition of the unit; years, months and the like have 365, 30 days.
+static MEASURES: [Measure; 64] = [
+    measure(&["meter", "metre"], &["m"], LENGTH, (1, 1, 0), true),
+    measure(&["inch"], &["in"], LENGTH, (254, 1, -4), false),
+    measure(&["foot", "feet"], &["ft"], LENGTH, (3048, 1, -4), false),
+    measure(&["yard"], &["yd", "yds"], LENGTH, (9144, 1, -4), false),
+    measure(&["mile"], &["mi"], LENGTH, (1_609_344, 1, -3), false),
+    measure(&["nautical-mile"], &["nmi"], LENGTH, (1852, 1, 0), false),
+    measure(&["angstrom"], &[], LENGTH, (1, 1, -10), false),
+    measure(&["light-year", "lightyear"], &["ly"], LENGTH, (9_460_730_472_580_800, 1, 0), false),
+    measure(&["parsec"], &["pc"], LENGTH, (30_856_775_814_913_673, 1, 0), true),
+    measure(&["astronomical-unit"], &["AU", "au"], LENGTH, (149_597_870_700, 1, 0), false),
+    measure(&["acre"], &["ac"], AREA, (40_468_564_224, 1, -7), false),
+    measure(&["hectare"], &["ha"], AREA, (1, 1, 4), false),
+    measure(&["liter", "litre"], &["L", "l"], VOLUME, (1, 1, -3), true),
+    measure(&["cc"], &["cc"], VOLUME, (1, 1, -6), false),
+    measure(&["gallon"], &["gal"], VOLUME, (3_785_411_784, 1, -12), false),
+    measure(&["quart"], &["qt"], VOLUME, (946_352_946, 1, -12), false),
+    measure(&["pint"], &["pt"], VOLUME, (473_176_473, 1, -12), false),
+    measure(&["cup"], &[], VOLUME, (2_365_882_365, 1, -13), false),
+    measure(&["tablespoon"], &["tbsp"], VOLUME, (1_478_676_478_125, 1, -17), false),
+    measure(&["teaspoon"], &["tsp"], VOLUME, (492_892_159_375, 1, -17), false),
+    measure(&["gram", "gramme"], &["g"], MASS, (1, 1, -3), true),
+    measure(&["tonne", "metric-ton"], &["t"], MASS, (1, 1, 3), true),
+    measure(&["pound"], &["lb", "lbs"], MASS, (45_359_237, 1, -8), false),
+    measure(&["ounce"], &["oz"], MASS, (28_349_523_125, 1, -12), false),
+    measure(&["ton"], &[], MASS, (90_718_474, 1, -5), false),
+    measure(&["second"], &["s", "sec", "secs"], TIME, (1, 1, 0), true),
+    measure(&["minute"], &["min", "mins"], TIME, (60, 1, 0), false),
+    measure(&["hour"], &["h", "hr", "hrs"], TIME, (3600, 1, 0), false),
+    measure(&["day"], &["d"], TIME, (86_400, 1, 0), false),
+    measure(&["week"], &["wk", "wks"], TIME, (604_800, 1, 0), false),
+    measure(&["month"], &["mo"], TIME, (2_592_000, 1, 0), false),
+    measure(&["year"], &["yr", "yrs"], TIME, (31_536_000, 1, 0), false),
+    measure(&[], &["mph"], SPEED, (1_609_344, 3600, -3), false),
+    measure(&[], &["kph", "kmh", "kmph"], SPEED, (1000, 3600, 0), false),
+    measure(&["knot"], &["kn"], SPEED, (1852, 3600, 0), false),
+    measure(&["hertz"], &["Hz"], FREQUENCY, (1, 1, 0), true),
+    measure(&[], &["rpm"], FREQUENCY, (1, 60, 0), false),
+    measure(&["ampere", "amp"], &["A"], CURRENT, (1, 1, 0), true),
+    measure(&["kelvin"], &["K"], TEMPERATURE, (1, 1, 0), true),
+    measure(&["mole"], &["mol"], AMOUNT, (1, 1, 0), true),
+    measure(&["candela"], &["cd"], LUMINOSITY, (1, 1, 0), false),
+    measure(&["lumen"], &["lm"], LUMINOSITY, (1, 1, 0), false),
+    measure(&["bit"], &["bit", "bits"], INFORMATION, (1, 1, 0), true),
+    measure(&["byte"], &["B"], INFORMATION, (8, 1, 0), true),
+    measure(&["newton"], &["N"], FORCE, (1, 1, 0), true),
+    measure(&["dyne"], &["dyn"], FORCE, (1, 1, -5), false),
+    measure(&["joule"], &["J"], ENERGY, (1, 1, 0), true),
+    measure(&["erg"], &["erg", "ergs"], ENERGY, (1, 1, -7), false),
+    measure(&["calorie"], &["cal"], ENERGY, (4184, 1, -3), true),
+    measure(&["electronvolt", "electron-volt"], &["eV"], ENERGY, (1_602_176_634, 1, -28), true),
+    measure(&[], &["Wh"], ENERGY, (3600, 1, 0), true),
+    measure(&["watt"], &["W"], POWER, (1, 1, 0), true),
+    measure(&["horsepower"], &["hp"], POWER, (74_569_987_158_227_022, 1, -14), false),
+    measure(&["pascal"], &["Pa"], PRESSURE, (1, 1, 0), true),
+    measure(&["atmosphere"], &["atm"], PRESSURE, (101_325, 1, 0), false),
+    measure(&["bar"], &["bar"], PRESSURE, (1, 1, 5), true),
+    measure(&["coulomb"], &["C"], CHARGE, (1, 1, 0), true),
+    measure(&["volt"], &["V"], VOLTAGE, (1, 1, 0), true),
+    measure(&["ohm"], &["Omega", "Ohm"], RESISTANCE, (1, 1, 0), true),
+    measure(&["farad"], &["F"], CAPACITANCE, (1, 1, 0), true),
+    measure(&["weber"], &["Wb"], FLUX, (1, 1, 0), true),
+    measure(&["tesla"], &["T"], FIELD, (1, 1, 0), true),
+    measure(&["henry"], &["H"], INDUCTANCE, (1, 1, 0), true),
+    measure(&["radian"], &["rad", "rads"], NONE, (1, 1, 0), true),
+];
+
+const SYMBOL_PREFIXES: [(&str, i8); 10] =
+    [("k", 3), ("c", -2), ("m", -3), ("d", -1), ("M", 6), ("G", 9), ("T", 12), ("u", -6), ("n", -9), ("p", -12)];
+
+const WORD_PREFIXES: [(&str, i8); 11] = [
+    ("kilo", 3),
+    ("centi", -2),
+    ("milli", -3),
+    ("deci", -1),
+    ("hecto", 2),
+    ("mega", 6),
+    ("giga", 9),
+    ("tera", 12),
+    ("micro", -6),
+    ("nano", -9),
+    ("pico", -12),
+];
+
+/// Currencies by name and code; hundredths under the code of the whole.
+fn currency(word: &str) -> Option<Unit> {
+    const CURRENCIES: [(&[&str], &str); 12] = [
+        (&["dollar", "dollars", "usd", "buck", "bucks"], "USD"),
+        (&["euro", "euros", "eur"], "EUR"),
+        (&["gbp", "sterling"], "GBP"),
+        (&["rupee", "rupees", "inr", "rs"], "INR"),
+        (&["yen", "jpy"], "JPY"),
+        (&["yuan", "rmb", "cny"], "CNY"),
+        (&["peso", "pesos", "mxn"], "MXN"),
+        (&["ruble", "rubles", "rouble", "roubles", "rub"], "RUB"),
+        (&["krw"], "KRW"),
+        (&["franc", "francs", "chf"], "CHF"),
+        (&["brl"], "BRL"),
+        (&["ringgit", "myr"], "MYR"),
+    ];
+    if word.len() > LONGEST_NAME {
+        return None;
+    }
+    let word = word.to_ascii_lowercase();
+    if matches!(word.as_str(), "cent" | "cents" | "pence" | "penny") {
+        let code = if word.starts_with('c') { "USD" } else { "GBP" };
+        let hundredth = RBig::from_parts(IBig::ONE, UBig::from(100u8));
+        return Some(Unit { factor: hundredth, ..Unit::named(code) });
+    }
+    CURRENCIES.iter().find(|(names, _)| names.contains(&word.as_str())).map(|(_, code)| Unit::named(code))
+}
+
+/// A noun in lower case without the ending of its plural; the same stem for both numbers, not always a word.
+fn singular(word: &str) -> String {
+    const IRREGULAR: [(&str, &str); 7] = [
+        ("people", "person"),
+        ("persons", "person"),
+        ("men", "man"),
+        ("women", "woman"),
+        ("children", "child"),
+        ("inches", "inch"),
+        ("feet", "feet"),
+    ];
+    let lower = word.to_lowercase();
+    if let Some((_, one)) = IRREGULAR.iter().find(|(many, _)| *many == lower) {
+        return (*one).to_owned();
+    }
+    let plural = ["sses", "shes", "ches", "xes", "zes"].iter().any(|ending| lower.ends_with(ending));
+    let stem = if plural {
+        &lower[..lower.len() - 2]
+    } else {
+        lower.strip_suffix('s').filter(|stem| stem.len() > 2 && !stem.ends_with(['s', 'u', 'i'])).unwrap_or(&lower)
+    };
+    // `cities` and `cookie` have lost what tells `-y` from `-ie`, `buses` and `houses` what tells `-s` from `-se`.
+    match (stem.strip_suffix("ie"), stem.strip_suffix('e')) {
+        (Some(short), _) if short.len() > 1 => format!("{short}y"),
+        (_, Some(short)) if short.len() > 2 && short.ends_with(['s', 'o']) => short.to_owned(),
+        _ => stem.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn factor(word: &str) -> RBig {
+        Unit::known(word).unwrap().factor
+    }
+
+    fn ratio(top: u64, bottom: u64) -> RBig {
+        RBig::from_parts(IBig::from(top), UBig::from(bottom))
+    }
+
+    #[test]
+    fn factors_are_exact() {
+        for (word, top, bottom) in [
+            ("cm", 1, 100),
+            ("km", 1000, 1),
+            ("kilometers", 1000, 1),
+            ("inches", 254, 10_000),
+            ("feet", 3048, 10_000),
+            ("mL", 1, 1_000_000),
+            ("kg", 1, 1),
+            ("hours", 3600, 1),
+            ("mph", 1397, 3125),
+            ("cents", 1, 100),
+            ("kWh", 3_600_000, 1),
+        ] {
+            assert_eq!(factor(word), ratio(top, bottom), "{word}");
+        }
+        assert!(Unit::known("apples").is_none());
+        assert!(Unit::known("Kg").is_none());
+    }
+
+    #[test]
+    fn products_of_units() {
+        let mut speed = Unit::known("km").unwrap();
+        speed.multiply(&Unit::known("h").unwrap(), -1);
+        assert!(speed.commensurable(&Unit::known("mph").unwrap()));
+        assert_eq!(speed.factor, factor("kph"));
+        let mut price = Unit::known("dollars").unwrap();
+        price.multiply(&Unit::counted("Apples"), -1);
+        assert_eq!(price.named, [("USD".into(), 1), ("apple".into(), -1)]);
+        price.multiply(&Unit::counted("apple"), 1);
+        assert_eq!(price, Unit::known("USD").unwrap());
+        assert!(!Unit::known("dollar").unwrap().commensurable(&Unit::known("euro").unwrap()));
+    }
+
+    #[test]
+    fn nouns_in_the_singular() {
+        for (many, one) in [
+            ("cookies", "cooky"),
+            ("cookie", "cooky"),
+            ("houses", "hous"),
+            ("house", "hous"),
+            ("ways", "way"),
+            ("boxes", "box"),
+            ("cities", "city"),
+            ("People", "person"),
+            ("bus", "bus"),
+            ("gas", "gas"),
+        ] {
+            assert_eq!(singular(many), one);
+        }
+    }
+}

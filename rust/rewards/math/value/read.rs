@@ -1,0 +1,448 @@
+//! A syntax tree to a value: collections, intervals and marks; arithmetic is in `number`, statements in `statement`.
+
+use dashu_ratio::RBig;
+
+use super::super::ast::{Ast, Comparison, Constant, DegreePart, NamedSet, Node, NodeId, SetPart, SymbolId};
+use super::super::expr::{Class, Exprs, Id};
+use super::super::fuel::{Fuel, Stop};
+use super::{End, Mark, Number, Piece, Reading, Region, Shape, Value};
+
+/// Why a tree gave no value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fail {
+    /// The budget is spent, or there is no value.
+    Stop(Stop),
+    /// Not arithmetic; as a whole: a construct that has no value here.
+    NotNumber,
+}
+
+impl From<Stop> for Fail {
+    fn from(stop: Stop) -> Self {
+        Self::Stop(stop)
+    }
+}
+
+/// Which of several readings to take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Choices {
+    /// Which alternative of every [`Node::Either`]; the last one where there are fewer.
+    pub either: usize,
+    /// Whether a logarithm without base is the natural one; else it has base 10.
+    pub natural_log: bool,
+    /// Whether arguments of functions that are defined, and letters that are said to be integers, get names of their
+    /// own: `f(t) = t²` is `f(x) = x²`, and `kπ, k ∈ ℤ` is `nπ, n ∈ ℤ`.
+    pub renamed: bool,
+    /// Whether of `40/3 ≈ 13.33` the rounded number counts, as a gold may allow.
+    pub rounded: bool,
+}
+
+/// Understand a tree.
+///
+/// # Errors
+/// See [`Fail`].
+pub fn read(ast: &Ast, choices: Choices, fuel: &Fuel) -> Result<Reading, Fail> {
+    let mut exprs = Exprs::default();
+    let mut signed = vec![false; ast.nodes().len()];
+    for (at, node) in ast.nodes().iter().enumerate() {
+        let mut found = matches!(node, Node::PlusMinus { .. });
+        node.for_each_child(|child| found |= signed.get(child.index()).copied().unwrap_or(false));
+        signed[at] = found;
+    }
+    fuel.spend(signed.len() as u64)?;
+    let mut reader = Reader {
+        ast,
+        exprs: &mut exprs,
+        fuel,
+        choices,
+        minus: None,
+        signed: &signed,
+        bindings: Vec::new(),
+        letters: Vec::new(),
+    };
+    if choices.renamed {
+        reader.rename_integers()?;
+    }
+    let value = reader.value(ast.root())?;
+    Ok(Reading { exprs, value })
+}
+
+/// Whether [`Choices::rounded`] makes a difference.
+#[must_use]
+pub fn has_approximations(ast: &Ast) -> bool {
+    ast.nodes().iter().any(|node| match node {
+        Node::Relation { operators, .. } => operators.contains(&Comparison::Approx),
+        _ => false,
+    })
+}
+
+/// Whether [`Choices::renamed`] makes a difference.
+#[must_use]
+pub fn has_dummies(ast: &Ast) -> bool {
+    ast.nodes().iter().any(|node| integer_letter(ast, node).is_some() || defined_arguments(ast, node).is_some())
+}
+
+/// The k of `k ∈ ℤ`.
+fn integer_letter(ast: &Ast, node: &Node) -> Option<SymbolId> {
+    let Node::Relation { operands, operators } = node else { return None };
+    match (&operands[..], &operators[..]) {
+        ([element, set], [Comparison::In]) => match (ast.node(*element), ast.node(*set)) {
+            (Node::Symbol(symbol), Node::NamedSet { set: NamedSet::Integers | NamedSet::Naturals, .. }) => {
+                Some(*symbol)
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The x of `f(x) = …`.
+pub(super) fn defined_arguments(ast: &Ast, node: &Node) -> Option<Vec<SymbolId>> {
+    let Node::Relation { operands, operators } = node else { return None };
+    let (Some(first), Some(Comparison::Equal)) = (operands.first(), operators.first()) else { return None };
+    let Node::Apply { arguments, .. } = ast.node(*first) else { return None };
+    let symbol = |id: &NodeId| match ast.node(*id) {
+        Node::Symbol(symbol) => Some(*symbol),
+        _ => None,
+    };
+    arguments.iter().map(symbol).collect()
+}
+
+/// Builds the value of one tree.
+pub(super) struct Reader<'r> {
+    pub(super) ast: &'r Ast,
+    pub(super) exprs: &'r mut Exprs,
+    pub(super) fuel: &'r Fuel,
+    pub(super) choices: Choices,
+    /// The lower sign of every `±`, the upper one, or not said.
+    pub(super) minus: Option<bool>,
+    /// Which nodes have a `±` in them.
+    signed: &'r [bool],
+    pub(super) bindings: Vec<(SymbolId, Id)>,
+    /// The letters e and i where they are letters.
+    pub(super) letters: Vec<SymbolId>,
+}
+
+impl Value {
+    pub(super) fn bare(id: Id) -> Self {
+        Self::Number(Number { id, mark: Mark::Bare })
+    }
+}
+
+impl Reader<'_> {
+    pub(super) fn bound(&self, symbol: SymbolId) -> Option<Id> {
+        self.bindings.iter().rev().find(|(known, _)| *known == symbol).map(|(_, id)| *id)
+    }
+
+    /// Call the integers of `k ∈ ℤ` by their order.
+    fn rename_integers(&mut self) -> Result<(), Fail> {
+        let ast = self.ast;
+        let mut letters: Vec<SymbolId> = ast.nodes().iter().filter_map(|node| integer_letter(ast, node)).collect();
+        letters.dedup();
+        for (at, letter) in letters.into_iter().enumerate().take(8) {
+            let id = self.exprs.symbol(&format!("ℤ{at}"), self.fuel)?;
+            self.bindings.push((letter, id));
+        }
+        Ok(())
+    }
+
+    /// The value of any node.
+    pub(super) fn value(&mut self, node: NodeId) -> Result<Value, Fail> {
+        self.fuel.spend(6)?;
+        let ast = self.ast;
+        if self.minus.is_none()
+            && self.signed.get(node.index()).copied().unwrap_or(false)
+            && is_one_value(ast.node(node))
+        {
+            return self.both_signs(node);
+        }
+        match ast.node(node) {
+            Node::Either(items) => {
+                let item = items.get(self.choices.either).or(items.last()).ok_or(Fail::NotNumber)?;
+                self.value(*item)
+            }
+            Node::Text(text) => Ok(Value::Text(text.clone())),
+            Node::Ellipsis => Ok(Value::Ellipsis),
+            Node::Constant { value: Constant::Infinity, .. } => Ok(Value::Infinite { negative: false }),
+            Node::Neg(inner) if is_infinity(ast, *inner) => Ok(Value::Infinite { negative: true }),
+            Node::List { .. } | Node::And(_) | Node::Or(_) | Node::Relation { .. } | Node::Congruence { .. } => {
+                self.statement(node)
+            }
+            Node::Set(items) => Ok(Value::List { items: self.items(items)?, shape: Shape::Set }),
+            Node::Tuple(items) => Ok(Value::List { items: self.items(items)?, shape: Shape::Tuple }),
+            Node::Brackets(items) => Ok(Value::List { items: self.items(items)?, shape: Shape::Brackets }),
+            Node::Vector(items) => Ok(Value::List { items: self.items(items)?, shape: Shape::Vector }),
+            Node::Interval { low, high, low_closed, high_closed } => {
+                let low = self.end(*low, *low_closed, false)?;
+                let high = self.end(*high, *high_closed, true)?;
+                Ok(Value::Region(Region::of(vec![Piece { low, high }], self.exprs, self.fuel)?))
+            }
+            Node::Matrix { .. } | Node::Transpose(_) => self.matrix_value(node),
+            Node::Ratio(items) => self.ratio(items),
+            Node::Union(_) | Node::Intersection(_) | Node::Difference(..) => self.set_operation(node),
+            Node::EmptySet => Ok(Value::Region(Region::empty())),
+            Node::NamedSet { set, part } => self.named(*set, *part),
+            Node::SetBuilder { element, conditions } => self.builder(*element, *conditions),
+            Node::Mod(a, b) => {
+                let (a, modulus) = (self.number(*a)?, self.number(*b)?);
+                let remainder = Some(self.number(node)?);
+                Ok(Value::Congruence { left: None, right: vec![a], modulus, remainder })
+            }
+            Node::Percent(inner) => {
+                let face = self.number(*inner)?;
+                Ok(Value::Number(Number { id: self.number(node)?, mark: Mark::Percent(face) }))
+            }
+            Node::Quantity { value, unit } => match self.value(*value)? {
+                Value::Number(number) => Ok(Value::Number(Number { id: number.id, mark: Mark::Unit(unit.clone()) })),
+                // The unit of every item: `5, 6 cm`, `(1, 2) cm`.
+                Value::List { items, shape } => {
+                    let items = items.into_iter().map(|item| match item {
+                        Value::Number(Number { id, mark: Mark::Bare }) => {
+                            Value::Number(Number { id, mark: Mark::Unit(unit.clone()) })
+                        }
+                        other => other,
+                    });
+                    Ok(Value::List { items: items.collect(), shape })
+                }
+                other => Ok(other),
+            },
+            Node::BaseNumeral { digits, value, .. } => {
+                let face = dashu_int::IBig::from_str_radix(digits, 10).ok().map(RBig::from);
+                let id = self.exprs.rational(value.clone(), self.fuel)?;
+                Ok(Value::Number(Number { id, mark: Mark::Base(face) }))
+            }
+            _ => match self.number(node) {
+                Ok(id) if is_angle(ast, node) => {
+                    // How many degrees: the value without π/180.
+                    let pi = self.exprs.pi()?;
+                    let factor = self.exprs.integer(180, self.fuel)?;
+                    let turns = self.exprs.quotient(id, pi, self.fuel)?;
+                    let face = self.exprs.product(&[turns, factor], self.fuel)?;
+                    Ok(Value::Number(Number { id, mark: Mark::Degree(face) }))
+                }
+                Ok(id) => Ok(Value::bare(id)),
+                Err(Fail::NotNumber) => self.matrix_value(node),
+                Err(fail) => Err(fail),
+            },
+        }
+    }
+
+    /// Items of a collection; one with a `±` counts as two.
+    pub(super) fn items(&mut self, nodes: &[NodeId]) -> Result<Vec<Value>, Fail> {
+        let mut items = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let signed = self.minus.is_none() && self.signed.get(node.index()).copied().unwrap_or(false);
+            match self.value(*node)? {
+                Value::List { items: both, shape: Shape::Bare } if signed => items.extend(both),
+                value => items.push(value),
+            }
+        }
+        Ok(items)
+    }
+
+    fn both_signs(&mut self, node: NodeId) -> Result<Value, Fail> {
+        self.minus = Some(false);
+        let upper = self.value(node);
+        self.minus = Some(true);
+        let lower = self.value(node);
+        self.minus = None;
+        Ok(Value::List { items: vec![upper?, lower?], shape: Shape::Bare })
+    }
+
+    /// An end of an interval.
+    pub(super) fn end(&mut self, node: NodeId, closed: bool, high: bool) -> Result<End, Fail> {
+        match self.value(node)? {
+            Value::Infinite { negative } if negative != high => Ok(if high { End::Above } else { End::Below }),
+            Value::Number(number) => Ok(End::At { id: number.id, closed }),
+            // From ∞ down, or up to −∞.
+            Value::Infinite { .. } => Err(Fail::Stop(Stop::Undefined)),
+            _ => Err(Fail::NotNumber),
+        }
+    }
+
+    fn ratio(&mut self, items: &[NodeId]) -> Result<Value, Fail> {
+        let terms = self.numbers(items)?;
+        let &[first, ref rest @ ..] = &terms[..] else { return Err(Fail::NotNumber) };
+        let mut quotients = Vec::with_capacity(rest.len());
+        for term in rest {
+            quotients.push(self.exprs.quotient(*term, first, self.fuel)?);
+        }
+        let value = match rest {
+            [second] => self.exprs.quotient(first, *second, self.fuel).ok(),
+            _ => None,
+        };
+        Ok(Value::Ratio { terms, quotients, value })
+    }
+
+    fn named(&mut self, set: NamedSet, part: SetPart) -> Result<Value, Fail> {
+        if set != NamedSet::Reals {
+            return Ok(Value::Named(set, part));
+        }
+        let zero = |reader: &mut Self, closed| -> Result<End, Fail> {
+            Ok(End::At { id: reader.exprs.integer(0, reader.fuel)?, closed })
+        };
+        let piece = |low, high| Piece { low, high };
+        let pieces = match part {
+            SetPart::All => vec![Piece::ALL],
+            SetPart::Positive => vec![piece(zero(self, false)?, End::Above)],
+            SetPart::NonNegative => vec![piece(zero(self, true)?, End::Above)],
+            SetPart::Negative => vec![piece(End::Below, zero(self, false)?)],
+            SetPart::NonPositive => vec![piece(End::Below, zero(self, true)?)],
+            SetPart::NonZero => vec![piece(End::Below, zero(self, false)?), piece(zero(self, false)?, End::Above)],
+        };
+        Ok(Value::Region(Region { pieces, sorted: true }))
+    }
+
+    fn set_operation(&mut self, node: NodeId) -> Result<Value, Fail> {
+        let (ast, fuel) = (self.ast, self.fuel);
+        match ast.node(node) {
+            Node::Union(items) => {
+                let mut pieces = Vec::new();
+                for item in items {
+                    let value = self.value(*item)?;
+                    pieces.extend(self.as_region(value)?.pieces);
+                }
+                Ok(Value::Region(Region::of(pieces, self.exprs, fuel)?))
+            }
+            Node::Intersection(items) => {
+                let mut region = Region::all();
+                for item in items {
+                    let value = self.value(*item)?;
+                    let other = self.as_region(value)?;
+                    region = region.intersection(&other, self.exprs, fuel)?.ok_or(Fail::NotNumber)?;
+                }
+                Ok(Value::Region(region))
+            }
+            Node::Difference(left, right) => {
+                let (left, right) = (self.value(*left)?, self.value(*right)?);
+                let (left, right) = (self.as_region(left)?, self.as_region(right)?);
+                let rest = right.complement().ok_or(Fail::NotNumber)?;
+                Ok(Value::Region(left.intersection(&rest, self.exprs, fuel)?.ok_or(Fail::NotNumber)?))
+            }
+            _ => Err(Fail::NotNumber),
+        }
+    }
+
+    /// A value as a part of the line, beside `∪` and the like: numbers are points, pairs intervals.
+    pub(super) fn as_region(&mut self, value: Value) -> Result<Region, Fail> {
+        match value {
+            Value::Region(region) => Ok(region),
+            Value::Number(number) => Ok(Region { pieces: vec![Piece::point(number.id)], sorted: true }),
+            Value::Inequality { solved: Some((_, region)), .. } => Ok(region),
+            Value::List { items, shape } => {
+                if let ([_, _], Shape::Tuple | Shape::Brackets) = (&items[..], shape) {
+                    return pair_region(&items, shape, self.exprs, self.fuel)?.ok_or(Fail::NotNumber);
+                }
+                let mut pieces = Vec::with_capacity(items.len());
+                for item in &items {
+                    let Value::Number(number) = item else { return Err(Fail::NotNumber) };
+                    pieces.push(Piece::point(number.id));
+                }
+                if shape.is_ordered() {
+                    return Err(Fail::NotNumber);
+                }
+                Ok(Region::of(pieces, self.exprs, self.fuel)?)
+            }
+            _ => Err(Fail::NotNumber),
+        }
+    }
+
+    fn builder(&mut self, element: NodeId, conditions: NodeId) -> Result<Value, Fail> {
+        let conditions = self.value(conditions)?;
+        let element = self.value(element)?;
+        let name = self.name_of(&element);
+        let value = match (&conditions, name) {
+            (Value::Inequality { solved: Some((solved, region)), .. }, Some(name)) if *solved == name => {
+                Some(Value::Region(region.clone()))
+            }
+            (Value::Equality { names, sides, .. }, Some(name)) if *names == [name.clone()] => sides.last().cloned(),
+            (Value::Member { element: inner, set, negated: false }, Some(_)) if **inner == element => {
+                Some((**set).clone())
+            }
+            // {(x, y) | y = x²} and {2k | k ∈ ℤ} stay as they are.
+            _ => None,
+        };
+        Ok(match value {
+            Some(Value::List { items, .. }) => Value::List { items, shape: Shape::Set },
+            Some(Value::Number(number)) => Value::List { items: vec![Value::Number(number)], shape: Shape::Set },
+            Some(value) => value,
+            None => Value::Builder { element: Box::new(element), conditions: Box::new(conditions) },
+        })
+    }
+}
+
+/// Two items in round or square brackets as an interval; none where the ends are no numbers or stand the wrong way.
+///
+/// # Errors
+/// [`Stop::Fuel`]
+pub fn pair_region(items: &[Value], shape: Shape, exprs: &Exprs, fuel: &Fuel) -> Result<Option<Region>, Stop> {
+    let closed = shape == Shape::Brackets;
+    let end = |value: &Value, high: bool| match value {
+        Value::Number(number) => Some(End::At { id: number.id, closed }),
+        Value::Infinite { negative } if *negative != high => Some(if high { End::Above } else { End::Below }),
+        _ => None,
+    };
+    let [low, high] = items else { return Ok(None) };
+    let (Some(low), Some(high)) = (end(low, false), end(high, true)) else { return Ok(None) };
+    let region = Region::of(vec![Piece { low, high }], exprs, fuel)?;
+    Ok(Some(region).filter(|region| !region.pieces.is_empty()))
+}
+
+/// Numbers as points; none where an item is no number, or has letters.
+///
+/// # Errors
+/// [`Stop::Fuel`]
+pub fn points(items: &[Value], exprs: &Exprs, fuel: &Fuel) -> Result<Option<Region>, Stop> {
+    let points: Option<Vec<Piece>> = items
+        .iter()
+        .map(|item| match item {
+            Value::Number(number) if !exprs.class(number.id).has(Class::SYMBOL) => Some(Piece::point(number.id)),
+            _ => None,
+        })
+        .collect();
+    points.map(|points| Region::of(points, exprs, fuel)).transpose()
+}
+
+/// Whether a `±` inside makes two values of this node, and not of its items.
+fn is_one_value(node: &Node) -> bool {
+    !matches!(
+        node,
+        Node::List { .. }
+            | Node::Set(_)
+            | Node::Relation { .. }
+            | Node::And(_)
+            | Node::Or(_)
+            | Node::Either(_)
+            | Node::SetBuilder { .. }
+            | Node::Union(_)
+            | Node::Intersection(_)
+            | Node::Difference(..)
+            | Node::Quantity { .. }
+    )
+}
+
+fn is_infinity(ast: &Ast, node: NodeId) -> bool {
+    matches!(ast.node(node), Node::Constant { value: Constant::Infinity, .. })
+}
+
+/// Degrees, their negative, or degrees with minutes and seconds.
+fn is_angle(ast: &Ast, node: NodeId) -> bool {
+    match ast.node(node) {
+        Node::Degree { .. } => true,
+        Node::Neg(inner) => matches!(ast.node(*inner), Node::Degree { .. }) || is_sum_of_angles(ast, *inner),
+        _ => is_sum_of_angles(ast, node),
+    }
+}
+
+fn is_sum_of_angles(ast: &Ast, node: NodeId) -> bool {
+    let Node::Add(items) = ast.node(node) else { return false };
+    let degrees = |id: &NodeId| match ast.node(*id) {
+        Node::Degree { part, .. } => Some(*part),
+        Node::Neg(inner) => match ast.node(*inner) {
+            Node::Degree { part, .. } => Some(*part),
+            _ => None,
+        },
+        _ => None,
+    };
+    items.iter().all(|item| degrees(item).is_some())
+        && items.iter().any(|item| degrees(item) == Some(DegreePart::Degree))
+}

@@ -1,0 +1,147 @@
+"""Math answers against sympy and against math-verify, over generated pairs whose verdict is known from their making.
+
+Ours has to give sympy's verdict on every pair. Where math-verify gives another one, the pair must be of a named kind of
+disagreement; any other difference fails, so that neither a new version of theirs nor of ours goes by unseen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+from math_pairs import GENERATORS
+
+from rlox_grpo import rewards
+
+QUICK, THOROUGH = 24, 400
+
+
+class Known(NamedTuple):
+    """A kind of disagreement: where it occurs, what they say, and why ours is another verdict."""
+
+    kinds: tuple[str, ...]
+    theirs: bool
+    applies: Callable[[str, str], bool]
+    reason: str
+
+
+KNOWN = {
+    "rounds to six digits": Known(
+        ("decimals", "constants"),
+        True,
+        lambda gold, answer: "." in answer,
+        "theirs compares round(x, 6) where one side is a decimal; a decimal is exact by the house rules",
+    ),
+    "percent of either kind": Known(
+        ("percents",),
+        True,
+        lambda gold, answer: "%" in gold,
+        "theirs takes 50% for 0.5 and for 50; the second is an option of ours that is off",
+    ),
+    "sets are tuples": Known(
+        ("sets_against_tuples",),
+        True,
+        lambda gold, answer: answer.startswith("("),
+        "theirs reads two whole numbers in parentheses as an interval or a set; order matters in a tuple",
+    ),
+    "no relation against an interval": Known(
+        ("intervals",),
+        False,
+        lambda gold, answer: "x" in answer,
+        "theirs refuses an inequality where the gold is an interval; both are forms of one set",
+    ),
+    "i is a letter": Known(
+        ("complex_numbers",),
+        False,
+        lambda gold, answer: "i" in gold,
+        "theirs takes i for a free symbol unless told otherwise, so that products with i² do not multiply out",
+    ),
+    "zero after fifteen digits": Known(
+        ("powers", "tiny_values"),
+        True,
+        lambda gold, answer: "^{-" in gold,
+        "theirs compares the difference to fifteen digits, where all small values are equal",
+    ),
+    "units are dropped": Known(
+        ("units",),
+        True,
+        lambda gold, answer: "text" in answer,
+        "theirs deletes unit words before it compares; a different unit is wrong",
+    ),
+}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Their log says at each call that an unbounded one has no timeout; the generated pairs need none."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def their_verdict(gold: str, answer: str) -> bool:
+    theirs: Any = pytest.importorskip("math_verify")
+    config = (theirs.LatexExtractionConfig(), theirs.ExprExtractionConfig())
+    read = [theirs.parse(f"${text}$", extraction_config=config, parsing_timeout=None) for text in (gold, answer)]
+    return bool(theirs.verify(*read, timeout_seconds=None))
+
+
+def explained(kind: str, gold: str, answer: str, theirs: bool) -> str | None:
+    """The name of the known disagreement that this is, if any."""
+    return next(
+        (
+            name
+            for name, known in KNOWN.items()
+            if kind in known.kinds and theirs == known.theirs and known.applies(gold, answer)
+        ),
+        None,
+    )
+
+
+def compare(kind: str, count: int) -> set[str]:
+    """Compare ``count`` pairs of a kind; the names of the disagreements met."""
+    rng = Random(kind)
+    ours_wrong, unexplained, met = [], [], set()
+    with quiet():
+        for _ in range(count):
+            gold, answer, equal = GENERATORS[kind](rng)
+            ours = rewards.math_equal(gold, answer)
+            if ours is not equal:
+                ours_wrong.append(f"{gold!r} and {answer!r}: ours {ours}, sympy {equal}")
+            theirs = their_verdict(gold, answer)
+            if theirs != equal:
+                name = explained(kind, gold, answer, theirs)
+                if name is None:
+                    unexplained.append(f"{gold!r} and {answer!r}: theirs {theirs}, sympy {equal}")
+                else:
+                    met.add(name)
+    assert not ours_wrong, "\n".join(ours_wrong)
+    assert not unexplained, "\n".join(unexplained)
+    return met
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_generated_pairs(kind: str) -> None:
+    compare(kind, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_more_generated_pairs(kind: str) -> None:
+    expected = {name for name, known in KNOWN.items() if kind in known.kinds}
+    assert compare(kind, THOROUGH) == expected, "a disagreement that no longer occurs is no exception any more"
+
+
+def test_symmetry() -> None:
+    for kind, generate in GENERATORS.items():
+        rng = Random(f"{kind} again")
+        for _ in range(QUICK):
+            gold, answer, _ = generate(rng)
+            assert rewards.math_equal(gold, answer) is rewards.math_equal(answer, gold), (gold, answer)
+            assert rewards.math_equal(gold, gold) is True, gold

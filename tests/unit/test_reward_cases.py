@@ -1,0 +1,118 @@
+"""The labelled sets of tests/reward_cases: how often each rule agrees with a verdict written down beforehand."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlox_grpo import rewards
+from rlox_grpo.rewards import oracle
+
+FOLDER = Path(__file__).parents[1] / "reward_cases"
+MATH_ACCURACY = 0.98
+MATH_PRECISION = 0.995  # A wrong answer that is paid is a reward hack; a right one that is not is only lost signal.
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    """The cases of one set; a long completion is stored as pieces, each with how often it repeats."""
+    with (FOLDER / f"{name}.jsonl").open(encoding="utf8", newline="\n") as lines:
+        cases = [json.loads(line) for line in lines]
+    for case in cases:
+        if isinstance(case.get("completion"), list):
+            case["completion"] = "".join(piece * times for piece, times in case["completion"])
+    return cases
+
+
+def check(cases: Sequence[dict[str, Any]], verdicts: Sequence[bool], accuracy: float, precision: float) -> None:
+    """Assert both shares; the message says which categories and cases are wrong."""
+    pairs = list(zip(cases, verdicts, strict=True))
+    wrong = [case for case, verdict in pairs if verdict != case["expected"]]
+    paid = [case["expected"] for case, verdict in pairs if verdict]
+    shares = (1 - len(wrong) / len(pairs), sum(paid) / max(len(paid), 1))
+    of_kind, sizes = (Counter(case.get("category") for case in group) for group in (wrong, cases))
+    lines = [f"accuracy {shares[0]:.4f}, precision {shares[1]:.4f} over {len(pairs)} cases; wrong by category:"]
+    lines += [f"  {kind}: {count} of {sizes[kind]}" for kind, count in of_kind.most_common()]
+    # Wrongly paid first.
+    for case in sorted(wrong, key=lambda case: (case["expected"], case["id"])):
+        shown = {name: value for name, value in case.items() if name not in ("id", "category", "expected", "states")}
+        told = "not paid, but right" if case["expected"] else "PAID, BUT WRONG"
+        lines.append(f"{case['id']}: {told}: {json.dumps(shown, ensure_ascii=False)[:400]}")
+    assert shares[0] >= accuracy and shares[1] >= precision, "\n".join(lines)  # noqa: PT018
+
+
+def test_math_equal_on_bare_answers() -> None:
+    cases = [case for case in load("math") if "answer" in case]
+    verdicts = [rewards.math_equal(case["gold"], case["answer"]) is True for case in cases]
+    check(cases, verdicts, MATH_ACCURACY, MATH_PRECISION)
+
+
+def test_math_answer_on_completions() -> None:
+    cases = [case for case in load("math") if "completion" in case]
+    texts, golds = ([case[name] for case in cases] for name in ("completion", "gold"))
+    scores = rewards.MathAnswer()(completions=texts, answer=golds)
+    check(cases, [score == 1.0 for score in scores], MATH_ACCURACY, MATH_PRECISION)
+
+
+def test_math_answer_on_boxed_answers() -> None:
+    cases = [case for case in load("math") if "answer" in case]
+    texts = [f"<think>Let us see.</think>\nSo it is $\\boxed{{{case['answer']}}}$." for case in cases]
+    scores = rewards.MathAnswer()(completions=texts, answer=[case["gold"] for case in cases])
+    check(cases, [score == 1.0 for score in scores], MATH_ACCURACY, MATH_PRECISION)
+
+
+def test_no_answer_is_paid_against_every_gold() -> None:
+    golds = list(dict.fromkeys(case["gold"] for case in load("math")))
+    for answer in (
+        "",
+        "0=0",
+        "x",
+        "?",
+        "\\text{answer}",
+        "\\{\\}",
+        "()",
+        "1, 2, 3, 4, 5, 6, 7, 8, 9, 10",
+        "\\mathbb{R}",
+    ):
+        scores = rewards.MathAnswer()(completions=[f"\\boxed{{{answer}}}"] * len(golds), answer=golds)
+        paid = [gold for gold, score in zip(golds, scores, strict=True) if score == 1.0]
+        # One gold in the set may well be all real numbers, or the empty set, which "no solution" names too.
+        assert len(paid) <= 1 or answer == "\\{\\}", (answer, paid)
+
+
+def test_countdown() -> None:
+    cases = load("countdown")
+    texts, nums, targets = ([case[name] for case in cases] for name in ("completion", "nums", "target"))
+    scores = rewards.Countdown()(completions=texts, nums=nums, target=targets)
+    check(cases, [score == 1.0 for score in scores], 1.0, 1.0)
+
+
+def test_gsm8k() -> None:
+    cases = load("gsm8k")
+    texts, golds = ([case[name] for case in cases] for name in ("completion", "gold"))
+    scores = rewards.GSM8KAnswer()(completions=texts, answer=golds)
+    check(cases, [score == 1.0 for score in scores], 1.0, 1.0)
+
+
+def test_strict_format() -> None:
+    cases = load("format")
+    scores = rewards.TagFormat("think", "answer", mode="strict")(completions=[case["completion"] for case in cases])
+    check(cases, [score == 1.0 for score in scores], 1.0, 1.0)
+
+
+def test_the_oracle_agrees_with_the_labels() -> None:
+    cases = load("countdown")
+    small = [case for case in cases if len(case["completion"]) < 2000]
+    found = [oracle.countdown(case["completion"], case["nums"], case["target"]) == 1.0 for case in small]
+    check(small, found, 1.0, 1.0)
+    cases = load("format")
+    check(cases, [oracle.strict_format(case["completion"]) == 1.0 for case in cases], 1.0, 1.0)
+
+
+def test_the_sets_are_large_and_their_ids_unique() -> None:
+    for name, least in (("math", 900), ("countdown", 120), ("gsm8k", 120), ("format", 120)):
+        ids = [case["id"] for case in load(name)]
+        assert len(ids) >= least, name
+        assert len(set(ids)) == len(ids), name
