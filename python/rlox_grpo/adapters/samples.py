@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections import Counter
@@ -13,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.rewards import STATUSES, RewardError, RewardFn
-from rlox_grpo.rewards.calls import call, function_name, gather
-from rlox_grpo.rewards.rules import weighted_sum
+from rlox_grpo.rewards.calls import Waiting, call, function_name, gather, scores_of
+from rlox_grpo.rewards.verdicts import weighted_sum
 
 Float64Array = NDArray[np.float64]
 
@@ -118,11 +119,13 @@ def _called(
     function: RewardFn, name: str, completions: Sequence[Any], columns: Mapping[str, Any], prompts: Sequence[Any] | None
 ) -> Float64Array:
     prompts = [None] * len(completions) if prompts is None else prompts
-    (values,) = gather([call(function, {**columns, "completions": completions, "prompts": prompts})], [name])
-    values = values.tolist() if hasattr(values, "tolist") else list(values)
-    if len(values) != len(completions):
-        raise RewardError(f"reward function {name} returned {len(values)} scores for {len(completions)} completions")
-    return np.array([math.nan if value is None else float(value) for value in values], dtype=np.float64)
+    result = call(function, {**columns, "completions": completions, "prompts": prompts})
+    if inspect.isawaitable(result):
+        (settled,) = gather([Waiting(name, result)])
+        result = settled.result
+        if isinstance(result, RewardError):
+            raise result
+    return np.array(scores_of(name, result, len(completions)), dtype=np.float64)
 
 
 def filled(scores: Float64Array, not_applicable: float) -> list[float]:
