@@ -325,7 +325,7 @@ fn expression() -> impl Strategy<Value = Pair> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_gold_equals_itself(Pair { left, .. } in expression()) {
