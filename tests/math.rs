@@ -11,6 +11,11 @@ fn verdict(gold: &str, answer: &str) -> Equality {
 
 /// Equal by the house rules, each pair by hand; tests/unit/test_math_answer.py has more.
 const EQUAL: &[(&str, &str)] = &[
+    (r"x+\pi y>0", r"-x-\pi y<0"),
+    ("x+y>1", "-x-y<-1"),
+    ("x+y>1", "2x>2-2y"),
+    ("(2,3)", r"(1,1)\cup(2,3)"),
+    (r"x^2+y^2\le 4", r"4\ge y^2+x^2"),
     ("0.5", "1/2"),
     (r"\frac12", "0.50"),
     ("1234", "1{,}234"),
@@ -167,6 +172,13 @@ const EQUAL: &[(&str, &str)] = &[
 
 /// Different: near misses, other shapes, hedges, restatements, and what has no value.
 const DIFFERENT: &[(&str, &str)] = &[
+    (r"x+\pi y>0", r"-x-\pi y>0"),
+    ("x+y>1", "-x-y>-1"),
+    ("x+y>1", "x+y<1"),
+    ("1,2", "1,2,3"),
+    (r"x^2+y^2\le 4", r"x^2+y^2\ge 4"),
+    ("(2,3)", r"[1,1]\cup(2,3)"),
+    ("x+y=1", "x+y=x+y"),
     ("1/3", "0.33"),
     (r"\pi", "3.14"),
     ("10^{-20}", r"2\cdot 10^{-20}"),
