@@ -11,6 +11,7 @@ fn verdict(gold: &str, answer: &str) -> Equality {
 
 /// Equal by the house rules, each pair by hand; tests/unit/test_math_answer.py has more.
 const EQUAL: &[(&str, &str)] = &[
+    (r"(\pm 1,\mp 2)", "(1,-2),(-1,2)"),
     (r"x+\pi y>0", r"-x-\pi y<0"),
     ("x+y>1", "-x-y<-1"),
     ("x+y>1", "2x>2-2y"),
@@ -172,6 +173,7 @@ const EQUAL: &[(&str, &str)] = &[
 
 /// Different: near misses, other shapes, hedges, restatements, and what has no value.
 const DIFFERENT: &[(&str, &str)] = &[
+    (r"(\pm 1,\mp 2)", "(1,2),(-1,-2)"),
     (r"x+\pi y>0", r"-x-\pi y>0"),
     ("x+y>1", "-x-y>-1"),
     ("x+y>1", "x+y<1"),

@@ -13,6 +13,7 @@ from rlox_grpo.rewards import STATUSES, Composite, MajorityVote, MathAnswer, mat
 
 # Equal by the house rules, each pair by hand.
 EQUAL = [
+    (r"(\pm 1,\mp 2)", "(1,-2),(-1,2)"),
     (r"x+\pi y>0", r"-x-\pi y<0"),
     ("x+y>1", "-x-y<-1"),
     ("x+y>1", "2x>2-2y"),
@@ -326,6 +327,7 @@ EQUAL = [
 
 # Different: near misses, other shapes, hedges, restatements, and what has no value.
 DIFFERENT = [
+    (r"(\pm 1,\mp 2)", "(1,2),(-1,-2)"),
     (r"x+\pi y>0", r"-x-\pi y>0"),
     ("x+y>1", "-x-y>-1"),
     ("x+y>1", "x+y<1"),

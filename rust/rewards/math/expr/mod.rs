@@ -5,6 +5,7 @@
 //! its argument's residue. Equal residues mean the same rational function of letters and atoms, whichever way it is
 //! written; what identities between atoms do (sin² + cos² = 1) is decided by balls in [`identity`].
 
+mod apply;
 mod build;
 mod evaluate;
 mod factor;
