@@ -288,6 +288,41 @@ fn pairs_by_hand() {
     }
 }
 
+/// What is written once and used many times must not be visited many times; what nests must not exhaust a stack.
+#[test]
+fn deep_and_shared_expressions_are_bounded() {
+    let nested = |open: &str, close: &str, inner: &str| format!("{}{inner}{}", open.repeat(97), close.repeat(97));
+    let start = std::time::Instant::now();
+    for (open, close) in [
+        ("\\tanh(", ")"),
+        ("\\sinh(", ")"),
+        ("\\tan(", ")"),
+        ("\\operatorname{arsinh}(", ")"),
+        ("\\binom{", "}{60}"),
+        ("\\binom{60}{", "}"),
+        ("\\sqrt{1+", "}"),
+        ("\\frac{1}{1+", "}"),
+        ("|1-", "|"),
+        ("(", ")^{1/3}(1+x)"),
+        ("\\log_{2}(", ")"),
+        ("2^{", "}"),
+        ("(1,", ")"),
+        ("\\{", ",1\\}"),
+        ("\\max(1,", ")"),
+        ("\\lfloor ", "\\rfloor"),
+        ("\\sum_{k=1}^{2}(k+", ")"),
+    ] {
+        for inner in ["x", "\\sqrt{2}", "i", "2"] {
+            for text in [nested(open, close, inner), format!("\\operatorname{{Re}}({})", nested(open, close, inner))] {
+                let _ = verdict(&text, "1");
+                let _ = verdict("\\sqrt[3]{2}", &text);
+                let _ = verdict(&format!("{text}>1"), &format!("x>{text}"));
+            }
+        }
+    }
+    assert!(start.elapsed().as_secs() < 60);
+}
+
 /// A random expression, and another spelling of the same value.
 #[derive(Debug, Clone)]
 struct Pair {

@@ -119,6 +119,8 @@ struct Node {
     class: Class,
     /// Literal bits and nodes, as if the graph were written out; saturating.
     size: u32,
+    /// See [`Exprs::is_real`].
+    real: bool,
 }
 
 /// An arena of expressions.
@@ -184,7 +186,8 @@ impl Exprs {
 
     fn push(&mut self, kind: Kind, residue: Residue, class: Class, size: u32) -> Result<Id, Stop> {
         let id = u32::try_from(self.nodes.len()).ok().filter(|id| (*id as usize) < MOST_NODES).ok_or(Stop::Fuel)?;
-        self.nodes.push(Node { kind, residue, class, size });
+        let real = self.real_by_form(&kind);
+        self.nodes.push(Node { kind, residue, class, size, real });
         Ok(Id(id))
     }
 
