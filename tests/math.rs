@@ -11,6 +11,12 @@ fn verdict(gold: &str, answer: &str) -> Equality {
 
 /// Equal by the house rules, each pair by hand; tests/unit/test_math_answer.py has more.
 const EQUAL: &[(&str, &str)] = &[
+    (r"(\pm 1,\mp 2)", "(1,-2),(-1,2)"),
+    (r"x+\pi y>0", r"-x-\pi y<0"),
+    ("x+y>1", "-x-y<-1"),
+    ("x+y>1", "2x>2-2y"),
+    ("(2,3)", r"(1,1)\cup(2,3)"),
+    (r"x^2+y^2\le 4", r"4\ge y^2+x^2"),
     ("0.5", "1/2"),
     (r"\frac12", "0.50"),
     ("1234", "1{,}234"),
@@ -167,6 +173,14 @@ const EQUAL: &[(&str, &str)] = &[
 
 /// Different: near misses, other shapes, hedges, restatements, and what has no value.
 const DIFFERENT: &[(&str, &str)] = &[
+    (r"(\pm 1,\mp 2)", "(1,2),(-1,-2)"),
+    (r"x+\pi y>0", r"-x-\pi y>0"),
+    ("x+y>1", "-x-y>-1"),
+    ("x+y>1", "x+y<1"),
+    ("1,2", "1,2,3"),
+    (r"x^2+y^2\le 4", r"x^2+y^2\ge 4"),
+    ("(2,3)", r"[1,1]\cup(2,3)"),
+    ("x+y=1", "x+y=x+y"),
     ("1/3", "0.33"),
     (r"\pi", "3.14"),
     ("10^{-20}", r"2\cdot 10^{-20}"),
@@ -272,6 +286,41 @@ fn pairs_by_hand() {
     for (gold, answer) in DIFFERENT {
         assert_eq!(verdict(gold, answer), Equality::Different, "{gold} | {answer}");
     }
+}
+
+/// What is written once and used many times must not be visited many times; what nests must not exhaust a stack.
+#[test]
+fn deep_and_shared_expressions_are_bounded() {
+    let nested = |open: &str, close: &str, inner: &str| format!("{}{inner}{}", open.repeat(97), close.repeat(97));
+    let start = std::time::Instant::now();
+    for (open, close) in [
+        ("\\tanh(", ")"),
+        ("\\sinh(", ")"),
+        ("\\tan(", ")"),
+        ("\\operatorname{arsinh}(", ")"),
+        ("\\binom{", "}{60}"),
+        ("\\binom{60}{", "}"),
+        ("\\sqrt{1+", "}"),
+        ("\\frac{1}{1+", "}"),
+        ("|1-", "|"),
+        ("(", ")^{1/3}(1+x)"),
+        ("\\log_{2}(", ")"),
+        ("2^{", "}"),
+        ("(1,", ")"),
+        ("\\{", ",1\\}"),
+        ("\\max(1,", ")"),
+        ("\\lfloor ", "\\rfloor"),
+        ("\\sum_{k=1}^{2}(k+", ")"),
+    ] {
+        for inner in ["x", "\\sqrt{2}", "i", "2"] {
+            for text in [nested(open, close, inner), format!("\\operatorname{{Re}}({})", nested(open, close, inner))] {
+                let _ = verdict(&text, "1");
+                let _ = verdict("\\sqrt[3]{2}", &text);
+                let _ = verdict(&format!("{text}>1"), &format!("x>{text}"));
+            }
+        }
+    }
+    assert!(start.elapsed().as_secs() < 60);
 }
 
 /// A random expression, and another spelling of the same value.

@@ -13,6 +13,12 @@ from rlox_grpo.rewards import STATUSES, Composite, MajorityVote, MathAnswer, mat
 
 # Equal by the house rules, each pair by hand.
 EQUAL = [
+    (r"(\pm 1,\mp 2)", "(1,-2),(-1,2)"),
+    (r"x+\pi y>0", r"-x-\pi y<0"),
+    ("x+y>1", "-x-y<-1"),
+    ("x+y>1", "2x>2-2y"),
+    ("(2,3)", r"(1,1)\cup(2,3)"),
+    (r"x^2+y^2\le 4", r"4\ge y^2+x^2"),
     ("0.5", "1/2"),
     ("0.5", r"50\%"),
     (r"\frac12", "0.50"),
@@ -321,6 +327,14 @@ EQUAL = [
 
 # Different: near misses, other shapes, hedges, restatements, and what has no value.
 DIFFERENT = [
+    (r"(\pm 1,\mp 2)", "(1,2),(-1,-2)"),
+    (r"x+\pi y>0", r"-x-\pi y>0"),
+    ("x+y>1", "-x-y>-1"),
+    ("x+y>1", "x+y<1"),
+    ("1,2", "1,2,3"),
+    (r"x^2+y^2\le 4", r"x^2+y^2\ge 4"),
+    ("(2,3)", r"[1,1]\cup(2,3)"),
+    ("x+y=1", "x+y=x+y"),
     ("1/3", "0.33"),
     ("1/3", "0.333333"),
     (r"\pi", "3.14"),

@@ -96,8 +96,14 @@ impl Exprs {
     }
 
     /// Whether the value is real for real letters, by its form alone; a radical of a letter is not.
+    #[must_use]
     pub fn is_real(&self, id: Id) -> bool {
-        match self.kind(id) {
+        self.nodes[id.0 as usize].real
+    }
+
+    /// What [`Exprs::is_real`] says of a node whose operands are known.
+    pub(super) fn real_by_form(&self, kind: &Kind) -> bool {
+        match kind {
             Kind::Rational(_) | Kind::Pi | Kind::E | Kind::Symbol(_) => true,
             Kind::I => false,
             Kind::Range(range) => self.is_real(range.body),

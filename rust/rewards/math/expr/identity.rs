@@ -439,6 +439,8 @@ mod tests {
             assert_eq!(check(text, "1"), Err(Stop::Undefined), "{text}");
         }
         assert_eq!(check("1 2 sqrt 1 + 2 ^ 3 - 2 2 sqrt * - /", "5"), Err(Stop::Undefined));
+        assert_eq!(check("2 arcsin", "2 arcsin"), Ok(Equality::Different));
+        assert_eq!(check("x abs 2 + arcsin", "x abs 2 + arcsin"), Ok(Equality::Different));
         assert_eq!(check("1 x sin 2 ^ x cos 2 ^ + 1 - /", "5"), Ok(Equality::Undecided));
     }
 

@@ -5,6 +5,7 @@
 //! its argument's residue. Equal residues mean the same rational function of letters and atoms, whichever way it is
 //! written; what identities between atoms do (sin² + cos² = 1) is decided by balls in [`identity`].
 
+mod apply;
 mod build;
 mod evaluate;
 mod factor;
@@ -118,6 +119,8 @@ struct Node {
     class: Class,
     /// Literal bits and nodes, as if the graph were written out; saturating.
     size: u32,
+    /// See [`Exprs::is_real`].
+    real: bool,
 }
 
 /// An arena of expressions.
@@ -183,7 +186,8 @@ impl Exprs {
 
     fn push(&mut self, kind: Kind, residue: Residue, class: Class, size: u32) -> Result<Id, Stop> {
         let id = u32::try_from(self.nodes.len()).ok().filter(|id| (*id as usize) < MOST_NODES).ok_or(Stop::Fuel)?;
-        self.nodes.push(Node { kind, residue, class, size });
+        let real = self.real_by_form(&kind);
+        self.nodes.push(Node { kind, residue, class, size, real });
         Ok(Id(id))
     }
 

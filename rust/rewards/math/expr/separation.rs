@@ -9,6 +9,8 @@
 //! with u = 2, l = 1. All such sines lie in the real subfield of the 4Q-th cyclotomic field, of degree φ(4Q)/2, where Q
 //! is the least common multiple of their q.
 
+use std::collections::HashMap;
+
 use dashu_int::ops::BitTest;
 use dashu_ratio::RBig;
 
@@ -20,13 +22,16 @@ struct Bounds {
     roots: Vec<(u64, f64)>,
     /// Q of the sines.
     angles: u64,
+    /// Of the nodes of the arena at hand: what is shared is not visited again.
+    known: HashMap<Id, Option<(f64, f64)>>,
 }
 
 /// Bits that a ball around zero must reach to prove that two algebraic numbers are the same; none where a part is
 /// not algebraic, or past what is affordable.
 pub(super) fn bits_to_separate(left: (&Exprs, Id), right: (&Exprs, Id)) -> Option<f64> {
-    let mut bounds = Bounds { roots: Vec::new(), angles: 1 };
+    let mut bounds = Bounds { roots: Vec::new(), angles: 1, known: HashMap::new() };
     let (left_u, left_l) = bounds.of(left.0, left.1, 0)?;
+    bounds.known.clear();
     let (right_u, right_l) = bounds.of(right.0, right.1, 0)?;
     let (u, l) = ((left_u + right_l).max(left_l + right_u) + 1.0, left_l + right_l);
     let sines = if bounds.angles > 1 { totient(4 * bounds.angles) as f64 / 2.0 } else { 1.0 };
@@ -58,6 +63,15 @@ fn totient(n: u64) -> u64 {
 impl Bounds {
     /// Upper bounds of log₂ u and log₂ l. Floats round by 2^-50 of the value, which the spare bits of each step cover.
     fn of(&mut self, exprs: &Exprs, id: Id, depth: u32) -> Option<(f64, f64)> {
+        if let Some(known) = self.known.get(&id) {
+            return *known;
+        }
+        let bounds = self.compute(exprs, id, depth);
+        self.known.insert(id, bounds);
+        bounds
+    }
+
+    fn compute(&mut self, exprs: &Exprs, id: Id, depth: u32) -> Option<(f64, f64)> {
         if exprs.class(id).has(Class::TRANSCENDENTAL) || exprs.class(id).has(Class::SYMBOL) || depth > 200 {
             return None;
         }

@@ -3,6 +3,8 @@
 //! A [`Reading`] is one way to understand a syntax tree, with its expressions in an arena of its own. Values say nothing
 //! about equality; [`super::compare`] does.
 
+mod choices;
+mod name;
 mod number;
 mod read;
 mod region;
@@ -16,7 +18,8 @@ use super::ast::{Comparison, NamedSet, SetPart};
 use super::expr::{Exprs, Id};
 use super::unit::Unit;
 
-pub use read::{Choices, Fail, has_approximations, has_dummies, pair_region, points, read};
+pub use choices::{Choices, has_approximations, has_dummies};
+pub use read::{Fail, pair_region, points, read};
 pub use region::{End, Piece, Region};
 
 /// One way to understand an answer.

@@ -1,11 +1,10 @@
 //! Equations, inequalities, memberships, and what several of them say together.
 
 use super::super::ast::{Comparison, Constant, Node, NodeId, Separator};
-use dashu_int::IBig;
-use dashu_ratio::RBig;
 
-use super::super::expr::{Class, Id, Kind, Op};
-use super::read::{Fail, Reader, defined_arguments};
+use super::super::expr::Id;
+use super::choices::defined_arguments;
+use super::read::{Fail, Reader};
 use super::{End, Name, NameKind, Piece, Region, Shape, Value};
 
 impl Reader<'_> {
@@ -260,66 +259,6 @@ impl Reader<'_> {
             _ => None,
         };
         Ok(Value::Equality { names, sides, difference })
-    }
-
-    /// What `AB = 5`, `a + b = 5` or `dy/dx = 2x` is about: letters alone, at least two of them, worth a number; or a
-    /// quotient of differentials.
-    fn formula(&self, left: Id, right: Id) -> Option<Name> {
-        let mut letters = Vec::new();
-        let plain = self.is_formula(left, &mut letters);
-        letters.sort_unstable();
-        let repeated = letters.windows(2).any(|pair| pair[0] == pair[1]);
-        let d = self.exprs.names().iter().find(|(_, name)| **name == *"d").map(|(hash, _)| *hash);
-        let differential = d.is_some_and(|d| letters.iter().filter(|letter| **letter == d).count() == 2);
-        let constant = !self.exprs.class(right).has(Class::SYMBOL);
-        (plain && letters.len() > 1 && (constant && !repeated || differential))
-            .then(|| Name { spelling: format!("{:x}", self.exprs.residue(left).key()), kind: NameKind::Formula })
-    }
-
-    /// Sums, products and quotients of letters; collects them.
-    fn is_formula(&self, id: Id, letters: &mut Vec<u64>) -> bool {
-        match self.exprs.kind(id) {
-            Kind::Symbol(hash) => {
-                letters.push(*hash);
-                letters.len() < 64
-            }
-            Kind::Rational(value) => *value == RBig::NEG_ONE,
-            Kind::Sum(items) | Kind::Product(items) | Kind::Function(Op::Abs, items) => {
-                items.iter().all(|item| self.is_formula(*item, letters))
-            }
-            Kind::Power(base, exponent) => {
-                self.exprs.as_integer(*exponent) == Some(&IBig::NEG_ONE) && self.is_formula(*base, letters)
-            }
-            _ => false,
-        }
-    }
-
-    /// The letter, or unknown function, that a value is.
-    pub(super) fn name_of(&self, value: &Value) -> Option<Name> {
-        match value {
-            Value::Number(number) => match self.exprs.kind(number.id) {
-                Kind::Symbol(hash) => match self.exprs.names().iter().find(|(known, _)| known == hash) {
-                    Some((_, name)) => Some(Name { spelling: name.to_string(), kind: NameKind::Letter }),
-                    None => Some(Name { spelling: format!("{hash:x}"), kind: NameKind::Function }),
-                },
-                _ => None,
-            },
-            Value::Text(text) => Some(Name { spelling: format!("“{text}”"), kind: NameKind::Letter }),
-            Value::List { items, shape: Shape::Tuple } => {
-                let names: Option<Vec<Name>> = items.iter().map(|item| self.name_of(item)).collect();
-                let spelling = names?.iter().map(|name| name.spelling.clone()).collect::<Vec<_>>().join(",");
-                Some(Name { spelling: format!("({spelling})"), kind: NameKind::Letter })
-            }
-            _ => None,
-        }
-    }
-
-    fn mentions(&self, id: Id, name: &Name) -> bool {
-        self.exprs
-            .names()
-            .iter()
-            .filter(|(_, known)| **known == *name.spelling)
-            .any(|(hash, _)| self.exprs.contains(id, *hash))
     }
 
     /// Statements as one: solutions of one letter as its values, its inequalities as one region.
