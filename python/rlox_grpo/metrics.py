@@ -30,7 +30,8 @@ def step_metrics(
 
     Returns:
         Means and spreads are over completions; ``std`` is the sample standard deviation (ddof 1), over at least two.
-        ``time/step_s`` is always the sum of the other ``time/*_s``. ``perf/tokens_per_s`` counts completion tokens.
+        ``time/step_s`` is always the sum of the other ``time/*_s``. ``perf/tokens_per_s`` counts completion tokens
+        over the whole step, ``perf/rollout_tokens_per_s`` over the rollout.
     """
     times = _time_metrics(timings)
     metrics = {
@@ -43,6 +44,8 @@ def step_metrics(
     num_tokens = sum(len(completion.token_ids) for scored in groups for completion in scored.group.completions)
     if times["time/step_s"] > 0:
         metrics["perf/tokens_per_s"] = num_tokens / times["time/step_s"]
+    if times.get("time/rollout_s", 0.0) > 0:
+        metrics["perf/rollout_tokens_per_s"] = num_tokens / times["time/rollout_s"]
     return metrics
 
 

@@ -27,6 +27,7 @@ from rlox_grpo.interrupt import stop_on_signal
 from rlox_grpo.loading import load_policy
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.metrics import step_metrics
+from rlox_grpo.profile import model_size, peak_flops_of, update_profile
 from rlox_grpo.prompts import PromptsLike, fingerprint, load_prompts, prompt_order, refuse_too_long
 from rlox_grpo.reference import make_reference
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
@@ -103,6 +104,7 @@ class GRPO:
             **forward_options,
         )
         self.updater = make_updater(self.config, self.model, self._forward, self._loss)
+        self._size, self._peak_flops = model_size(self.model), peak_flops_of(next(self.model.parameters()).device)
         # Dropout would make the policy in training another one than the policy that sampled.
         self.model.train(self.config.gradient_checkpointing)
         self.origin: Mapping[str, Any] = {}
@@ -136,7 +138,8 @@ class GRPO:
         with clock("weight_sync"):
             self.engine.load_weights(self.model.named_parameters(), version=self.step)
         self.last_rollout = scored, advantages
-        return step_metrics(scored, advantages, updates, clock.timings())
+        timings = clock.timings()
+        return {**step_metrics(scored, advantages, updates, timings), **self._profile(batches, updates, timings)}
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
@@ -284,6 +287,18 @@ class GRPO:
             raise NonFiniteError(f"step {self.step + 1}: {error}{_samples(scored, error.rows)}", error.rows) from error
         self.weights_are_whole = True
         return updates
+
+    def _profile(
+        self, batches: Sequence[Batch], updates: Sequence[UpdateStats], timings: Mapping[str, float]
+    ) -> dict[str, float]:
+        return update_profile(
+            batches,
+            num_updates=len(updates),
+            seconds=timings["update"],
+            shares_prompts=self._forward.shares_prompts,
+            size=self._size,
+            peak_flops=self._peak_flops,
+        )
 
     def _loss(self, log_probs: Tensor, batch: Batch) -> LossOutput:
         return grpo_loss(

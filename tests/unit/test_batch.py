@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlox_grpo import _native
 from rlox_grpo.batch import build_batch, microbatches, pack, pad, share_prefixes
@@ -302,3 +304,55 @@ def test_groups_that_share_prompts_stay_together_within_the_budget(budget: int) 
         assert batch.num_sequences == 6
     if budget == 1000:
         assert len(batches) == 1
+
+
+LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
+
+
+@given(LENGTHS, st.integers(1, 6), st.sampled_from([0, 10, 24_576]))
+def test_micro_batches_of_a_turn_cost_alike(lengths: list[int], num_ranks: int, linear_cost: int) -> None:
+    """With room for everything, longest first into the cheapest: no two differ by more than the costliest row."""
+    how: dict[str, Any] = {"token_budget": 10_000, "num_ranks": num_ranks, "linear_cost": linear_cost}
+    packing = pack(lengths, padded=False, **how)
+    costs = [linear_cost * length + length**2 for length in lengths]
+    turns = [[sum(costs[row] for row in rows) for rows in packing.of_rank(rank)] for rank in range(num_ranks)]
+    assert [len(turn) for turn in turns] == [1] * num_ranks
+    spread = max(turns)[0] - min(turns)[0]
+    assert spread <= max(costs) + num_ranks  # a row of cost c counts c + 1, as one of no tokens must count too
+    again = pack(lengths, padded=False, **how)
+    assert np.array_equal(again.rows, packing.rows)
+    assert np.array_equal(again.offsets, packing.offsets)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=5)), min_size=1, max_size=5),
+    st.integers(1, 40),
+    st.integers(1, 4),
+)
+def test_groups_on_ranks(shapes: list[tuple[int, list[int]]], token_budget: int, num_ranks: int) -> None:
+    groups = [scored([5] * prompt, *(completion([4] * n) for n in lengths)) for prompt, lengths in shapes]
+    flat = [(prompt, n) for prompt, lengths in shapes for n in lengths]
+
+    def of(rank: int) -> list[Batch]:
+        return microbatches(
+            groups,
+            np.zeros(len(flat), np.float32),
+            token_budget=token_budget,
+            share_prompts=True,
+            num_ranks=num_ranks,
+            rank=rank,
+            oversize="alone",
+        )
+
+    ranks = [of(rank) for rank in range(num_ranks)]
+    assert len({len(batches) for batches in ranks}) == 1
+    assert sorted(row for batches in ranks for batch in batches for row in batch.row_index.tolist()) == list(
+        range(len(flat))
+    )
+    for batch in (batch for batches in ranks for batch in batches):
+        rows = batch.row_index.tolist()
+        first = [row for at, row in enumerate(rows) if at == 0 or batch.prompt_index[at] != batch.prompt_index[at - 1]]
+        tokens = sum(flat[row][0] for row in first) + sum(flat[row][1] for row in rows)
+        assert tokens <= token_budget or len(rows) == 1
+    for batches, others in zip(ranks, [of(rank) for rank in range(num_ranks)], strict=True):
+        assert [b.row_index.tolist() for b in batches] == [b.row_index.tolist() for b in others]

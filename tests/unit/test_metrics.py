@@ -66,6 +66,7 @@ def test_golden_step():
             "time/other_s": 0.5,
             "time/step_s": 4.0,
             "perf/tokens_per_s": 30.0,
+            "perf/rollout_tokens_per_s": 80.0,
         },
         rel=1e-12,  # float64 sums of float32 values that are exact
     )
@@ -119,7 +120,8 @@ def test_stages_that_overlap_still_add_up_to_the_step():
 
 def test_without_a_wall_clock_the_step_is_the_sum_of_its_stages():
     found = step_metrics([], np.array([], np.float32), (), {"rollout": 3.0, "rewards": 2.0})
-    assert found == {"time/rollout_s": 3.0, "time/rewards_s": 2.0, "time/step_s": 5.0, "perf/tokens_per_s": 0.0}
+    times = {"time/rollout_s": 3.0, "time/rewards_s": 2.0, "time/step_s": 5.0}
+    assert found == {**times, "perf/tokens_per_s": 0.0, "perf/rollout_tokens_per_s": 0.0}
 
 
 def test_several_optimizer_steps_are_one_row():
