@@ -250,6 +250,27 @@ def test_packed_forwards_each_prompt_once_and_no_padding():
     assert seen == [(1, 26)]
 
 
+@pytest.mark.parametrize(
+    ("prompts", "lengths", "tokens"),
+    [
+        ([2, 2], [[8, 8], [8, 8]], (4, 10)),  # packed 32 of 40 without the completions' last tokens: 0.8
+        ([1, 1], [[12, 12], [12, 12]], (4, 13)),  # 46 of 52
+        ([1, 1], [[12, 6], [12, 6]], (4, 13)),  # 34 of 52, for the padding that is spared
+        ([9, 9], [[3], [3]], (2, 12)),  # groups of one: 22 of 24
+    ],
+)
+def test_a_batch_is_packed_where_that_spares_an_eighth_of_its_tokens(prompts, lengths, tokens):
+    torch.manual_seed(1)
+    model, batch = MODELS["llama"]().eval(), grouped(prompts, lengths)
+    forward, seen = make_forward(model), []
+    model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape))
+    packed = sum(prompts) + sum(length - 1 for group in lengths for length in group)
+    log_probs, _ = forward(batch)
+    assert seen == [(1, packed) if packed <= 7 / 8 * tokens[0] * tokens[1] else tokens]
+    # float32 with another batch shape and order of sums
+    torch.testing.assert_close(log_probs, row_by_row(model, batch, 1.0), rtol=2e-5, atol=2e-5)
+
+
 def test_packed_with_checkpointed_activations():
     torch.manual_seed(1)
     model, batch = MODELS["llama"](), grouped([5, 3], [[4, 2], [3]])
