@@ -147,6 +147,18 @@ def test_adapters_alone_get_gradients(make_tiny_model: Any, reference: str) -> N
     assert all("lora_" in name and gradient.any() for name, gradient in gradients.items())
 
 
+def test_adapter_off_is_the_bare_model(make_tiny_model: Any) -> None:
+    adapted, bare = with_adapter(make_tiny_model("llama")), make_tiny_model("llama")
+    forward = make_forward(adapted)
+    measured = make_reference("adapter_off", adapted, forward, kl_coef=0.3)
+    assert measured is not None
+    (batch,) = microbatches(scored_groups(), ADVANTAGES, token_budget=1000, share_prompts=True)
+    # float32 sums in another order
+    torch.testing.assert_close(
+        measured(batch), make_forward(bare, share_prompts=False)(batch)[0].detach(), rtol=1e-4, atol=1e-4
+    )
+
+
 @pytest.mark.parametrize("architecture", ["llama", "mistral"])
 def test_checkpointed_activations(make_tiny_model: Any, architecture: str) -> None:
     model = make_tiny_model(architecture)
