@@ -78,9 +78,12 @@ def update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> UpdateWork
 
     Args:
         batches: micro-batches of one optimizer step.
-        shares_prompts: whether they are forwarded packed (:attr:`rlox_grpo.forward.Forward.shares_prompts`): each run
-            of rows of one prompt forwards it once, completions go without their last tokens, and nothing is padded.
+        shares_prompts: whether those worth it are forwarded packed (:attr:`rlox_grpo.forward.Forward.shares_prompts`):
+            each run of rows of one prompt forwards it once, completions go without their last tokens, and nothing is
+            padded.
     """
+    from rlox_grpo.forward import worth_packing
+
     row_tokens = forwarded = padding = prompt_tokens = saved = predicted = pairs = 0
     for batch in batches:
         completions: list[int] = batch.completion_mask.sum(dim=1).tolist()
@@ -89,7 +92,7 @@ def update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> UpdateWork
         row_tokens += sum(prompts) + sum(completions)
         prompt_tokens += sum(prompts)
         predicted += int(batch.loss_mask.sum())
-        if not shares_prompts:
+        if not (shares_prompts and worth_packing(batch)):
             forwarded += sum(prompts) + sum(completions)
             padding += batch.input_ids.numel() - sum(prompts) - sum(completions)
             pairs += sum(_causal_pairs(p + c) for p, c in zip(prompts, completions, strict=True))

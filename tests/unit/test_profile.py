@@ -58,8 +58,8 @@ def test_packed_work_by_hand():
 def test_a_group_that_is_cut_forwards_its_prompt_again():
     batches = batches_of(GROUPS, 12, share_prompts=True)
     work = update_work(batches, shares_prompts=True)
-    # 5 + [4, 1] | 5 + [7] | 2 + [3, 0]
-    assert (len(batches), work.saved, work.prompt_tokens, work.forwarded) == (3, 5 + 2, 19, 18 + 5)
+    # 5 + [3, 0] | 5 + [7], alone and so not packed: its last token too | 2 + [2, 0]
+    assert (len(batches), work.saved, work.prompt_tokens, work.forwarded) == (3, 5 + 2, 19, 18 + 5 + 1)
 
 
 def test_masked_tokens_are_forwarded_and_not_predicted():
