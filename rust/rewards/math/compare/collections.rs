@@ -174,6 +174,9 @@ impl Comparer<'_> {
     }
 
     pub(super) fn regions(&self, gold: &Region, answer: &Region) -> Equality {
+        if gold.solved && !answer.solved && !self.options.unsolved_ok {
+            return Equality::Different;
+        }
         if gold.pieces.len() != answer.pieces.len() {
             // Pieces with letters in their ends may overlap, but a single one is no union of several.
             let merged = |region: &Region| region.sorted || region.pieces.len() == 1;
