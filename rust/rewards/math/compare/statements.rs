@@ -26,6 +26,7 @@ impl Comparer<'_> {
                 let stated = self.stated_values(p, left, q, right);
                 // `x = 5` is the solution of the equation that `2x = 10` may only repeat.
                 let solution = !p.is_empty()
+                    && !is_formula(p)
                     && matches!(left.last(), Some(Value::Number(number)) if !self.gold.class(number.id).has(Class::SYMBOL));
                 match (a, b) {
                     _ if stated == Equality::Equal || solution && !self.options.unsolved_ok => stated,
