@@ -24,8 +24,10 @@ RULES = {
     "tag_count": "TagCount",
     "repetition": "Repetition",
     "overlong": "Overlong",
+    "reasoning_length": "ReasoningLength",
+    "published": "published",
 }
-"""Names of the rules in run files and on the command line."""
+"""Names of the rules in run files and on the command line; ``published`` takes a ``system`` and is all its parts."""
 
 
 class Origin(BaseModel):
@@ -77,23 +79,23 @@ def make_rewards(tables: Sequence[Mapping[str, Any]]) -> list[RewardFn]:
     Raises:
         ConfigError: an unknown rule, a callable that cannot be imported, or arguments that it does not take.
     """
-    return [_make_reward(index, table) for index, table in enumerate(tables)]
+    return [function for index, table in enumerate(tables) for function in _make_rewards(index, table)]
 
 
-def _make_reward(index: int, table: Mapping[str, Any]) -> RewardFn:
+def _make_rewards(index: int, table: Mapping[str, Any]) -> Sequence[RewardFn]:
     arguments = dict(table)
     name = arguments.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"rewards[{index}] has no name")
     if ":" in name:
-        return _imported(index, name, arguments)
+        return [_imported(index, name, arguments)]
     if name not in RULES:
         raise ConfigError(f"rewards[{index}].name is {name!r}{nearest(name, list(RULES))}")
     try:
-        reward_fn: RewardFn = getattr(rules, RULES[name])(**arguments)
+        made = getattr(rules, RULES[name])(**arguments)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"rewards[{index}] ({name}): {error}") from None
-    return reward_fn
+    return made if isinstance(made, tuple) else [made]
 
 
 def _imported(index: int, name: str, arguments: Mapping[str, Any]) -> RewardFn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import published_oracle as theirs
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlox_grpo.rewards import GSM8KAnswer, TagCount, published
+from rlox_grpo.rewards import PUBLISHED, GSM8KAnswer, TagCount, published
 from rlox_grpo.rewards.arithmetic import OverBudgetError, evaluate
 
 # Whole forms, so that near-misses are near: hypothesis then edits them.
@@ -255,3 +256,17 @@ PINNED: list[tuple[str, str, dict[str, Any], float]] = [
 def test_what_sets_each_system_apart(system: str, text: str, columns: dict[str, Any], score: float) -> None:
     # Sums of two parts such as 1 + 0.1 * 0.5: one rounding.
     assert total(system, text, **{name: [value] for name, value in columns.items()}) == pytest.approx(score, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    "piece", ["<answer>", "</answer>", "<think>", "\n", "1", "1.", "####", "Answer:", "(", "\\boxed{"]
+)
+def test_hostile_megabytes_take_linear_time(piece: str) -> None:
+    text = piece * (2**20 // len(piece))
+    columns: dict[str, Any] = {"nums": [[1]], "target": [1], "answer": ["1"]}
+    start = time.perf_counter()
+    for system in PUBLISHED:
+        for rule in published(system, GSM8KAnswer() if "r1" in system else None):
+            rule(completions=[text], **columns)
+    # About 0.1 s for all systems; a quadratic scan of 1 MiB takes minutes.
+    assert time.perf_counter() - start < 4.0

@@ -114,4 +114,6 @@ def _group(rng: np.random.Generator, skill: float, step: int, index: int, size: 
     }
     rewards = components[f"countdown{hostile}"] + np.float32(0.1) * components["tag_format"]
     group = RolloutGroup(Prompt(np.arange(5), index, text=prompt), tuple(completions), max(0, step - 1))
-    return ScoredGroup(group, rewards, components)
+    statuses = {f"countdown{hostile}": np.where(tagged, 0, 1).astype(np.uint8)}
+    seconds = dict.fromkeys(components, 0.001 * size)
+    return ScoredGroup(group, rewards, components, statuses, {"overlong": np.zeros(size, np.uint8)}, seconds)

@@ -89,6 +89,15 @@ def test_rewards_that_do_not_exist(table, message):
         make_rewards([table])
 
 
+def test_a_published_reward_is_all_its_parts():
+    rewards = make_rewards([{"name": "published", "system": "grpo_zero"}, {"name": "reasoning_length", "weight": 0.5}])
+    assert [(reward.__name__, reward.weight) for reward in rewards] == [
+        ("published_countdown", 1.0),
+        ("tag_format", 0.1),
+        ("reasoning_length", 0.5),
+    ]
+
+
 def test_a_users_own_reward_by_import_path():
     (reward,) = make_rewards([{"name": "math:fsum"}])
     import math

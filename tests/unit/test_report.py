@@ -62,12 +62,14 @@ def test_a_whole_run(whole_run):
     for title in (
         "Held-out accuracy",
         "Reward components",
+        "Unscored samples",
         "Completion length",
         "Zero-variance groups",
         "KL",
         "Clipped tokens",
         "Gradient norm",
         "Learning rate",
+        "Time of each reward",
         "Time of a step",
         "Before and after",
         "Training completions",
@@ -79,6 +81,8 @@ def test_a_whole_run(whole_run):
     assert "loss.clip_high" in text
     assert re.search(r"3\.\d% → 7\d\.\d%", text)  # the accuracy that the generator was told to reach
     assert "of 150" in text
+    assert "countdown: no answer" in text
+    assert "countdown: undecided" not in text  # it never happened
     assert page.tags.count("svg") == page.tags.count("figure") == len(page.all("data-chart"))
     assert page.tags.count("svg") > 12
     assert all(label.strip() for label in page.all("aria-label"))

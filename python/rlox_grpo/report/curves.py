@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 
 from rlox_grpo.report.charts import Chart, draw
 from rlox_grpo.report.run import Run, Table, column
+from rlox_grpo.rewards import OUTCOMES, STATUSES
+
+_UNSCORED = (*STATUSES[1:], *OUTCOMES[1:])
 
 
 def curves(run: Run) -> str:
@@ -64,6 +67,16 @@ def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:
         for key in left
         if key.startswith("rewards/") and key.endswith("/mean")
     }
+    unscored = {
+        key: key[len("rewards/") :].replace("/", ": ").replace("_", " ")
+        for key in left
+        if key.startswith("rewards/") and key.rpartition("/")[2] in _UNSCORED and any(column(metrics, key))
+    }
+    durations = {
+        key: key[len("rewards/") : -len("/time_s")]
+        for key in left
+        if key.startswith("rewards/") and key.endswith("/time_s")
+    }
     stages = {
         key: key[len("time/") :].removesuffix("_s") for key in left if key.startswith("time/") and key != "time/step_s"
     }
@@ -80,6 +93,7 @@ def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:
     charts = [
         chart("Reward", "mean of the weighted total", {"reward/mean": "reward"}),
         chart("Reward components", "mean of each, before its weight", components),
+        chart("Unscored samples", "share that a reward could not read, decide or finish", unscored, "%"),
         chart("Completion length", "tokens", lengths),
         chart(
             "Truncated completions", "share cut at the length limit", {"completions/clipped_ratio": "truncated"}, "%"
@@ -96,6 +110,7 @@ def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:
         chart("Gradient norm", "before clipping", {"update/grad_norm": "gradient norm"}),
         chart("Learning rate", "as used", {"update/learning_rate": "learning rate"}, smooth=False),
         chart("Throughput", "completion tokens per second of a step", {"perf/tokens_per_s": "tokens/s"}),
+        chart("Time of each reward", "seconds of a step, within its rewards", durations, "s"),
         _stacked(metrics, stages),
     ]
     for key in (*stages, "time/step_s"):
