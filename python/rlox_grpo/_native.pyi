@@ -76,8 +76,8 @@ def score_token_repetition(
 ) -> NDArray[np.float64]: ...
 def extract_answer(text: str) -> str | None: ...
 
-# Math answers. Settings: tolerance, percent optional, units, base optional, brackets optional.
-_MathSettings = tuple[float | None, bool, str, bool, bool]
+# Math answers. Settings: tolerance, percent optional, units, base optional, brackets optional, unsolved right.
+_MathSettings = tuple[float | None, bool, str, bool, bool, bool]
 
 def score_math(
     completions: Sequence[str], golds: Sequence[str], settings: _MathSettings

@@ -10,16 +10,16 @@ use crate::rewards::math::compare::{Options, Units};
 use crate::rewards::math::expr::identity::Equality;
 use crate::rewards::math::rule::{MathAnswer, majority};
 
-/// Tolerance, percent optional, units, base optional, brackets optional.
-type PyOptions<'py> = (Option<f64>, bool, PyBackedStr, bool, bool);
+/// Tolerance, percent optional, units, base optional, brackets optional, unsolved right.
+type PyOptions<'py> = (Option<f64>, bool, PyBackedStr, bool, bool, bool);
 
 fn options(given: PyOptions<'_>) -> PyResult<Options> {
-    let (tolerance, percent_optional, units, base_optional, brackets_optional) = given;
+    let (tolerance, percent_optional, units, base_optional, brackets_optional, unsolved_ok) = given;
     let units = Units::from_name(&units).ok_or_else(|| PyValueError::new_err(format!("units is {:?}", &*units)))?;
     let tolerance = tolerance
         .map(|bound| bound.try_into().map_err(|_| PyValueError::new_err(format!("tolerance is {bound}"))))
         .transpose()?;
-    Ok(Options { tolerance, percent_optional, units, base_optional, brackets_optional })
+    Ok(Options { tolerance, percent_optional, units, base_optional, brackets_optional, unsolved_ok })
 }
 
 #[pyfunction]

@@ -553,6 +553,11 @@ def test_different(gold: str, answer: str) -> None:
         ("52_8", "52", {"base": "optional"}),
         ("(1, 2)", "1, 2", {"brackets": "optional"}),
         ("(1, 2)", r"\{1, 2\}", {"brackets": "optional"}),
+        ("x = 5", "2x + 1 = 11", {"unsolved": "right"}),
+        ("x > 2", "2x - 4 > 0", {"unsolved": "right"}),
+        ("(-2, 2)", "x^2 < 4", {"unsolved": "right"}),
+        ("[1, 5]", r"|x - 3| \le 2", {"unsolved": "right"}),
+        (r"(-2, 2) \cup (3, 4)", r"x^2 < 4 \text{ or } 3 < x < 4", {"unsolved": "right"}),
     ],
 )
 def test_an_option_relaxes_what_is_strict_by_default(gold: str, answer: str, option: dict[str, Any]) -> None:
@@ -580,7 +585,14 @@ def test_an_option_relaxes_nothing_else(gold: str, answer: str, option: dict[str
 
 @pytest.mark.parametrize(
     "option",
-    [{"tolerance": -1.0}, {"tolerance": float("nan")}, {"percent": "both"}, {"units": "si"}, {"base": "ten"}],
+    [
+        {"tolerance": -1.0},
+        {"tolerance": float("nan")},
+        {"percent": "both"},
+        {"units": "si"},
+        {"base": "ten"},
+        {"unsolved": "?"},
+    ],
 )
 def test_unknown_options_are_refused(option: dict[str, Any]) -> None:
     name = next(iter(option))

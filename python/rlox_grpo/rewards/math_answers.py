@@ -15,6 +15,7 @@ Percent = Literal["exact", "optional"]
 Units = Literal["missing_ok", "convert", "exact", "ignore"]
 Bases = Literal["exact", "optional"]
 Brackets = Literal["exact", "optional"]
+Unsolved = Literal["wrong", "right"]
 
 _UNITS = ("missing_ok", "convert", "exact", "ignore")
 _CHOICE = ("exact", "optional")
@@ -38,6 +39,8 @@ class MathAnswer:
             ``"ignore"``: units say nothing.
         base: ``"exact"``: 52₈ is 42 alone; ``"optional"``: it is also a bare 52.
         brackets: ``"exact"``: ``(1, 2)``, ``[1, 2]`` and ``{1, 2}`` differ; ``"optional"``: they are one list.
+        unsolved: ``"wrong"``: ``2x = 10`` and ``x^2 < 4``, which may only restate the problem, do not answer ``x = 5``
+            and ``-2 < x < 2``; ``"right"``: they do.
 
     Columns: ``answer``: bare answers, or solutions that box theirs or state it after ``####``.
     """
@@ -48,17 +51,18 @@ class MathAnswer:
     units: Units = "missing_ok"
     base: Bases = "exact"
     brackets: Brackets = "exact"
+    unsolved: Unsolved = "wrong"
     undecided: float | None = 0.0
     __name__: ClassVar[str] = "math_answer"
 
     def __post_init__(self) -> None:
-        _settings(self.tolerance, self.percent, self.units, self.base, self.brackets)
+        _settings(self.tolerance, self.percent, self.units, self.base, self.brackets, self.unsolved)
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. ValueError names the column, row and value that it cannot use."""
         gold = golds(columns, "answer", len(completions), self.__name__)
         answers = texts(completions, self.__name__)
-        settings = _settings(self.tolerance, self.percent, self.units, self.base, self.brackets)
+        settings = _settings(self.tolerance, self.percent, self.units, self.base, self.brackets, self.unsolved)
         return named(self.__name__, lambda: _native.score_math(answers, gold, settings), self.undecided)
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
@@ -85,19 +89,20 @@ class MajorityVote:
     units: Units = "missing_ok"
     base: Bases = "exact"
     brackets: Brackets = "exact"
+    unsolved: Unsolved = "wrong"
     undecided: float | None = 0.0
     __name__: ClassVar[str] = "majority_vote"
 
     def __post_init__(self) -> None:
         if self.group_size is not None and self.group_size < 1:
             raise ValueError(f"group_size is {self.group_size}, expected at least 1")
-        _settings(self.tolerance, self.percent, self.units, self.base, self.brackets)
+        _settings(self.tolerance, self.percent, self.units, self.base, self.brackets, self.unsolved)
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; reads ``prompts`` if there is no ``group_size``."""
         answers = texts(completions, self.__name__)
         groups = self._groups(answers, columns)
-        settings = _settings(self.tolerance, self.percent, self.units, self.base, self.brackets)
+        settings = _settings(self.tolerance, self.percent, self.units, self.base, self.brackets, self.unsolved)
         return named(self.__name__, lambda: _native.score_majority(answers, groups, settings), self.undecided)
 
     def _groups(self, answers: Sequence[str], columns: Mapping[str, Any]) -> list[int]:
@@ -134,26 +139,28 @@ def math_equal(
     units: Units = "missing_ok",
     base: Bases = "exact",
     brackets: Brackets = "exact",
+    unsolved: Unsolved = "wrong",
 ) -> bool | None:
     """Whether two bare answers are mathematically equal, as in :class:`MathAnswer`; None if that is undecided.
 
     The gold's shape decides where the answer can be read in several ways, and its real domain where functions are
     compared, so the order of the two matters. What is empty, cannot be read or has no value equals nothing.
     """
-    settings = _settings(tolerance, percent, units, base, brackets)
+    settings = _settings(tolerance, percent, units, base, brackets, unsolved)
     return _native.math_equal(encodable(gold), encodable(answer), settings)
 
 
 def _settings(
-    tolerance: float | None, percent: str, units: str, base: str, brackets: str
-) -> tuple[float | None, bool, str, bool, bool]:
+    tolerance: float | None, percent: str, units: str, base: str, brackets: str, unsolved: str
+) -> tuple[float | None, bool, str, bool, bool, bool]:
     if tolerance is not None and not (math.isfinite(tolerance) and 0 <= tolerance < 1):
         raise ValueError(f"tolerance is {tolerance}, expected None or a number from 0 to 1")
     one_of("percent", percent, _CHOICE)
     one_of("units", units, _UNITS)
     one_of("base", base, _CHOICE)
     one_of("brackets", brackets, _CHOICE)
-    return tolerance, percent == "optional", units, base == "optional", brackets == "optional"
+    one_of("unsolved", unsolved, ("wrong", "right"))
+    return tolerance, percent == "optional", units, base == "optional", brackets == "optional", unsolved == "right"
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -174,6 +174,9 @@ impl Comparer<'_> {
     }
 
     pub(super) fn regions(&self, gold: &Region, answer: &Region) -> Equality {
+        if gold.solved && !answer.solved && !self.options.unsolved_ok {
+            return Equality::Different;
+        }
         if gold.pieces.len() != answer.pieces.len() {
             // Pieces with letters in their ends may overlap, but a single one is no union of several.
             let merged = |region: &Region| region.sorted || region.pieces.len() == 1;
@@ -218,10 +221,12 @@ impl Comparer<'_> {
     }
 }
 
-/// Whether a text and a letter are spelled alike: option letters and names.
+/// Whether a text and a letter are spelled alike: names, and the letters of options in either case.
 fn spelled(exprs: &Exprs, number: &Number, text: &str) -> bool {
+    let option = matches!(text, "a" | "b" | "c" | "d" | "e");
     let super::super::expr::Kind::Symbol(hash) = exprs.kind(number.id) else { return false };
-    exprs.names().iter().any(|(known, name)| known == hash && name.to_lowercase() == *text)
+    let same = |name: &str| name.to_lowercase() == *text && (text.len() > 1 || option || *name == *text);
+    exprs.names().iter().any(|(known, name)| known == hash && same(name))
 }
 
 fn bare(value: &Value) -> Option<Id> {

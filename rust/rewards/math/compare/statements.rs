@@ -24,8 +24,13 @@ impl Comparer<'_> {
                 Value::Equality { names: q, sides: right, difference: b },
             ) => {
                 let stated = self.stated_values(p, left, q, right);
+                // `x = 5` is the solution of the equation that `2x = 10` may only repeat.
+                let solution = !p.is_empty()
+                    && !is_formula(p)
+                    && matches!(left.last(), Some(Value::Number(number)) if !self.gold.class(number.id).has(Class::SYMBOL));
                 match (a, b) {
-                    (Some(a), Some(b)) if stated != Equality::Equal => stated.or(self.proportional(*a, *b, None)),
+                    _ if stated == Equality::Equal || solution && !self.options.unsolved_ok => stated,
+                    (Some(a), Some(b)) => stated.or(self.proportional(*a, *b, None)),
                     _ => stated,
                 }
             }

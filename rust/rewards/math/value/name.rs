@@ -22,6 +22,23 @@ impl Reader<'_> {
             .then(|| Name { spelling: format!("{:x}", self.exprs.residue(left).key()), kind: NameKind::Formula })
     }
 
+    /// Whether a side of an inequality is a number, or a letter or its absolute value up to a factor.
+    pub(super) fn is_solved_side(&self, side: &Value) -> bool {
+        let Value::Number(number) = side else { return true };
+        if !self.exprs.class(number.id).has(Class::SYMBOL) {
+            return true;
+        }
+        let is_letter = |id: Id| match self.exprs.kind(id) {
+            Kind::Symbol(_) => true,
+            Kind::Function(Op::Abs, inner) => matches!(self.exprs.kind(inner[0]), Kind::Symbol(_)),
+            _ => false,
+        };
+        match self.exprs.kind(number.id) {
+            Kind::Product(factors) => factors.iter().all(|id| is_letter(*id) || self.exprs.as_rational(*id).is_some()),
+            _ => is_letter(number.id),
+        }
+    }
+
     /// Sums, products and quotients of letters; collects them.
     fn is_formula(&self, id: Id, letters: &mut Vec<u64>) -> bool {
         match self.exprs.kind(id) {

@@ -235,7 +235,7 @@ impl Reader<'_> {
             SetPart::NonPositive => vec![piece(End::Below, zero(self, true)?)],
             SetPart::NonZero => vec![piece(End::Below, zero(self, false)?), piece(zero(self, false)?, End::Above)],
         };
-        Ok(Value::Region(Region { pieces, sorted: true }))
+        Ok(Value::Region(Region { pieces, sorted: true, solved: true }))
     }
 
     fn set_operation(&mut self, node: NodeId) -> Result<Value, Fail> {
@@ -243,11 +243,15 @@ impl Reader<'_> {
         match ast.node(node) {
             Node::Union(items) => {
                 let mut pieces = Vec::new();
+                let mut solved = true;
                 for item in items {
                     let value = self.value(*item)?;
-                    pieces.extend(self.as_region(value)?.pieces);
+                    let region = self.as_region(value)?;
+                    pieces.extend(region.pieces);
+                    solved &= region.solved;
                 }
-                Ok(Value::Region(Region::of(pieces, self.exprs, fuel)?))
+                let region = Region::of(pieces, self.exprs, fuel)?;
+                Ok(Value::Region(Region { solved, ..region }))
             }
             Node::Intersection(items) => {
                 let mut region = Region::all();
@@ -272,7 +276,7 @@ impl Reader<'_> {
     pub(super) fn as_region(&mut self, value: Value) -> Result<Region, Fail> {
         match value {
             Value::Region(region) => Ok(region),
-            Value::Number(number) => Ok(Region { pieces: vec![Piece::point(number.id)], sorted: true }),
+            Value::Number(number) => Ok(Region { pieces: vec![Piece::point(number.id)], sorted: true, solved: true }),
             Value::Inequality { solved: Some((_, region)), .. } => Ok(region),
             Value::List { items, shape } => {
                 if let ([_, _], Shape::Tuple | Shape::Brackets) = (&items[..], shape) {

@@ -49,19 +49,22 @@ pub struct Region {
     pub pieces: Vec<Piece>,
     /// Whether they are in normal form.
     pub sorted: bool,
+    /// Whether it is written as a solution: an interval, or a letter (times a number, or its absolute value) beside
+    /// numbers. `x² < 4` restates a problem.
+    pub solved: bool,
 }
 
 impl Region {
     /// The empty set.
     #[must_use]
     pub fn empty() -> Self {
-        Self { pieces: Vec::new(), sorted: true }
+        Self { pieces: Vec::new(), sorted: true, solved: true }
     }
 
     /// The real line.
     #[must_use]
     pub fn all() -> Self {
-        Self { pieces: vec![Piece::ALL], sorted: true }
+        Self { pieces: vec![Piece::ALL], sorted: true, solved: true }
     }
 
     /// The union of pieces, in normal form where every end is a number.
@@ -75,7 +78,7 @@ impl Region {
             match line.is_empty(*piece) {
                 Some(true) => {}
                 Some(false) => sorted.push(*piece),
-                None => return Ok(Self { pieces, sorted: false }),
+                None => return Ok(Self { pieces, sorted: false, solved: true }),
             }
         }
         // Insertion, since comparisons may fail and sort_by takes none that do.
@@ -87,7 +90,7 @@ impl Region {
                 match line.lows(ordered[at - 1].low, piece.low) {
                     Some(Ordering::Greater) => at -= 1,
                     Some(_) => break,
-                    None => return Ok(Self { pieces, sorted: false }),
+                    None => return Ok(Self { pieces, sorted: false, solved: true }),
                 }
             }
             ordered.insert(at, piece);
@@ -102,13 +105,13 @@ impl Region {
                 Some(true) => match line.highs(last.high, piece.high) {
                     Some(Ordering::Less) => last.high = piece.high,
                     Some(_) => {}
-                    None => return Ok(Self { pieces, sorted: false }),
+                    None => return Ok(Self { pieces, sorted: false, solved: true }),
                 },
                 Some(false) => merged.push(piece),
-                None => return Ok(Self { pieces, sorted: false }),
+                None => return Ok(Self { pieces, sorted: false, solved: true }),
             }
         }
-        Ok(Self { pieces: merged, sorted: true })
+        Ok(Self { pieces: merged, sorted: true, solved: true })
     }
 
     /// What is in both; none where an end has letters.
@@ -130,7 +133,8 @@ impl Region {
                 pieces.push(Piece { low, high });
             }
         }
-        let region = Self::of(pieces, exprs, fuel)?;
+        let mut region = Self::of(pieces, exprs, fuel)?;
+        region.solved = self.solved && other.solved;
         Ok(region.sorted.then_some(region))
     }
 
@@ -158,7 +162,7 @@ impl Region {
         if open {
             pieces.push(Piece { low, high: End::Above });
         }
-        Some(Self { pieces, sorted: true })
+        Some(Self { pieces, sorted: true, solved: self.solved })
     }
 }
 

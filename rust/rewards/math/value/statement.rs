@@ -141,7 +141,10 @@ impl Reader<'_> {
                 Some(name) => Some((name, Region::all())),
                 None => match self.solve(&parts)? {
                     None => self.bounds(&sides, operators)?,
-                    solved => solved,
+                    Some((name, region)) => {
+                        let solved = sides.iter().all(|side| self.is_solved_side(side));
+                        Some((name, Region { solved, ..region }))
+                    }
                 },
             };
             return Ok(Value::Inequality { parts, solved });
@@ -187,7 +190,7 @@ impl Reader<'_> {
             // The bound is above x where x stands on the smaller side.
             if (place == at) == ascending { piece.high = end } else { piece.low = end }
         }
-        Ok(Some((name, Region { pieces: vec![piece], sorted: false })))
+        Ok(Some((name, Region { pieces: vec![piece], sorted: false, solved: true })))
     }
 
     /// Sides of an equation; what stands before its only `=` and has no value here, as P(A ∩ B), is a name.
@@ -324,7 +327,8 @@ impl Reader<'_> {
                 Some((known, so_far)) if known == name => {
                     let both = if any {
                         let pieces = so_far.pieces.iter().chain(&region.pieces).copied().collect();
-                        Region::of(pieces, self.exprs, self.fuel)?
+                        let both = Region::of(pieces, self.exprs, self.fuel)?;
+                        Region { solved: so_far.solved && region.solved, ..both }
                     } else {
                         match so_far.intersection(&region, self.exprs, self.fuel)? {
                             Some(both) => both,
