@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from rlox_grpo.rewards.calls import RewardError, function_name
@@ -119,6 +118,8 @@ class Pool:
 
     def _grow(self, size: int) -> None:
         if self._payload is None:
+            import cloudpickle  # here, so that the rules need NumPy alone
+
             try:
                 self._payload = cloudpickle.dumps(self._function)
             except Exception as error:
