@@ -57,6 +57,7 @@ def main() -> None:
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     model = make_model(options.mean_length)
+    theirs = make_model(options.mean_length)  # our engine sets the attention of the model that it is given
     rng = np.random.default_rng(0)
     prompts = [
         Prompt(rng.integers(2, 8192, length), index)
@@ -76,7 +77,7 @@ def main() -> None:
         ids = torch.zeros(len(prompts), width, dtype=torch.long)
         for row, prompt in enumerate(prompts):
             ids[row, width - len(prompt.token_ids) :] = torch.from_numpy(prompt.token_ids)
-        out = model.generate(
+        out = theirs.generate(
             ids, attention_mask=ids != 0, do_sample=True, top_k=0, num_return_sequences=options.group_size,
             max_new_tokens=options.max_new_tokens, return_dict_in_generate=True, output_logits=False,
         )  # fmt: skip
@@ -88,7 +89,7 @@ def main() -> None:
             do_sample=True, top_k=0, max_new_tokens=options.max_new_tokens, eos_token_id=END, pad_token_id=0,
             num_return_sequences=options.group_size,
         )  # fmt: skip
-        results = model.generate_batch(
+        results = theirs.generate_batch(
             [prompt.token_ids.tolist() for prompt in prompts],
             generation_config=config,
             continuous_batching_config=ContinuousBatchingConfig(num_blocks=256, page_size=32, max_batch_tokens=512),

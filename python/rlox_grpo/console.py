@@ -22,6 +22,7 @@ _NUMBERS = (
     ("update/grad_norm", "grad norm", "{:.2g}"),
     ("update/learning_rate", "lr", "{:.2g}"),
     ("time/step_s", "s/step", "{:.2f}"),
+    ("perf/tokens_per_s", "tokens/s", "{:.0f}"),
 )
 
 

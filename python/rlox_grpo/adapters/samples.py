@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.rewards import STATUSES, RewardError, RewardFn
-from rlox_grpo.rewards.calls import Waiting, call, function_name, gather, scores_of
+from rlox_grpo.rewards.calls import Waiting, call, gather, scores_of
+from rlox_grpo.rewards.scoring import reward_weights, unique_names
 from rlox_grpo.rewards.verdicts import weighted_sum
 
 Float64Array = NDArray[np.float64]
@@ -101,17 +101,14 @@ def score_samples(
         columns[name] = columns[theirs]
     components: dict[str, Float64Array] = {}
     worst = np.zeros(len(completions), dtype=np.uint8)
-    seen: Counter[str] = Counter()
-    for rule in rules:
-        name = function_name(rule)
-        seen[name] += 1
-        name = name if seen[name] == 1 else f"{name}_{seen[name]}"
+    weights = reward_weights(rules, None)
+    for name, rule in zip(unique_names(rules), rules, strict=True):
         if hasattr(rule, "verdicts"):  # A Rule; isinstance of a protocol takes longer than a rule does.
             verdicts = rule.verdicts(completions, columns)
             components[name], worst = verdicts.scores, np.maximum(worst, verdicts.statuses)
         else:
             components[name] = _called(rule, name, completions, columns, prompts)
-    total = weighted_sum(list(components.values()), [float(getattr(rule, "weight", 1.0)) for rule in rules])
+    total = weighted_sum(list(components.values()), weights)
     return Scores(total, components, [STATUSES[status] for status in worst])
 
 

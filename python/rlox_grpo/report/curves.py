@@ -90,6 +90,15 @@ def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:
         "policy/clip_fraction_low": "below",
         "policy/clip_fraction_high": "above",
     }
+    throughput = {
+        "perf/tokens_per_s": "whole step",
+        "perf/rollout_tokens_per_s": "rollout",
+        "perf/update_tokens_per_s": "update, prompts included",
+    }
+    spared = {
+        "perf/padding_share": "places that are padding",
+        "perf/prompt_tokens_saved_share": "prompt tokens shared",
+    }
     charts = [
         chart("Reward", "mean of the weighted total", {"reward/mean": "reward"}),
         chart("Reward components", "mean of each, before its weight", components),
@@ -109,7 +118,9 @@ def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:
         chart("Clipped tokens", "share whose ratio leaves the clip range", clipped, "%"),
         chart("Gradient norm", "before clipping", {"update/grad_norm": "gradient norm"}),
         chart("Learning rate", "as used", {"update/learning_rate": "learning rate"}, smooth=False),
-        chart("Throughput", "completion tokens per second of a step", {"perf/tokens_per_s": "tokens/s"}),
+        chart("Throughput", "tokens per second", throughput),
+        chart("What the update forwards", "share", spared, "%"),
+        chart("Model FLOP utilisation", "of the update, on CUDA", {"perf/mfu": "MFU"}, "%"),
         chart("Time of each reward", "seconds of a step, within its rewards", durations, "s"),
         _stacked(metrics, stages),
     ]
