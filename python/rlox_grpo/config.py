@@ -106,6 +106,9 @@ class GRPOConfig(BaseModel):
         "float32", description="Arithmetic of forward and backward; weights and optimizer stay float32."
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    torch_compile: bool = Field(
+        False, description="Run the update's forward and backward through torch.compile (transformers models)."
+    )
     lora_rank: int = Field(0, ge=0, description="Train a LoRA adapter of this rank instead of the weights; 0 is off.")
     lora_alpha: float | None = Field(None, gt=0, description="LoRA scale; twice the rank when it is not given.")
     lora_target_modules: str | tuple[str, ...] = Field("all-linear", description="Modules that get an adapter.")

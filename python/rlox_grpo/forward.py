@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,6 +79,7 @@ def make_forward(
     vocabulary: int | None = None,
     autocast_dtype: torch.dtype | None = None,
     share_prompts: bool = True,
+    torch_compile: bool = False,
 ) -> Forward:
     """Choose the forward that fits ``model``.
 
@@ -88,8 +89,12 @@ def make_forward(
         vocabulary: ids from here on are padding rows of the embedding that no tokenizer reaches; they take no part.
         autocast_dtype: arithmetic of the decoder and the head when it is not the weights' own.
         share_prompts: take the packed way where the model allows it.
+        torch_compile: run the decoder through :func:`torch.compile`, shapes left open; other modules run as they are.
     """
     split = split_model(model)
+    packs = split is not None and share_prompts and can_pack(split)
+    if split is not None and torch_compile:
+        split = replace(split, decoder=torch.compile(split.decoder, dynamic=True))
 
     def arithmetic(device: torch.device) -> AbstractContextManager[object]:
         return nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
@@ -137,7 +142,7 @@ def make_forward(
 
     if split is None:
         return Forward(by_logits, shares_prompts=False)
-    if share_prompts and can_pack(split):
+    if packs:
         return Forward(packed, shares_prompts=True)
     return Forward(by_hidden_states, shares_prompts=False)
 

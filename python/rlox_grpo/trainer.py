@@ -93,6 +93,7 @@ class GRPO:
             "temperature": self.config.temperature,
             "vocabulary": self.policy.vocabulary,
             "autocast_dtype": autocast_dtype,
+            "torch_compile": self.config.torch_compile,
         }
         self._forward = make_forward(self.model, **forward_options)
         self._reference = make_reference(
