@@ -68,8 +68,9 @@ def group_advantages(
 def component_advantages(
     components: Any,
     weights: Sequence[float],
-    group_size: int,
+    group_size: int | None = None,
     *,
+    group_offsets: Any = None,
     ddof: int = 1,
     std_epsilon: float = 1e-4,
     baseline: Baseline = "mean",
@@ -86,7 +87,7 @@ def component_advantages(
         components: ``[F, N]``, prompt-major; NaN where a component does not apply: it then adds nothing, and a row to
             which none applies has advantage 0 and is left out of the batch's deviation.
         weights: ``F``.
-        group_size, ddof, std_epsilon, baseline: As in :func:`group_advantages`.
+        group_size, group_offsets, ddof, std_epsilon, baseline: As in :func:`group_advantages`.
 
     Returns:
         ``float32 [N]``.
@@ -95,7 +96,8 @@ def component_advantages(
     if values.ndim != 2 or len(values) != len(weights):
         raise ValueError(f"components has shape {values.shape}, expected [{len(weights)}, N], a row for each weight")
     options: dict[str, Any] = {"ddof": ddof, "std_epsilon": std_epsilon, "baseline": baseline}
-    normalised = [group_advantages(component, group_size, **options) for component in values]
+    options |= {"group_size": group_size, "group_offsets": group_offsets}
+    normalised = [group_advantages(component, **options) for component in values]
     summed = np.tensordot(np.asarray(weights, dtype=np.float64), np.stack(normalised), axes=1)
     applies = ~np.isnan(values).all(axis=0)
     spread = float(summed[applies].std(ddof=ddof)) if applies.sum() > ddof else 0.0

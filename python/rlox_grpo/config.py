@@ -70,8 +70,20 @@ class GRPOConfig(BaseModel):
     ddof: int = Field(1, ge=0, description="Delta degrees of freedom of the standard deviation.")
     std_epsilon: float = Field(1e-4, ge=0, description="Added to the standard deviation.")
     baseline: Literal["mean", "leave_one_out"] = Field("mean", description="What is subtracted from a reward.")
-    zero_variance: Literal["drop", "keep"] = Field(
-        "drop", description="Whether groups whose rewards are all equal leave the update and its denominators."
+    zero_variance: Literal["drop", "keep", "refill"] = Field(
+        "drop",
+        description="Groups whose rewards are all equal leave the update and its denominators, stay, or are replaced "
+        "by groups of other prompts (dynamic sampling).",
+    )
+    max_refills: int = Field(3, ge=1, description="Times a step that zero_variance='refill' samples more.")
+    curriculum: Literal["none", "pass_rate"] = Field(
+        "none", description="pass_rate draws prompts by what their measured pass rate says they can still teach."
+    )
+    curriculum_floor: float = Field(
+        0.1, gt=0, le=1, description="Least chance with which the curriculum takes a prompt when its turn comes."
+    )
+    max_group_size: int | None = Field(
+        None, ge=1, description="Sample prompts that are hard or easy up to this often; always group_size when None."
     )
 
     # Loss
@@ -148,6 +160,8 @@ class GRPOConfig(BaseModel):
     def _fields_that_depend_on_each_other(self) -> GRPOConfig:
         if self.group_size == 1 and self.baseline == "leave_one_out":
             raise ConfigError("baseline='leave_one_out' needs group_size of at least 2, got 1")
+        if self.max_group_size is not None and self.max_group_size < self.group_size:
+            raise ConfigError(f"max_group_size is {self.max_group_size}, below group_size={self.group_size}")
         if self.reference == "none" and self.kl_coef > 0:
             raise ConfigError(f"reference='none' leaves kl_coef={self.kl_coef:g} nothing to be measured against")
         if self.reward_aggregation == "normalize_then_sum" and self.reward_scaling != "group":

@@ -94,7 +94,8 @@ def make_forward(
     split = split_model(model)
     packs = split is not None and share_prompts and can_pack(split)
     if split is not None and torch_compile:
-        split = replace(split, decoder=torch.compile(split.decoder, dynamic=True))
+        compiled: Any = torch.compile(split.decoder, dynamic=True)
+        split = replace(split, decoder=compiled)
 
     def arithmetic(device: torch.device) -> AbstractContextManager[object]:
         return nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)

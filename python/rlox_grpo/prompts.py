@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -152,6 +152,44 @@ def prompt_order(num_prompts: int, seed: int, start: int) -> Iterator[int]:
         order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(num_prompts)
         yield from (int(index) for index in order[offset:])
         epoch, offset = epoch + 1, 0
+
+
+class PromptDraws:
+    """Takes prompts in :func:`prompt_order`, from one draw on.
+
+    Attributes:
+        draws: Turns that have passed, those of prompts that were skipped included; where a resumed run goes on.
+    """
+
+    def __init__(
+        self, prompts: Sequence[Prompt], seed: int, start: int, chance: Callable[[int], float] | None = None
+    ) -> None:
+        """Begin at draw ``start``.
+
+        Args:
+            prompts: all of them.
+            seed: of the order, and of what is skipped.
+            start: turns that have passed.
+            chance: with which the prompt of an index is taken when its turn comes, above 0; always when None.
+        """
+        self._prompts, self._seed, self._chance = prompts, seed, chance
+        self._order = prompt_order(len(prompts), seed, start)
+        self.draws = start
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next ``count`` prompts."""
+        taken: list[Prompt] = []
+        while len(taken) < count:
+            index = next(self._order)
+            if self._chance is None or _uniform(self._seed, self.draws) < self._chance(index):
+                taken.append(self._prompts[index])
+            self.draws += 1
+        return taken
+
+
+def _uniform(seed: int, draw: int) -> float:
+    """A uniform of this draw alone, so that a resumed run skips what it would have skipped."""
+    return float(np.random.default_rng([seed, draw, *b"skip"]).random())
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import count, pairwise
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from rlox_grpo.advantages import component_advantages, group_advantages
 from rlox_grpo.batch import microbatches
 from rlox_grpo.config import ConfigError, GRPOConfig
+from rlox_grpo.curriculum import PassRates
 from rlox_grpo.engines import make_engine
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.evaluation import evaluate
@@ -28,12 +27,14 @@ from rlox_grpo.loading import load_policy
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.metrics import step_metrics
 from rlox_grpo.profile import model_size, peak_flops_of, update_profile
-from rlox_grpo.prompts import PromptsLike, fingerprint, load_prompts, prompt_order, refuse_too_long
+from rlox_grpo.prompts import PromptDraws, PromptsLike, fingerprint, load_prompts, refuse_too_long
 from rlox_grpo.reference import make_reference
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.workers import closing_workers
+from rlox_grpo.rollout import Rollout, generate, group_offsets, refilled, sample_of
 from rlox_grpo.run import Run
 from rlox_grpo.schedules import learning_rate_at
+from rlox_grpo.stage_clock import StageClock
 from rlox_grpo.types import Batch, LossOutput, Prompt, Sampling, ScoredGroup, UpdateStats
 from rlox_grpo.update import make_updater
 
@@ -113,20 +114,29 @@ class GRPO:
         self.step = 0
         """Steps taken since the weights were loaded, resumed ones included."""
         self.draws = 0
-        """Prompts drawn, likewise."""
+        """Turns of prompts that have passed, likewise; see :class:`rlox_grpo.prompts.PromptDraws`."""
+        self.pass_rates = PassRates()
+        """Measured where the curriculum or the group sizes ask for them."""
         self._total_steps = 1
         self.weights_are_whole = True
         """False while optimizer steps are being taken: a batch's updates are saved together or not at all."""
 
-    def train_step(self, prompts: Sequence[Prompt]) -> dict[str, float]:
-        """One step: B prompts, G completions each, ``updates_per_batch`` optimizer steps. Returns its metrics."""
-        config, clock = self.config, _StageClock()
-        with clock("rollout"):
-            groups = self.engine.generate(
-                prompts, config.group_size, self.sampling, _derived_seed(config.seed, "rollout", self.step)
+    def train_step(
+        self, prompts: Sequence[Prompt], more: Callable[[int], Sequence[Prompt]] | None = None
+    ) -> dict[str, float]:
+        """One step: B prompts, G completions each, ``updates_per_batch`` optimizer steps. Returns its metrics.
+
+        ``more(count)`` draws further prompts where ``zero_variance="refill"`` has to replace some.
+        """
+        clock, calls = StageClock(), count()
+        rollout = Rollout.of(self._sample(prompts, clock, next(calls)))
+        if self.config.zero_variance == "refill" and more is not None:
+            rollout = refilled(
+                rollout.groups,
+                lambda missing: self._sample(more(missing), clock, next(calls)),
+                most_refills=self.config.max_refills,
             )
-        with clock("rewards"):
-            scored = score(groups, self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
+        scored = rollout.chosen
         with clock("advantages"):
             advantages = self._advantages(scored)
         with clock("batch"):
@@ -135,12 +145,19 @@ class GRPO:
             batches = [self._with_log_probs(batch) for batch in batches]
         with clock("update"):
             updates = self._update(batches, scored)
-        self.step, self.draws = self.step + 1, self.draws + len(prompts)
+        self.step += 1
         with clock("weight_sync"):
             self.engine.load_weights(self.model.named_parameters(), version=self.step)
+        if self._measures_pass_rates:
+            self.pass_rates.measure(rollout.groups)
         self.last_rollout = scored, advantages
         timings = clock.timings()
-        return {**step_metrics(scored, advantages, updates, timings), **self._profile(batches, updates, timings)}
+        return {
+            **step_metrics(rollout.groups, advantages, updates, timings),
+            **rollout.metrics(),
+            **self.pass_rates.metrics(),
+            **self._profile(batches, updates, timings),
+        }
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
@@ -174,13 +191,14 @@ class GRPO:
         if self.step == self._total_steps:
             logger.info("%s is complete: all %d steps are done", self.config.output_dir, self.step)
             return _with_short_names(run.last_metrics)
-        order = prompt_order(len(train_prompts), self.config.seed, self.draws)
+        draws = PromptDraws(train_prompts, self.config.seed, self.draws, self._chance)
         with run.recording(self._total_steps), closing_workers(self.reward_fns), stop_on_signal() as stop:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
             while self.step < self._total_steps and not stop:
-                drawn = list(islice(order, min(per_step, last_draw - self.draws)))
-                metrics = self.train_step([train_prompts[index] for index in drawn])
+                left = last_draw - run.start_draw - (self.step - run.start_step) * per_step  # but for refills
+                metrics = self.train_step(draws.take(min(per_step, left)), draws.take)
+                self.draws = draws.draws
                 if held_out is not None and self._evaluation_is_due():
                     evaluation, groups = self._evaluate_held_out(held_out)
                     run.record_evaluation(evaluation, groups)
@@ -216,21 +234,48 @@ class GRPO:
             Path(path).mkdir(parents=True, exist_ok=True)
             save_model(self.model, str(Path(path) / "model.safetensors"))
 
+    def _sample(self, prompts: Sequence[Prompt], clock: StageClock, call: int) -> list[ScoredGroup]:
+        """Completions of each prompt and their rewards; ``call`` counts the calls of one step."""
+        config = self.config
+        sizes = [config.group_size] * len(prompts)
+        if config.max_group_size is not None:
+            sizes = [self.pass_rates.group_size(p.index, config.group_size, config.max_group_size) for p in prompts]
+        purpose = "rollout" if call == 0 else f"refill {call}"
+        with clock("rollout"):
+            groups = generate(
+                self.engine, prompts, sizes, self.sampling, _derived_seed(config.seed, purpose, self.step)
+            )
+        with clock("rewards"):
+            return score(groups, self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
+
+    @property
+    def _measures_pass_rates(self) -> bool:
+        return self.config.curriculum == "pass_rate" or self.config.max_group_size is not None
+
+    def _chance(self, index: int) -> float:
+        """With which the prompt is taken when its turn comes."""
+        if self.config.curriculum == "none":
+            return 1.0
+        return self.pass_rates.chance(index, self.config.curriculum_floor)
+
     def _advantages(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
         config = self.config
+        if not scored:
+            return np.zeros(0, np.float32)
+        offsets = group_offsets(scored)
         if config.reward_aggregation == "normalize_then_sum":
             components = [np.concatenate([group.components[name] for group in scored]) for name in scored[0].components]
             return component_advantages(
                 components,
                 reward_weights(self.reward_fns, config.reward_weights),
-                config.group_size,
+                group_offsets=offsets,
                 ddof=config.ddof,
                 std_epsilon=config.std_epsilon,
                 baseline=config.baseline,
             )
         return group_advantages(
             np.concatenate([group.rewards for group in scored]),
-            group_size=config.group_size,
+            group_offsets=offsets,
             scaling=config.reward_scaling,
             ddof=config.ddof,
             std_epsilon=config.std_epsilon,
@@ -239,15 +284,16 @@ class GRPO:
 
     def _batches(self, scored: Sequence[ScoredGroup], advantages: np.ndarray) -> list[Batch]:
         """Micro-batches of the groups that teach something; the others cost no forward and enter no denominator."""
-        by_group = advantages.reshape(len(scored), -1)
+        offsets = group_offsets(scored)
+        rows = [np.arange(start, stop) for start, stop in pairwise(offsets)]  # of each group, in the whole step
         keep_all = self.config.zero_variance == "keep"
         # The advantages of a group whose rewards are all equal are exactly 0.
-        kept = [index for index, group in enumerate(by_group) if keep_all or group.any()]
+        kept = [index for index, own in enumerate(rows) if keep_all or advantages[own].any()]
         if not kept:
             return []
         batches = microbatches(
             [scored[index] for index in kept],
-            by_group[kept].ravel(),
+            advantages[kept_rows := np.concatenate([rows[index] for index in kept])],
             token_budget=self.config.micro_batch_tokens,
             share_prompts=self._forward.shares_prompts,
             oversize="alone",
@@ -255,8 +301,8 @@ class GRPO:
             device=next(self.model.parameters()).device,
         )
         # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
-        rows = torch.arange(advantages.size).reshape(by_group.shape)[kept].ravel()
-        return [replace(batch, row_index=rows[batch.row_index.cpu()]) for batch in batches]
+        numbers = torch.from_numpy(kept_rows)
+        return [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
 
     @torch.no_grad()
     def _with_log_probs(self, batch: Batch) -> Batch:
@@ -285,7 +331,7 @@ class GRPO:
                 updates.append(self.updater.step(batches, learning_rate))
         except NonFiniteError as error:  # the step that failed changed nothing; those before it did
             self.weights_are_whole = not updates
-            raise NonFiniteError(f"step {self.step + 1}: {error}{_samples(scored, error.rows)}", error.rows) from error
+            raise NonFiniteError(f"step {self.step + 1}: {error}{sample_of(scored, error.rows)}", error.rows) from error
         self.weights_are_whole = True
         return updates
 
@@ -344,38 +390,10 @@ class GRPO:
         return loaded
 
 
-class _StageClock:
-    """Seconds of each stage of a step, in the order in which they ran."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._start = time.perf_counter()
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._seconds[stage] = time.perf_counter() - start
-
-    def timings(self) -> dict[str, float]:
-        """Seconds by stage, and under ``step`` the wall clock since the beginning."""
-        return {**self._seconds, "step": time.perf_counter() - self._start}
-
-
 def _derived_seed(seed: int, purpose: str, step: int) -> int:
     """An independent 63-bit seed for each purpose and step: a resumed step draws what it would have drawn."""
     entropy = [seed, step, *purpose.encode()]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def _samples(scored: Sequence[ScoredGroup], rows: Sequence[int]) -> str:
-    """Where the first of ``rows`` came from, in words."""
-    if not rows:
-        return ""
-    group, place = divmod(rows[0], len(scored[0].group.completions))
-    prompt, completion = scored[group].group.prompt, scored[group].group.completions[place]
-    shown = repr(completion.text[:80]) if completion.text is not None else str(completion.token_ids[:16].tolist())
-    return f"; row {rows[0]} is completion {place} of prompts[{prompt.index}]: {shown}"
 
 
 def _refuse_rewards(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:

@@ -97,7 +97,13 @@ def test_every_prompt_is_drawn_once_an_epoch_also_when_steps_do_not_divide():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"updates_per_batch": 2, "kl_coef": 0.05}, {"lr_schedule": "cosine", "warmup_steps": 2}]
+    "changes",
+    [
+        {},
+        {"updates_per_batch": 2, "kl_coef": 0.05},
+        {"lr_schedule": "cosine", "warmup_steps": 2},
+        {"zero_variance": "refill", "curriculum": "pass_rate", "max_group_size": 16, "curriculum_floor": 0.3},
+    ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, changes):
     whole = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path / "whole", **changes))
@@ -108,13 +114,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, changes):
     def fails_in_step_7(completions, prompts):
         nonlocal calls
         calls += 1
-        if calls == 7:
+        if calls > 6 and trainer.step == 6:
             raise OSError("the grader went away")
         return share_of_target(completions, prompts)
 
     fails_in_step_7.__name__ = "share_of_target"
+    trainer = GRPO(ToyLM(), fails_in_step_7, **interrupted)
     with pytest.raises(RuntimeError, match="grader went away|share_of_target"):
-        GRPO(ToyLM(), fails_in_step_7, **interrupted).train(PROMPTS)
+        trainer.train(PROMPTS)
     # What a resumed run starts from does not matter, unless it is the reference.
     again = GRPO(ToyLM(seed=0 if "kl_coef" in changes else 99), share_of_target, **interrupted)
     metrics = again.train(PROMPTS)
@@ -123,6 +130,54 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, changes):
     assert metrics["mean_reward"] == whole_metrics["mean_reward"]
     steps = [json.loads(line)["step"] for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 13))
+
+
+def test_groups_without_spread_are_replaced_by_other_prompts():
+    seen = []
+
+    def reward(completions, prompts):
+        seen.append([row[0] for row in prompts.tolist()[::8]])
+        return [
+            0.5 if prompt[0] < 6 else float(completion[0] % 2)  # half of the prompts teach nothing
+            for completion, prompt in zip(completions, prompts.tolist(), strict=True)
+        ]
+
+    trainer = GRPO(ToyLM(), reward, **options(zero_variance="refill", max_refills=20, max_steps=3))
+    metrics = trainer.train(PROMPTS)
+    assert metrics["rollout/groups_chosen"] == 4
+    assert metrics["rollout/groups"] > 4
+    assert metrics["rollout/refills"] >= 1
+    assert trainer.draws == sum(map(len, seen))  # every prompt that was sampled was drawn, and none twice an epoch
+    drawn = [prompt for call in seen for prompt in call]
+    for epoch in range(len(drawn) // 8):
+        assert sorted(drawn[8 * epoch : 8 * epoch + 8]) == sorted(PROMPTS[:, 0].tolist())
+    scored, advantages = trainer.last_rollout
+    assert [len(group.group.completions) for group in scored] == [8] * 4
+    assert advantages.reshape(4, 8).any(axis=1).all()
+
+
+def test_prompts_that_are_hard_get_larger_groups_and_rare_turns():
+    seen = []
+
+    def right(completions, prompts):  # of a prompt that begins with 9: one completion in twelve
+        seen.append([row[0] for row in prompts.tolist()])
+        return [
+            float(int(completion[0]) == 3 if prompt[0] == 9 else True)
+            for completion, prompt in zip(completions, prompts.tolist(), strict=True)
+        ]
+
+    trainer = GRPO(
+        ToyLM(),
+        right,
+        **options(curriculum="pass_rate", max_group_size=32, curriculum_floor=0.05, learning_rate=1e-9, max_steps=40),
+    )
+    metrics = trainer.train(PROMPTS)
+    late = [prompt for call in seen[20:] for prompt in call]
+    hard = sum(prompt == 9 for prompt in late) / len(late)
+    assert hard > 0.5  # two prompts of eight begin with 9
+    assert metrics["curriculum/measured_prompts"] == 8
+    assert max(len(call) for call in seen) > 4 * 8
+    assert all(len(call) % 8 == 0 for call in seen)
 
 
 def test_kill_9_in_mid_step_and_a_second_start(tmp_path):

@@ -1,0 +1,105 @@
+"""What a step samples: groups of one size or several, and others in place of those that teach nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlox_grpo.engines import GenerationEngine
+from rlox_grpo.metrics import has_zero_std
+from rlox_grpo.types import Int64Array, Prompt, RolloutGroup, Sampling, ScoredGroup
+
+
+def generate(
+    engine: GenerationEngine,
+    prompts: Sequence[Prompt],
+    group_sizes: Sequence[int],
+    sampling: Sampling,
+    seed: int,
+) -> list[RolloutGroup]:
+    """Sample ``group_sizes[i]`` completions for ``prompts[i]``, all in one call of the engine.
+
+    Engines take one group size a call: the largest that divides all of these. Larger groups are asked for in parts.
+    """
+    unit = math.gcd(*group_sizes)
+    parts = [size // unit for size in group_sizes]
+    repeated = [prompt for prompt, count in zip(prompts, parts, strict=True) for _ in range(count)]
+    found = iter(engine.generate(repeated, unit, sampling, seed))
+    return [_joined([next(found) for _ in range(count)]) for count in parts]
+
+
+def _joined(groups: Sequence[RolloutGroup]) -> RolloutGroup:
+    completions = tuple(completion for group in groups for completion in group.completions)
+    return RolloutGroup(groups[0].prompt, completions, groups[0].policy_version)
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """What a step sampled.
+
+    Attributes:
+        groups: Every group, in the order of sampling.
+        chosen: Those of ``groups`` that the update is about.
+        refills: Times that more was sampled.
+    """
+
+    groups: list[ScoredGroup]
+    chosen: list[ScoredGroup]
+    refills: int = 0
+
+    @classmethod
+    def of(cls, groups: list[ScoredGroup]) -> Rollout:
+        """All of ``groups``, none replaced."""
+        return cls(groups, groups)
+
+    def metrics(self) -> dict[str, float]:
+        """``rollout/groups`` sampled and ``rollout/groups_chosen``; ``rollout/refills``, where there were any."""
+        metrics = {"rollout/groups": float(len(self.groups)), "rollout/groups_chosen": float(len(self.chosen))}
+        return {**metrics, "rollout/refills": float(self.refills)} if self.refills else metrics
+
+
+def group_offsets(groups: Sequence[ScoredGroup]) -> Int64Array:
+    """``int64 [B + 1]``: the rows of group g are offsets[g] to offsets[g + 1]."""
+    return np.cumsum([0, *(len(group.group.completions) for group in groups)], dtype=np.int64)
+
+
+def refilled(
+    groups: list[ScoredGroup],
+    more: Callable[[int], list[ScoredGroup]],
+    *,
+    most_refills: int,
+) -> Rollout:
+    """Replace groups whose rewards are all equal by groups of other prompts.
+
+    Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2).
+    A group is judged by max − min of its rewards: a mean says nothing of spread, and a filter by the mean keeps groups
+    of equal continuous rewards. Exactly as many groups are sampled as are missing, so nothing that was paid for is
+    thrown away.
+
+    Args:
+        groups: the step's own.
+        more: samples and scores that many groups of prompts not yet drawn.
+        most_refills: times that it is called; a step may end with fewer groups than it began with.
+    """
+    sampled, chosen, refills = list(groups), [group for group in groups if not has_zero_std(group.rewards)], 0
+    while len(chosen) < len(groups) and refills < most_refills:
+        refills += 1
+        found = more(len(groups) - len(chosen))
+        sampled += found
+        chosen += [group for group in found if not has_zero_std(group.rewards)]
+    return Rollout(sampled, chosen, refills)
+
+
+def sample_of(scored: Sequence[ScoredGroup], rows: Sequence[int]) -> str:
+    """Where the first of ``rows`` came from, in words."""
+    if not rows:
+        return ""
+    offsets = group_offsets(scored)
+    group = int(np.searchsorted(offsets, rows[0], side="right")) - 1
+    place = rows[0] - int(offsets[group])
+    prompt, completion = scored[group].group.prompt, scored[group].group.completions[place]
+    shown = repr(completion.text[:80]) if completion.text is not None else str(completion.token_ids[:16].tolist())
+    return f"; row {rows[0]} is completion {place} of prompts[{prompt.index}]: {shown}"

@@ -1,0 +1,113 @@
+"""What a step samples: group sizes, and groups that replace those that teach nothing."""
+
+import numpy as np
+import pytest
+
+from rlox_grpo.rollout import Rollout, generate, group_offsets, refilled, sample_of
+from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup
+
+
+def prompt(index):
+    return Prompt(np.array([index + 1]), index)
+
+
+def scored(index, rewards):
+    completions = tuple(
+        Completion(np.array([place]), np.zeros(1, np.float32), "stop", f"text {place}") for place in range(len(rewards))
+    )
+    return ScoredGroup(RolloutGroup(prompt(index), completions), np.array(rewards, np.float32), {})
+
+
+def completion(token):
+    return Completion(np.array([token]), np.zeros(1, np.float32), "stop")
+
+
+class Engine:
+    """Numbers its completions, and remembers what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def generate(self, prompts, group_size, sampling, seed):
+        self.asked.append(([p.index for p in prompts], group_size, seed))
+        numbers = iter(range(1000))
+        return [
+            RolloutGroup(
+                p,
+                tuple(
+                    Completion(np.array([next(numbers)]), np.zeros(1, np.float32), "stop") for _ in range(group_size)
+                ),
+                policy_version=3,
+            )
+            for p in prompts
+        ]
+
+
+def test_one_size_is_one_plain_call():
+    engine = Engine()
+    groups = generate(engine, [prompt(4), prompt(2)], [3, 3], Sampling(8), 17)
+    assert engine.asked == [([4, 2], 3, 17)]
+    assert [len(group.completions) for group in groups] == [3, 3]
+
+
+def test_a_larger_group_is_asked_for_in_parts_and_joined_in_order():
+    engine = Engine()
+    groups = generate(engine, [prompt(4), prompt(2), prompt(9)], [2, 6, 2], Sampling(8), 17)
+    assert engine.asked == [([4, 2, 2, 2, 9], 2, 17)]
+    assert [group.prompt.index for group in groups] == [4, 2, 9]
+    ids = [[int(c.token_ids[0]) for c in group.completions] for group in groups]
+    assert ids == [[0, 1], [2, 3, 4, 5, 6, 7], [8, 9]]
+    assert {group.policy_version for group in groups} == {3}
+
+
+def test_sizes_of_which_none_divides_the_others():
+    engine = Engine()
+    groups = generate(engine, [prompt(4), prompt(2)], [4, 6], Sampling(8), 17)
+    assert engine.asked == [([4, 4, 2, 2, 2], 2, 17)]
+    assert [len(group.completions) for group in groups] == [4, 6]
+
+
+def test_groups_without_spread_are_replaced_one_for_one():
+    own = [scored(0, [1, 1]), scored(1, [0, 1]), scored(2, [0, 0]), scored(3, [0.3, 0.3])]
+    extra = iter([scored(4, [0, 1]), scored(5, [1, 1]), scored(6, [0, 0]), scored(7, [0.2, 0.3]), scored(8, [0, 1])])
+    asked = []
+
+    def more(count):
+        asked.append(count)
+        return [next(extra) for _ in range(count)]
+
+    rollout = refilled(own, more, most_refills=5)
+    assert asked == [3, 2]  # 4 of the first three, then 7 and 8
+    assert [group.group.prompt.index for group in rollout.chosen] == [1, 4, 7, 8]
+    assert [group.group.prompt.index for group in rollout.groups] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert rollout.metrics() == {"rollout/groups": 9.0, "rollout/groups_chosen": 4.0, "rollout/refills": 2.0}
+
+
+def test_spread_counts_and_not_the_mean():
+    # equal continuous rewards have no spread, a mean of one half can
+    rollout = refilled(
+        [scored(0, [0.5, 0.5]), scored(1, [0.0, 1.0])], lambda count: [scored(2, [0, 0])], most_refills=1
+    )
+    assert [group.group.prompt.index for group in rollout.chosen] == [1]
+
+
+def test_refills_are_bounded():
+    calls = []
+    rollout = refilled([scored(0, [1, 1])], lambda count: calls.append(count) or [scored(1, [0, 0])], most_refills=3)
+    assert calls == [1, 1, 1]
+    assert rollout.chosen == []
+    assert rollout.refills == 3
+
+
+def test_nothing_to_replace_asks_for_nothing():
+    own = [scored(0, [0, 1])]
+    assert refilled(own, lambda count: pytest.fail("asked for more"), most_refills=3).chosen == own
+    assert Rollout.of(own).metrics() == {"rollout/groups": 1.0, "rollout/groups_chosen": 1.0}
+
+
+def test_a_row_is_named_in_groups_of_several_sizes():
+    groups = [scored(6, [0, 1]), scored(8, [0, 1, 2])]
+    assert group_offsets(groups).tolist() == [0, 2, 5]
+    assert sample_of(groups, []) == ""
+    assert sample_of(groups, [1]) == "; row 1 is completion 1 of prompts[6]: 'text 1'"
+    assert sample_of(groups, [2, 4]) == "; row 2 is completion 0 of prompts[8]: 'text 0'"
