@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rlox_grpo import rewards as rules
 from rlox_grpo.config import ConfigError, GRPOConfig, describe, nearest, read_toml
 from rlox_grpo.prompts import PromptsLike
 from rlox_grpo.rewards import RewardFn
-from rlox_grpo.tasks.countdown import load_problems
+from rlox_grpo.tasks import countdown, gsm8k
 
 RULES = {
     "countdown": "Countdown",
@@ -41,9 +42,18 @@ class Origin(BaseModel):
     model: str = Field(description="Path or hub id of the model to train.")
     train_data: str = Field(description="A .jsonl or .parquet file of rows with a prompt column.")
     eval_data: str | None = Field(None, description="Held-out rows.")
-    task: Literal["countdown"] | None = Field(None, description="Gives rows without a prompt the task's own.")
+    task: Literal["countdown", "gsm8k"] | None = Field(None, description="Gives rows without a prompt the task's own.")
+    prompt_form: str | None = Field(None, description="Whose form those prompts have: of gsm8k, a published system's.")
     n_epochs: int = Field(1, ge=1, description="Times that every prompt is drawn.")
     rewards: tuple[dict[str, Any], ...] = Field(min_length=1, description="The reward functions.")
+
+    @model_validator(mode="after")
+    def _a_form_that_the_task_has(self) -> Origin:
+        if self.prompt_form is not None and self.task != "gsm8k":
+            raise ConfigError(f"prompt_form={self.prompt_form!r} is of task='gsm8k', got task={self.task!r}")
+        if self.prompt_form is not None and self.prompt_form not in gsm8k.FORMS:
+            raise ConfigError(f"prompt_form is {self.prompt_form!r}{nearest(self.prompt_form, list(gsm8k.FORMS))}")
+        return self
 
 
 def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origin, GRPOConfig]:
@@ -70,7 +80,10 @@ def load_data(origin: Origin) -> tuple[PromptsLike, PromptsLike | None]:
     """What to train on, and what to evaluate on: the files, or the task's rows from them."""
     if origin.task is None:
         return origin.train_data, origin.eval_data
-    return load_problems(origin.train_data), None if origin.eval_data is None else load_problems(origin.eval_data)
+    load: Callable[[str], PromptsLike] = countdown.load_problems
+    if origin.task == "gsm8k":
+        load = partial(gsm8k.load_problems, form=origin.prompt_form or gsm8k.DEFAULT_FORM)
+    return load(origin.train_data), None if origin.eval_data is None else load(origin.eval_data)
 
 
 def make_rewards(tables: Sequence[Mapping[str, Any]]) -> list[RewardFn]:

@@ -1,10 +1,14 @@
 """The command line: parsing, overrides, errors on one line."""
 
+import json
+
 import pytest
 
 from rlox_grpo.cli import main, parse_overrides
 from rlox_grpo.config import ConfigError
-from rlox_grpo.run_file import make_rewards, read_run_file
+from rlox_grpo.run_file import load_data, make_rewards, read_run_file
+from rlox_grpo.tasks import countdown, gsm8k
+from rlox_grpo.tasks.word_problems import generate_problems
 
 
 def test_overrides_are_toml_or_text():
@@ -53,6 +57,21 @@ def test_a_run_file(run_file):
     assert rewards[1].weight == 0.1
 
 
+@pytest.mark.parametrize("form", ["lm_book", None])
+def test_a_task_gives_rows_their_prompts(run_file, tmp_path, form):
+    rows = [dict(row) for row in generate_problems(3, seed=0)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train_data": str(tmp_path / "rows.jsonl"), "eval_data": str(tmp_path / "rows.jsonl")}
+    changes = {"task": "gsm8k", **({} if form is None else {"prompt_form": form})}
+    origin, _ = read_run_file(run_file, {**data, **changes})
+    ask = gsm8k.FORMS[form or gsm8k.DEFAULT_FORM].ask
+    assert load_data(origin) == ([{"prompt": ask(row["question"]), **row} for row in rows],) * 2
+    (tmp_path / "rows.jsonl").write_text('{"nums": [1, 2], "target": 3}\n')
+    origin, _ = read_run_file(run_file, {**data, "task": "countdown"})
+    assert load_data(origin)[0] == [{"prompt": countdown.chat_prompt([1, 2], 3), "nums": [1, 2], "target": 3}]
+    assert load_data(read_run_file(run_file, {})[0]) == ("rows.jsonl", None)
+
+
 def test_the_resolved_file_can_be_read_again(run_file, tmp_path):
     origin, config = read_run_file(run_file, {})
     resolved = tmp_path / "config.toml"
@@ -67,6 +86,9 @@ def test_the_resolved_file_can_be_read_again(run_file, tmp_path):
         ({"train_dat": "x"}, "did you mean 'train_data'"),
         ({"n_epochs": 0}, "n_epochs"),
         ({"rewards": []}, "rewards"),
+        ({"task": "gsm8"}, "task"),
+        ({"task": "gsm8k", "prompt_form": "verll"}, "prompt_form is 'verll': did you mean 'verl'"),
+        ({"task": "countdown", "prompt_form": "verl"}, "prompt_form='verl' is of task='gsm8k', got task='countdown'"),
     ],
 )
 def test_keys_that_cannot_be_meant(run_file, change, message):
