@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import ceil
@@ -14,27 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from rlox_grpo.advantages import component_advantages, group_advantages
-from rlox_grpo.batch import microbatches
+from rlox_grpo.advantages import make_advantages
+from rlox_grpo.batch import microbatches, without_end_tokens
+from rlox_grpo.clock import StageClock
 from rlox_grpo.config import ConfigError, GRPOConfig
 from rlox_grpo.engines import make_engine
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.evaluation import evaluate
 from rlox_grpo.forward import make_forward
 from rlox_grpo.interrupt import stop_on_signal
+from rlox_grpo.kl import sequence_kl
 from rlox_grpo.loading import load_policy
-from rlox_grpo.loss import grpo_loss
+from rlox_grpo.loss import make_loss
 from rlox_grpo.metrics import step_metrics
+from rlox_grpo.policy_loss import top_entropy_masks
 from rlox_grpo.profile import model_size, peak_flops_of, update_profile
 from rlox_grpo.prompts import PromptsLike, fingerprint, load_prompts, prompt_order, refuse_too_long
 from rlox_grpo.reference import make_reference
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.run import Run
-from rlox_grpo.schedules import learning_rate_at
-from rlox_grpo.types import Batch, LossOutput, Prompt, Sampling, ScoredGroup, UpdateStats
+from rlox_grpo.schedules import adapted_kl_coef, kl_coef_at, learning_rate_at
+from rlox_grpo.types import Batch, Prompt, Sampling, ScoredGroup, UpdateStats
 from rlox_grpo.update import make_updater
 
 if TYPE_CHECKING:
@@ -94,7 +95,12 @@ class GRPO:
             "vocabulary": self.policy.vocabulary,
             "autocast_dtype": autocast_dtype,
         }
-        self._forward = make_forward(self.model, **forward_options)
+        self._forward = make_forward(
+            self.model,
+            entropy_gradient=self.config.entropy_coef != 0,
+            entropy_always=self.config.top_entropy_share < 1,
+            **forward_options,
+        )
         self._reference = make_reference(
             self.config.reference,
             self.model,
@@ -103,7 +109,12 @@ class GRPO:
             ref_model=ref_model,
             **forward_options,
         )
-        self.updater = make_updater(self.config, self.model, self._forward, self._loss)
+        self.kl_coef = self.config.kl_coef
+        """Weight of the KL penalty in the step at hand."""
+        loss = make_loss(self.config, lambda: self.kl_coef)
+        self.updater = make_updater(self.config, self.model, self._forward, loss)
+        weights = reward_weights(self.reward_fns, self.config.reward_weights)
+        self._advantages = make_advantages(self.config, weights)
         self._size, self._peak_flops = model_size(self.model), peak_flops_of(next(self.model.parameters()).device)
         # Dropout would make the policy in training another one than the policy that sampled.
         self.model.train(self.config.gradient_checkpointing)
@@ -119,7 +130,8 @@ class GRPO:
 
     def train_step(self, prompts: Sequence[Prompt]) -> dict[str, float]:
         """One step: B prompts, G completions each, ``updates_per_batch`` optimizer steps. Returns its metrics."""
-        config, clock = self.config, _StageClock()
+        config, clock = self.config, StageClock()
+        self.kl_coef = self._scheduled_kl_coef()
         with clock("rollout"):
             groups = self.engine.generate(
                 prompts, config.group_size, self.sampling, _derived_seed(config.seed, "rollout", self.step)
@@ -127,19 +139,30 @@ class GRPO:
         with clock("rewards"):
             scored = score(groups, self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
         with clock("advantages"):
-            advantages = self._advantages(scored)
+            advantages = self._advantages(scored, self._rewards(scored))
         with clock("batch"):
-            batches = self._batches(scored, advantages)
+            parts = self._batches(scored, advantages)
         with clock("log_probs"):
-            batches = [self._with_log_probs(batch) for batch in batches]
+            parts = [self._with_log_probs(part) for part in parts]
         with clock("update"):
-            updates = self._update(batches, scored)
+            updates = self._update(parts, scored)
         self.step, self.draws = self.step + 1, self.draws + len(prompts)
         with clock("weight_sync"):
             self.engine.load_weights(self.model.named_parameters(), version=self.step)
         self.last_rollout = scored, advantages
         timings = clock.timings()
-        return {**step_metrics(scored, advantages, updates, timings), **self._profile(batches, updates, timings)}
+        metrics = {**step_metrics(scored, advantages, updates, timings), **self._profile(parts, updates, timings)}
+        if config.kl_schedule != "constant":
+            metrics["policy/kl_coef"] = self.kl_coef
+        if config.kl_schedule == "adaptive" and config.kl_target is not None and "policy/kl" in metrics:
+            self.kl_coef = adapted_kl_coef(
+                self.kl_coef,
+                metrics["policy/kl"],
+                target=config.kl_target,
+                horizon=config.kl_horizon,
+                num_sequences=advantages.size,
+            )
+        return metrics
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
@@ -215,59 +238,91 @@ class GRPO:
             Path(path).mkdir(parents=True, exist_ok=True)
             save_model(self.model, str(Path(path) / "model.safetensors"))
 
-    def _advantages(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
+    def _scheduled_kl_coef(self) -> float:
         config = self.config
-        if config.reward_aggregation == "normalize_then_sum":
-            components = [np.concatenate([group.components[name] for group in scored]) for name in scored[0].components]
-            return component_advantages(
-                components,
-                reward_weights(self.reward_fns, config.reward_weights),
-                config.group_size,
-                ddof=config.ddof,
-                std_epsilon=config.std_epsilon,
-                baseline=config.baseline,
-            )
-        return group_advantages(
-            np.concatenate([group.rewards for group in scored]),
-            group_size=config.group_size,
-            scaling=config.reward_scaling,
-            ddof=config.ddof,
-            std_epsilon=config.std_epsilon,
-            baseline=config.baseline,
+        if config.kl_schedule == "adaptive":
+            return self.kl_coef
+        return kl_coef_at(
+            self.step,
+            start=config.kl_coef,
+            end=config.kl_coef_end,
+            total_steps=self._total_steps,
+            schedule=config.kl_schedule,
         )
 
-    def _batches(self, scored: Sequence[ScoredGroup], advantages: np.ndarray) -> list[Batch]:
-        """Micro-batches of the groups that teach something; the others cost no forward and enter no denominator."""
+    def _rewards(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
+        """Each completion's reward; less its KL from the reference where the penalty is in the reward."""
+        rewards = np.concatenate([group.rewards for group in scored])
+        if self.config.kl_in == "loss" or self._reference is None:
+            return rewards
+        batches = self._microbatches(scored, np.zeros_like(rewards), train_truncated=True)
+        kl = sequence_kl(batches, lambda batch: self._forward(batch)[0], self._reference, self.config.kl_estimator)
+        return (rewards - self.kl_coef * kl).astype(rewards.dtype)
+
+    def _microbatches(
+        self, scored: Sequence[ScoredGroup], advantages: np.ndarray, *, train_truncated: bool
+    ) -> list[Batch]:
+        return microbatches(
+            scored,
+            advantages,
+            token_budget=self.config.micro_batch_tokens,
+            share_prompts=self._forward.shares_prompts,
+            oversize="alone",
+            train_truncated=train_truncated,
+            device=next(self.model.parameters()).device,
+        )
+
+    def _batches(self, scored: Sequence[ScoredGroup], advantages: np.ndarray) -> list[list[Batch]]:
+        """The micro-batches of each mini-batch, of the groups that teach something.
+
+        The others cost no forward and enter no denominator.
+        """
         by_group = advantages.reshape(len(scored), -1)
         keep_all = self.config.zero_variance == "keep"
         # The advantages of a group whose rewards are all equal are exactly 0.
         kept = [index for index, group in enumerate(by_group) if keep_all or group.any()]
-        if not kept:
-            return []
-        batches = microbatches(
-            [scored[index] for index in kept],
-            by_group[kept].ravel(),
-            token_budget=self.config.micro_batch_tokens,
-            share_prompts=self._forward.shares_prompts,
-            oversize="alone",
-            train_truncated=not self.config.mask_truncated,
-            device=next(self.model.parameters()).device,
-        )
-        # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
-        rows = torch.arange(advantages.size).reshape(by_group.shape)[kept].ravel()
-        return [replace(batch, row_index=rows[batch.row_index.cpu()]) for batch in batches]
+        rows = torch.arange(advantages.size).reshape(by_group.shape)
+        parts: list[list[Batch]] = []
+        for part in np.array_split(kept, self.config.mini_batches):
+            if part.size == 0:
+                continue
+            groups = [scored[index] for index in part]
+            train_truncated = not self.config.mask_truncated
+            batches = self._microbatches(groups, by_group[part].ravel(), train_truncated=train_truncated)
+            if not self.config.train_end_token:
+                ended = [c.finish_reason == "stop" for scored_group in groups for c in scored_group.group.completions]
+                batches = without_end_tokens(batches, np.array(ended))
+            # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
+            part_rows = rows[part].ravel()
+            parts.append([replace(batch, row_index=part_rows[batch.row_index.cpu()]) for batch in batches])
+        return parts
 
     @torch.no_grad()
-    def _with_log_probs(self, batch: Batch) -> Batch:
-        """Add the log-probs that stay fixed over the updates: the old policy's where they differ, the reference's."""
-        if self.config.updates_per_batch > 1:
-            batch = replace(batch, old_log_probs=self._forward(batch)[0])
-        if self._reference is not None:
-            batch = replace(batch, ref_log_probs=self._reference(batch))
-        return batch
+    def _with_log_probs(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Add what stays fixed over the updates: the old policy's log-probs where they differ, the reference's.
 
-    def _update(self, batches: Sequence[Batch], scored: Sequence[ScoredGroup]) -> list[UpdateStats]:
-        if not batches or not any(batch.loss_mask.any() for batch in batches):
+        So does the choice of the most uncertain tokens.
+        """
+        config = self.config
+        several, uncertain = config.updates_per_batch * config.mini_batches > 1, config.top_entropy_share < 1
+        filled, entropies = [], []
+        for batch in batches:
+            if several or uncertain:
+                log_probs, entropy = self._forward(batch)
+                entropies.append(entropy)
+                batch = replace(batch, old_log_probs=log_probs) if several else batch
+            if self._reference is not None:
+                batch = replace(batch, ref_log_probs=self._reference(batch))
+            filled.append(batch)
+        if not uncertain:
+            return filled
+        masks = top_entropy_masks(entropies, [batch.loss_mask for batch in filled], config.top_entropy_share)
+        return [replace(batch, policy_mask=mask) for batch, mask in zip(filled, masks, strict=True)]
+
+    def _update(self, parts: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup]) -> list[UpdateStats]:
+        """``updates_per_batch`` passes over the mini-batches, an optimizer step for each."""
+        parts = [part for part in parts if any(batch.loss_mask.any() for batch in part)]
+        if not parts:
             return []
         learning_rate = learning_rate_at(
             self.step,
@@ -281,7 +336,8 @@ class GRPO:
         self.weights_are_whole = False
         try:
             for _ in range(self.config.updates_per_batch):
-                updates.append(self.updater.step(batches, learning_rate))
+                for part in parts:
+                    updates.append(self.updater.step(part, learning_rate))
         except NonFiniteError as error:  # the step that failed changed nothing; those before it did
             self.weights_are_whole = not updates
             raise NonFiniteError(f"step {self.step + 1}: {error}{_samples(scored, error.rows)}", error.rows) from error
@@ -289,27 +345,15 @@ class GRPO:
         return updates
 
     def _profile(
-        self, batches: Sequence[Batch], updates: Sequence[UpdateStats], timings: Mapping[str, float]
+        self, parts: Sequence[Sequence[Batch]], updates: Sequence[UpdateStats], timings: Mapping[str, float]
     ) -> dict[str, float]:
         return update_profile(
-            batches,
-            num_updates=len(updates),
+            [batch for part in parts for batch in part],
+            num_updates=self.config.updates_per_batch if updates else 0,
             seconds=timings["update"],
             shares_prompts=self._forward.shares_prompts,
             size=self._size,
             peak_flops=self._peak_flops,
-        )
-
-    def _loss(self, log_probs: Tensor, batch: Batch) -> LossOutput:
-        return grpo_loss(
-            log_probs,
-            batch,
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-            kl_coef=self.config.kl_coef,
-            kl_estimator=self.config.kl_estimator,
-            loss_aggregation=self.config.loss_aggregation,
-            max_length=self.config.max_new_tokens,
         )
 
     def _evaluate(
@@ -341,24 +385,6 @@ class GRPO:
         refuse_too_long(loaded, self.config.max_new_tokens, self.policy.positions)
         check_rewards(loaded, self.reward_fns)
         return loaded
-
-
-class _StageClock:
-    """Seconds of each stage of a step, in the order in which they ran."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._start = time.perf_counter()
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._seconds[stage] = time.perf_counter() - start
-
-    def timings(self) -> dict[str, float]:
-        """Seconds by stage, and under ``step`` the wall clock since the beginning."""
-        return {**self._seconds, "step": time.perf_counter() - self._start}
 
 
 def _derived_seed(seed: int, purpose: str, step: int) -> int:
