@@ -381,7 +381,7 @@ class GRPO:
         return self.step == self._total_steps or (every > 0 and self.step % every == 0)
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
-        loaded = load_prompts(prompts, self.policy.tokenizer)
+        loaded = load_prompts(prompts, self.policy.tokenizer, self.config.prompt_template)
         refuse_too_long(loaded, self.config.max_new_tokens, self.policy.positions)
         check_rewards(loaded, self.reward_fns)
         return loaded
