@@ -162,6 +162,7 @@ class Run:
             "rewards": [function_name(reward_fn) for reward_fn in trainer.reward_fns],
             "draws": trainer.draws,
             "pass_rates": trainer.pass_rates.state(),
+            "kl_coef": trainer.kl_coef,
             "start_step": self.start_step,
             "start_draw": self.start_draw,
             "last_metrics": self.last_metrics,
@@ -213,6 +214,7 @@ class Run:
         load_random_states(checkpoint)
         self._trainer.step, self._trainer.draws = state["step"], state["draws"]
         self._trainer.pass_rates.load_state(state["pass_rates"])
+        self._trainer.kl_coef = state["kl_coef"]
         self.start_step, self.start_draw = state["start_step"], state["start_draw"]
         self.last_metrics = state["last_metrics"]
         logger.info("continuing from %s", checkpoint)

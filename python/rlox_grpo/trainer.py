@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from rlox_grpo.advantages import component_advantages, group_advantages
-from rlox_grpo.batch import microbatches
+from rlox_grpo.advantages import make_advantages
+from rlox_grpo.batch import microbatches, without_end_tokens
 from rlox_grpo.config import ConfigError, GRPOConfig
 from rlox_grpo.curriculum import PassRates
 from rlox_grpo.engines import make_engine
@@ -23,9 +23,11 @@ from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.evaluation import evaluate
 from rlox_grpo.forward import make_forward
 from rlox_grpo.interrupt import stop_on_signal
+from rlox_grpo.kl import sequence_kl
 from rlox_grpo.loading import load_policy
-from rlox_grpo.loss import grpo_loss
+from rlox_grpo.loss import make_loss
 from rlox_grpo.metrics import step_metrics
+from rlox_grpo.policy_loss import top_entropy_masks
 from rlox_grpo.profile import model_size, peak_flops_of, update_profile
 from rlox_grpo.prompts import PromptDraws, PromptsLike, fingerprint, load_prompts, refuse_too_long
 from rlox_grpo.reference import make_reference
@@ -33,9 +35,9 @@ from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weight
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout import Rollout, generate, group_offsets, refilled, sample_of
 from rlox_grpo.run import Run
-from rlox_grpo.schedules import learning_rate_at
+from rlox_grpo.schedules import adapted_kl_coef, kl_coef_at, learning_rate_at
 from rlox_grpo.stage_clock import StageClock
-from rlox_grpo.types import Batch, LossOutput, Prompt, Sampling, ScoredGroup, UpdateStats
+from rlox_grpo.types import Batch, Prompt, Sampling, ScoredGroup, UpdateStats
 from rlox_grpo.update import make_updater
 
 if TYPE_CHECKING:
@@ -96,7 +98,12 @@ class GRPO:
             "autocast_dtype": autocast_dtype,
             "torch_compile": self.config.torch_compile,
         }
-        self._forward = make_forward(self.model, **forward_options)
+        self._forward = make_forward(
+            self.model,
+            entropy_gradient=self.config.entropy_coef != 0,
+            entropy_always=self.config.top_entropy_share < 1,
+            **forward_options,
+        )
         self._reference = make_reference(
             self.config.reference,
             self.model,
@@ -105,7 +112,12 @@ class GRPO:
             ref_model=ref_model,
             **forward_options,
         )
-        self.updater = make_updater(self.config, self.model, self._forward, self._loss)
+        self.kl_coef = self.config.kl_coef
+        """Weight of the KL penalty in the step at hand."""
+        loss = make_loss(self.config, lambda: self.kl_coef)
+        self.updater = make_updater(self.config, self.model, self._forward, loss)
+        weights = reward_weights(self.reward_fns, self.config.reward_weights)
+        self._advantages = make_advantages(self.config, weights)
         self._size, self._peak_flops = model_size(self.model), peak_flops_of(next(self.model.parameters()).device)
         # Dropout would make the policy in training another one than the policy that sampled.
         self.model.train(self.config.gradient_checkpointing)
@@ -128,23 +140,24 @@ class GRPO:
 
         ``more(count)`` draws further prompts where ``zero_variance="refill"`` has to replace some.
         """
-        clock, calls = StageClock(), count()
+        config, clock, calls = self.config, StageClock(), count()
+        self.kl_coef = self._scheduled_kl_coef()
         rollout = Rollout.of(self._sample(prompts, clock, next(calls)))
-        if self.config.zero_variance == "refill" and more is not None:
+        if config.zero_variance == "refill" and more is not None:
             rollout = refilled(
                 rollout.groups,
                 lambda missing: self._sample(more(missing), clock, next(calls)),
-                most_refills=self.config.max_refills,
+                most_refills=config.max_refills,
             )
         scored = rollout.chosen
         with clock("advantages"):
-            advantages = self._advantages(scored)
+            advantages = self._advantages(scored, self._rewards(scored))
         with clock("batch"):
-            batches = self._batches(scored, advantages)
+            parts = self._batches(scored, advantages)
         with clock("log_probs"):
-            batches = [self._with_log_probs(batch) for batch in batches]
+            parts = [self._with_log_probs(part) for part in parts]
         with clock("update"):
-            updates = self._update(batches, scored)
+            updates = self._update(parts, scored)
         self.step += 1
         with clock("weight_sync"):
             self.engine.load_weights(self.model.named_parameters(), version=self.step)
@@ -152,12 +165,23 @@ class GRPO:
             self.pass_rates.measure(rollout.groups)
         self.last_rollout = scored, advantages
         timings = clock.timings()
-        return {
+        metrics = {
             **step_metrics(rollout.groups, advantages, updates, timings),
             **rollout.metrics(),
             **self.pass_rates.metrics(),
-            **self._profile(batches, updates, timings),
+            **self._profile(parts, updates, timings),
         }
+        if config.kl_schedule != "constant":
+            metrics["policy/kl_coef"] = self.kl_coef
+        if config.kl_schedule == "adaptive" and config.kl_target is not None and "policy/kl" in metrics:
+            self.kl_coef = adapted_kl_coef(
+                self.kl_coef,
+                metrics["policy/kl"],
+                target=config.kl_target,
+                horizon=config.kl_horizon,
+                num_sequences=advantages.size,
+            )
+        return metrics
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
@@ -258,63 +282,91 @@ class GRPO:
             return 1.0
         return self.pass_rates.chance(index, self.config.curriculum_floor)
 
-    def _advantages(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
+    def _scheduled_kl_coef(self) -> float:
         config = self.config
-        if not scored:
-            return np.zeros(0, np.float32)
-        offsets = group_offsets(scored)
-        if config.reward_aggregation == "normalize_then_sum":
-            components = [np.concatenate([group.components[name] for group in scored]) for name in scored[0].components]
-            return component_advantages(
-                components,
-                reward_weights(self.reward_fns, config.reward_weights),
-                group_offsets=offsets,
-                ddof=config.ddof,
-                std_epsilon=config.std_epsilon,
-                baseline=config.baseline,
-            )
-        return group_advantages(
-            np.concatenate([group.rewards for group in scored]),
-            group_offsets=offsets,
-            scaling=config.reward_scaling,
-            ddof=config.ddof,
-            std_epsilon=config.std_epsilon,
-            baseline=config.baseline,
+        if config.kl_schedule == "adaptive":
+            return self.kl_coef
+        return kl_coef_at(
+            self.step,
+            start=config.kl_coef,
+            end=config.kl_coef_end,
+            total_steps=self._total_steps,
+            schedule=config.kl_schedule,
         )
 
-    def _batches(self, scored: Sequence[ScoredGroup], advantages: np.ndarray) -> list[Batch]:
-        """Micro-batches of the groups that teach something; the others cost no forward and enter no denominator."""
-        offsets = group_offsets(scored)
-        rows = [np.arange(start, stop) for start, stop in pairwise(offsets)]  # of each group, in the whole step
-        keep_all = self.config.zero_variance == "keep"
-        # The advantages of a group whose rewards are all equal are exactly 0.
-        kept = [index for index, own in enumerate(rows) if keep_all or advantages[own].any()]
-        if not kept:
-            return []
-        batches = microbatches(
-            [scored[index] for index in kept],
-            advantages[kept_rows := np.concatenate([rows[index] for index in kept])],
+    def _rewards(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
+        """Each completion's reward; less its KL from the reference where the penalty is in the reward."""
+        rewards = np.concatenate([group.rewards for group in scored]) if scored else np.zeros(0, np.float32)
+        if self.config.kl_in == "loss" or self._reference is None or not scored:
+            return rewards
+        batches = self._microbatches(scored, np.zeros_like(rewards), train_truncated=True)
+        kl = sequence_kl(batches, lambda batch: self._forward(batch)[0], self._reference, self.config.kl_estimator)
+        return (rewards - self.kl_coef * kl).astype(rewards.dtype)
+
+    def _microbatches(
+        self, scored: Sequence[ScoredGroup], advantages: np.ndarray, *, train_truncated: bool
+    ) -> list[Batch]:
+        return microbatches(
+            scored,
+            advantages,
             token_budget=self.config.micro_batch_tokens,
             share_prompts=self._forward.shares_prompts,
             oversize="alone",
-            train_truncated=not self.config.mask_truncated,
+            train_truncated=train_truncated,
             device=next(self.model.parameters()).device,
         )
-        # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
-        numbers = torch.from_numpy(kept_rows)
-        return [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
+
+    def _batches(self, scored: Sequence[ScoredGroup], advantages: np.ndarray) -> list[list[Batch]]:
+        """The micro-batches of each mini-batch, of the groups that teach something.
+
+        The others cost no forward and enter no denominator.
+        """
+        rows = [np.arange(start, stop) for start, stop in pairwise(group_offsets(scored))]  # in the whole step
+        keep_all = self.config.zero_variance == "keep"
+        # The advantages of a group whose rewards are all equal are exactly 0.
+        kept = [index for index, own in enumerate(rows) if keep_all or advantages[own].any()]
+        parts: list[list[Batch]] = []
+        for part in np.array_split(kept, self.config.mini_batches):
+            if part.size == 0:
+                continue
+            groups = [scored[index] for index in part]
+            train_truncated = not self.config.mask_truncated
+            own = np.concatenate([rows[index] for index in part])
+            batches = self._microbatches(groups, advantages[own], train_truncated=train_truncated)
+            if not self.config.train_end_token:
+                ended = [c.finish_reason == "stop" for scored_group in groups for c in scored_group.group.completions]
+                batches = without_end_tokens(batches, np.array(ended))
+            # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
+            numbers = torch.from_numpy(own)
+            parts.append([replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches])
+        return parts
 
     @torch.no_grad()
-    def _with_log_probs(self, batch: Batch) -> Batch:
-        """Add the log-probs that stay fixed over the updates: the old policy's where they differ, the reference's."""
-        if self.config.updates_per_batch > 1:
-            batch = replace(batch, old_log_probs=self._forward(batch)[0])
-        if self._reference is not None:
-            batch = replace(batch, ref_log_probs=self._reference(batch))
-        return batch
+    def _with_log_probs(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Add what stays fixed over the updates: the old policy's log-probs where they differ, the reference's.
 
-    def _update(self, batches: Sequence[Batch], scored: Sequence[ScoredGroup]) -> list[UpdateStats]:
-        if not batches or not any(batch.loss_mask.any() for batch in batches):
+        So does the choice of the most uncertain tokens.
+        """
+        config = self.config
+        several, uncertain = config.updates_per_batch * config.mini_batches > 1, config.top_entropy_share < 1
+        filled, entropies = [], []
+        for batch in batches:
+            if several or uncertain:
+                log_probs, entropy = self._forward(batch)
+                entropies.append(entropy)
+                batch = replace(batch, old_log_probs=log_probs) if several else batch
+            if self._reference is not None:
+                batch = replace(batch, ref_log_probs=self._reference(batch))
+            filled.append(batch)
+        if not uncertain:
+            return filled
+        masks = top_entropy_masks(entropies, [batch.loss_mask for batch in filled], config.top_entropy_share)
+        return [replace(batch, policy_mask=mask) for batch, mask in zip(filled, masks, strict=True)]
+
+    def _update(self, parts: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup]) -> list[UpdateStats]:
+        """``updates_per_batch`` passes over the mini-batches, an optimizer step for each."""
+        parts = [part for part in parts if any(batch.loss_mask.any() for batch in part)]
+        if not parts:
             return []
         learning_rate = learning_rate_at(
             self.step,
@@ -328,7 +380,8 @@ class GRPO:
         self.weights_are_whole = False
         try:
             for _ in range(self.config.updates_per_batch):
-                updates.append(self.updater.step(batches, learning_rate))
+                for part in parts:
+                    updates.append(self.updater.step(part, learning_rate))
         except NonFiniteError as error:  # the step that failed changed nothing; those before it did
             self.weights_are_whole = not updates
             raise NonFiniteError(f"step {self.step + 1}: {error}{sample_of(scored, error.rows)}", error.rows) from error
@@ -336,27 +389,15 @@ class GRPO:
         return updates
 
     def _profile(
-        self, batches: Sequence[Batch], updates: Sequence[UpdateStats], timings: Mapping[str, float]
+        self, parts: Sequence[Sequence[Batch]], updates: Sequence[UpdateStats], timings: Mapping[str, float]
     ) -> dict[str, float]:
         return update_profile(
-            batches,
-            num_updates=len(updates),
+            [batch for part in parts for batch in part],
+            num_updates=self.config.updates_per_batch if updates else 0,
             seconds=timings["update"],
             shares_prompts=self._forward.shares_prompts,
             size=self._size,
             peak_flops=self._peak_flops,
-        )
-
-    def _loss(self, log_probs: Tensor, batch: Batch) -> LossOutput:
-        return grpo_loss(
-            log_probs,
-            batch,
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-            kl_coef=self.config.kl_coef,
-            kl_estimator=self.config.kl_estimator,
-            loss_aggregation=self.config.loss_aggregation,
-            max_length=self.config.max_new_tokens,
         )
 
     def _evaluate(
@@ -384,7 +425,7 @@ class GRPO:
         return self.step == self._total_steps or (every > 0 and self.step % every == 0)
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
-        loaded = load_prompts(prompts, self.policy.tokenizer)
+        loaded = load_prompts(prompts, self.policy.tokenizer, self.config.prompt_template)
         refuse_too_long(loaded, self.config.max_new_tokens, self.policy.positions)
         check_rewards(loaded, self.reward_fns)
         return loaded

@@ -103,6 +103,8 @@ def test_every_prompt_is_drawn_once_an_epoch_also_when_steps_do_not_divide():
         {"updates_per_batch": 2, "kl_coef": 0.05},
         {"lr_schedule": "cosine", "warmup_steps": 2},
         {"zero_variance": "refill", "curriculum": "pass_rate", "max_group_size": 16, "curriculum_floor": 0.3},
+        {"kl_coef": 0.05, "kl_schedule": "adaptive", "kl_target": 0.01, "kl_horizon": 100},
+        {"kl_coef": 0.05, "kl_in": "reward", "kl_estimator": "k1", "kl_schedule": "cosine", "mini_batches": 2},
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, changes):

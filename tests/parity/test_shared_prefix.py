@@ -71,7 +71,11 @@ def steps(
             batches = [dataclasses.replace(batch, old_log_probs=forward(batch)[0]) for batch in batches]
     # An epsilon of 1 makes AdamW's step smooth in the gradient; the usual one takes the sign of rounding where it is 0.
     updater = TorchUpdater(
-        model, forward, lambda logp, batch: grpo_loss(logp, batch, kl_coef=kl_coef), epsilon=1.0, max_grad_norm=0.0
+        model,
+        forward,
+        lambda logp, batch, entropy: grpo_loss(logp, batch, kl_coef=kl_coef),
+        epsilon=1.0,
+        max_grad_norm=0.0,
     )
     rows = [updater.step(batches, 0.1) for _ in range(updates)]
     found = [{**row.metrics, "grad_norm": row.grad_norm} for row in rows]
