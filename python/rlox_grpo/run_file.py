@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlox_grpo import rewards as rules
 from rlox_grpo.config import ConfigError, GRPOConfig, describe, nearest, read_toml
@@ -42,18 +41,11 @@ class Origin(BaseModel):
     model: str = Field(description="Path or hub id of the model to train.")
     train_data: str = Field(description="A .jsonl or .parquet file of rows with a prompt column.")
     eval_data: str | None = Field(None, description="Held-out rows.")
-    task: Literal["countdown", "gsm8k"] | None = Field(None, description="Gives rows without a prompt the task's own.")
-    prompt_form: str | None = Field(None, description="Whose form those prompts have: of gsm8k, a published system's.")
+    task: Literal["countdown", "gsm8k"] | None = Field(
+        None, description="Checks the rows; without a prompt_template it gives them its own."
+    )
     n_epochs: int = Field(1, ge=1, description="Times that every prompt is drawn.")
     rewards: tuple[dict[str, Any], ...] = Field(min_length=1, description="The reward functions.")
-
-    @model_validator(mode="after")
-    def _a_form_that_the_task_has(self) -> Origin:
-        if self.prompt_form is not None and self.task != "gsm8k":
-            raise ConfigError(f"prompt_form={self.prompt_form!r} is of task='gsm8k', got task={self.task!r}")
-        if self.prompt_form is not None and self.prompt_form not in gsm8k.FORMS:
-            raise ConfigError(f"prompt_form is {self.prompt_form!r}{nearest(self.prompt_form, list(gsm8k.FORMS))}")
-        return self
 
 
 def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origin, GRPOConfig]:
@@ -76,13 +68,15 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     )
 
 
-def load_data(origin: Origin) -> tuple[PromptsLike, PromptsLike | None]:
-    """What to train on, and what to evaluate on: the files, or the task's rows from them."""
+def load_data(origin: Origin, config: GRPOConfig) -> tuple[PromptsLike, PromptsLike | None]:
+    """What to train on, and what to evaluate on: the files, or the task's rows from them.
+
+    The rows get the task's own prompts unless ``config`` names a prompt template, which the trainer applies.
+    """
     if origin.task is None:
         return origin.train_data, origin.eval_data
-    load: Callable[[str], PromptsLike] = countdown.load_problems
-    if origin.task == "gsm8k":
-        load = partial(gsm8k.load_problems, form=origin.prompt_form or gsm8k.DEFAULT_FORM)
+    task = {"countdown": countdown, "gsm8k": gsm8k}[origin.task]
+    load: Callable[[str], PromptsLike] = task.load_problems if config.prompt_template is None else task.read_problems
     return load(origin.train_data), None if origin.eval_data is None else load(origin.eval_data)
 
 

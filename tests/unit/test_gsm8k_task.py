@@ -4,10 +4,20 @@ import re
 import datasets
 import pytest
 
+from rlox_grpo.prompt_templates import apply_template
 from rlox_grpo.rewards import GSM8KAnswer, published
 from rlox_grpo.tasks import gsm8k
 from rlox_grpo.tasks.closed_vocabulary import build_tokenizer
-from rlox_grpo.tasks.gsm8k import FORMS, check_rows, final_number, load_problems, reasoning, split, worked_example
+from rlox_grpo.tasks.gsm8k import (
+    COMPLETIONS,
+    check_rows,
+    final_number,
+    load_problems,
+    read_problems,
+    reasoning,
+    split,
+    worked_completion,
+)
 from rlox_grpo.tasks.word_problems import NAMES, TEMPLATES, THINGS, generate_problems
 
 CLIPS = {
@@ -127,15 +137,15 @@ def test_problems_come_from_files_data_sets_and_lists(tmp_path):
     jsonl.write_text("".join(json.dumps(row) + "\n" for row in rows))
     dataset = datasets.Dataset.from_list(rows)
     dataset.to_parquet(parquet)
-    expected = [{"prompt": FORMS["verl"].ask(row["question"]), **row} for row in rows]
-    assert load_problems(rows, form="verl") == expected
-    for source in (jsonl, parquet, dataset):
-        assert load_problems(source, form="verl") == expected
+    expected = [{"prompt": apply_template("lm_book", row), **row} for row in rows]
+    for source in (rows, jsonl, parquet, dataset):
+        assert load_problems(source, template="lm_book") == expected
+        assert read_problems(source) == rows
     assert load_problems([{**CLIPS, "prompt": "own"}])[0]["prompt"] == "own"
     with pytest.raises(ValueError, match="no rows"):
         load_problems([])
-    with pytest.raises(ValueError, match="form is 'nano', expected one of simple_grpo"):
-        load_problems(rows, form="nano")
+    with pytest.raises(ValueError, match="prompt_template is 'nano': expected one of"):
+        load_problems(rows, template="nano")
 
 
 @pytest.mark.parametrize(("name", "part"), [("openai/gsm8k", "train"), ("openai/gsm8k:test", "test")])
@@ -152,18 +162,18 @@ def test_the_hub_set_is_asked_for_by_its_name(monkeypatch, name, part):
 
 
 @pytest.mark.parametrize(
-    ("form", "rules", "full"),
+    ("template", "rules", "full"),
     [
-        ("simple_grpo", published("simple_grpo"), (1.0, 1.25)),
+        ("r1_think", published("simple_grpo"), (1.0, 1.25)),
         ("lm_book", published("lm_book"), (2.0, 0.8)),
         ("rl_from_scratch", published("rl_from_scratch"), (2.0, 1.0)),
-        ("verl", published("verl_gsm8k"), (1.0,)),
-        ("r1_blog", published("r1_blog", GSM8KAnswer())[:2], (1.0, 0.1)),
+        ("verl_gsm8k", published("verl_gsm8k"), (1.0,)),
+        ("r1_think", published("r1_blog", GSM8KAnswer())[:2], (1.0, 0.1)),
     ],
 )
-def test_a_system_pays_its_worked_examples_in_full(form, rules, full):
+def test_a_system_pays_its_worked_examples_in_full(template, rules, full):
     rows = generate_problems(200, seed=2)
-    completions = [worked_example(row, form)[1] for row in rows]
+    completions = [worked_completion(row, template) for row in rows]
     golds = [row["answer"] for row in rows]
     wrong = [f"{row['answer'][: row['answer'].rfind('####')]}#### 61" for row in rows]
     for rule, most in zip(rules, full, strict=True):
@@ -172,16 +182,17 @@ def test_a_system_pays_its_worked_examples_in_full(form, rules, full):
 
 
 def test_a_tokenizer_of_the_examples_gives_every_text_back():
-    examples = [worked_example(row, form) for form in FORMS for row in generate_problems(300, seed=0)]
-    texts = [completion for _, completion in examples]
-    for prompt, _ in examples:
+    rows = generate_problems(300, seed=0)
+    texts = [worked_completion(row, template) for template in COMPLETIONS for row in rows]
+    prompts = [apply_template(template, row) for template in COMPLETIONS for row in rows]
+    for prompt in prompts:
         texts += [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
     tokenizer = build_tokenizer(texts, 60)
     assert len(tokenizer) == tokenizer.vocab_size
     for text in [*texts[::50], "<think>7+1=8</think>\n<answer>60</answer>"]:
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    rendered = tokenizer.apply_chat_template(examples[0][0], tokenize=False, add_generation_prompt=True)
-    assert rendered.startswith("<system>Think between <think>")
+    rendered = tokenizer.apply_chat_template(prompts[0], tokenize=False, add_generation_prompt=True)
+    assert rendered.startswith(f"<system>{prompts[0][0]['content']}<user>")
     assert rendered.endswith("<assistant>")
     assert tokenizer.decode(tokenizer(rendered, add_special_tokens=False)["input_ids"]) == rendered
     with pytest.raises(Exception, match="UNK"):

@@ -1,4 +1,4 @@
-"""GSM8K: word problems with worked solutions (arXiv:2110.14168). Loading, parting, and each system's way to ask.
+"""GSM8K: word problems with worked solutions (arXiv:2110.14168). Loading, parting, and solutions in a system's form.
 
 A row has the columns of the public set: ``question``, and ``answer``, a solution whose calculations are annotated as
 ``<<48/2=24>>`` and whose last line is ``#### 24``.
@@ -9,59 +9,47 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
+from rlox_grpo.prompt_templates import apply_template
 from rlox_grpo.prompts import read_rows
 
 HUB_SET = "openai/gsm8k"
 """The public set's name on the Hub; ``openai/gsm8k:test`` is its held-out part."""
 
-DEFAULT_FORM = "r1_blog"
+DEFAULT_TEMPLATE = "r1_think"
 
 ANNOTATION = re.compile(r"<<([^<>\n]*)>>")
 FINAL = re.compile(r"#### ?(-?\$?[0-9][0-9,]*(?:\.[0-9]+)?)\s*")
 
-PromptSource: TypeAlias = "str | list[dict[str, str]]"
-"""A text, or chat messages."""
-
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
-@dataclass(frozen=True)
-class Form:
-    """How a system puts a question, and the completion to it that its reward pays in full.
-
-    Attributes:
-        ask: Question to prompt.
-        answer: Reasoning and final number to completion.
-    """
-
-    ask: Callable[[str], PromptSource]
-    answer: Callable[[str, str], str]
-
-
 def load_problems(
-    source: str | Path | Iterable[Mapping[str, Any]], *, form: str = DEFAULT_FORM
+    source: str | Path | Iterable[Mapping[str, Any]], *, template: str = DEFAULT_TEMPLATE
 ) -> list[dict[str, Any]]:
-    """Rows of a ``.jsonl`` or ``.parquet`` file, the Hub's set, a ``datasets.Dataset`` or a list, ready to train on.
+    """:func:`read_problems`, ready to train on: rows without a ``prompt`` get that of a prompt template.
 
-    Args:
-        source: ``"openai/gsm8k"`` and ``"openai/gsm8k:test"`` come from the Hub; any other text is a path.
-        form: One of :data:`FORMS`: how rows without a ``prompt`` are put. What else a row has is kept.
+    ``template`` is one of :data:`rlox_grpo.prompt_templates.TEMPLATES` that reads ``question``.
+    """
+    return [{"prompt": apply_template(template, row), **row} for row in read_problems(source)]
+
+
+def read_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a ``.jsonl`` or ``.parquet`` file, the Hub's set, a ``datasets.Dataset`` or a list, as they are.
+
+    ``"openai/gsm8k"`` and ``"openai/gsm8k:test"`` come from the Hub; any other text is a path.
 
     Raises:
-        ValueError, TypeError: an unknown form, a file that cannot be read, or a row that is not a problem; names it.
+        ValueError, TypeError: a file that cannot be read, or a row that is not a problem; names the row.
     """
-    if form not in FORMS:
-        raise ValueError(f"form is {form!r}, expected one of {', '.join(FORMS)}")
     rows = _rows(source)
     if not rows:
         raise ValueError("there are no problems: the source has no rows")
     check_rows(rows)
-    return [{"prompt": FORMS[form].ask(row["question"]), **row} for row in rows]
+    return rows
 
 
 def _rows(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -129,51 +117,28 @@ def split(rows: Iterable[Row], *, held_out: float = 0.1, seed: int = 0) -> tuple
     return train, held
 
 
-def worked_example(row: Mapping[str, Any], form: str) -> tuple[PromptSource, str]:
-    """A row's prompt and its own solution, as the completion that the system's reward pays in full."""
-    chosen = FORMS[form]
-    return chosen.ask(row["question"]), chosen.answer(reasoning(row["answer"]), final_number(row["answer"]))
+def worked_completion(row: Mapping[str, Any], template: str) -> str:
+    """A row's own solution, in the form that the reward of the template's system pays in full.
+
+    Raises:
+        ValueError: no such form: ``template`` is not one of :data:`COMPLETIONS`.
+    """
+    if template not in COMPLETIONS:
+        raise ValueError(f"template is {template!r}, expected one of {', '.join(COMPLETIONS)}")
+    return COMPLETIONS[template](reasoning(row["answer"]), final_number(row["answer"]))
 
 
-def _chat(system: str, *turns: tuple[str, str]) -> Callable[[str], PromptSource]:
-    before = [{"role": "system", "content": system}] if system else []
-    before += [{"role": role, "content": content} for role, content in turns]
-    return lambda question: [*before, {"role": "user", "content": question}]
+def _tagged(first: str) -> Callable[[str, str], str]:
+    """Both blocks on a line of their own each: RLFromScratch's rule allows no other break."""
+    return lambda worked, final: f"<{first}>{' '.join(worked.splitlines())}</{first}>\n<answer>{final}</answer>"
 
 
-def _tagged(first: str, inner: str = "", between: str = "\n") -> Callable[[str, str], str]:
-    def answer(worked: str, final: str) -> str:
-        one_line = worked if inner else " ".join(worked.splitlines())
-        return f"<{first}>{inner}{one_line}{inner}</{first}>{between}<answer>{inner}{final}{inner}</answer>"
-
-    return answer
-
-
-_THINK = "Think between <think> and </think>, then give the number between <answer> and </answer>."
-_REASON = "Reason between <reasoning> and </reasoning>, then give the number between <answer> and </answer>."
-_HASHES = "Work step by step, and give the number after ####."
-
-FORMS: Mapping[str, Form] = MappingProxyType(
+COMPLETIONS: Mapping[str, Callable[[str, str], str]] = MappingProxyType(
     {
-        "simple_grpo": Form(_chat(_THINK), _tagged("think")),
-        "lm_book": Form(lambda question: f"{_REASON}\n{question}\n", _tagged("reasoning", inner="\n")),
-        "rl_from_scratch": Form(
-            _chat(
-                _REASON,
-                ("user", "What is 2+2?"),
-                ("assistant", "<reasoning>2+2=4</reasoning>\n<answer>4</answer>"),
-            ),
-            _tagged("reasoning"),
-        ),
-        "verl": Form(
-            lambda question: [{"role": "user", "content": f"{question} {_HASHES}"}],
-            lambda worked, final: f"{worked}\n#### {final}",
-        ),
-        "r1_blog": Form(_chat(_THINK), _tagged("think")),
+        "r1_think": _tagged("think"),
+        "lm_book": lambda worked, final: f"<reasoning>\n{worked}\n</reasoning>\n<answer>\n{final}\n</answer>",
+        "rl_from_scratch": _tagged("reasoning"),
+        "verl_gsm8k": lambda worked, final: f"{worked}\n#### {final}",
     }
 )
-"""Each system's form: roles, prefill and tags are its own, the words are ours.
-
-simple_GRPO and the R1 retelling: system text and chat template. The LM book: one text, no template. RLFromScratch: a
-worked turn before the question. verl: the instruction after the question, the answer after ``####``.
-"""
+"""Prompt template → reasoning and final number to the completion that answers it."""
