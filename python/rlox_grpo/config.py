@@ -125,6 +125,12 @@ class GRPOConfig(BaseModel):
     lora_alpha: float | None = Field(None, gt=0, description="LoRA scale; twice the rank when it is not given.")
     lora_target_modules: str | tuple[str, ...] = Field("all-linear", description="Modules that get an adapter.")
 
+    async_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps that generation runs ahead of the update; 0 samples each batch from current weights.",
+    )
+
     # Run
     max_steps: int | None = Field(None, ge=1, description="Steps to train; overrides n_epochs.")
     seed: int = Field(0, ge=0, description="Seeds prompts' order, sampling and initial adapters.")
@@ -160,6 +166,11 @@ class GRPOConfig(BaseModel):
     def _fields_that_depend_on_each_other(self) -> GRPOConfig:
         if self.group_size == 1 and self.baseline == "leave_one_out":
             raise ConfigError("baseline='leave_one_out' needs group_size of at least 2, got 1")
+        if self.async_steps > 0 and self.zero_variance == "refill":
+            raise ConfigError(
+                f"zero_variance='refill' samples more within a step, async_steps={self.async_steps} samples ahead "
+                "of it: choose one of them"
+            )
         if self.max_group_size is not None and self.max_group_size < self.group_size:
             raise ConfigError(f"max_group_size is {self.max_group_size}, below group_size={self.group_size}")
         if self.reference == "none" and self.kl_coef > 0:

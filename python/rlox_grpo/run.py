@@ -72,6 +72,7 @@ class Run:
         self._folder = None if trainer.config.output_dir is None else Path(trainer.config.output_dir)
         self.start_step, self.start_draw = trainer.step, trainer.draws
         self.last_metrics: dict[str, float] = {}
+        self.batches_under_way: list[dict[str, Any]] = []
         self._save_is_due = False
         self._warned_of: set[str] = set()
         checkpoint = self._found_checkpoint()
@@ -161,7 +162,8 @@ class Run:
             "data": self._data,
             "rewards": [function_name(reward_fn) for reward_fn in trainer.reward_fns],
             "draws": trainer.draws,
-            "pass_rates": trainer.pass_rates.state(),
+            "batches_under_way": trainer.sampler.ahead.state(),
+            "pass_rates": trainer.sampler.pass_rates.state(),
             "start_step": self.start_step,
             "start_draw": self.start_draw,
             "last_metrics": self.last_metrics,
@@ -212,7 +214,8 @@ class Run:
         self._trainer.updater.load_state_dict(load_optimizer(checkpoint))
         load_random_states(checkpoint)
         self._trainer.step, self._trainer.draws = state["step"], state["draws"]
-        self._trainer.pass_rates.load_state(state["pass_rates"])
+        self.batches_under_way = state["batches_under_way"]
+        self._trainer.sampler.pass_rates.load_state(state["pass_rates"])
         self.start_step, self.start_draw = state["start_step"], state["start_draw"]
         self.last_metrics = state["last_metrics"]
         logger.info("continuing from %s", checkpoint)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from rlox_grpo.advantages import component_advantages, group_advantages
 from rlox_grpo.batch import microbatches
 from rlox_grpo.config import ConfigError, GRPOConfig
-from rlox_grpo.curriculum import PassRates
 from rlox_grpo.engines import make_engine
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.evaluation import evaluate
@@ -26,16 +25,18 @@ from rlox_grpo.interrupt import stop_on_signal
 from rlox_grpo.loading import load_policy
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.metrics import step_metrics
+from rlox_grpo.overlap import staleness
 from rlox_grpo.profile import model_size, peak_flops_of, update_profile
 from rlox_grpo.prompts import PromptDraws, PromptsLike, fingerprint, load_prompts, refuse_too_long
 from rlox_grpo.reference import make_reference
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.workers import closing_workers
-from rlox_grpo.rollout import Rollout, generate, group_offsets, refilled, sample_of
+from rlox_grpo.rollout import Rollout, group_offsets, refilled, sample_of
 from rlox_grpo.run import Run
+from rlox_grpo.sampler import Sampler, derived_seed
 from rlox_grpo.schedules import learning_rate_at
 from rlox_grpo.stage_clock import StageClock
-from rlox_grpo.types import Batch, LossOutput, Prompt, Sampling, ScoredGroup, UpdateStats
+from rlox_grpo.types import Batch, LossOutput, Prompt, RolloutGroup, ScoredGroup, UpdateStats
 from rlox_grpo.update import make_updater
 
 if TYPE_CHECKING:
@@ -81,15 +82,8 @@ class GRPO:
         self.policy = load_policy(model, tokenizer, self.config)
         self.model = self.policy.model
         autocast_dtype = torch.bfloat16 if self.config.dtype == "bfloat16" else None
-        self.sampling = Sampling(
-            max_new_tokens=self.config.max_new_tokens,
-            temperature=self.config.temperature,
-            top_p=self.config.top_p,
-            top_k=self.config.top_k,
-            min_p=self.config.min_p,
-            stop=self.config.stop,
-        )
-        self.engine = make_engine(self.config, self.policy)
+        self.sampler = Sampler(make_engine(self.config, self.policy), self.config)
+        self.engine = self.sampler.engine
         forward_options: dict[str, Any] = {
             "temperature": self.config.temperature,
             "vocabulary": self.policy.vocabulary,
@@ -115,27 +109,34 @@ class GRPO:
         """Steps taken since the weights were loaded, resumed ones included."""
         self.draws = 0
         """Turns of prompts that have passed, likewise; see :class:`rlox_grpo.prompts.PromptDraws`."""
-        self.pass_rates = PassRates()
-        """Measured where the curriculum or the group sizes ask for them."""
         self._total_steps = 1
         self.weights_are_whole = True
         """False while optimizer steps are being taken: a batch's updates are saved together or not at all."""
 
     def train_step(
-        self, prompts: Sequence[Prompt], more: Callable[[int], Sequence[Prompt]] | None = None
+        self, prompts_of: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
     ) -> dict[str, float]:
         """One step: B prompts, G completions each, ``updates_per_batch`` optimizer steps. Returns its metrics.
 
-        ``more(count)`` draws further prompts where ``zero_variance="refill"`` has to replace some.
+        Args:
+            prompts_of: draws the prompts of a step, which is this one or, with ``async_steps``, a later one; none past
+                the last. Called once for each step, in their order.
+            more: draws further prompts, where ``zero_variance="refill"`` has to replace some.
         """
-        clock, calls = StageClock(), count()
-        rollout = Rollout.of(self._sample(prompts, clock, next(calls)))
+        clock, refills = StageClock(), count(1)
+        with clock("rollout"):
+            groups = self.sampler.groups_of(self.step, prompts_of)
+        with clock("rewards"):
+            rollout = Rollout.of(self._scored(groups))
         if self.config.zero_variance == "refill" and more is not None:
-            rollout = refilled(
-                rollout.groups,
-                lambda missing: self._sample(more(missing), clock, next(calls)),
-                most_refills=self.config.max_refills,
-            )
+            with clock("refill"):
+                rollout = refilled(
+                    rollout.groups,
+                    lambda missing: self._scored(
+                        self.sampler.ask(more(missing), self.step, next(refills)).groups.result()
+                    ),
+                    most_refills=self.config.max_refills,
+                )
         scored = rollout.chosen
         with clock("advantages"):
             advantages = self._advantages(scored)
@@ -146,16 +147,18 @@ class GRPO:
         with clock("update"):
             updates = self._update(batches, scored)
         self.step += 1
+        self.sampler.done()
         with clock("weight_sync"):
             self.engine.load_weights(self.model.named_parameters(), version=self.step)
-        if self._measures_pass_rates:
-            self.pass_rates.measure(rollout.groups)
+        if self.sampler.measures_pass_rates:
+            self.sampler.pass_rates.measure(rollout.groups)
         self.last_rollout = scored, advantages
         timings = clock.timings()
         return {
             **step_metrics(rollout.groups, advantages, updates, timings),
             **rollout.metrics(),
-            **self.pass_rates.metrics(),
+            **staleness(groups, self.step - 1),
+            **self.sampler.pass_rates.metrics(),
             **self._profile(batches, updates, timings),
         }
 
@@ -191,13 +194,20 @@ class GRPO:
         if self.step == self._total_steps:
             logger.info("%s is complete: all %d steps are done", self.config.output_dir, self.step)
             return _with_short_names(run.last_metrics)
-        draws = PromptDraws(train_prompts, self.config.seed, self.draws, self._chance)
+        draws = PromptDraws(train_prompts, self.config.seed, self.draws, self.sampler.chance)
+        self.sampler.ahead.restore(run.batches_under_way, train_prompts, lambda lost: self.sampler.ask(lost, self.step))
+
+        def prompts_of(step: int) -> list[Prompt]:
+            left = last_draw - run.start_draw - (step - run.start_step) * per_step  # but for refills
+            taken = draws.take(max(0, min(per_step, left)))
+            self.draws = draws.draws
+            return taken
+
         with run.recording(self._total_steps), closing_workers(self.reward_fns), stop_on_signal() as stop:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
             while self.step < self._total_steps and not stop:
-                left = last_draw - run.start_draw - (self.step - run.start_step) * per_step  # but for refills
-                metrics = self.train_step(draws.take(min(per_step, left)), draws.take)
+                metrics = self.train_step(prompts_of, draws.take)
                 self.draws = draws.draws
                 if held_out is not None and self._evaluation_is_due():
                     evaluation, groups = self._evaluate_held_out(held_out)
@@ -234,29 +244,8 @@ class GRPO:
             Path(path).mkdir(parents=True, exist_ok=True)
             save_model(self.model, str(Path(path) / "model.safetensors"))
 
-    def _sample(self, prompts: Sequence[Prompt], clock: StageClock, call: int) -> list[ScoredGroup]:
-        """Completions of each prompt and their rewards; ``call`` counts the calls of one step."""
-        config = self.config
-        sizes = [config.group_size] * len(prompts)
-        if config.max_group_size is not None:
-            sizes = [self.pass_rates.group_size(p.index, config.group_size, config.max_group_size) for p in prompts]
-        purpose = "rollout" if call == 0 else f"refill {call}"
-        with clock("rollout"):
-            groups = generate(
-                self.engine, prompts, sizes, self.sampling, _derived_seed(config.seed, purpose, self.step)
-            )
-        with clock("rewards"):
-            return score(groups, self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
-
-    @property
-    def _measures_pass_rates(self) -> bool:
-        return self.config.curriculum == "pass_rate" or self.config.max_group_size is not None
-
-    def _chance(self, index: int) -> float:
-        """With which the prompt is taken when its turn comes."""
-        if self.config.curriculum == "none":
-            return 1.0
-        return self.pass_rates.chance(index, self.config.curriculum_floor)
+    def _scored(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
+        return score(groups, self.reward_fns, self.config.reward_weights, on_error=self.config.on_reward_error)
 
     def _advantages(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
         config = self.config
@@ -366,9 +355,9 @@ class GRPO:
             self.engine,
             prompts,
             self.reward_fns,
-            replace(self.sampling, temperature=0.0) if greedy else self.sampling,
+            replace(self.sampler.sampling, temperature=0.0) if greedy else self.sampler.sampling,
             samples=samples or self.config.eval_samples,
-            seed=_derived_seed(self.config.seed, "evaluation", 0),
+            seed=derived_seed(self.config.seed, "evaluation", 0),
             weights=self.config.reward_weights,
             on_error=self.config.on_reward_error,
         )
@@ -388,12 +377,6 @@ class GRPO:
         refuse_too_long(loaded, self.config.max_new_tokens, self.policy.positions)
         check_rewards(loaded, self.reward_fns)
         return loaded
-
-
-def _derived_seed(seed: int, purpose: str, step: int) -> int:
-    """An independent 63-bit seed for each purpose and step: a resumed step draws what it would have drawn."""
-    entropy = [seed, step, *purpose.encode()]
-    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _refuse_rewards(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:

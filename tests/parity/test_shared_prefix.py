@@ -222,7 +222,7 @@ class Spied:
 
     def step(self) -> dict[str, float]:
         prompts = [Prompt(np.array([3, 4, 5]), 0), Prompt(np.array([6, 7]), 1)]
-        return self.trainer.train_step(prompts)
+        return self.trainer.train_step(lambda step: prompts)
 
     def counts(self) -> tuple[int, int]:
         """Forwards without gradient, and with."""

@@ -40,16 +40,19 @@ class GenerationEngine(Protocol):
 
 
 def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
-    """The engine that ``config`` names, over ``policy``."""
+    """The engine that ``config`` names, over ``policy``; over a copy of it where generation runs beside the update."""
+    import copy
+
     import torch
 
     from rlox_grpo.engines.hf_engine import HFEngine
 
     return HFEngine(
-        policy.model,
+        copy.deepcopy(policy.model).eval() if config.async_steps else policy.model,
         policy.tokenizer,
         eos_token_ids=policy.eos_token_ids,
         vocab_limit=policy.vocabulary,
         max_rows=config.max_rollout_rows,
         autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None,
+        owns_model=config.async_steps > 0,
     )

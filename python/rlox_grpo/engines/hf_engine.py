@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -67,6 +67,7 @@ class HFEngine:
         vocab_limit: int | None = None,
         max_rows: int | None = None,
         autocast_dtype: torch.dtype | None = None,
+        owns_model: bool = False,
     ) -> None:
         """Hold the model; nothing is allocated before ``generate``.
 
@@ -79,6 +80,7 @@ class HFEngine:
             vocab_limit: Ids from here on are never sampled; by default those past the tokenizer's last.
             max_rows: Completions decoded at once, 256 by default; the others wait.
             autocast_dtype: Run the forward under ``torch.autocast`` in this type (``torch.bfloat16``).
+            owns_model: Whether ``model`` is a copy of the trainer's, which ``load_weights`` has to fill.
 
         Raises:
             ValueError: ``max_rows`` is below 1.
@@ -86,6 +88,7 @@ class HFEngine:
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, got {max_rows}")
         self._model = model
+        self._owns_model = owns_model
         self._tokenizer = tokenizer
         self._max_rows = DEFAULT_MAX_ROWS if max_rows is None else max_rows
         self._autocast_dtype = autocast_dtype
@@ -135,7 +138,13 @@ class HFEngine:
         return self._groups(prompts, group_size, rows.finished)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Note the new version: the module is the trainer's own, so ``weights`` are in place already and not read."""
+        """Take the weights into a module of the engine's own; the trainer's module holds them already.
+
+        Raises:
+            ValueError: the names or shapes are not those of the engine's module; nothing has changed.
+        """
+        if self._owns_model:
+            _copy_parameters(self._model, dict(weights))
         self.policy_version = version
 
     def close(self) -> None:
@@ -221,6 +230,18 @@ def _inference(model: nn.Module) -> Iterator[None]:
 def _device(model: nn.Module) -> torch.device:
     parameter = next(model.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
+
+
+@torch.no_grad()
+def _copy_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    own = dict(model.named_parameters())
+    if own.keys() != weights.keys():
+        raise ValueError(f"weights differ from the engine's in {sorted(own.keys() ^ weights.keys())[:4]}")
+    for name, parameter in own.items():
+        if parameter.shape != weights[name].shape:
+            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, and {tuple(parameter.shape)} here")
+    for name, parameter in own.items():
+        parameter.copy_(weights[name])
 
 
 def _vocab_size(model: nn.Module) -> int | None:
