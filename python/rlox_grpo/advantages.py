@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo import _native
 from rlox_grpo.ragged import integers
+
+if TYPE_CHECKING:
+    from rlox_grpo.config import GRPOConfig
 
 Scaling = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out"]
@@ -102,6 +105,37 @@ def component_advantages(
     applies = ~np.isnan(values).all(axis=0)
     spread = float(summed[applies].std(ddof=ddof)) if applies.sum() > ddof else 0.0
     return (np.where(applies, summed, 0.0) / (spread + std_epsilon)).astype(np.float32)
+
+
+def make_advantages(
+    config: GRPOConfig, weights: Sequence[float]
+) -> Callable[[NDArray[Any], NDArray[np.int64], Mapping[str, NDArray[Any]]], NDArray[np.float32]]:
+    """Rewards ``[N]``, group offsets ``[B + 1]`` and reward components → advantages ``float32 [N]``, by ``config``.
+
+    ``weights`` has one for each component.
+    """
+    options: dict[str, Any] = {"ddof": config.ddof, "std_epsilon": config.std_epsilon}
+
+    def advantages(
+        rewards: NDArray[Any], offsets: NDArray[np.int64], components: Mapping[str, NDArray[Any]]
+    ) -> NDArray[np.float32]:
+        if config.baseline == "batch":  # the batch is one group
+            scaling: Scaling = "group" if config.reward_scaling == "batch" else "none"
+            return group_advantages(rewards, len(rewards), scaling=scaling, **options)
+        if config.reward_aggregation == "normalize_then_sum":
+            own = list(components.values())
+            return component_advantages(own, weights, group_offsets=offsets, baseline=config.baseline, **options)
+        if config.reward_scaling == "whiten":
+            centred = group_advantages(rewards, group_offsets=offsets, scaling="none", baseline=config.baseline)
+            valid = centred[~np.isnan(rewards)].astype(np.float64)
+            spread = float(valid.std(ddof=config.ddof)) if len(valid) > config.ddof else 0.0
+            scaled: NDArray[np.float32] = (centred / max(spread + config.std_epsilon, 1e-30)).astype(np.float32)
+            return scaled
+        return group_advantages(
+            rewards, group_offsets=offsets, scaling=config.reward_scaling, baseline=config.baseline, **options
+        )
+
+    return advantages
 
 
 def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -214,6 +214,28 @@ def microbatches(
             device,
         )
         for places in packing.of_rank(rank)
+    ]
+
+
+def without_end_tokens(batches: Sequence[Batch], ended: BoolArray) -> list[Batch]:
+    """The micro-batches with the last token of each row that ended by itself left out of loss and denominators.
+
+    Args:
+        batches: all micro-batches of an optimizer step.
+        ended: ``[N]``, whether the completion with this ``row_index`` ended by an end token or a stop string.
+    """
+    import torch
+
+    masks = []
+    for batch in batches:
+        ends = batch.completion_mask.sum(dim=-1, keepdim=True) - 1  # [N, 1]
+        steps = torch.arange(batch.loss_mask.shape[1], device=ends.device)
+        dropped = (steps == ends) & torch.from_numpy(ended).to(ends.device)[batch.row_index, None]
+        masks.append(batch.loss_mask & ~dropped)
+    tokens, sequences = float(sum(mask.sum() for mask in masks)), float(sum(mask.any(dim=-1).sum() for mask in masks))
+    return [
+        replace(batch, loss_mask=mask, num_loss_tokens=tokens, num_sequences=sequences)
+        for batch, mask in zip(batches, masks, strict=True)
     ]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rlox_grpo.choices import KLEstimator, KLSchedule, PolicyLoss
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.sinks import SinkName
 
@@ -64,12 +65,16 @@ class GRPOConfig(BaseModel):
         description="Whether advantages come of the weighted sum of the rewards, or each reward is normalised in its "
         "group first (GDPO).",
     )
-    reward_scaling: Literal["group", "batch", "none"] = Field(
-        "group", description="Divide by the group's or the batch's standard deviation, or not at all."
+    reward_scaling: Literal["group", "batch", "whiten", "none"] = Field(
+        "group",
+        description="Divide by the standard deviation of the group's rewards, of the batch's, of the batch's less "
+        "their baselines (REINFORCE++), or not at all.",
     )
     ddof: int = Field(1, ge=0, description="Delta degrees of freedom of the standard deviation.")
     std_epsilon: float = Field(1e-4, ge=0, description="Added to the standard deviation.")
-    baseline: Literal["mean", "leave_one_out"] = Field("mean", description="What is subtracted from a reward.")
+    baseline: Literal["mean", "leave_one_out", "batch"] = Field(
+        "mean", description="What is subtracted from a reward: its group's mean, that of the others, or the batch's."
+    )
     zero_variance: Literal["drop", "keep", "refill"] = Field(
         "drop",
         description="Groups whose rewards are all equal leave the update and its denominators, stay, or are replaced "
@@ -93,7 +98,29 @@ class GRPOConfig(BaseModel):
         "sequence_mean", description="How token losses become one number."
     )
     kl_coef: float = Field(0.0, ge=0, description="Weight β of the KL penalty against the reference policy.")
-    kl_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="Per-token estimator of that KL.")
+    kl_estimator: KLEstimator = Field("k3", description="Per-token estimator of that KL.")
+    policy_loss: PolicyLoss = Field("clip", description="What a token's loss is; see rlox_grpo.policy_loss.")
+    dual_clip: float | None = Field(None, gt=1, description="clip: most loss of a token with A < 0, in units of −A.")
+    delta: float | None = Field(
+        None, gt=0, description="Highest ratio of the unclipped branch, as in TRL; dppo's weight."
+    )
+    sapo_temperatures: tuple[float, float] = Field((1.0, 1.05), description="sapo: τ for A > 0 and for the others.")
+    vespo_shape: tuple[float, float, float, float] = Field(
+        (2.0, 3.0, 3.0, 2.0), description="vespo: k and λ for A ≥ 0, k and λ for A < 0."
+    )
+    kl_in: Literal["loss", "reward"] = Field(
+        "loss", description="Whether the penalty is a term of the loss, or is taken off a completion's reward."
+    )
+    kl_bias_correction: bool = Field(False, description="Multiply the KL estimate by the ratio (DeepSeek-V3.2).")
+    kl_schedule: KLSchedule = Field("constant", description="How kl_coef moves; see rlox_grpo.schedules.")
+    kl_coef_end: float = Field(0.0, ge=0, description="linear, cosine: where kl_coef ends.")
+    kl_target: float | None = Field(None, gt=0, description="adaptive: the KL in nats a token that kl_coef aims at.")
+    kl_horizon: float = Field(10_000.0, gt=0, description="adaptive: completions over which kl_coef follows the error.")
+    entropy_coef: float = Field(0.0, description="Weight of the entropy bonus, per token; below 0 it is a penalty.")
+    top_entropy_share: float = Field(
+        1.0, gt=0, le=1, description="Share of the tokens, the most uncertain, whose policy loss counts."
+    )
+    train_end_token: bool = Field(True, description="Train on the token that ends a completion.")
     mask_truncated: bool = Field(False, description="Leave truncated completions out of the loss.")
     reference: Literal["auto", "none", "frozen", "adapter_off"] = Field(
         "auto", description="Reference policy; auto takes none when nothing needs it."
@@ -102,6 +129,9 @@ class GRPOConfig(BaseModel):
     # Update
     updater: Literal["torch"] = Field("torch", description="What applies the gradient.")
     updates_per_batch: int = Field(1, ge=1, description="Optimizer steps on each batch of completions (μ).")
+    mini_batches: int = Field(
+        1, ge=1, description="Parts of a batch, by prompts; each is an optimizer step, updates_per_batch times over."
+    )
     micro_batch_tokens: int = Field(16_384, ge=1, description="Padded tokens that one forward may hold.")
     learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
@@ -184,6 +214,8 @@ class GRPOConfig(BaseModel):
             raise ConfigError(f"log_to={list(self.log_to)} writes files: set output_dir")
         if self.reference == "adapter_off" and self.lora_rank == 0:
             raise ConfigError("reference='adapter_off' needs an adapter: set lora_rank")
+        for contradiction in _contradictions_of_the_loss(self):
+            raise ConfigError(contradiction)
         return self
 
     @classmethod
@@ -201,6 +233,41 @@ class GRPOConfig(BaseModel):
     def to_toml(self, origin: Mapping[str, Any] | None = None) -> str:
         """Every field as resolved, after ``origin``'s keys; what is None is left out, as TOML has no null."""
         return tomli_w.dumps({**(origin or {}), **self.model_dump(exclude_none=True)})
+
+
+def _contradictions_of_the_loss(config: GRPOConfig) -> Iterator[str]:
+    """What in the fields of the loss cannot be meant together, in words."""
+    loss, kl_coef = config.policy_loss, config.kl_coef
+    if config.dual_clip is not None and loss != "clip":
+        yield f"dual_clip={config.dual_clip:g} is read by policy_loss='clip' alone, got {loss!r}"
+    if config.delta is not None and loss not in ("clip", "gspo", "gspo_token", "dppo"):
+        yield f"delta={config.delta:g} is not read by policy_loss={loss!r}"
+    if config.delta is not None and loss != "dppo" and config.delta <= 1 + config.clip_high:
+        yield f"delta={config.delta:g} is no more than 1 + clip_high={1 + config.clip_high:g}: it would undo the clip"
+    if loss == "cispo_cap" and config.clip_high < 1:
+        yield f"policy_loss='cispo_cap' takes clip_high as the cap itself, about 5, got {config.clip_high:g}"
+    if loss == "gmpo" and config.loss_aggregation != "sequence_mean":
+        yield f"policy_loss='gmpo' is one loss for a sequence: sequence_mean, got {config.loss_aggregation!r}"
+    if min(config.sapo_temperatures) <= 0:
+        yield f"sapo_temperatures={config.sapo_temperatures}: both are above 0"
+    if min(config.vespo_shape) < 0:
+        yield f"vespo_shape={config.vespo_shape}: none is below 0"
+    if config.kl_in == "reward" and config.reward_aggregation != "sum_then_normalize":
+        yield f"kl_in='reward' needs a summed reward: reward_aggregation={config.reward_aggregation!r} has none"
+    if config.kl_in == "reward" and config.kl_bias_correction:
+        yield "kl_bias_correction=True corrects a term of the loss: kl_in='reward' has none"
+    if config.kl_in == "reward" and config.kl_estimator.endswith("+"):
+        yield f"kl_estimator={config.kl_estimator!r} differs in its gradient alone: kl_in='reward' has none"
+    if config.kl_schedule != "constant" and kl_coef == 0:
+        yield f"kl_schedule={config.kl_schedule!r} starts from kl_coef: set it above 0"
+    if (config.kl_schedule == "adaptive") != (config.kl_target is not None):
+        yield f"kl_schedule={config.kl_schedule!r} with kl_target={config.kl_target}: adaptive needs one, no other does"
+    if config.baseline == "batch" and config.reward_scaling not in ("batch", "none"):
+        yield f"baseline='batch' goes with reward_scaling='batch' or 'none', got {config.reward_scaling!r}"
+    if config.baseline == "batch" and config.reward_aggregation != "sum_then_normalize":
+        yield "baseline='batch' needs reward_aggregation='sum_then_normalize'"
+    if config.mini_batches > config.prompts_per_step:
+        yield f"mini_batches={config.mini_batches} is more than prompts_per_step={config.prompts_per_step}"
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -38,9 +38,10 @@ slower at 0.9 (`benches/update.py`)."""
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """Batch → log-probs ``[N, T]`` with gradient and entropies ``[N, T]`` without; zeros outside ``loss_mask``.
+    """Batch → log-probs ``[N, T]`` with gradient and entropies ``[N, T]``; zeros outside ``loss_mask``.
 
-    Where gradients are off, as for a reference, entropies are not computed and are zeros throughout.
+    Where gradients are off, as for a reference, entropies are not computed and are zeros throughout, unless
+    :func:`make_forward` is asked for them.
 
     Attributes:
         shares_prompts: Whether a prompt that neighbouring rows share is forwarded once where that pays.
@@ -80,6 +81,8 @@ def make_forward(
     autocast_dtype: torch.dtype | None = None,
     share_prompts: bool = True,
     torch_compile: bool = False,
+    entropy_gradient: bool = False,
+    entropy_always: bool = False,
 ) -> Forward:
     """Choose the forward that fits ``model``.
 
@@ -90,12 +93,17 @@ def make_forward(
         autocast_dtype: arithmetic of the decoder and the head when it is not the weights' own.
         share_prompts: take the packed way where the model allows it.
         torch_compile: run the decoder through :func:`torch.compile`, shapes left open; other modules run as they are.
+        entropy_gradient: let gradients flow through the entropies.
+        entropy_always: compute entropies where gradients are off too.
     """
     split = split_model(model)
     packs = split is not None and share_prompts and can_pack(split)
     if split is not None and torch_compile:
         compiled: Any = torch.compile(split.decoder, dynamic=True)
         split = replace(split, decoder=compiled)
+
+    def wants_entropy() -> bool:
+        return entropy_always or torch.is_grad_enabled()
 
     def arithmetic(device: torch.device) -> AbstractContextManager[object]:
         return nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
@@ -109,7 +117,8 @@ def make_forward(
             batch.completion_ids[batch.loss_mask],
             split.output_head(vocabulary),
             temperature=temperature,
-            with_entropy=torch.is_grad_enabled(),
+            with_entropy=wants_entropy(),
+            entropy_gradient=entropy_gradient and torch.is_grad_enabled(),
         )
         return _rectangle(log_probs, batch.loss_mask), _rectangle(entropy, batch.loss_mask)
 
@@ -135,9 +144,9 @@ def make_forward(
         logits = logits if logits.dtype == torch.float64 else logits.float()
         log_softmax = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
         log_probs = log_softmax.gather(-1, batch.completion_ids[batch.loss_mask][:, None]).squeeze(-1)
-        if not torch.is_grad_enabled():
+        if not wants_entropy():
             return _rectangle(log_probs, batch.loss_mask), torch.zeros_like(batch.loss_mask, dtype=log_probs.dtype)
-        with torch.no_grad():
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy = -torch.linalg.vecdot(log_softmax.exp(), log_softmax)
         return _rectangle(log_probs, batch.loss_mask), _rectangle(entropy, batch.loss_mask)
 

@@ -57,6 +57,7 @@ def token_log_probs(
     *,
     temperature: float = 1.0,
     with_entropy: bool = True,
+    entropy_gradient: bool = False,
     tile: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of ``token_ids`` under softmax(logits / temperature), and the entropy of that distribution.
@@ -67,15 +68,16 @@ def token_log_probs(
         head: the output layer; gradients reach its weight and bias where they require one.
         temperature: positive.
         with_entropy: whether to compute entropies; they are zeros otherwise.
+        entropy_gradient: whether gradients flow through the entropies too, for an entropy bonus.
         tile: tokens and vocabulary rows for which logits exist at a time; by :func:`tile_shape` when None.
 
     Returns:
         ``float32 [M]`` log-probs with gradient (float64 for float64 ``hidden``), and their distributions' entropies
-        in nats without gradient.
+        in nats, without gradient unless asked for.
 
     Raises:
-        ValueError: shapes that do not fit, a temperature that is not positive, a tile below 1, or a token id outside
-            the head's rows.
+        ValueError: shapes that do not fit, a temperature that is not positive, a tile below 1, a token id outside the
+            head's rows, or a gradient of entropies that are left out.
     """
     if hidden.dim() != 2 or token_ids.shape != hidden.shape[:1] or hidden.shape[1] != head.weight.shape[1]:
         raise ValueError(
@@ -84,6 +86,8 @@ def token_log_probs(
         )
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}: it must be positive")
+    if entropy_gradient and not with_entropy:
+        raise ValueError("entropy_gradient is True and with_entropy is False: there is no entropy to differentiate")
     if tile is not None and min(tile) < 1:
         raise ValueError(f"tile is {tile}: expected at least one token and one row of the vocabulary")
     vocabulary = head.weight.shape[0]
@@ -92,7 +96,7 @@ def token_log_probs(
         if low < 0 or high >= vocabulary:
             raise ValueError(f"token_ids hold {low if low < 0 else high}, outside the head's {vocabulary} rows")
     tile = tile_shape(vocabulary, hidden.device) if tile is None else tile
-    settings = _Settings(head.scale, head.softcap, temperature, with_entropy, *tile)
+    settings = _Settings(head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *tile)
     log_probs, entropy = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, token_ids, settings
     )
@@ -105,6 +109,7 @@ class _Settings:
     softcap: float | None
     temperature: float
     with_entropy: bool
+    entropy_gradient: bool
     tile_tokens: int
     tile_rows: int
 
@@ -115,7 +120,7 @@ class _Settings:
 
 
 class _TiledLogProbs(torch.autograd.Function):
-    """d log p[y] / d logits = onehot(y) − softmax(logits): backward needs logits and nothing else, tile by tile."""
+    """d log p[y] / d logits = onehot(y) − p, d H / d logits = −p (log p + H): backward needs logits, tile by tile."""
 
     @staticmethod
     def forward(
@@ -150,15 +155,16 @@ class _TiledLogProbs(torch.autograd.Function):
             log_probs[rows] = (taken.double() - log_normaliser).to(tiles.dtype)
             if settings.with_entropy:  # H = log Z − Σ p · logit, both relative to the top
                 entropy[rows] = (mass.log() - moment / mass).to(tiles.dtype)
-        ctx.save_for_backward(hidden, weight, bias, token_ids, log_normalisers)
+        ctx.save_for_backward(hidden, weight, bias, token_ids, log_normalisers, entropy)
         ctx.settings = settings
-        ctx.mark_non_differentiable(entropy)
+        if not settings.entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        grad_log_probs: Tensor = grad_outputs[0]
-        hidden, weight, bias, token_ids, log_normalisers = ctx.saved_tensors
+        grad_log_probs, grad_entropy = grad_outputs
+        hidden, weight, bias, token_ids, log_normalisers, entropy = ctx.saved_tensors
         settings: _Settings = ctx.settings
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         tiles = _Tiles(hidden, weight, bias, settings)
@@ -166,13 +172,20 @@ class _TiledLogProbs(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=tiles.dtype) if want_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=tiles.dtype) if want_weight else None
         grad_bias = torch.zeros_like(bias, dtype=tiles.dtype) if want_bias else None
+        scratch = tiles.buffer() if settings.entropy_gradient else None
         for rows in tiles.token_slices():
             grad = grad_log_probs[rows, None] * settings.factor
             for columns in tiles.vocabulary_slices():
                 logits = tiles.logits(rows, columns)
                 slope = None if settings.softcap is None else tiles.softcap_slope(logits)
                 place, inside = _places(token_ids[rows], columns)
-                grad_logits = logits.sub_(log_normalisers[rows, None]).exp_().mul_(-grad)
+                log_p = logits.sub_(log_normalisers[rows, None])
+                if scratch is None:
+                    grad_logits = log_p.exp_().mul_(-grad)
+                else:
+                    slope_of_p = torch.add(log_p, entropy[rows, None], out=scratch[: log_p.numel()].view_as(log_p))
+                    slope_of_p.mul_(grad_entropy[rows, None] * settings.factor).add_(grad)
+                    grad_logits = log_p.exp_().mul_(slope_of_p).neg_()
                 grad_logits.scatter_add_(1, place, torch.where(inside[:, None], grad, 0))
                 if slope is not None:
                     grad_logits.mul_(slope)

@@ -6,39 +6,21 @@ micro-batch losses add up to the step's loss. A masked position contributes exac
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rlox_grpo.choices import KLEstimator, LossAggregation, PolicyLoss
+from rlox_grpo.kl import LOG_RATIO_LIMIT, kl_penalty
+from rlox_grpo.policy_loss import policy_term
 from rlox_grpo.types import Batch, LossOutput
 
-KLEstimator = Literal["k1", "k2", "k3", "abs"]
-LossAggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum"]
+if TYPE_CHECKING:
+    from rlox_grpo.config import GRPOConfig
 
-LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped here: exp(20) is 4.9e8, beyond which one token would drown a batch."""
-
-
-def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator = "k3") -> Tensor:
-    """Per-token estimate of KL(policy ‖ reference), same shape as ``log_probs``.
-
-    With d = ref_log_probs − log_probs: k1 is −d (unbiased, can be negative), k2 is d²/2, k3 is exp(d) − d − 1
-    (unbiased and never negative; DeepSeekMath eq. 4), abs is |d|. Schulman, "Approximating KL divergence", 2020.
-
-    Raises:
-        ValueError: unknown ``estimator``.
-    """
-    difference = (ref_log_probs - log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    if estimator == "k1":
-        return -difference
-    if estimator == "k2":
-        return difference.square() / 2
-    if estimator == "k3":
-        return torch.expm1(difference) - difference
-    if estimator == "abs":
-        return difference.abs()
-    raise ValueError(f"estimator is {estimator!r}: expected 'k1', 'k2', 'k3' or 'abs'")
+__all__ = ["LOG_RATIO_LIMIT", "aggregate", "grpo_loss", "kl_penalty", "make_loss"]
 
 
 def aggregate(
@@ -94,30 +76,47 @@ def grpo_loss(
     log_probs: Tensor,
     batch: Batch,
     *,
+    entropy: Tensor | None = None,
+    policy_loss: PolicyLoss = "clip",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    delta: float | None = None,
+    sapo_temperatures: tuple[float, float] = (1.0, 1.05),
+    vespo_shape: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0),
     kl_coef: float = 0.0,
     kl_estimator: KLEstimator = "k3",
+    kl_bias_correction: bool = False,
+    entropy_coef: float = 0.0,
     loss_aggregation: LossAggregation = "sequence_mean",
     max_length: int | None = None,
 ) -> LossOutput:
-    """The clipped GRPO objective, negated, of one micro-batch (DeepSeekMath, arXiv:2402.03300, eq. 3).
+    """The GRPO objective, negated, of one micro-batch.
 
-    Per token: −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A) + kl_coef · KL, with r = exp(log_probs −
-    old_log_probs). When the batch carries no ``old_log_probs`` it was sampled from these very weights: r is 1 and
-    its gradient is that of ``log_probs``.
+    Per token: policy term + kl_coef · KL, aggregated; minus entropy_coef · (mean entropy of the loss tokens). By
+    default the policy term is −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A) (DeepSeekMath, arXiv:2402.03300,
+    eq. 3), r = exp(log_probs − old_log_probs). When the batch carries no ``old_log_probs`` it was sampled from these
+    very weights: r is 1 and its gradient is that of ``log_probs``.
 
     Args:
         log_probs: ``[N, T]`` with gradient, of the completion tokens at the sampling temperature.
-        batch: the micro-batch; its denominators are those of the whole optimizer step.
-        clip_low, clip_high: ε below and above.
+        batch: the micro-batch; its denominators are those of the whole optimizer step. Where it has a ``policy_mask``
+            the policy term counts there alone; denominators and the other terms are unchanged.
+        entropy: ``[N, T]`` in nats with gradient, of the distributions that ``log_probs`` are of; for ``entropy_coef``.
+        policy_loss, clip_low, clip_high, dual_clip, delta, sapo_temperatures, vespo_shape: see
+            :func:`rlox_grpo.policy_loss.policy_term`.
         kl_coef: weight β of the penalty; 0 leaves it out.
-        kl_estimator: see :func:`kl_penalty`.
+        kl_estimator: see :func:`rlox_grpo.kl.kl_penalty`.
+        kl_bias_correction: multiply the estimate by the policy term's ratio, gradient and all, so that its expectation
+            under the old policy is that under the current one (DeepSeek-V3.2, arXiv:2512.02556, section 3.1; TRL's
+            ``use_bias_correction_kl``).
+        entropy_coef: weight of the entropy bonus; a mean over tokens whatever ``loss_aggregation`` is, as in TRL.
         loss_aggregation: see :func:`aggregate`.
         max_length: see :func:`aggregate`.
 
     Raises:
-        ValueError: shapes that differ, or ``kl_coef`` > 0 without ``ref_log_probs``.
+        ValueError: shapes that differ, an unknown choice, ``kl_coef`` > 0 without ``ref_log_probs``, or an
+            ``entropy_coef`` without an ``entropy`` that has a gradient.
     """
     if log_probs.shape != batch.loss_mask.shape:
         raise ValueError(
@@ -125,20 +124,33 @@ def grpo_loss(
         )
     if kl_coef > 0 and batch.ref_log_probs is None:
         raise ValueError(f"kl_coef is {kl_coef:g} and batch.ref_log_probs is None: a KL penalty needs a reference")
+    if entropy_coef != 0 and (entropy is None or (log_probs.requires_grad and not entropy.requires_grad)):
+        raise ValueError(f"entropy_coef is {entropy_coef:g} and entropy has no gradient: make_forward can give one")
     mask = batch.loss_mask
     # float32 at least, and nothing but zeros outside the mask: 0 · inf would poison the gradient.
     log_probs = torch.where(mask, log_probs, 0)
     log_probs = log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs
     old_log_probs = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ratio = log_ratio.exp()
-    advantages = batch.advantages.to(log_probs.dtype).unsqueeze(-1)  # [N, 1]
-    unclipped = ratio * advantages
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-    token_loss = -torch.minimum(unclipped, clipped)
+    term = policy_term(
+        policy_loss,
+        log_probs,
+        log_ratio,
+        batch.advantages.to(log_probs.dtype).unsqueeze(-1),
+        mask,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+        delta=delta,
+        sapo_temperatures=sapo_temperatures,
+        vespo_shape=vespo_shape,
+    )
+    token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     kl = None
     if batch.ref_log_probs is not None:
         kl = kl_penalty(log_probs, torch.where(mask, batch.ref_log_probs, 0), kl_estimator)
+        if kl_bias_correction:
+            kl = kl * term.ratio
         if kl_coef > 0:
             token_loss = token_loss + kl_coef * kl
     loss = aggregate(
@@ -151,15 +163,42 @@ def grpo_loss(
     )
 
     def token_mean(values: Tensor) -> Tensor:
-        return aggregate(values.detach(), mask, "token_mean", num_loss_tokens=batch.num_loss_tokens)
+        return aggregate(values, mask, "token_mean", num_loss_tokens=batch.num_loss_tokens)
 
-    negative, positive = advantages < 0, advantages > 0
+    if entropy_coef != 0 and entropy is not None:
+        loss = loss - entropy_coef * token_mean(entropy)
     metrics = {
         "policy/loss": loss.detach(),
-        "policy/ratio_mean": token_mean(ratio),
-        "policy/clip_fraction_low": token_mean(((ratio < 1 - clip_low) & negative).float()),
-        "policy/clip_fraction_high": token_mean(((ratio > 1 + clip_high) & positive).float()),
+        "policy/ratio_mean": token_mean(term.ratio.detach()),
+        "policy/clip_fraction_low": token_mean(term.low.float()),
+        "policy/clip_fraction_high": token_mean(term.high.float()),
     }
     if kl is not None:
-        metrics["policy/kl"] = token_mean(kl)
+        metrics["policy/kl"] = token_mean(kl.detach())
     return LossOutput(loss=loss, metrics=metrics)
+
+
+def make_loss(config: GRPOConfig, kl_coef: Callable[[], float]) -> Callable[..., LossOutput]:
+    """``loss(log_probs, batch, entropy=entropy)`` with the choices of ``config`` and the weight of KL as it is then."""
+
+    def loss(log_probs: Tensor, batch: Batch, *, entropy: Tensor | None = None) -> LossOutput:
+        return grpo_loss(
+            log_probs,
+            batch,
+            entropy=entropy,
+            policy_loss=config.policy_loss,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+            delta=config.delta,
+            sapo_temperatures=config.sapo_temperatures,
+            vespo_shape=config.vespo_shape,
+            kl_coef=kl_coef() if config.kl_in == "loss" else 0.0,
+            kl_estimator=config.kl_estimator,
+            kl_bias_correction=config.kl_bias_correction,
+            entropy_coef=config.entropy_coef,
+            loss_aggregation=config.loss_aggregation,
+            max_length=config.max_new_tokens,
+        )
+
+    return loss

@@ -104,7 +104,7 @@ class Run:
         try:
             yield
         except Exception as error:
-            if self._trainer.weights_are_whole and self._trainer.step > self.start_step:
+            if self._trainer.learner.weights_are_whole and self._trainer.step > self.start_step:
                 self.save()
             logger.error("the run stopped after step %d (%s); %s", self._trainer.step, error, self.how_to_resume())
             raise
@@ -164,6 +164,7 @@ class Run:
             "draws": trainer.draws,
             "batches_under_way": trainer.sampler.ahead.state(),
             "pass_rates": trainer.sampler.pass_rates.state(),
+            "kl_coef": trainer.learner.kl_coef,
             "start_step": self.start_step,
             "start_draw": self.start_draw,
             "last_metrics": self.last_metrics,
@@ -174,7 +175,7 @@ class Run:
                 root,
                 trainer.step,
                 trainer.model,
-                trainer.updater.state_dict(),
+                trainer.learner.updater.state_dict(),
                 state,
                 keep=keep,
                 tokenizer=trainer.policy.tokenizer,
@@ -211,11 +212,12 @@ class Run:
         state = read_state(checkpoint)
         self._refuse_other_run(checkpoint, state)
         load_weights(checkpoint, self._trainer.model)
-        self._trainer.updater.load_state_dict(load_optimizer(checkpoint))
+        self._trainer.learner.updater.load_state_dict(load_optimizer(checkpoint))
         load_random_states(checkpoint)
         self._trainer.step, self._trainer.draws = state["step"], state["draws"]
         self.batches_under_way = state["batches_under_way"]
         self._trainer.sampler.pass_rates.load_state(state["pass_rates"])
+        self._trainer.learner.kl_coef = state["kl_coef"]
         self.start_step, self.start_draw = state["start_step"], state["start_draw"]
         self.last_metrics = state["last_metrics"]
         logger.info("continuing from %s", checkpoint)

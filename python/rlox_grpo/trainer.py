@@ -5,39 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from rlox_grpo.advantages import component_advantages, group_advantages
-from rlox_grpo.batch import microbatches
 from rlox_grpo.config import ConfigError, GRPOConfig
 from rlox_grpo.engines import make_engine
-from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.evaluation import evaluate
-from rlox_grpo.forward import make_forward
 from rlox_grpo.interrupt import stop_on_signal
+from rlox_grpo.learner import Learner
 from rlox_grpo.loading import load_policy
-from rlox_grpo.loss import grpo_loss
 from rlox_grpo.metrics import step_metrics
 from rlox_grpo.overlap import staleness
-from rlox_grpo.profile import model_size, peak_flops_of, update_profile
 from rlox_grpo.prompts import PromptDraws, PromptsLike, fingerprint, load_prompts, refuse_too_long
-from rlox_grpo.reference import make_reference
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.workers import closing_workers
-from rlox_grpo.rollout import Rollout, group_offsets, refilled, sample_of
+from rlox_grpo.rollout import Rollout, refilled
 from rlox_grpo.run import Run
 from rlox_grpo.sampler import Sampler, derived_seed
-from rlox_grpo.schedules import learning_rate_at
 from rlox_grpo.stage_clock import StageClock
-from rlox_grpo.types import Batch, LossOutput, Prompt, RolloutGroup, ScoredGroup, UpdateStats
-from rlox_grpo.update import make_updater
+from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,28 +71,10 @@ class GRPO:
         )
         self.policy = load_policy(model, tokenizer, self.config)
         self.model = self.policy.model
-        autocast_dtype = torch.bfloat16 if self.config.dtype == "bfloat16" else None
         self.sampler = Sampler(make_engine(self.config, self.policy), self.config)
         self.engine = self.sampler.engine
-        forward_options: dict[str, Any] = {
-            "temperature": self.config.temperature,
-            "vocabulary": self.policy.vocabulary,
-            "autocast_dtype": autocast_dtype,
-            "torch_compile": self.config.torch_compile,
-        }
-        self._forward = make_forward(self.model, **forward_options)
-        self._reference = make_reference(
-            self.config.reference,
-            self.model,
-            self._forward,
-            kl_coef=self.config.kl_coef,
-            ref_model=ref_model,
-            **forward_options,
-        )
-        self.updater = make_updater(self.config, self.model, self._forward, self._loss)
-        self._size, self._peak_flops = model_size(self.model), peak_flops_of(next(self.model.parameters()).device)
-        # Dropout would make the policy in training another one than the policy that sampled.
-        self.model.train(self.config.gradient_checkpointing)
+        weights = reward_weights(self.reward_fns, self.config.reward_weights)
+        self.learner = Learner(self.config, self.policy, weights, ref_model)
         self.origin: Mapping[str, Any] = {}
         """What started the run beside its configuration (model, data, rewards); it leads the run's config.toml."""
         self.step = 0
@@ -110,8 +82,6 @@ class GRPO:
         self.draws = 0
         """Turns of prompts that have passed, likewise; see :class:`rlox_grpo.prompts.PromptDraws`."""
         self._total_steps = 1
-        self.weights_are_whole = True
-        """False while optimizer steps are being taken: a batch's updates are saved together or not at all."""
 
     def train_step(
         self, prompts_of: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
@@ -139,13 +109,13 @@ class GRPO:
                 )
         scored = rollout.chosen
         with clock("advantages"):
-            advantages = self._advantages(scored)
+            advantages = self.learner.advantages(scored, self.step, self._total_steps)
         with clock("batch"):
-            batches = self._batches(scored, advantages)
+            parts = self.learner.batches(scored, advantages)
         with clock("log_probs"):
-            batches = [self._with_log_probs(batch) for batch in batches]
+            parts = [self.learner.with_log_probs(part) for part in parts]
         with clock("update"):
-            updates = self._update(batches, scored)
+            updates = self.learner.update(parts, scored, self.step, self._total_steps)
         self.step += 1
         self.sampler.done()
         with clock("weight_sync"):
@@ -154,12 +124,14 @@ class GRPO:
             self.sampler.pass_rates.measure(rollout.groups)
         self.last_rollout = scored, advantages
         timings = clock.timings()
+        metrics = step_metrics(rollout.groups, advantages, updates, timings)
         return {
-            **step_metrics(rollout.groups, advantages, updates, timings),
+            **metrics,
+            **self.learner.adapt_kl_coef(metrics, advantages.size),
+            **self.learner.profile(parts, updates, timings),
             **rollout.metrics(),
             **staleness(groups, self.step - 1),
             **self.sampler.pass_rates.metrics(),
-            **self._profile(batches, updates, timings),
         }
 
     def train(
@@ -185,7 +157,7 @@ class GRPO:
         if n_epochs < 1:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
         per_step = min(self.config.prompts_per_step, len(train_prompts))
-        reference = None if self._reference is None else self._reference.fingerprint
+        reference = None if self.learner.reference is None else self.learner.reference.fingerprint
         run = Run(self, data={"prompts": fingerprint(train_prompts), "frozen reference": reference})
         last_draw = run.start_draw + n_epochs * len(train_prompts)
         if self.config.max_steps is not None:
@@ -246,107 +218,6 @@ class GRPO:
 
     def _scored(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
         return score(groups, self.reward_fns, self.config.reward_weights, on_error=self.config.on_reward_error)
-
-    def _advantages(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
-        config = self.config
-        if not scored:
-            return np.zeros(0, np.float32)
-        offsets = group_offsets(scored)
-        if config.reward_aggregation == "normalize_then_sum":
-            components = [np.concatenate([group.components[name] for group in scored]) for name in scored[0].components]
-            return component_advantages(
-                components,
-                reward_weights(self.reward_fns, config.reward_weights),
-                group_offsets=offsets,
-                ddof=config.ddof,
-                std_epsilon=config.std_epsilon,
-                baseline=config.baseline,
-            )
-        return group_advantages(
-            np.concatenate([group.rewards for group in scored]),
-            group_offsets=offsets,
-            scaling=config.reward_scaling,
-            ddof=config.ddof,
-            std_epsilon=config.std_epsilon,
-            baseline=config.baseline,
-        )
-
-    def _batches(self, scored: Sequence[ScoredGroup], advantages: np.ndarray) -> list[Batch]:
-        """Micro-batches of the groups that teach something; the others cost no forward and enter no denominator."""
-        offsets = group_offsets(scored)
-        rows = [np.arange(start, stop) for start, stop in pairwise(offsets)]  # of each group, in the whole step
-        keep_all = self.config.zero_variance == "keep"
-        # The advantages of a group whose rewards are all equal are exactly 0.
-        kept = [index for index, own in enumerate(rows) if keep_all or advantages[own].any()]
-        if not kept:
-            return []
-        batches = microbatches(
-            [scored[index] for index in kept],
-            advantages[kept_rows := np.concatenate([rows[index] for index in kept])],
-            token_budget=self.config.micro_batch_tokens,
-            share_prompts=self._forward.shares_prompts,
-            oversize="alone",
-            train_truncated=not self.config.mask_truncated,
-            device=next(self.model.parameters()).device,
-        )
-        # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
-        numbers = torch.from_numpy(kept_rows)
-        return [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
-
-    @torch.no_grad()
-    def _with_log_probs(self, batch: Batch) -> Batch:
-        """Add the log-probs that stay fixed over the updates: the old policy's where they differ, the reference's."""
-        if self.config.updates_per_batch > 1:
-            batch = replace(batch, old_log_probs=self._forward(batch)[0])
-        if self._reference is not None:
-            batch = replace(batch, ref_log_probs=self._reference(batch))
-        return batch
-
-    def _update(self, batches: Sequence[Batch], scored: Sequence[ScoredGroup]) -> list[UpdateStats]:
-        if not batches or not any(batch.loss_mask.any() for batch in batches):
-            return []
-        learning_rate = learning_rate_at(
-            self.step,
-            peak=self.config.learning_rate,
-            total_steps=self._total_steps,
-            schedule=self.config.lr_schedule,
-            warmup_steps=self.config.warmup_steps,
-            min_ratio=self.config.min_lr_ratio,
-        )
-        updates: list[UpdateStats] = []
-        self.weights_are_whole = False
-        try:
-            for _ in range(self.config.updates_per_batch):
-                updates.append(self.updater.step(batches, learning_rate))
-        except NonFiniteError as error:  # the step that failed changed nothing; those before it did
-            self.weights_are_whole = not updates
-            raise NonFiniteError(f"step {self.step + 1}: {error}{sample_of(scored, error.rows)}", error.rows) from error
-        self.weights_are_whole = True
-        return updates
-
-    def _profile(
-        self, batches: Sequence[Batch], updates: Sequence[UpdateStats], timings: Mapping[str, float]
-    ) -> dict[str, float]:
-        return update_profile(
-            batches,
-            num_updates=len(updates),
-            seconds=timings["update"],
-            shares_prompts=self._forward.shares_prompts,
-            size=self._size,
-            peak_flops=self._peak_flops,
-        )
-
-    def _loss(self, log_probs: Tensor, batch: Batch) -> LossOutput:
-        return grpo_loss(
-            log_probs,
-            batch,
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-            kl_coef=self.config.kl_coef,
-            kl_estimator=self.config.kl_estimator,
-            loss_aggregation=self.config.loss_aggregation,
-            max_length=self.config.max_new_tokens,
-        )
 
     def _evaluate(
         self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False

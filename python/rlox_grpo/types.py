@@ -124,6 +124,8 @@ class Batch:
         num_loss_tokens: Denominator: loss tokens of the whole optimizer step, over micro-batches and ranks.
         num_sequences: Denominator: sequences of the whole optimizer step that hold a loss token, likewise.
         old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]`` where they are known.
+        policy_mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them. It enters no
+            denominator.
     """
 
     input_ids: Tensor
@@ -141,6 +143,7 @@ class Batch:
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
     sampling_log_probs: Tensor | None = None
+    policy_mask: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

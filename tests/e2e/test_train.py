@@ -105,6 +105,8 @@ def test_every_prompt_is_drawn_once_an_epoch_also_when_steps_do_not_divide():
         {"zero_variance": "refill", "curriculum": "pass_rate", "max_group_size": 16, "curriculum_floor": 0.3},
         {"async_steps": 1},
         {"async_steps": 3, "curriculum": "pass_rate"},
+        {"kl_coef": 0.05, "kl_schedule": "adaptive", "kl_target": 0.01, "kl_horizon": 100},
+        {"kl_coef": 0.05, "kl_in": "reward", "kl_estimator": "k1", "kl_schedule": "cosine", "mini_batches": 2},
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, changes):
@@ -273,7 +275,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
 
 def test_a_non_finite_loss_names_the_sample_and_saves_what_was_right(tmp_path):
     trainer = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, checkpoint_steps=0))
-    forward = trainer.updater._forward
+    forward = trainer.learner.updater._forward
 
     def broken(batch):
         log_probs, entropy = forward(batch)
@@ -281,7 +283,7 @@ def test_a_non_finite_loss_names_the_sample_and_saves_what_was_right(tmp_path):
             log_probs = log_probs * torch.where(batch.row_index == batch.row_index.max(), torch.nan, 1.0)[:, None]
         return log_probs, entropy
 
-    trainer.updater._forward = broken
+    trainer.learner.updater._forward = broken
     with pytest.raises(NonFiniteError, match=r"step 4: .*not finite.*is completion \d of prompts\[\d\]: \[\d+"):
         trainer.train(PROMPTS)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000003"]

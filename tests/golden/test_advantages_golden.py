@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from rlox_grpo.advantages import broadcast_advantages, group_advantages
+from rlox_grpo.advantages import broadcast_advantages, group_advantages, make_advantages
+from rlox_grpo.config import GRPOConfig
 
 # float32 holds 24 bits: an ulp at 2 is 2.4e-7, and the arithmetic before it is exact or in float64.
 CLOSE = {"rtol": 0, "atol": 3e-7}
@@ -89,3 +92,32 @@ def test_a_constant_group_is_exactly_zero(value: float, size: int, dtype: type):
 
 def test_broadcast():
     np.testing.assert_array_equal(broadcast_advantages(f32(0.5, 7, -1), [2, 0, 3]), f32(0.5, 0.5, -1, -1, -1))
+
+
+# --- what a configuration makes of rewards ---
+
+
+def configured(rewards, **options):
+    config = GRPOConfig(group_size=2, **options)
+    return make_advantages(config, [1.0])(
+        np.array(rewards, np.float32), np.arange(0, len(rewards) + 1, config.group_size), {}
+    ).tolist()
+
+
+def test_whitened_advantages():
+    # Less the group's means: -1 1 0 0 -2 2; deviation with ddof 1 over all six: sqrt(10 / 5)
+    sd = math.sqrt(2)
+    found = configured([1, 3, 5, 5, 0, 4], reward_scaling="whiten", std_epsilon=0.5)
+    assert found == pytest.approx([x / (sd + 0.5) for x in (-1, 1, 0, 0, -2, 2)], rel=1e-6)
+    # A NaN enters neither its group's mean nor the deviation: 0 -1 1 gives sqrt(2 / 2)
+    found = configured([math.nan, 3, 1, 3], reward_scaling="whiten", std_epsilon=0.0)
+    assert found == pytest.approx([0, 0, -1, 1], rel=1e-6)
+    assert configured([2, 2, 1, 1], reward_scaling="whiten", std_epsilon=0.0) == [0, 0, 0, 0]
+
+
+def test_advantages_against_the_batchs_mean():
+    # Mean 2, deviation with ddof 1: sqrt((4 + 1 + 1 + 4) / 3)
+    sd = math.sqrt(10 / 3)
+    found = configured([0, 1, 3, 4], baseline="batch", reward_scaling="batch", std_epsilon=0.0)
+    assert found == pytest.approx([x / sd for x in (-2, -1, 1, 2)], rel=1e-6)
+    assert configured([0, 1, 3, 4], baseline="batch", reward_scaling="none") == [-2, -1, 1, 2]

@@ -71,7 +71,11 @@ def steps(
             batches = [dataclasses.replace(batch, old_log_probs=forward(batch)[0]) for batch in batches]
     # An epsilon of 1 makes AdamW's step smooth in the gradient; the usual one takes the sign of rounding where it is 0.
     updater = TorchUpdater(
-        model, forward, lambda logp, batch: grpo_loss(logp, batch, kl_coef=kl_coef), epsilon=1.0, max_grad_norm=0.0
+        model,
+        forward,
+        lambda logp, batch, entropy: grpo_loss(logp, batch, kl_coef=kl_coef),
+        epsilon=1.0,
+        max_grad_norm=0.0,
     )
     rows = [updater.step(batches, 0.1) for _ in range(updates)]
     found = [{**row.metrics, "grad_norm": row.grad_norm} for row in rows]
@@ -201,7 +205,7 @@ class Spied:
         self.micro_batches = 0
         base_model = model.get_base_model() if hasattr(model, "get_base_model") else model
         base_model.base_model.register_forward_pre_hook(self._note, with_kwargs=True)
-        generate, batches = self.trainer.engine.generate, self.trainer._batches
+        generate, batches = self.trainer.engine.generate, self.trainer.learner.batches
 
         def generating(*arguments: Any) -> Any:
             groups = generate(*arguments)
@@ -210,11 +214,11 @@ class Spied:
 
         def batching(*arguments: Any) -> Any:
             made = batches(*arguments)
-            self.micro_batches = len(made)
+            self.micro_batches = sum(map(len, made))
             return made
 
         self.trainer.engine.generate = generating  # type: ignore[method-assign]
-        self.trainer._batches = batching  # type: ignore[method-assign]
+        self.trainer.learner.batches = batching  # type: ignore[method-assign]
 
     def _note(self, module: Any, arguments: Any, options: dict[str, Any]) -> None:
         ids = options["input_ids"] if "input_ids" in options else arguments[0]

@@ -417,3 +417,131 @@ def test_the_batch_manager_of_before_the_reward_loop(byte_tokenizer: Any) -> Non
     done = manager(data, return_dict=True)
     assert done["reward_tensor"].sum(dim=1).tolist() == [0.0, 1.0, 0.0]
     assert done["reward_extra_info"]["status"] == ["ok", "ok", "no_answer"]
+
+
+# --- our own loss beside verl's, by our names ---
+
+
+def loss_batch(inputs: dict[str, torch.Tensor]) -> Any:
+    """The tensors of :func:`loss_inputs` as a batch; one advantage for a row, as ours are."""
+    from rlox_grpo.types import Batch
+
+    mask = inputs["response_mask"]
+    ids = torch.zeros(len(mask), mask.shape[1] + 1, dtype=torch.int64)
+    return Batch(
+        input_ids=ids,
+        attention_mask=ids == 0,
+        position_ids=ids,
+        prompt_lengths=torch.ones(len(mask), dtype=torch.int64),
+        completion_ids=ids[:, 1:],
+        completion_mask=mask,
+        loss_mask=mask,
+        advantages=inputs["advantages"][:, 0],
+        row_index=torch.arange(len(mask)),
+        prompt_index=torch.arange(len(mask)),
+        num_loss_tokens=float(mask.sum()),
+        num_sequences=float(mask.any(dim=-1).sum()),
+        old_log_probs=inputs["old_log_prob"],
+    )
+
+
+OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vanilla": ("token-mean", {"policy_loss": "clip", "dual_clip": 1.5}),
+    "gspo": ("seq-mean-token-mean", {"policy_loss": "gspo_token"}),
+    "sapo": ("seq-mean-token-mean", {"policy_loss": "sapo"}),
+    "cispo": ("token-mean", {"policy_loss": "cispo_clip"}),
+    "geo_mean": ("seq-mean-token-mean", {"policy_loss": "gmpo"}),
+    "dppo_tv": ("token-mean", {"policy_loss": "dppo", "delta": 1.5}),
+    "gpg": ("token-mean", {"policy_loss": "reinforce"}),
+}
+AGGREGATIONS = {
+    "token-mean": "token_mean",
+    "seq-mean-token-mean": "sequence_mean",
+    "seq-mean-token-sum": "sequence_sum",
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_policy_losses_are_verls(core_algos: Any, name: str) -> None:
+    from rlox_grpo.loss import grpo_loss
+
+    mode, options = OURS[name]
+    inputs = loss_inputs()
+    inputs["advantages"] = inputs["advantages"][:, :1].expand_as(inputs["advantages"]).contiguous()
+    del inputs["rollout_is_weights"]
+    inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
+    if name == "geo_mean":  # verl's mean counts the row without a token
+        kept = inputs["response_mask"].any(dim=-1)
+        inputs = {key: value[kept] for key, value in inputs.items()}
+    inputs["log_prob"] = inputs["log_prob"].detach().requires_grad_()
+    config = actor_config(mode, {})
+    theirs, _ = core_algos.get_policy_loss_fn(name)(**inputs, loss_agg_mode=mode, config=config)
+    found = grpo_loss(
+        inputs["log_prob"],
+        loss_batch(inputs),
+        clip_low=0.2,
+        clip_high=0.28,
+        loss_aggregation=AGGREGATIONS[mode],
+        **options,
+    ).loss
+    # Both in float64 but for verl's float32 temperatures of sapo and its 1e-8 beside the lengths of geo_mean.
+    torch.testing.assert_close(found, theirs, rtol=1e-7, atol=1e-8)
+    (gradient,) = torch.autograd.grad(found, inputs["log_prob"])
+    (their_gradient,) = torch.autograd.grad(theirs, inputs["log_prob"])
+    torch.testing.assert_close(gradient, their_gradient, rtol=1e-6, atol=1e-8)
+    assert their_gradient.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("mode", [*AGGREGATIONS, "seq-mean-token-sum-norm"])
+def test_aggregations_are_verls(core_algos: Any, mode: str) -> None:
+    from rlox_grpo.loss import aggregate
+
+    inputs = loss_inputs()
+    values, mask = inputs["advantages"].double(), inputs["response_mask"]
+    theirs = core_algos.agg_loss(values, mask, mode, loss_scale_factor=16)
+    found = aggregate(values, mask, AGGREGATIONS.get(mode, "fixed_length"), max_length=16)
+    torch.testing.assert_close(found, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+"])
+def test_kl_estimators_are_verls(core_algos: Any, estimator: str) -> None:
+    from rlox_grpo.kl import kl_penalty
+
+    generator = torch.Generator().manual_seed(0)
+    log_probs = torch.randn(5, 7, generator=generator, dtype=torch.float64).requires_grad_()
+    reference = log_probs.detach() + 0.5 * torch.randn(5, 7, generator=generator, dtype=torch.float64)
+    found, theirs = (
+        of(log_probs, reference, estimator) for of in (kl_penalty, core_algos.kl_penalty)
+    )  # no value reaches the 10 at which verl's k3 stops
+    torch.testing.assert_close(found, theirs, rtol=1e-12, atol=1e-12)
+    gradient, their_gradient = (torch.autograd.grad(values.sum(), log_probs)[0] for values in (found, theirs))
+    torch.testing.assert_close(gradient, their_gradient, rtol=1e-12, atol=1e-12)
+
+
+def test_the_adaptive_controller_is_verls(core_algos: Any) -> None:
+    from rlox_grpo.schedules import adapted_kl_coef
+
+    controller = core_algos.AdaptiveKLController(init_kl_coef=0.1, target_kl=0.05, horizon=1000)
+    coef = 0.1
+    for kl in (0.0, 0.04, 0.055, 0.3):
+        controller.update(kl, n_steps=64)
+        coef = adapted_kl_coef(coef, kl, target=0.05, horizon=1000, num_sequences=64)
+        assert coef == pytest.approx(controller.value, rel=1e-12)
+
+
+def test_reinforce_plus_plus_baseline_is_ours(core_algos: Any) -> None:
+    """Less the group's mean, then whitened over the batch; verl's deviation is over tokens, so equal lengths here."""
+    from rlox_grpo.advantages import make_advantages
+    from rlox_grpo.config import GRPOConfig
+
+    rewards = torch.randn(12, generator=torch.Generator().manual_seed(0))
+    token_rewards = torch.zeros(12, 4)
+    token_rewards[:, -1] = rewards
+    mask = torch.ones(12, 4)
+    uids = np.repeat(np.array(["a", "b", "c"], dtype=object), 4)
+    estimate = core_algos.get_adv_estimator_fn("reinforce_plus_plus_baseline")
+    theirs, _ = estimate(token_level_rewards=token_rewards, response_mask=mask, index=uids)
+    config = GRPOConfig(group_size=4, reward_scaling="whiten", ddof=1, std_epsilon=0.0)
+    ours = torch.from_numpy(make_advantages(config, [1.0])([], rewards.numpy()))
+    # verl's deviation has N − 1 of tokens: sqrt(47/48 · 12/11) beside ours of sequences.
+    torch.testing.assert_close(ours * ((47 / 48) * (12 / 11)) ** 0.5, theirs[:, 0], rtol=1e-4, atol=1e-5)

@@ -152,3 +152,51 @@ def test_no_tokens_at_all():
         torch.zeros(0, H), torch.zeros(0, dtype=torch.int64), OutputHead(torch.zeros(V, H))
     )
     assert log_probs.shape == entropy.shape == (0,)
+
+
+# --- gradients through the entropies ---
+
+
+@pytest.mark.parametrize("tile", [(1, 1000), (5, 3), (M, V), None])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("bias", [True, False])
+def test_entropy_gradients_equal_full_logits(tile, softcap, bias):
+    hidden, weight, offset, token_ids = inputs(bias=bias)
+    head = OutputHead(weight, offset, 0.3, softcap)
+    ups, downs = torch.linspace(-1, 1, M, dtype=torch.float64), torch.linspace(2, -1, M, dtype=torch.float64)
+    leaves = [hidden, weight] + ([offset] if bias else [])
+    log_probs, entropy = full(hidden, token_ids, head, 0.7)
+    expected = torch.autograd.grad((log_probs * ups + entropy * downs).sum(), leaves)
+    log_probs, entropy = token_log_probs(hidden, token_ids, head, temperature=0.7, entropy_gradient=True, tile=tile)
+    found = torch.autograd.grad((log_probs * ups + entropy * downs).sum(), leaves)
+    for gradient, expected_gradient in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_entropy_alone_has_a_gradient():
+    hidden, weight, offset, token_ids = inputs()
+
+    def of(hidden, weight, offset):
+        head = OutputHead(weight, offset, 0.5, 2.0)
+        return token_log_probs(hidden, token_ids, head, entropy_gradient=True, tile=(7, 3))[1]
+
+    assert torch.autograd.gradcheck(of, (hidden, weight, offset))
+
+
+def test_extreme_logits_keep_entropy_gradients_finite():
+    hidden = torch.full((2, 1), 1e4, requires_grad=True)
+    head = OutputHead(torch.tensor([[1.0], [-1.0]]))
+    _, entropy = token_log_probs(hidden, torch.tensor([0, 1]), head, entropy_gradient=True)
+    entropy.sum().backward()
+    assert torch.equal(hidden.grad, torch.zeros(2, 1))
+
+
+def test_a_gradient_of_entropies_that_are_left_out_is_refused():
+    with pytest.raises(ValueError, match="entropy_gradient is True and with_entropy is False"):
+        token_log_probs(
+            torch.zeros(1, H),
+            torch.tensor([0]),
+            OutputHead(torch.zeros(V, H)),
+            with_entropy=False,
+            entropy_gradient=True,
+        )

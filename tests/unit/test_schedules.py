@@ -1,8 +1,11 @@
-"""Learning-rate schedules, by hand."""
+"""Learning-rate and kl_coef schedules, by hand."""
+
+import math
+from itertools import pairwise
 
 import pytest
 
-from rlox_grpo.schedules import learning_rate_at
+from rlox_grpo.schedules import adapted_kl_coef, kl_coef_at, learning_rate_at
 
 
 def test_warm_up_learns_from_the_first_step():
@@ -28,3 +31,47 @@ def test_past_the_end_it_stays_at_the_floor():
 def test_unknown_schedule():
     with pytest.raises(ValueError, match="schedule is 'step'"):
         learning_rate_at(0, peak=1.0, total_steps=1, schedule="step")
+
+
+# --- kl_coef ---
+
+
+def coefs(schedule, steps, total=100):
+    return [kl_coef_at(step, start=0.1, end=0.04, total_steps=total, schedule=schedule) for step in steps]
+
+
+def test_constant_and_adaptive_start_stay():
+    assert coefs("constant", (0, 50, 99)) == coefs("adaptive", (0, 50, 99)) == [0.1] * 3
+
+
+def test_linear_kl_coef():
+    assert coefs("linear", (0, 25, 100, 120)) == pytest.approx([0.1, 0.085, 0.04, 0.04])
+
+
+def test_cosine_kl_coef_has_flat_ends_and_no_jump():
+    # Midway through the middle, step 45 of 10 to 80: (0.1 + 0.04) / 2. A sixth of the way, (1 + cos(π/7)) / 2 off.
+    assert coefs("cosine", (0, 9, 10, 45, 80, 99)) == pytest.approx([0.1, 0.1, 0.1, 0.07, 0.04, 0.04])
+    assert coefs("cosine", (20,)) == pytest.approx([0.04 + 0.06 * (1 + math.cos(math.pi / 7)) / 2])
+    values = coefs("cosine", range(101))
+    assert max(abs(one - other) for one, other in pairwise(values)) < 0.002
+    assert values == sorted(values, reverse=True)
+
+
+def test_the_articles_schedule_is_inverted_in_the_middle():
+    # 0.1, a drop to 0.04 at a tenth, a climb back to 0.1 by eight tenths, then 0.04
+    assert coefs("cosine_inverted", (0, 9, 10, 45, 80, 81, 99)) == pytest.approx(
+        [0.1, 0.1, 0.04, 0.07, 0.1, 0.04, 0.04]
+    )
+
+
+def test_adaptive_kl_coef():
+    # 10 % over target, 512 completions of 10,000: 1 + 0.1 * 0.0512
+    assert adapted_kl_coef(0.2, 0.11, target=0.1, horizon=10_000, num_sequences=512) == pytest.approx(0.2 * 1.00512)
+    # far over and far under are clipped at 20 %
+    assert adapted_kl_coef(0.2, 9.0, target=0.1, horizon=1000, num_sequences=100) == pytest.approx(0.2 * 1.02)
+    assert adapted_kl_coef(0.2, 0.0, target=0.1, horizon=1000, num_sequences=100) == pytest.approx(0.2 * 0.98)
+
+
+def test_unknown_kl_schedule():
+    with pytest.raises(ValueError, match="schedule is 'exp'"):
+        kl_coef_at(0, start=1.0, end=0.0, total_steps=1, schedule="exp")

@@ -49,7 +49,7 @@ ROWS, ADVANTAGES = [[1, 2, 3, 4], [1, 5], [2, 6, 6]], [1.0, -1.0, 0.5]
 
 
 def updater_of(model, how="token_mean", **options):
-    loss = lambda log_probs, batch: grpo_loss(log_probs, batch, loss_aggregation=how)  # noqa: E731
+    loss = lambda log_probs, batch, entropy: grpo_loss(log_probs, batch, loss_aggregation=how)  # noqa: E731
     return TorchUpdater(model, make_forward(model), loss, **options)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import nn
 
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.forward import Forward
 from rlox_grpo.types import Batch, LossOutput, UpdateStats
 
-LossFn = Callable[[Tensor, Batch], LossOutput]
-"""Log-probs ``[N, T]`` and their micro-batch → loss."""
+LossFn = Callable[..., LossOutput]
+"""``loss_fn(log_probs, batch, entropy=entropy)``: a micro-batch and what the forward gave for it → loss."""
 
 
 @runtime_checkable

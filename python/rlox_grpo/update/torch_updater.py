@@ -49,12 +49,14 @@ class TorchUpdater:
         totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
         for batch in batches:
             log_probs, entropy = self._forward(batch)
-            output = self._loss_fn(log_probs, batch)
+            output = self._loss_fn(log_probs, batch, entropy=entropy)
             self._refuse_non_finite(output.loss, log_probs, batch)
             output.loss.backward()  # type: ignore[no-untyped-call]
             for name, value in output.metrics.items():
                 totals[name] = totals[name] + value.double().cpu()
-            share = torch.where(batch.loss_mask, entropy, 0).sum(dtype=torch.float64) / max(batch.num_loss_tokens, 1.0)
+            share = torch.where(batch.loss_mask, entropy.detach(), 0).sum(dtype=torch.float64) / max(
+                batch.num_loss_tokens, 1.0
+            )
             totals["policy/entropy"] = totals["policy/entropy"] + share.cpu()
         grad_norm = self._clipped_grad_norm(self._named.items())
         for group in self._optimizer.param_groups:

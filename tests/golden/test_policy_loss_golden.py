@@ -1,0 +1,180 @@
+"""Each policy term against arithmetic by hand: value, gradient by log-prob, and what counts as held back."""
+
+import math
+from math import exp, log, sqrt
+
+import pytest
+import torch
+
+from rlox_grpo.kl import kl_penalty
+from rlox_grpo.policy_loss import policy_term, top_entropy_masks
+
+TINY = 1e-12  # float64 sums of two or three numbers of size 1
+
+
+def term(kind, ratios, advantage, *, old=None, mask=None, **options):
+    """One row; returns its token losses, their gradients by log-prob, and the term."""
+    old = torch.tensor([old or [1.0] * len(ratios)], dtype=torch.float64).log()
+    log_probs = (old + torch.tensor([ratios], dtype=torch.float64).log()).requires_grad_()
+    mask = torch.ones(1, len(ratios), dtype=torch.bool) if mask is None else torch.tensor([mask])
+    found = policy_term(
+        kind, log_probs, log_probs - old, torch.tensor([[advantage]], dtype=torch.float64), mask, **options
+    )
+    (gradient,) = torch.autograd.grad(found.loss[mask].sum(), log_probs)
+    return found.loss.detach()[0].tolist(), gradient[0].tolist(), found
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient", "held"),
+    [
+        (5.0, -1.0, 3.0, 0.0, True),  # -max(-5, -3): the loss is capped at 3 and nothing moves
+        (2.0, -1.0, 2.0, 2.0, False),  # below the cap as ever
+        (5.0, 1.0, -1.2, 0.0, True),  # the ordinary clip for a gain
+    ],
+)
+def test_dual_clip(ratio, advantage, loss, gradient, held):
+    found, slope, of = term("clip", [ratio], advantage, dual_clip=3.0)
+    assert found == pytest.approx([loss], abs=TINY)
+    assert slope == pytest.approx([gradient], abs=TINY)
+    assert bool(of.high[0, 0]) is held
+
+
+def test_delta_bounds_the_unclipped_branch_only():
+    # A < 0: -min(min(r, 4) A, 1.2 A) = -min(-4, -1.2) = 4, without gradient past delta
+    found, slope, of = term("clip", [6.0], -1.0, delta=4.0)
+    assert (found, slope) == (pytest.approx([4.0], abs=TINY), [0.0])
+    assert of.high.all()
+    found, slope, _ = term("clip", [3.0], -1.0, delta=4.0)
+    assert (found, slope) == (pytest.approx([3.0], abs=TINY), pytest.approx([3.0], abs=TINY))
+
+
+@pytest.mark.parametrize("kind", ["gspo", "gspo_token"])
+def test_sequence_ratio(kind):
+    # Ratios 1.2 and 1.05: s = sqrt(1.26) = 1.1225, the third token is padding. -s A at each token; the gradient is
+    # s A for each of the two tokens either way: twice s A / 2, or once s A.
+    s = sqrt(1.2 * 1.05)
+    found, slope, of = term(kind, [1.2, 1.05, 9.0], 2.0, mask=[True, True, False])
+    assert found[:2] == pytest.approx([-2 * s] * 2, abs=TINY)
+    assert slope == pytest.approx([-2 * s, -2 * s, 0.0], abs=TINY)
+    assert not of.high[0, :2].any()
+    # Ratios 1.5 and 1.4: s = 1.449, clipped at 1.2 for a gain.
+    found, slope, of = term(kind, [1.5, 1.4], 2.0)
+    assert (found, slope) == (pytest.approx([-2.4] * 2, abs=TINY), [0.0, 0.0])
+    assert of.high.all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "clip_high", "weights"),
+    [
+        ("cispo_clip", 0.5, [0.7, 1.0, 1.5]),  # both bounds: 1 - 0.3 and 1 + 0.5
+        ("cispo_upper", 0.5, [0.1, 1.0, 1.5]),  # the upper alone
+        ("cispo_cap", 2.5, [0.1, 1.0, 2.5]),  # the upper, given as it is
+    ],
+)
+def test_the_three_meanings_of_cispo(kind, clip_high, weights):
+    # -w A log p and gradient -w A, with A = -2; old probabilities 0.5, so log p = log(0.5 r)
+    ratios = [0.1, 1.0, 4.0]
+    found, slope, of = term(kind, ratios, -2.0, old=[0.5] * 3, clip_low=0.3, clip_high=clip_high)
+    expected = [2 * w * log(0.5 * r) for w, r in zip(weights, ratios, strict=True)]
+    assert found == pytest.approx(expected, abs=TINY)
+    assert slope == pytest.approx([2 * w for w in weights], abs=TINY)
+    assert of.low[0].tolist() == [kind == "cispo_clip", False, False]
+    assert of.high[0].tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(("advantage", "tau"), [(2.0, 1.0), (-2.0, 1.05)])
+def test_sapo(advantage, tau):
+    # r = 1.5: gate g = sigmoid(tau / 2); loss -(4/tau) g A; slope -4 g (1 - g) r A
+    gate = 1 / (1 + exp(-tau * 0.5))
+    found, slope, _ = term("sapo", [1.5], advantage)
+    assert found == pytest.approx([-4 / tau * gate * advantage], abs=TINY)
+    assert slope == pytest.approx([-4 * gate * (1 - gate) * 1.5 * advantage], abs=TINY)
+
+
+@pytest.mark.parametrize(("advantage", "k", "rate"), [(2.0, 2.0, 3.0), (-2.0, 3.0, 2.0)])
+def test_vespo(advantage, k, rate):
+    # w = 1.2 * 0.9 = 1.08; phi = e^rate w^k e^(-rate w)
+    phi = exp(rate) * 1.08**k * exp(-rate * 1.08)
+    found, slope, _ = term("vespo", [1.2, 0.9, 7.0], advantage, mask=[True, True, False])
+    assert slope[:2] == pytest.approx([-phi * advantage] * 2, abs=TINY)
+    assert found[:2] == pytest.approx([-phi * advantage * log(1.2), -phi * advantage * log(0.9)], abs=TINY)
+
+
+def test_gmpo():
+    # Logs log 2 and log 1.1, bounds ±0.4. A > 0: 0.4 and 0.0953; ratio exp(0.2477); slope only for the second token.
+    ratio = exp((0.4 + log(1.1)) / 2)
+    found, slope, of = term("gmpo", [2.0, 1.1], 3.0, clip_low=0.4, clip_high=0.4)
+    assert found == pytest.approx([-3 * ratio] * 2, abs=TINY)
+    assert slope == pytest.approx([0.0, -3 * ratio], abs=TINY)  # the sum over both tokens of a half each
+    assert of.high[0].tolist() == [True, False]
+    # A < 0 keeps log 2 and would bound log 0.5 at -0.4
+    ratio = exp((log(2) - 0.4) / 2)
+    found, _, of = term("gmpo", [2.0, 0.5], -3.0, clip_low=0.4, clip_high=0.4)
+    assert found == pytest.approx([3 * ratio] * 2, abs=TINY)
+    assert of.low[0].tolist() == [False, True]
+
+
+def test_dppo_drops_tokens_by_probability_and_not_by_ratio():
+    # old .5 .01 .5 .9, ratio 1.5 9 .5 .9: moved +.25 +.08 -.25 -.09. Bounds .2: for A > 0 only the first drops out,
+    # though the second's ratio is 9; delta 4 bounds that weight.
+    arguments = {"ratios": [1.5, 9.0, 0.5, 0.9], "old": [0.5, 0.01, 0.5, 0.9], "delta": 4.0}
+    _, slope, of = term("dppo", advantage=1.0, **arguments)
+    assert slope == pytest.approx([0.0, -4.0, -0.5, -0.9], abs=TINY)
+    assert of.high[0].tolist() == [True, False, False, False]
+    _, slope, of = term("dppo", advantage=-1.0, **arguments)
+    assert slope == pytest.approx([1.5, 4.0, 0.0, 0.9], abs=TINY)
+    assert of.low[0].tolist() == [False, False, True, False]
+
+
+def test_reinforce_reads_no_ratio():
+    found, slope, of = term("reinforce", [5.0, 0.1], -2.0, old=[0.1, 0.5])
+    assert found == pytest.approx([2 * log(0.5), 2 * log(0.05)], abs=TINY)
+    assert slope == pytest.approx([2.0, 2.0], abs=TINY)
+    assert not (of.low | of.high).any()
+
+
+def test_unknown_loss():
+    with pytest.raises(ValueError, match="policy_loss is 'ppo': expected one of clip, gspo"):
+        term("ppo", [1.0], 1.0)
+
+
+# --- KL forms ---
+
+
+def test_plus_forms_have_the_gradient_of_k2():
+    # d = ref - log p = -ln 2: value of each by hand, gradient of k2 by log p is -d = ln 2
+    log_probs = torch.tensor([0.5]).double().log().requires_grad_()
+    ref = torch.tensor([0.25]).double().log()
+    ln2 = math.log(2)
+    for estimator, value in {"k1+": ln2, "k3+": 0.5 + ln2 - 1, "abs+": ln2}.items():
+        found = kl_penalty(log_probs, ref, estimator)
+        (slope,) = torch.autograd.grad(found.sum(), log_probs)
+        assert float(found.detach()) == pytest.approx(value, abs=TINY), estimator
+        assert float(slope) == pytest.approx(ln2, abs=TINY), estimator
+
+
+def test_the_gradients_of_plain_forms():
+    # by log p with d = -ln 2: k1 1; k2 -d = ln 2; k3 1 - e^d = 1/2; abs 1; the inverted one -1
+    ln2 = math.log(2)
+    for estimator, expected in {"k1": 1.0, "k2": ln2, "k3": 0.5, "abs": 1.0, "k1_inverted": -1.0}.items():
+        log_probs = torch.tensor([0.5]).double().log().requires_grad_()
+        (slope,) = torch.autograd.grad(kl_penalty(log_probs, torch.tensor([0.25]).double().log(), estimator), log_probs)
+        assert float(slope) == pytest.approx(expected, abs=TINY), estimator
+
+
+# --- top entropy ---
+
+
+def test_top_entropy_has_one_threshold_for_all_micro_batches():
+    entropies = [torch.tensor([[0.1, 0.9], [0.5, 99.0]]), torch.tensor([[0.7, 0.3]])]
+    masks = [torch.tensor([[True, True], [True, False]]), torch.tensor([[True, True]])]
+    # Tokens 0.1 0.3 0.5 0.7 0.9; a share of 0.5 puts the threshold at the median, 0.5.
+    found = top_entropy_masks(entropies, masks, 0.5)
+    assert found[0].tolist() == [[False, True], [True, False]]
+    assert found[1].tolist() == [[True, False]]
+    assert torch.equal(top_entropy_masks(entropies, masks, 1.0)[0], masks[0])
+
+
+def test_top_entropy_of_nothing():
+    nothing = torch.zeros(1, 2, dtype=torch.bool)
+    assert not top_entropy_masks([torch.ones(1, 2)], [nothing], 0.5)[0].any()
