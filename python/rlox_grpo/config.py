@@ -44,8 +44,16 @@ class GRPOConfig(BaseModel):
     top_k: int = Field(0, ge=0, description="Keep the k likeliest tokens; 0 keeps all.")
     min_p: float = Field(0.0, ge=0, lt=1, description="Keep tokens at least this likely against the likeliest.")
     stop: tuple[str, ...] = Field((), description="Strings that end a completion.")
-    engine: Literal["hf"] = Field("hf", description="Where completions come from.")
-    max_rollout_rows: int | None = Field(None, ge=1, description="Rows that the embedded engine decodes at once.")
+    max_rollout_rows: int | None = Field(None, ge=1, description="Rows that an engine decodes at once.")
+
+    # Engine
+    engine: Literal["hf", "vllm", "vllm_server"] = Field("hf", description="Where completions come from.")
+    engine_max_length: int | None = Field(
+        None, ge=2, description="Longest prompt with its completion in vLLM; None is the model's own limit."
+    )
+    engine_sleep: bool = Field(True, description="On a GPU, vLLM gives its memory to the trainer during updates.")
+    gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="Share of the GPU's memory for vLLM.")
+    tensor_parallel_size: int = Field(1, ge=1, description="Ranks that share one vLLM model, under torchrun.")
 
     # Rewards and advantages
     reward_weights: tuple[float, ...] | None = Field(None, description="A weight for each reward function.")
@@ -152,11 +160,20 @@ class GRPOConfig(BaseModel):
                 f"reward_aggregation='normalize_then_sum' divides by the group's deviation: "
                 f"reward_scaling='group' is what it needs, got {self.reward_scaling!r}"
             )
+        self._refuse_contradictions_of_the_engine()
         if self.output_dir is None and set(self.log_to) - {"console"}:
             raise ConfigError(f"log_to={list(self.log_to)} writes files: set output_dir")
         if self.reference == "adapter_off" and self.lora_rank == 0:
             raise ConfigError("reference='adapter_off' needs an adapter: set lora_rank")
         return self
+
+    def _refuse_contradictions_of_the_engine(self) -> None:
+        if self.engine != "vllm":
+            for name in ("engine_sleep", "gpu_memory_utilization", "tensor_parallel_size"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ConfigError(
+                        f"{name}={getattr(self, name)!r} is for engine='vllm', and engine={self.engine!r}"
+                    )
 
     @classmethod
     def create(cls, **options: Any) -> GRPOConfig:

@@ -20,6 +20,7 @@ from rlox_grpo.advantages import component_advantages, group_advantages
 from rlox_grpo.batch import microbatches
 from rlox_grpo.config import ConfigError, GRPOConfig
 from rlox_grpo.engines import make_engine
+from rlox_grpo.engines.weight_sync import policy_weights
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.evaluation import evaluate
 from rlox_grpo.forward import make_forward
@@ -120,6 +121,8 @@ class GRPO:
     def train_step(self, prompts: Sequence[Prompt]) -> dict[str, float]:
         """One step: B prompts, G completions each, ``updates_per_batch`` optimizer steps. Returns its metrics."""
         config, clock = self.config, _StageClock()
+        with clock("weight_sync"):
+            self._sync_engine()
         with clock("rollout"):
             groups = self.engine.generate(
                 prompts, config.group_size, self.sampling, _derived_seed(config.seed, "rollout", self.step)
@@ -135,8 +138,6 @@ class GRPO:
         with clock("update"):
             updates = self._update(batches, scored)
         self.step, self.draws = self.step + 1, self.draws + len(prompts)
-        with clock("weight_sync"):
-            self.engine.load_weights(self.model.named_parameters(), version=self.step)
         self.last_rollout = scored, advantages
         timings = clock.timings()
         return {**step_metrics(scored, advantages, updates, timings), **self._profile(batches, updates, timings)}
@@ -312,9 +313,15 @@ class GRPO:
             max_length=self.config.max_new_tokens,
         )
 
+    def _sync_engine(self) -> None:
+        """Give the engine the policy as it is, also after a resume; before sampling, so that no sync is in vain."""
+        if self.engine.policy_version != self.step:
+            self.engine.load_weights(policy_weights(self.model), version=self.step)
+
     def _evaluate(
         self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
     ) -> tuple[dict[str, float], list[ScoredGroup]]:
+        self._sync_engine()
         return evaluate(
             self.engine,
             prompts,

@@ -20,7 +20,8 @@ class GenerationEngine(Protocol):
 
     Attributes:
         exact: Whether the log-probs it reports are those of the trainer's own weights and arithmetic.
-        policy_version: Version of the weights that it samples from; 0 before the first update.
+        policy_version: Version of the weights that it samples from: 0 for an engine that shares the trainer's module,
+            −1 for one that has none of its own yet and needs ``load_weights`` before ``generate``.
     """
 
     exact: bool
@@ -40,9 +41,16 @@ class GenerationEngine(Protocol):
 
 
 def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
-    """The engine that ``config`` names, over ``policy``."""
+    """The engine that ``config`` names, over ``policy``.
+
+    Raises:
+        ConfigError: an engine that cannot serve this policy.
+        ImportError: an engine that is not installed; names the extra.
+    """
     import torch
 
+    if config.engine == "vllm":
+        return _vllm_engine(config, policy)
     from rlox_grpo.engines.hf_engine import HFEngine
 
     return HFEngine(
@@ -53,3 +61,24 @@ def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
         max_rows=config.max_rollout_rows,
         autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None,
     )
+
+
+def _vllm_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
+    from rlox_grpo.config import ConfigError
+    from rlox_grpo.engines.vllm_engine import VLLMEngine
+
+    try:
+        return VLLMEngine(
+            policy.model,
+            policy.tokenizer,
+            eos_token_ids=policy.eos_token_ids,
+            vocab_limit=policy.vocabulary,
+            dtype=config.dtype,
+            max_length=config.engine_max_length,
+            max_rows=config.max_rollout_rows,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            tensor_parallel_size=config.tensor_parallel_size,
+            sleep=config.engine_sleep,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
