@@ -55,6 +55,21 @@ class GRPOConfig(BaseModel):
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="Share of the GPU's memory for vLLM.")
     tensor_parallel_size: int = Field(1, ge=1, description="Ranks that share one vLLM model, under torchrun.")
 
+    # Train/inference mismatch
+    importance_correction: Literal["auto", "none", "token", "sequence", "sequence_mean"] = Field(
+        "auto",
+        description="Weigh the policy term by the trainer's probability over the sampler's: by token, by whole "
+        "sequence, or by its geometric mean; auto is token where the engine is not exact, and none where it is.",
+    )
+    importance_mode: Literal["truncate", "mask"] = Field(
+        "truncate", description="Whether such a ratio outside of its bounds is moved to the bound, or becomes 0."
+    )
+    importance_cap: float = Field(2.0, gt=0, description="Upper bound of the ratio.")
+    importance_floor: float = Field(0.0, ge=0, description="Lower bound of the ratio.")
+    bypass_old_log_probs: bool = Field(
+        False, description="Take the sampler's log-probs for the old policy's: one forward less, and no correction."
+    )
+
     # Rewards and advantages
     reward_weights: tuple[float, ...] | None = Field(None, description="A weight for each reward function.")
     reward_timeout: float | None = Field(
@@ -161,6 +176,15 @@ class GRPOConfig(BaseModel):
                 f"reward_scaling='group' is what it needs, got {self.reward_scaling!r}"
             )
         self._refuse_contradictions_of_the_engine()
+        if self.importance_floor >= self.importance_cap:
+            raise ConfigError(
+                f"importance_floor={self.importance_floor:g} is not below importance_cap={self.importance_cap:g}"
+            )
+        if self.bypass_old_log_probs and self.importance_correction not in ("auto", "none"):
+            raise ConfigError(
+                f"bypass_old_log_probs leaves importance_correction={self.importance_correction!r} nothing to correct: "
+                "the ratio of the loss is against the sampler already"
+            )
         if self.output_dir is None and set(self.log_to) - {"console"}:
             raise ConfigError(f"log_to={list(self.log_to)} writes files: set output_dir")
         if self.reference == "adapter_off" and self.lora_rank == 0:

@@ -105,7 +105,7 @@ def grpo_loss(
 
     Per token: −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A) + kl_coef · KL, with r = exp(log_probs −
     old_log_probs). When the batch carries no ``old_log_probs`` it was sampled from these very weights: r is 1 and
-    its gradient is that of ``log_probs``.
+    its gradient is that of ``log_probs``. ``importance_weights`` that it carries multiply the term before the penalty.
 
     Args:
         log_probs: ``[N, T]`` with gradient, of the completion tokens at the sampling temperature.
@@ -136,6 +136,8 @@ def grpo_loss(
     unclipped = ratio * advantages
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
     token_loss = -torch.minimum(unclipped, clipped)
+    if batch.importance_weights is not None:
+        token_loss = token_loss * batch.importance_weights
     kl = None
     if batch.ref_log_probs is not None:
         kl = kl_penalty(log_probs, torch.where(mask, batch.ref_log_probs, 0), kl_estimator)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from math import ceil
 from pathlib import Path
@@ -24,6 +25,7 @@ from rlox_grpo.engines.weight_sync import policy_weights
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.evaluation import evaluate
 from rlox_grpo.forward import make_forward
+from rlox_grpo.importance import correction_level, gap_shares, mismatch_metrics, with_importance_weights
 from rlox_grpo.interrupt import stop_on_signal
 from rlox_grpo.loading import load_policy
 from rlox_grpo.loss import grpo_loss
@@ -90,6 +92,17 @@ class GRPO:
             stop=self.config.stop,
         )
         self.engine = make_engine(self.config, self.policy)
+        level = correction_level(
+            self.config.importance_correction, exact=self.engine.exact, bypass=self.config.bypass_old_log_probs
+        )
+        self._corrected = partial(
+            with_importance_weights,
+            level=level,
+            mode=self.config.importance_mode,
+            cap=self.config.importance_cap,
+            floor=self.config.importance_floor,
+        )
+        self._needs_old_log_probs = level is not None or not self.engine.exact or self.config.updates_per_batch > 1
         forward_options: dict[str, Any] = {
             "temperature": self.config.temperature,
             "vocabulary": self.policy.vocabulary,
@@ -134,13 +147,17 @@ class GRPO:
         with clock("batch"):
             batches = self._batches(scored, advantages)
         with clock("log_probs"):
-            batches = [self._with_log_probs(batch) for batch in batches]
+            batches = self._corrected([self._with_log_probs(batch) for batch in batches])
         with clock("update"):
             updates = self._update(batches, scored)
         self.step, self.draws = self.step + 1, self.draws + len(prompts)
         self.last_rollout = scored, advantages
         timings = clock.timings()
-        return {**step_metrics(scored, advantages, updates, timings), **self._profile(batches, updates, timings)}
+        return {
+            **step_metrics(scored, advantages, updates, timings),
+            **mismatch_metrics(batches),
+            **self._profile(batches, updates, timings),
+        }
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
@@ -261,7 +278,9 @@ class GRPO:
     @torch.no_grad()
     def _with_log_probs(self, batch: Batch) -> Batch:
         """Add the log-probs that stay fixed over the updates: the old policy's where they differ, the reference's."""
-        if self.config.updates_per_batch > 1:
+        if self.config.bypass_old_log_probs:
+            batch = replace(batch, old_log_probs=batch.sampling_log_probs)
+        elif self._needs_old_log_probs:
             batch = replace(batch, old_log_probs=self._forward(batch)[0])
         if self._reference is not None:
             batch = replace(batch, ref_log_probs=self._reference(batch))
@@ -302,7 +321,7 @@ class GRPO:
         )
 
     def _loss(self, log_probs: Tensor, batch: Batch) -> LossOutput:
-        return grpo_loss(
+        output = grpo_loss(
             log_probs,
             batch,
             clip_low=self.config.clip_low,
@@ -312,6 +331,9 @@ class GRPO:
             loss_aggregation=self.config.loss_aggregation,
             max_length=self.config.max_new_tokens,
         )
+        if batch.old_log_probs is None or self.config.bypass_old_log_probs:  # else it is known before the update
+            output = replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
+        return output
 
     def _sync_engine(self) -> None:
         """Give the engine the policy as it is, also after a resume; before sampling, so that no sync is in vain."""

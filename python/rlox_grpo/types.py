@@ -124,6 +124,7 @@ class Batch:
         num_loss_tokens: Denominator: loss tokens of the whole optimizer step, over micro-batches and ranks.
         num_sequences: Denominator: sequences of the whole optimizer step that hold a loss token, likewise.
         old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]`` where they are known.
+        importance_weights: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.importance`.
     """
 
     input_ids: Tensor
@@ -141,6 +142,7 @@ class Batch:
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
     sampling_log_probs: Tensor | None = None
+    importance_weights: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,6 +39,9 @@ def test_every_bad_value_is_named():
         ({"log_to": ["tensorboard"]}, "set output_dir"),
         ({"learning_rate": float("nan")}, "learning_rate"),
         ({"group_size": 0}, "group_size"),
+        ({"gpu_memory_utilization": 0.5}, "gpu_memory_utilization=0.5 is for engine='vllm'"),
+        ({"importance_cap": 0.5, "importance_floor": 0.5}, "importance_floor=0.5 is not below importance_cap=0.5"),
+        ({"bypass_old_log_probs": True, "importance_correction": "sequence"}, "nothing to correct"),
     ],
 )
 def test_values_that_cannot_be_meant(options, message):
