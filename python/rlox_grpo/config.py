@@ -45,8 +45,31 @@ class GRPOConfig(BaseModel):
     top_k: int = Field(0, ge=0, description="Keep the k likeliest tokens; 0 keeps all.")
     min_p: float = Field(0.0, ge=0, lt=1, description="Keep tokens at least this likely against the likeliest.")
     stop: tuple[str, ...] = Field((), description="Strings that end a completion.")
-    engine: Literal["hf"] = Field("hf", description="Where completions come from.")
-    max_rollout_rows: int | None = Field(None, ge=1, description="Rows that the embedded engine decodes at once.")
+    max_rollout_rows: int | None = Field(None, ge=1, description="Rows that an engine decodes at once.")
+
+    # Engine
+    engine: Literal["hf", "vllm", "vllm_server"] = Field("hf", description="Where completions come from.")
+    engine_max_length: int | None = Field(
+        None, ge=2, description="Longest prompt with its completion in vLLM; None is the model's own limit."
+    )
+    engine_sleep: bool = Field(True, description="On a GPU, vLLM gives its memory to the trainer during updates.")
+    gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="Share of the GPU's memory for vLLM.")
+    tensor_parallel_size: int = Field(1, ge=1, description="Ranks that share one vLLM model, under torchrun.")
+
+    # Train/inference mismatch
+    importance_correction: Literal["auto", "none", "token", "sequence", "sequence_mean"] = Field(
+        "auto",
+        description="Weigh the policy term by the trainer's probability over the sampler's: by token, by whole "
+        "sequence, or by its geometric mean; auto is token where the engine is not exact, and none where it is.",
+    )
+    importance_mode: Literal["truncate", "mask"] = Field(
+        "truncate", description="Whether such a ratio outside of its bounds is moved to the bound, or becomes 0."
+    )
+    importance_cap: float = Field(2.0, gt=0, description="Upper bound of the ratio.")
+    importance_floor: float = Field(0.0, ge=0, description="Lower bound of the ratio.")
+    bypass_old_log_probs: bool = Field(
+        False, description="Take the sampler's log-probs for the old policy's: one forward less, and no correction."
+    )
 
     # Rewards and advantages
     reward_weights: tuple[float, ...] | None = Field(None, description="A weight for each reward function.")
@@ -210,6 +233,16 @@ class GRPOConfig(BaseModel):
                 f"reward_aggregation='normalize_then_sum' divides by the group's deviation: "
                 f"reward_scaling='group' is what it needs, got {self.reward_scaling!r}"
             )
+        self._refuse_contradictions_of_the_engine()
+        if self.importance_floor >= self.importance_cap:
+            raise ConfigError(
+                f"importance_floor={self.importance_floor:g} is not below importance_cap={self.importance_cap:g}"
+            )
+        if self.bypass_old_log_probs and self.importance_correction not in ("auto", "none"):
+            raise ConfigError(
+                f"bypass_old_log_probs leaves importance_correction={self.importance_correction!r} nothing to correct: "
+                "the ratio of the loss is against the sampler already"
+            )
         if self.output_dir is None and set(self.log_to) - {"console"}:
             raise ConfigError(f"log_to={list(self.log_to)} writes files: set output_dir")
         if self.reference == "adapter_off" and self.lora_rank == 0:
@@ -217,6 +250,14 @@ class GRPOConfig(BaseModel):
         for contradiction in _contradictions_of_the_loss(self):
             raise ConfigError(contradiction)
         return self
+
+    def _refuse_contradictions_of_the_engine(self) -> None:
+        if self.engine != "vllm":
+            for name in ("engine_sleep", "gpu_memory_utilization", "tensor_parallel_size"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ConfigError(
+                        f"{name}={getattr(self, name)!r} is for engine='vllm', and engine={self.engine!r}"
+                    )
 
     @classmethod
     def create(cls, **options: Any) -> GRPOConfig:

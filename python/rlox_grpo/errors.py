@@ -19,3 +19,7 @@ class NonFiniteError(FloatingPointError):
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written, read, or continued with this configuration."""
+
+
+class EngineError(RuntimeError):
+    """A generation engine that cannot go on; the message names it, and what it said itself."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlox_grpo.advantages import make_advantages
 from rlox_grpo.batch import microbatches, without_end_tokens
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.forward import make_forward
+from rlox_grpo.importance import correction_level, gap_shares, with_importance_weights
 from rlox_grpo.kl import sequence_kl
 from rlox_grpo.loading import Policy
 from rlox_grpo.loss import make_loss
@@ -24,7 +26,7 @@ from rlox_grpo.profile import model_size, peak_flops_of, update_profile
 from rlox_grpo.reference import make_reference
 from rlox_grpo.rollout import group_offsets, sample_of
 from rlox_grpo.schedules import adapted_kl_coef, kl_coef_at, learning_rate_at
-from rlox_grpo.types import Batch, Float32Array, ScoredGroup, UpdateStats
+from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update import make_updater
 
 
@@ -40,9 +42,35 @@ class Learner:
     """
 
     def __init__(
-        self, config: GRPOConfig, policy: Policy, reward_weights: Sequence[float], ref_model: nn.Module | None
+        self,
+        config: GRPOConfig,
+        policy: Policy,
+        reward_weights: Sequence[float],
+        ref_model: nn.Module | None,
+        *,
+        exact_engine: bool,
     ) -> None:
+        """Make what training needs.
+
+        Args:
+            config: every choice.
+            policy: the model in training.
+            reward_weights: one for each reward function.
+            ref_model: the user's own reference, or None.
+            exact_engine: whether the sampler's log-probs are the trainer's own.
+        """
         self._config, self._model = config, policy.model
+        level = correction_level(config.importance_correction, exact=exact_engine, bypass=config.bypass_old_log_probs)
+        self._corrected = partial(
+            with_importance_weights,
+            level=level,
+            mode=config.importance_mode,
+            cap=config.importance_cap,
+            floor=config.importance_floor,
+        )
+        self._needs_old_log_probs = not config.bypass_old_log_probs and (
+            level is not None or not exact_engine or config.updates_per_batch * config.mini_batches > 1
+        )
         forward_options: dict[str, Any] = {
             "temperature": config.temperature,
             "vocabulary": policy.vocabulary,
@@ -64,7 +92,8 @@ class Learner:
             **forward_options,
         )
         self.kl_coef = config.kl_coef
-        self.updater = make_updater(config, self._model, self._forward, make_loss(config, lambda: self.kl_coef))
+        self._objective = make_loss(config, lambda: self.kl_coef)
+        self.updater = make_updater(config, self._model, self._forward, self._loss)
         self.weights_are_whole = True
         self._normalised = make_advantages(config, reward_weights)
         self._size, self._peak_flops = model_size(self._model), peak_flops_of(self._device)
@@ -108,19 +137,22 @@ class Learner:
     def with_log_probs(self, batches: Sequence[Batch]) -> list[Batch]:
         """Add what stays fixed over the updates: the old policy's log-probs where they differ, the reference's.
 
-        So does the choice of the most uncertain tokens.
+        So do the weights that correct for another sampler, and the choice of the most uncertain tokens.
         """
         config = self._config
-        several, uncertain = config.updates_per_batch * config.mini_batches > 1, config.top_entropy_share < 1
+        uncertain = config.top_entropy_share < 1
         filled, entropies = [], []
         for batch in batches:
-            if several or uncertain:
+            if config.bypass_old_log_probs:
+                batch = replace(batch, old_log_probs=batch.sampling_log_probs)
+            if self._needs_old_log_probs or uncertain:
                 log_probs, entropy = self._forward(batch)
                 entropies.append(entropy)
-                batch = replace(batch, old_log_probs=log_probs) if several else batch
+                batch = replace(batch, old_log_probs=log_probs) if self._needs_old_log_probs else batch
             if self.reference is not None:
                 batch = replace(batch, ref_log_probs=self.reference(batch))
             filled.append(batch)
+        filled = self._corrected(filled)
         if not uncertain:
             return filled
         masks = top_entropy_masks(entropies, [batch.loss_mask for batch in filled], config.top_entropy_share)
@@ -186,6 +218,12 @@ class Learner:
             size=self._size,
             peak_flops=self._peak_flops,
         )
+
+    def _loss(self, log_probs: Tensor, batch: Batch, *, entropy: Tensor | None = None) -> LossOutput:
+        output = self._objective(log_probs, batch, entropy=entropy)
+        if batch.old_log_probs is None or self._config.bypass_old_log_probs:  # else it is known before the update
+            return replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
+        return output
 
     def _schedule_kl_coef(self, step: int, total_steps: int) -> None:
         config = self._config

@@ -14,7 +14,9 @@ from torch import nn
 
 from rlox_grpo.config import ConfigError, GRPOConfig
 from rlox_grpo.engines import make_engine
+from rlox_grpo.engines.weight_sync import policy_weights
 from rlox_grpo.evaluation import evaluate
+from rlox_grpo.importance import mismatch_metrics
 from rlox_grpo.interrupt import stop_on_signal
 from rlox_grpo.learner import Learner
 from rlox_grpo.loading import load_policy
@@ -74,7 +76,7 @@ class GRPO:
         self.sampler = Sampler(make_engine(self.config, self.policy), self.config)
         self.engine = self.sampler.engine
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
-        self.learner = Learner(self.config, self.policy, weights, ref_model)
+        self.learner = Learner(self.config, self.policy, weights, ref_model, exact_engine=self.engine.exact)
         self.origin: Mapping[str, Any] = {}
         """What started the run beside its configuration (model, data, rewards); it leads the run's config.toml."""
         self.step = 0
@@ -94,6 +96,8 @@ class GRPO:
             more: draws further prompts, where ``zero_variance="refill"`` has to replace some.
         """
         clock, refills = StageClock(), count(1)
+        with clock("weight_sync"):
+            self._sync_engine()
         with clock("rollout"):
             groups = self.sampler.groups_of(self.step, prompts_of)
         with clock("rewards"):
@@ -118,8 +122,6 @@ class GRPO:
             updates = self.learner.update(parts, scored, self.step, self._total_steps)
         self.step += 1
         self.sampler.done()
-        with clock("weight_sync"):
-            self.engine.load_weights(self.model.named_parameters(), version=self.step)
         if self.sampler.measures_pass_rates:
             self.sampler.pass_rates.measure(rollout.groups)
         self.last_rollout = scored, advantages
@@ -129,6 +131,7 @@ class GRPO:
             **metrics,
             **self.learner.adapt_kl_coef(metrics, advantages.size),
             **self.learner.profile(parts, updates, timings),
+            **mismatch_metrics([batch for part in parts for batch in part]),
             **rollout.metrics(),
             **staleness(groups, self.step - 1),
             **self.sampler.pass_rates.metrics(),
@@ -219,9 +222,16 @@ class GRPO:
     def _scored(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
         return score(groups, self.reward_fns, self.config.reward_weights, on_error=self.config.on_reward_error)
 
+    def _sync_engine(self) -> None:
+        """Give the engine the policy as it is, also after a resume; before sampling, so that no sync is in vain."""
+        if self.engine.policy_version != self.step:
+            self.engine.load_weights(policy_weights(self.model), version=self.step)
+
     def _evaluate(
         self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
     ) -> tuple[dict[str, float], list[ScoredGroup]]:
+        self._sync_engine()
+        self._sync_engine()
         return evaluate(
             self.engine,
             prompts,

@@ -57,6 +57,9 @@ def test_every_bad_value_is_named():
         ({"baseline": "batch"}, "reward_scaling='batch' or 'none', got 'group'"),
         ({"mini_batches": 17}, "mini_batches=17 is more than prompts_per_step=16"),
         ({"top_entropy_share": 0.0}, "top_entropy_share"),
+        ({"gpu_memory_utilization": 0.5}, "gpu_memory_utilization=0.5 is for engine='vllm'"),
+        ({"importance_cap": 0.5, "importance_floor": 0.5}, "importance_floor=0.5 is not below importance_cap=0.5"),
+        ({"bypass_old_log_probs": True, "importance_correction": "sequence"}, "nothing to correct"),
     ],
 )
 def test_values_that_cannot_be_meant(options, message):

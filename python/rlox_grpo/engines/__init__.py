@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from rlox_grpo.config import GRPOConfig
     from rlox_grpo.loading import Policy
@@ -20,7 +20,8 @@ class GenerationEngine(Protocol):
 
     Attributes:
         exact: Whether the log-probs it reports are those of the trainer's own weights and arithmetic.
-        policy_version: Version of the weights that it samples from; 0 before the first update.
+        policy_version: Version of the weights that it samples from: 0 for an engine that shares the trainer's module,
+            −1 for one that has none of its own yet and needs ``load_weights`` before ``generate``.
     """
 
     exact: bool
@@ -40,15 +41,20 @@ class GenerationEngine(Protocol):
 
 
 def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
-    """The engine that ``config`` names, over ``policy``; over a copy of it where generation runs beside the update."""
-    import copy
+    """The engine that ``config`` names, over ``policy``; over a copy of it where generation runs beside the update.
 
+    Raises:
+        ConfigError: an engine that cannot serve this policy.
+        ImportError: an engine that is not installed; names the extra.
+    """
     import torch
 
+    if config.engine == "vllm":
+        return _vllm_engine(config, policy)
     from rlox_grpo.engines.hf_engine import HFEngine
 
     return HFEngine(
-        copy.deepcopy(policy.model).eval() if config.async_steps else policy.model,
+        _copied(policy.model) if config.async_steps else policy.model,
         policy.tokenizer,
         eos_token_ids=policy.eos_token_ids,
         vocab_limit=policy.vocabulary,
@@ -56,3 +62,33 @@ def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
         autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None,
         owns_model=config.async_steps > 0,
     )
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A model of the engine's own, adapters merged, as the weights that it will be given are."""
+    import copy
+
+    copied: Any = copy.deepcopy(model)
+    own: nn.Module = copied.merge_and_unload() if hasattr(copied, "peft_config") else copied
+    return own.eval()
+
+
+def _vllm_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
+    from rlox_grpo.config import ConfigError
+    from rlox_grpo.engines.vllm_engine import VLLMEngine
+
+    try:
+        return VLLMEngine(
+            policy.model,
+            policy.tokenizer,
+            eos_token_ids=policy.eos_token_ids,
+            vocab_limit=policy.vocabulary,
+            dtype=config.dtype,
+            max_length=config.engine_max_length,
+            max_rows=config.max_rollout_rows,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            tensor_parallel_size=config.tensor_parallel_size,
+            sleep=config.engine_sleep,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

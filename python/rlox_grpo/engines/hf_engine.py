@@ -21,6 +21,7 @@ from rlox_grpo.engines.decoding import (
 from rlox_grpo.engines.live_rows import LiveRows, NonFiniteLogitsError, RowId, SampledRow
 from rlox_grpo.engines.sampling import check_sampling
 from rlox_grpo.engines.stop_strings import StopStrings, decode
+from rlox_grpo.engines.weight_sync import policy_weights
 from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
 
 __all__ = ["HFEngine", "NonFiniteLogitsError"]
@@ -144,7 +145,7 @@ class HFEngine:
             ValueError: the names or shapes are not those of the engine's module; nothing has changed.
         """
         if self._owns_model:
-            _copy_parameters(self._model, dict(weights))
+            _copy_weights(self._model, dict(weights))
         self.policy_version = version
 
     def close(self) -> None:
@@ -233,15 +234,15 @@ def _device(model: nn.Module) -> torch.device:
 
 
 @torch.no_grad()
-def _copy_parameters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    own = dict(model.named_parameters())
+def _copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    own = dict(policy_weights(model))
     if own.keys() != weights.keys():
         raise ValueError(f"weights differ from the engine's in {sorted(own.keys() ^ weights.keys())[:4]}")
-    for name, parameter in own.items():
-        if parameter.shape != weights[name].shape:
-            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, and {tuple(parameter.shape)} here")
-    for name, parameter in own.items():
-        parameter.copy_(weights[name])
+    for name, tensor in own.items():
+        if tensor.shape != weights[name].shape:
+            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, and {tuple(tensor.shape)} here")
+    for name, tensor in own.items():
+        tensor.copy_(weights[name])
 
 
 def _vocab_size(model: nn.Module) -> int | None:
