@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -215,6 +215,20 @@ def microbatches(
         )
         for places in packing.of_rank(rank)
     ]
+
+
+def stand_in(scored: ScoredGroup, empty: Batch) -> Batch:
+    """Give a rank whose micro-batch is ``empty`` a group's rows without a loss token: it forwards as the others do."""
+    import torch
+
+    batch = build_batch(
+        [scored],
+        np.zeros(len(scored.rewards), np.float32),
+        num_loss_tokens=empty.num_loss_tokens,
+        num_sequences=empty.num_sequences,
+        device=empty.input_ids.device,
+    )
+    return replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
 
 
 @dataclass(frozen=True, eq=False)

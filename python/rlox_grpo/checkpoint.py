@@ -36,11 +36,12 @@ def save_checkpoint(
     *,
     keep: int,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write ``root/step_<step>`` and remove all but the newest ``keep`` checkpoints.
 
     Beside the training state it holds what ``from_pretrained`` reads, so that a checkpoint of a transformers model
-    can be used as a model.
+    can be used as a model. ``weights`` are the whole parameters where ``model`` holds shards or rounded ones.
 
     Raises:
         CheckpointError: the folder cannot be written (a full disk, say); what was there before is untouched.
@@ -53,7 +54,7 @@ def save_checkpoint(
         for torn in root.glob(f"{_PARTIAL}*"):
             shutil.rmtree(torn)
         partial.mkdir(parents=True)
-        save_file(_saved_tensors(model), partial / "model.safetensors", metadata={"format": "pt"})
+        save_file(_saved_tensors(model, weights or {}), partial / "model.safetensors", metadata={"format": "pt"})
         if isinstance(model, PreTrainedModel):
             model.config.save_pretrained(partial)
             if tokenizer is not None:
@@ -158,9 +159,12 @@ def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **buffers}
 
 
-def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+def _saved_tensors(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same, ready to be saved: on the CPU, contiguous, no storage shared."""
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in _own_tensors(model).items()}
+    return {
+        name: weights.get(name, tensor).detach().cpu().contiguous().clone()
+        for name, tensor in _own_tensors(model).items()
+    }
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -88,7 +88,15 @@ class GRPOConfig(BaseModel):
     )
 
     # Update
-    updater: Literal["torch"] = Field("torch", description="What applies the gradient.")
+    updater: Literal["torch", "deepspeed"] = Field("torch", description="What applies the gradient.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        2, description="What DeepSpeed shards over ranks: 1 moments, 2 gradients too, 3 parameters too; 0 nothing."
+    )
+    offload_optimizer: bool = Field(False, description="DeepSpeed keeps moments and master weights in host memory.")
+    offload_params: bool = Field(False, description="DeepSpeed keeps sharded parameters in host memory; zero_stage 3.")
+    rank_timeout: float = Field(
+        30.0, gt=0, description="Seconds without a sign of life after which another rank counts as dead."
+    )
     updates_per_batch: int = Field(1, ge=1, description="Optimizer steps on each batch of completions (μ).")
     micro_batch_tokens: int = Field(16_384, ge=1, description="Padded tokens that one forward may hold.")
     learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate.")
@@ -154,9 +162,23 @@ class GRPOConfig(BaseModel):
             )
         if self.output_dir is None and set(self.log_to) - {"console"}:
             raise ConfigError(f"log_to={list(self.log_to)} writes files: set output_dir")
+        self._refuse_contradicting_shards()
         if self.reference == "adapter_off" and self.lora_rank == 0:
             raise ConfigError("reference='adapter_off' needs an adapter: set lora_rank")
         return self
+
+    def _refuse_contradicting_shards(self) -> None:
+        if self.updater != "deepspeed":
+            given = [name for name in ("offload_optimizer", "offload_params") if getattr(self, name)]
+            if given:
+                raise ConfigError(f"{given[0]}=True needs updater='deepspeed', got {self.updater!r}")
+            return
+        if self.offload_params and self.zero_stage != 3:
+            raise ConfigError(f"offload_params=True needs zero_stage=3, got {self.zero_stage}")
+        if self.zero_stage == 0 and self.offload_optimizer:
+            raise ConfigError("offload_optimizer=True needs zero_stage of 1 to 3, got 0")
+        if self.zero_stage == 0 and self.dtype == "bfloat16":
+            raise ConfigError("zero_stage=0 keeps no float32 weights beside dtype='bfloat16': use zero_stage=1")
 
     @classmethod
     def create(cls, **options: Any) -> GRPOConfig:

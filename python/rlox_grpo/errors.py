@@ -19,3 +19,7 @@ class NonFiniteError(FloatingPointError):
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written, read, or continued with this configuration."""
+
+
+class RankError(RuntimeError):
+    """Another process of the run failed or died; the message says which and what ended it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from rlox_grpo.checkpoint import (
     checkpoints,
@@ -20,7 +21,7 @@ from rlox_grpo.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from rlox_grpo.errors import CheckpointError
+from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.report import write_report
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.run_files import cut_after, json_line, replace_file, write_completions
@@ -49,6 +50,10 @@ FREE_TO_CHANGE = frozenset(
         "reward_timeout",
         "reward_workers",
         "on_reward_error",
+        "zero_stage",
+        "offload_optimizer",
+        "offload_params",
+        "rank_timeout",
     }
 )
 """Fields that a resumed run may change: none of them alters what a step computes, beyond rounding and the rewards of
@@ -74,10 +79,13 @@ class Run:
         self.last_metrics: dict[str, float] = {}
         self._save_is_due = False
         self._warned_of: set[str] = set()
-        checkpoint = self._found_checkpoint()
-        if checkpoint is not None:
-            self._resume(checkpoint)
-        if self._folder is not None:
+        trainer.ranks.refuse_differences("ranks of one run differ", {**trainer.config.model_dump(mode="json"), **data})
+        # What rank 0 finds counts: it writes the folder, which the others must be able to read.
+        checkpoint = trainer.ranks.gather(str(self._found_checkpoint() or ""))[0]
+        if checkpoint:
+            self._resume(Path(checkpoint))
+        self._writes = self._folder is not None and trainer.ranks.is_first
+        if self._folder is not None and self._writes:
             self._refuse_full_disk(self._folder)
             replace_file(self._folder / "config.toml", trainer.config.to_toml(trainer.origin).encode())
             # A run that starts anew evaluates its step 0 anew.
@@ -90,12 +98,12 @@ class Run:
         Raises:
             ImportError, OSError: a sink that cannot start stops the run before any work.
         """
-        names: list[SinkName] = [*self._trainer.config.log_to]
-        if self._folder is not None and "jsonl" not in names:
+        names: list[SinkName] = [*self._trainer.config.log_to] if self._trainer.ranks.is_first else []
+        if self._writes and "jsonl" not in names:
             names.append("jsonl")
         self._sinks = make_sinks(
             names,
-            self._folder or Path(),  # without a folder there is the console alone
+            self._folder if self._folder is not None and self._writes else Path(),  # the console alone needs none
             total_steps=total_steps,
             resume_step=self._trainer.step,
             config=self._trainer.config.model_dump(),
@@ -104,7 +112,7 @@ class Run:
             yield
         except Exception as error:
             if self._trainer.weights_are_whole and self._trainer.step > self.start_step:
-                self.save()
+                self._save_after(error)
             logger.error("the run stopped after step %d (%s); %s", self._trainer.step, error, self.how_to_resume())
             raise
         finally:
@@ -116,13 +124,13 @@ class Run:
         self.last_metrics = dict(metrics)
         self._sinks.write(self._trainer.step, metrics)
         limit = self._trainer.config.log_completions
-        if self._folder is not None and limit > 0:
+        if self._folder is not None and self._writes and limit > 0:
             with self._warning_once("completions"):
                 write_completions(self._folder, self._trainer.step, groups, advantages, limit=limit)
 
     def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
         """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions."""
-        if self._folder is None:
+        if self._folder is None or not self._writes:
             return
         step = self._trainer.step
         numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
@@ -155,7 +163,26 @@ class Run:
         """
         if self._folder is None:
             return
+        trainer, failure = self._trainer, ""
+        weights, moments = dict(trainer.updater.weights()), trainer.updater.state_dict()
+        if self._writes:
+            try:
+                self._write_checkpoint(weights, moments)
+            except CheckpointError as error:
+                failure = str(error)
+        if failure := trainer.ranks.gather(failure)[0]:  # every rank goes on, or stops, as rank 0 does
+            raise CheckpointError(failure)
+
+    def _save_after(self, error: Exception) -> None:
+        updater = self._trainer.updater
+        if self._trainer.ranks.size == 1 or isinstance(error, NonFiniteError):  # every rank has raised that
+            self.save()
+        elif self._writes and not updater.is_sharded:  # the other ranks may be gone, and they are not needed
+            self._write_checkpoint(dict(updater.weights()), updater.state_dict())
+
+    def _write_checkpoint(self, weights: Mapping[str, Tensor], moments: Mapping[str, Any]) -> None:
         trainer = self._trainer
+        assert self._folder is not None
         state = {
             "config": trainer.config.model_dump(mode="json"),
             "data": self._data,
@@ -171,9 +198,10 @@ class Run:
                 root,
                 trainer.step,
                 trainer.model,
-                trainer.updater.state_dict(),
+                moments,
                 state,
                 keep=keep,
+                weights=weights,
                 tokenizer=trainer.policy.tokenizer,
             )
         except CheckpointError as error:
@@ -249,7 +277,7 @@ class Run:
             )
 
     def _write_report(self) -> None:
-        if self._folder is not None:
+        if self._folder is not None and self._writes:
             with self._warning_once("report"):
                 write_report(self._folder)
 

@@ -17,18 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.advantages import component_advantages, group_advantages
-from rlox_grpo.batch import microbatches
+from rlox_grpo.batch import microbatches, stand_in
 from rlox_grpo.config import ConfigError, GRPOConfig
 from rlox_grpo.engines import make_engine
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.evaluation import evaluate
-from rlox_grpo.forward import make_forward
+from rlox_grpo.exchange import exchange_scores, generate_share
+from rlox_grpo.forward import Forward, make_forward
 from rlox_grpo.interrupt import stop_on_signal
 from rlox_grpo.loading import load_policy
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.metrics import step_metrics
 from rlox_grpo.profile import model_size, peak_flops_of, update_profile
 from rlox_grpo.prompts import PromptsLike, fingerprint, load_prompts, prompt_order, refuse_too_long
+from rlox_grpo.ranks import join_ranks
 from rlox_grpo.reference import make_reference
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.workers import closing_workers
@@ -77,7 +79,9 @@ class GRPO:
         self.reward_fns: list[RewardFn] = in_workers(
             given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
+        self.ranks = join_ranks(self.config.rank_timeout)
         self.policy = load_policy(model, tokenizer, self.config)
+        self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model
         autocast_dtype = torch.bfloat16 if self.config.dtype == "bfloat16" else None
         self.sampling = Sampling(
@@ -94,16 +98,17 @@ class GRPO:
             "vocabulary": self.policy.vocabulary,
             "autocast_dtype": autocast_dtype,
         }
-        self._forward = make_forward(self.model, **forward_options)
+        forward = make_forward(self.model, **forward_options)
         self._reference = make_reference(
             self.config.reference,
             self.model,
-            self._forward,
+            Forward(lambda batch: self._forward(batch), forward.shares_prompts),  # the updater's, once there is one
             kl_coef=self.config.kl_coef,
             ref_model=ref_model,
             **forward_options,
         )
-        self.updater = make_updater(self.config, self.model, self._forward, self._loss)
+        self.updater = make_updater(self.config, self.model, forward, self._loss, self.ranks)
+        self._forward = self.updater.forward
         self._size, self._peak_flops = model_size(self.model), peak_flops_of(next(self.model.parameters()).device)
         # Dropout would make the policy in training another one than the policy that sampled.
         self.model.train(self.config.gradient_checkpointing)
@@ -121,11 +126,11 @@ class GRPO:
         """One step: B prompts, G completions each, ``updates_per_batch`` optimizer steps. Returns its metrics."""
         config, clock = self.config, _StageClock()
         with clock("rollout"):
-            groups = self.engine.generate(
-                prompts, config.group_size, self.sampling, _derived_seed(config.seed, "rollout", self.step)
-            )
+            seed = _derived_seed(config.seed, "rollout", self.step)
+            groups = generate_share(self.engine, prompts, config.group_size, self.sampling, seed, self.ranks)
         with clock("rewards"):
-            scored = score(groups, self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
+            mine = score(groups, self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
+            scored = exchange_scores(mine, prompts, self.ranks)
         with clock("advantages"):
             advantages = self._advantages(scored)
         with clock("batch"):
@@ -136,10 +141,10 @@ class GRPO:
             updates = self._update(batches, scored)
         self.step, self.draws = self.step + 1, self.draws + len(prompts)
         with clock("weight_sync"):
-            self.engine.load_weights(self.model.named_parameters(), version=self.step)
+            self.engine.load_weights(self.updater.weights(), version=self.step)
         self.last_rollout = scored, advantages
-        timings = clock.timings()
-        return {**step_metrics(scored, advantages, updates, timings), **self._profile(batches, updates, timings)}
+        timings, profile = self._over_ranks(clock.timings(), batches, len(updates))
+        return {**step_metrics(scored, advantages, updates, timings), **profile}
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
@@ -158,7 +163,12 @@ class GRPO:
             ValueError: prompts that cannot be used, named by index.
             NonFiniteError: a step whose loss or gradient is not finite; it was not applied.
             KeyboardInterrupt: stopped by Ctrl-C or SIGTERM, after the step in hand and a checkpoint.
+            RankError: another rank failed or died; the message names it and its error.
         """
+        with self.ranks.failing_together():
+            return self._train(prompts, n_epochs, eval_prompts)
+
+    def _train(self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None) -> dict[str, float]:
         train_prompts = self._prompts(prompts)
         held_out = None if eval_prompts is None else self._prompts(eval_prompts)
         if n_epochs < 1:
@@ -177,7 +187,7 @@ class GRPO:
         with run.recording(self._total_steps), closing_workers(self.reward_fns), stop_on_signal() as stop:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
-            while self.step < self._total_steps and not stop:
+            while self.step < self._total_steps and not self.ranks.any(bool(stop)):
                 drawn = list(islice(order, min(per_step, last_draw - self.draws)))
                 metrics = self.train_step([train_prompts[index] for index in drawn])
                 if held_out is not None and self._evaluation_is_due():
@@ -187,8 +197,10 @@ class GRPO:
                 run.record(metrics, *self.last_rollout)
                 run.save_if_due()
             run.save()
-        if stop and self.step < self._total_steps:
-            raise KeyboardInterrupt(f"stopped by {stop.name} after step {self.step}; {run.how_to_resume()}")
+        if self.step < self._total_steps:
+            raise KeyboardInterrupt(
+                f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
+            )
         return _with_short_names(run.last_metrics)
 
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
@@ -199,21 +211,28 @@ class GRPO:
             samples: completions for each; ``eval_samples`` when None.
             greedy: take the likeliest token each time instead of sampling (one completion for each prompt).
         """
-        with closing_workers(self.reward_fns):
+        with closing_workers(self.reward_fns), self.ranks.failing_together():
             return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
 
     def save(self, path: str | Path) -> None:
-        """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``)."""
+        """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``).
+
+        With several ranks every one calls this, and rank 0 writes.
+        """
         model: Any = self.model
+        whole = dict(self.updater.weights()) if self.updater.is_sharded else None
+        if not self.ranks.is_first:
+            return
         if hasattr(model, "save_pretrained"):
-            model.save_pretrained(path)
+            model.save_pretrained(path, **({} if whole is None else {"state_dict": whole}))
             if self.policy.tokenizer is not None:
                 self.policy.tokenizer.save_pretrained(path)
         else:
-            from safetensors.torch import save_model
+            from safetensors.torch import save_file, save_model
 
             Path(path).mkdir(parents=True, exist_ok=True)
-            save_model(self.model, str(Path(path) / "model.safetensors"))
+            file = str(Path(path) / "model.safetensors")
+            save_model(self.model, file) if whole is None else save_file(whole, file)
 
     def _advantages(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
         config = self.config
@@ -252,10 +271,13 @@ class GRPO:
             oversize="alone",
             train_truncated=not self.config.mask_truncated,
             device=next(self.model.parameters()).device,
+            num_ranks=self.ranks.size,
+            rank=self.ranks.rank,
         )
         # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
         rows = torch.arange(advantages.size).reshape(by_group.shape)[kept].ravel()
-        return [replace(batch, row_index=rows[batch.row_index.cpu()]) for batch in batches]
+        batches = [replace(batch, row_index=rows[batch.row_index.cpu()]) for batch in batches]
+        return [batch if len(batch.row_index) else stand_in(scored[kept[0]], batch) for batch in batches]
 
     @torch.no_grad()
     def _with_log_probs(self, batch: Batch) -> Batch:
@@ -267,7 +289,7 @@ class GRPO:
         return batch
 
     def _update(self, batches: Sequence[Batch], scored: Sequence[ScoredGroup]) -> list[UpdateStats]:
-        if not batches or not any(batch.loss_mask.any() for batch in batches):
+        if not batches or batches[0].num_loss_tokens == 0:
             return []
         learning_rate = learning_rate_at(
             self.step,
@@ -288,17 +310,24 @@ class GRPO:
         self.weights_are_whole = True
         return updates
 
-    def _profile(
-        self, batches: Sequence[Batch], updates: Sequence[UpdateStats], timings: Mapping[str, float]
-    ) -> dict[str, float]:
-        return update_profile(
+    def _over_ranks(
+        self, timings: Mapping[str, float], batches: Sequence[Batch], num_updates: int
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds by stage on the slowest rank, and the profile of all ranks' updates."""
+        mine = update_profile(
             batches,
-            num_updates=len(updates),
+            num_updates=num_updates,
             seconds=timings["update"],
             shares_prompts=self._forward.shares_prompts,
             size=self._size,
             peak_flops=self._peak_flops,
         )
+        gathered = self.ranks.gather([dict(timings), mine])
+        profile: dict[str, float] = {}
+        for name in mine:
+            values = [theirs[name] for _, theirs in gathered if name in theirs]
+            profile[name] = sum(values) / (1 if name.endswith("_per_s") else len(values))
+        return {stage: max(seconds[stage] for seconds, _ in gathered) for stage in timings}, profile
 
     def _loss(self, log_probs: Tensor, batch: Batch) -> LossOutput:
         return grpo_loss(
@@ -324,6 +353,7 @@ class GRPO:
             seed=_derived_seed(self.config.seed, "evaluation", 0),
             weights=self.config.reward_weights,
             on_error=self.config.on_reward_error,
+            ranks=self.ranks,
         )
 
     def _evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
