@@ -83,8 +83,22 @@ class GRPOConfig(BaseModel):
     kl_coef: float = Field(0.0, ge=0, description="Weight β of the KL penalty against the reference policy.")
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="Per-token estimator of that KL.")
     mask_truncated: bool = Field(False, description="Leave truncated completions out of the loss.")
-    reference: Literal["auto", "none", "frozen", "adapter_off"] = Field(
+    reference: Literal["auto", "none", "frozen", "periodic", "adapter_off", "server"] = Field(
         "auto", description="Reference policy; auto takes none when nothing needs it."
+    )
+    reference_offload: bool = Field(False, description="A reference's copy rests in host memory between uses.")
+    reference_refresh_steps: int | None = Field(
+        None, ge=1, description="Steps after which a periodic reference takes over the policy's weights."
+    )
+    reference_mix: float = Field(
+        1.0, gt=0, le=1, description="The policy's share in that; 1 replaces the reference's weights, less mixes."
+    )
+    reference_url: str | None = Field(None, description="http(s)://host:port of `rlox-grpo serve-reference`.")
+    reference_token_file: str | None = Field(
+        None, description="File with the reference server's token; None: RLOX_GRPO_REFERENCE_TOKEN holds it."
+    )
+    reference_timeout: float = Field(
+        120.0, gt=0, description="Seconds for an answer of the reference server, retries included."
     )
 
     # Update
@@ -163,9 +177,28 @@ class GRPOConfig(BaseModel):
         if self.output_dir is None and set(self.log_to) - {"console"}:
             raise ConfigError(f"log_to={list(self.log_to)} writes files: set output_dir")
         self._refuse_contradicting_shards()
+        self._refuse_contradicting_reference()
         if self.reference == "adapter_off" and self.lora_rank == 0:
             raise ConfigError("reference='adapter_off' needs an adapter: set lora_rank")
         return self
+
+    def _refuse_contradicting_reference(self) -> None:
+        for name, of in (("reference_refresh_steps", "periodic"), ("reference_url", "server")):
+            if (getattr(self, name) is not None) != (self.reference == of):
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} and reference={self.reference!r}: reference={of!r} needs it, "
+                    "and nothing else takes it"
+                )
+        if self.reference_mix != 1 and self.reference != "periodic":
+            raise ConfigError(
+                f"reference_mix={self.reference_mix:g} needs reference='periodic', got {self.reference!r}"
+            )
+        if self.reference_token_file is not None and self.reference != "server":
+            raise ConfigError(f"reference_token_file needs reference='server', got {self.reference!r}")
+        if self.reference_offload and self.reference not in ("auto", "frozen", "periodic"):
+            raise ConfigError(f"reference_offload=True needs a copy, and reference={self.reference!r} holds none")
+        if self.reference_url is not None and not self.reference_url.startswith(("http://", "https://")):
+            raise ConfigError(f"reference_url={self.reference_url!r}: expected http(s)://host:port")
 
     def _refuse_contradicting_shards(self) -> None:
         if self.updater != "deepspeed":

@@ -23,3 +23,7 @@ class CheckpointError(RuntimeError):
 
 class RankError(RuntimeError):
     """Another process of the run failed or died; the message says which and what ended it."""
+
+
+class ReferenceServerError(RuntimeError):
+    """A reference server that does not answer, refuses, or serves another model; the message names it."""

@@ -22,6 +22,8 @@ def generate_share(
     engine: GenerationEngine, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, ranks: Ranks
 ) -> list[RolloutGroup]:
     """Sample this rank's part of ``engine.generate(prompts, …)``: what a single process would have sampled for them."""
+    if ranks.size == 1:
+        return engine.generate(prompts, group_size, sampling, seed)
     share = ranks.share(len(prompts))
     mine = prompts[share]
     return engine.generate(mine, group_size, sampling, seed, first_prompt=share.start) if mine else []

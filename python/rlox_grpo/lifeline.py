@@ -55,7 +55,6 @@ class Lifeline:
         self._store, self._rank, self._timeout = store, rank, timeout
         now = time.monotonic()
         self._seen: dict[int, tuple[bytes, float]] = {other: (b"", now) for other in range(size) if other != rank}
-        self._names = {other: f"rank {other}" for other in self._seen}
         self._store_lost = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rlox-grpo-lifeline", daemon=True)
@@ -110,24 +109,28 @@ class Lifeline:
                 new = self._store.get(f"alive/{other}")
                 if new != sign:
                     self._seen[other] = (new, time.monotonic())
-                    self._names[other] = self._store.get(f"name/{other}").decode()
         except RuntimeError:  # the process that holds the store is gone
             self._store_lost = True
 
+    def _name(self, rank: int) -> str:
+        key = f"name/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else f"rank {rank}"
+
     def _verdict(self, silence: float) -> str | None:
+        """Which other rank has ended and why, in words; None while all seem to live."""
         try:
             if self._store.check(["error"]):
                 first = json.loads(self._store.get("error"))
                 if first["rank"] != self._rank:
-                    return f"{self._names[first['rank']]} stopped with {first['error']}"
+                    return f"{self._name(first['rank'])} stopped with {first['error']}"
+            if not self._store_lost:
+                now = time.monotonic()
+                silent = [(since, other) for other, (_, since) in self._seen.items() if now - since > silence]
+                if not silent:
+                    return None
+                since, other = min(silent)
+                return f"{self._name(other)} has given no sign of life for {now - since:.0f} s: it or its host is dead"
         except RuntimeError:
             self._store_lost = True
-        if self._store_lost:
-            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            return f"the store of the ranks at {address} is gone, and with it rank 0 or its launcher"
-        now = time.monotonic()
-        silent = [(since, other) for other, (_, since) in self._seen.items() if now - since > silence]
-        if not silent:
-            return None
-        since, other = min(silent)
-        return f"{self._names[other]} has given no sign of life for {now - since:.0f} s: it was killed, or its host is"
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        return f"the store of the ranks at {address} is gone, and with it rank 0 or its launcher"

@@ -17,6 +17,7 @@ from rlox_grpo.checkpoint import (
     checkpoints,
     load_optimizer,
     load_random_states,
+    load_reference,
     load_weights,
     read_state,
     save_checkpoint,
@@ -54,6 +55,10 @@ FREE_TO_CHANGE = frozenset(
         "offload_optimizer",
         "offload_params",
         "rank_timeout",
+        "reference_offload",
+        "reference_url",
+        "reference_token_file",
+        "reference_timeout",
     }
 )
 """Fields that a resumed run may change: none of them alters what a step computes, beyond rounding and the rewards of
@@ -84,6 +89,8 @@ class Run:
         checkpoint = trainer.ranks.gather(str(self._found_checkpoint() or ""))[0]
         if checkpoint:
             self._resume(Path(checkpoint))
+        # An engine may sample from weights of its own, and an updater may round those of the model.
+        trainer.engine.load_weights(trainer.updater.weights(), version=trainer.step)
         self._writes = self._folder is not None and trainer.ranks.is_first
         if self._folder is not None and self._writes:
             self._refuse_full_disk(self._folder)
@@ -202,6 +209,7 @@ class Run:
                 state,
                 keep=keep,
                 weights=weights,
+                reference_state=trainer.reference.state_dict() if trainer.reference is not None else None,
                 tokenizer=trainer.policy.tokenizer,
             )
         except CheckpointError as error:
@@ -237,6 +245,8 @@ class Run:
         self._refuse_other_run(checkpoint, state)
         load_weights(checkpoint, self._trainer.model)
         self._trainer.updater.load_state_dict(load_optimizer(checkpoint))
+        if self._trainer.reference is not None:
+            self._trainer.reference.load_state_dict(load_reference(checkpoint))
         load_random_states(checkpoint)
         self._trainer.step, self._trainer.draws = state["step"], state["draws"]
         self.start_step, self.start_draw = state["start_step"], state["start_draw"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from math import ceil
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.advantages import component_advantages, group_advantages
 from rlox_grpo.batch import microbatches, stand_in
+from rlox_grpo.checkpoint import export_model
 from rlox_grpo.config import ConfigError, GRPOConfig
 from rlox_grpo.engines import make_engine
 from rlox_grpo.errors import NonFiniteError
@@ -31,7 +32,7 @@ from rlox_grpo.metrics import step_metrics
 from rlox_grpo.profile import model_size, peak_flops_of, update_profile
 from rlox_grpo.prompts import PromptsLike, fingerprint, load_prompts, prompt_order, refuse_too_long
 from rlox_grpo.ranks import join_ranks
-from rlox_grpo.reference import make_reference
+from rlox_grpo.reference import make_reference, server_of
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.run import Run
@@ -99,12 +100,16 @@ class GRPO:
             "autocast_dtype": autocast_dtype,
         }
         forward = make_forward(self.model, **forward_options)
-        self._reference = make_reference(
+        self.reference = make_reference(
             self.config.reference,
             self.model,
             Forward(lambda batch: self._forward(batch), forward.shares_prompts),  # the updater's, once there is one
             kl_coef=self.config.kl_coef,
             ref_model=ref_model,
+            offload=self.config.reference_offload,
+            refresh_steps=self.config.reference_refresh_steps,
+            mix=self.config.reference_mix,
+            server=server_of(self.config),
             **forward_options,
         )
         self.updater = make_updater(self.config, self.model, forward, self._loss, self.ranks)
@@ -135,13 +140,15 @@ class GRPO:
             advantages = self._advantages(scored)
         with clock("batch"):
             batches = self._batches(scored, advantages)
-        with clock("log_probs"):
+        with clock("log_probs"), nullcontext() if self.reference is None else self.reference.in_use():
             batches = [self._with_log_probs(batch) for batch in batches]
         with clock("update"):
             updates = self._update(batches, scored)
         self.step, self.draws = self.step + 1, self.draws + len(prompts)
         with clock("weight_sync"):
             self.engine.load_weights(self.updater.weights(), version=self.step)
+        if self.reference is not None:
+            self.reference.after_step(self.step, self.updater.weights)
         self.last_rollout = scored, advantages
         timings, profile = self._over_ranks(clock.timings(), batches, len(updates))
         return {**step_metrics(scored, advantages, updates, timings), **profile}
@@ -174,7 +181,7 @@ class GRPO:
         if n_epochs < 1:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
         per_step = min(self.config.prompts_per_step, len(train_prompts))
-        reference = None if self._reference is None else self._reference.fingerprint
+        reference = None if self.reference is None else self.reference.fingerprint
         run = Run(self, data={"prompts": fingerprint(train_prompts), "frozen reference": reference})
         last_draw = run.start_draw + n_epochs * len(train_prompts)
         if self.config.max_steps is not None:
@@ -219,20 +226,9 @@ class GRPO:
 
         With several ranks every one calls this, and rank 0 writes.
         """
-        model: Any = self.model
         whole = dict(self.updater.weights()) if self.updater.is_sharded else None
-        if not self.ranks.is_first:
-            return
-        if hasattr(model, "save_pretrained"):
-            model.save_pretrained(path, **({} if whole is None else {"state_dict": whole}))
-            if self.policy.tokenizer is not None:
-                self.policy.tokenizer.save_pretrained(path)
-        else:
-            from safetensors.torch import save_file, save_model
-
-            Path(path).mkdir(parents=True, exist_ok=True)
-            file = str(Path(path) / "model.safetensors")
-            save_model(self.model, file) if whole is None else save_file(whole, file)
+        if self.ranks.is_first:
+            export_model(Path(path), self.model, self.policy.tokenizer, whole)
 
     def _advantages(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
         config = self.config
@@ -284,8 +280,8 @@ class GRPO:
         """Add the log-probs that stay fixed over the updates: the old policy's where they differ, the reference's."""
         if self.config.updates_per_batch > 1:
             batch = replace(batch, old_log_probs=self._forward(batch)[0])
-        if self._reference is not None:
-            batch = replace(batch, ref_log_probs=self._reference(batch))
+        if self.reference is not None:
+            batch = replace(batch, ref_log_probs=self.reference(batch))
         return batch
 
     def _update(self, batches: Sequence[Batch], scored: Sequence[ScoredGroup]) -> list[UpdateStats]:

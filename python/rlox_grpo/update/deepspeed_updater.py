@@ -25,9 +25,9 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class DeepSpeedUpdater:
     """AdamW of torch under ZeRO 0 to 3; no compiler is needed.
 
-    The DeepSpeed engine is made at the first forward or step, from the weights as they then are: until then the model
-    is whole on every rank, and a checkpoint is loaded into it as into any other. From then on it may hold shards, and
-    :meth:`weights` gathers them.
+    The DeepSpeed engine is made when it is first needed, from the weights as they then are: until then the model is
+    whole on every rank, and a checkpoint is loaded into it as into any other. From then on it holds shards, or
+    bfloat16 beside float32 master weights in shards, and :meth:`weights` gathers them.
 
     Micro-batch losses are parts of one sum over ranks (their denominators are global). DeepSpeed averages gradients
     over ranks, so each loss is multiplied by their number first; it is told of one micro-batch a step, so that it
@@ -59,7 +59,7 @@ class DeepSpeedUpdater:
             raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
         self._model, self._loss_fn = model, loss_fn
         self._ranks = ranks or Ranks()
-        self._stage, self._max_grad_norm = zero_stage, max_grad_norm
+        self._stage, self._bfloat16, self._max_grad_norm = zero_stage, bfloat16, max_grad_norm
         self._settings = _settings(
             zero_stage, bfloat16, offload_optimizer, offload_params, max_grad_norm, self._ranks.size
         )
@@ -99,8 +99,8 @@ class DeepSpeedUpdater:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See :class:`rlox_grpo.update.Updater`: master weights, gathered one parameter at a time."""
-        for name, parameter in self._model.named_parameters():
-            yield name, parameter.detach() if self._started is None else self._whole(parameter)
+        self._engine()
+        return ((name, self._whole(parameter)) for name, parameter in self._model.named_parameters())
 
     def state_dict(self) -> dict[str, Any]:
         """Moments as ``{"<parameter>/<moment>": tensor}``, whole, on the CPU; a collective over ranks."""
@@ -146,9 +146,13 @@ class DeepSpeedUpdater:
         vectors = [parameter for parameter in self._named.values() if parameter.dim() < 2]
         groups = [{"params": matrices, "weight_decay": self._weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self._adamw = torch.optim.AdamW([group for group in groups if group["params"]], **self._adamw_options)
+        # DeepSpeed makes its master weights from rounded ones, so a resume would not be exact.
+        exact = {name: parameter.detach().cpu().clone() for name, parameter in self._named.items() if self._bfloat16}
         engine, *_ = self._deepspeed.initialize(
             model=whole, optimizer=self._adamw, config=self._settings, dist_init_required=False
         )
+        for name, value in exact.items():
+            self._set(self._named[name], value)
         if self._stage == 0:
             self._adamw.register_step_pre_hook(self._clip)
         if self._stage == 3:
@@ -208,18 +212,26 @@ class DeepSpeedUpdater:
             zero._lazy_init_hp_params_optimizer_state()
         for name, state in loaded.items():
             for moment in _MOMENTS:
-                self._set_moment(self._named[name], moment, state[moment])
+                self._set(self._named[name], state[moment], moment)
 
-    def _set_moment(self, parameter: Any, moment: str, value: Tensor) -> None:
+    def _set(self, parameter: Any, value: Tensor, moment: str | None = None) -> None:
+        """Put a whole moment, or whole master weights, into the shards."""
         utils = self._deepspeed.utils
         if self._stage < 3:
-            utils.safe_set_full_optimizer_state(parameter, value.to(parameter.device), moment)
+            value = value.to(parameter.device)
+            if moment is None:
+                utils.safe_set_full_fp32_param(parameter, value)
+            else:
+                utils.safe_set_full_optimizer_state(parameter, value, moment)
             return
         size = parameter.ds_tensor.numel()  # of one rank's shard; the last one is padded
         padded = torch.zeros(size * self._ranks.size)
         padded[: value.numel()] = value.flatten()
         mine = padded[size * self._ranks.rank :][:size].to(parameter.device)
-        utils.safe_set_local_optimizer_state(parameter, mine, moment)
+        if moment is None:
+            utils.safe_set_local_fp32_param(parameter, mine)
+        else:
+            utils.safe_set_local_optimizer_state(parameter, mine, moment)
 
 
 class _Scored(nn.Module):
@@ -256,6 +268,8 @@ def _settings(
         "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler
         "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": bfloat16},
+        # Micro-batches add up in float32. At stage 1 DeepSpeed would change to another optimizer class for that.
+        "data_types": {"grad_accum_dtype": "fp32" if bfloat16 and stage > 1 else None},
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
     }
