@@ -63,6 +63,15 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--seed", type=int, default=0)
     evaluate.set_defaults(run=_evaluate)
 
+    serve = commands.add_parser("serve-reference", help="answer a frozen model's log-probs to several trainers")
+    serve.add_argument("model", help="a path or hub id")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    serve.add_argument("--port", type=int, default=8450, help="0 takes a free one (default: %(default)s)")
+    serve.add_argument("--token-file", help="file with the bearer token; else RLOX_GRPO_REFERENCE_TOKEN holds it")
+    serve.add_argument("--token-budget", type=int, default=32_768, help="padded tokens in a forward (%(default)s)")
+    serve.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    serve.set_defaults(run=_serve_reference)
+
     report = commands.add_parser("report", help="write RUN_DIR/report.html")
     report.add_argument("run_dir")
     report.set_defaults(run=_report)
@@ -105,6 +114,21 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     metrics = trainer.evaluate(arguments.data, samples=arguments.samples, greedy=arguments.greedy)
     for name, value in metrics.items():
         print(f"{name:24} {value:.4f}")
+
+
+def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.reference_client import read_token
+    from rlox_grpo.reference_server import serve
+
+    token = read_token(arguments.token_file)
+    serve(
+        arguments.model,
+        token,
+        host=arguments.host,
+        port=arguments.port,
+        token_budget=arguments.token_budget,
+        bfloat16=arguments.dtype == "bfloat16",
+    )
 
 
 def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -145,12 +145,34 @@ class GRPOConfig(BaseModel):
     )
     train_end_token: bool = Field(True, description="Train on the token that ends a completion.")
     mask_truncated: bool = Field(False, description="Leave truncated completions out of the loss.")
-    reference: Literal["auto", "none", "frozen", "adapter_off"] = Field(
+    reference: Literal["auto", "none", "frozen", "periodic", "adapter_off", "server"] = Field(
         "auto", description="Reference policy; auto takes none when nothing needs it."
+    )
+    reference_offload: bool = Field(False, description="A reference's copy rests in host memory between uses.")
+    reference_refresh_steps: int | None = Field(
+        None, ge=1, description="Steps after which a periodic reference takes over the policy's weights."
+    )
+    reference_mix: float = Field(
+        1.0, gt=0, le=1, description="The policy's share in that; 1 replaces the reference's weights, less mixes."
+    )
+    reference_url: str | None = Field(None, description="http(s)://host:port of `rlox-grpo serve-reference`.")
+    reference_token_file: str | None = Field(
+        None, description="File with the reference server's token; None: RLOX_GRPO_REFERENCE_TOKEN holds it."
+    )
+    reference_timeout: float = Field(
+        120.0, gt=0, description="Seconds for an answer of the reference server, retries included."
     )
 
     # Update
-    updater: Literal["torch"] = Field("torch", description="What applies the gradient.")
+    updater: Literal["torch", "deepspeed"] = Field("torch", description="What applies the gradient.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        2, description="What DeepSpeed shards over ranks: 1 moments, 2 gradients too, 3 parameters too; 0 nothing."
+    )
+    offload_optimizer: bool = Field(False, description="DeepSpeed keeps moments and master weights in host memory.")
+    offload_params: bool = Field(False, description="DeepSpeed keeps sharded parameters in host memory; zero_stage 3.")
+    rank_timeout: float = Field(
+        30.0, gt=0, description="Seconds without a sign of life after which another rank counts as dead."
+    )
     updates_per_batch: int = Field(1, ge=1, description="Optimizer steps on each batch of completions (μ).")
     mini_batches: int = Field(
         1, ge=1, description="Parts of a batch, by prompts; each is an optimizer step, updates_per_batch times over."
@@ -245,6 +267,8 @@ class GRPOConfig(BaseModel):
             )
         if self.output_dir is None and set(self.log_to) - {"console"}:
             raise ConfigError(f"log_to={list(self.log_to)} writes files: set output_dir")
+        self._refuse_contradicting_shards()
+        self._refuse_contradicting_reference()
         if self.reference == "adapter_off" and self.lora_rank == 0:
             raise ConfigError("reference='adapter_off' needs an adapter: set lora_rank")
         for contradiction in _contradictions_of_the_loss(self):
@@ -258,6 +282,37 @@ class GRPOConfig(BaseModel):
                     raise ConfigError(
                         f"{name}={getattr(self, name)!r} is for engine='vllm', and engine={self.engine!r}"
                     )
+
+    def _refuse_contradicting_reference(self) -> None:
+        for name, of in (("reference_refresh_steps", "periodic"), ("reference_url", "server")):
+            if (getattr(self, name) is not None) != (self.reference == of):
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} and reference={self.reference!r}: reference={of!r} needs it, "
+                    "and nothing else takes it"
+                )
+        if self.reference_mix != 1 and self.reference != "periodic":
+            raise ConfigError(
+                f"reference_mix={self.reference_mix:g} needs reference='periodic', got {self.reference!r}"
+            )
+        if self.reference_token_file is not None and self.reference != "server":
+            raise ConfigError(f"reference_token_file needs reference='server', got {self.reference!r}")
+        if self.reference_offload and self.reference not in ("auto", "frozen", "periodic"):
+            raise ConfigError(f"reference_offload=True needs a copy, and reference={self.reference!r} holds none")
+        if self.reference_url is not None and not self.reference_url.startswith(("http://", "https://")):
+            raise ConfigError(f"reference_url={self.reference_url!r}: expected http(s)://host:port")
+
+    def _refuse_contradicting_shards(self) -> None:
+        if self.updater != "deepspeed":
+            given = [name for name in ("offload_optimizer", "offload_params") if getattr(self, name)]
+            if given:
+                raise ConfigError(f"{given[0]}=True needs updater='deepspeed', got {self.updater!r}")
+            return
+        if self.offload_params and self.zero_stage != 3:
+            raise ConfigError(f"offload_params=True needs zero_stage=3, got {self.zero_stage}")
+        if self.zero_stage == 0 and self.offload_optimizer:
+            raise ConfigError("offload_optimizer=True needs zero_stage of 1 to 3, got 0")
+        if self.zero_stage == 0 and self.dtype == "bfloat16":
+            raise ConfigError("zero_stage=0 keeps no float32 weights beside dtype='bfloat16': use zero_stage=1")
 
     @classmethod
     def create(cls, **options: Any) -> GRPOConfig:

@@ -23,3 +23,11 @@ class CheckpointError(RuntimeError):
 
 class EngineError(RuntimeError):
     """A generation engine that cannot go on; the message names it, and what it said itself."""
+
+
+class RankError(RuntimeError):
+    """Another process of the run failed or died; the message says which and what ended it."""
+
+
+class ReferenceServerError(RuntimeError):
+    """A reference server that does not answer, refuses, or serves another model; the message names it."""

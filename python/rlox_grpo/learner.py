@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -13,17 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.advantages import make_advantages
-from rlox_grpo.batch import microbatches, without_end_tokens
+from rlox_grpo.batch import microbatches, stand_in, without_end_tokens
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.forward import make_forward
+from rlox_grpo.forward import Forward, make_forward
 from rlox_grpo.importance import correction_level, gap_shares, with_importance_weights
 from rlox_grpo.kl import sequence_kl
 from rlox_grpo.loading import Policy
 from rlox_grpo.loss import make_loss
 from rlox_grpo.policy_loss import top_entropy_masks
 from rlox_grpo.profile import model_size, peak_flops_of, update_profile
-from rlox_grpo.reference import make_reference
+from rlox_grpo.ranks import Ranks
+from rlox_grpo.reference import make_reference, server_of
 from rlox_grpo.rollout import group_offsets, sample_of
 from rlox_grpo.schedules import adapted_kl_coef, kl_coef_at, learning_rate_at
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
@@ -49,6 +51,7 @@ class Learner:
         ref_model: nn.Module | None,
         *,
         exact_engine: bool,
+        ranks: Ranks,
     ) -> None:
         """Make what training needs.
 
@@ -58,8 +61,9 @@ class Learner:
             reward_weights: one for each reward function.
             ref_model: the user's own reference, or None.
             exact_engine: whether the sampler's log-probs are the trainer's own.
+            ranks: the processes that share the micro-batches.
         """
-        self._config, self._model = config, policy.model
+        self._config, self._model, self._ranks = config, policy.model, ranks
         level = correction_level(config.importance_correction, exact=exact_engine, bypass=config.bypass_old_log_probs)
         self._corrected = partial(
             with_importance_weights,
@@ -77,7 +81,7 @@ class Learner:
             "autocast_dtype": torch.bfloat16 if config.dtype == "bfloat16" else None,
             "torch_compile": config.torch_compile,
         }
-        self._forward = make_forward(
+        forward = make_forward(
             self._model,
             entropy_gradient=config.entropy_coef != 0,
             entropy_always=config.top_entropy_share < 1,
@@ -86,14 +90,19 @@ class Learner:
         self.reference = make_reference(
             config.reference,
             self._model,
-            self._forward,
+            Forward(lambda batch: self._forward(batch), forward.shares_prompts),  # the updater's, once there is one
             kl_coef=config.kl_coef,
             ref_model=ref_model,
+            offload=config.reference_offload,
+            refresh_steps=config.reference_refresh_steps,
+            mix=config.reference_mix,
+            server=server_of(config),
             **forward_options,
         )
         self.kl_coef = config.kl_coef
         self._objective = make_loss(config, lambda: self.kl_coef)
-        self.updater = make_updater(config, self._model, self._forward, self._loss)
+        self.updater = make_updater(config, self._model, forward, self._loss, ranks)
+        self._forward = self.updater.forward
         self.weights_are_whole = True
         self._normalised = make_advantages(config, reward_weights)
         self._size, self._peak_flops = model_size(self._model), peak_flops_of(self._device)
@@ -127,14 +136,27 @@ class Learner:
             batches = self._microbatches(groups, advantages[part_rows], train_truncated=not self._config.mask_truncated)
             if not self._config.train_end_token:
                 ended = [c.finish_reason == "stop" for group in groups for c in group.group.completions]
-                batches = without_end_tokens(batches, np.array(ended))
+                batches = without_end_tokens(batches, np.array(ended), self._ranks)
             # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
             numbers = torch.from_numpy(part_rows)
-            parts.append([replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches])
+            batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
+            parts.append([batch if len(batch.row_index) else stand_in(groups[0], batch) for batch in batches])
         return parts
 
-    @torch.no_grad()
-    def with_log_probs(self, batches: Sequence[Batch]) -> list[Batch]:
+    def with_log_probs(self, parts: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
+        """Each mini-batch with all that is measured before the first update; see :meth:`_measured`."""
+        with torch.no_grad(), self._reference_in_use():
+            return [self._measured(part) for part in parts]
+
+    def refresh_reference(self, step: int) -> None:
+        """Let a reference that follows the policy take over its weights, after ``step`` steps."""
+        if self.reference is not None:
+            self.reference.after_step(step, self.updater.weights)
+
+    def _reference_in_use(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.reference is None else self.reference.in_use()
+
+    def _measured(self, batches: Sequence[Batch]) -> list[Batch]:
         """Add what stays fixed over the updates: the old policy's log-probs where they differ, the reference's.
 
         So do the weights that correct for another sampler, and the choice of the most uncertain tokens.
@@ -155,7 +177,9 @@ class Learner:
         filled = self._corrected(filled)
         if not uncertain:
             return filled
-        masks = top_entropy_masks(entropies, [batch.loss_mask for batch in filled], config.top_entropy_share)
+        masks = top_entropy_masks(
+            entropies, [batch.loss_mask for batch in filled], config.top_entropy_share, self._ranks
+        )
         return [replace(batch, policy_mask=mask) for batch, mask in zip(filled, masks, strict=True)]
 
     def update(
@@ -167,7 +191,7 @@ class Learner:
             NonFiniteError: a loss or gradient that is not finite; names the step and the sample.
         """
         config = self._config
-        parts = [part for part in parts if any(batch.loss_mask.any() for batch in part)]
+        parts = [part for part in parts if part and part[0].num_loss_tokens > 0]
         if not parts:
             return []
         learning_rate = learning_rate_at(
@@ -242,8 +266,16 @@ class Learner:
         if self._config.kl_in == "loss" or self.reference is None:
             return rewards
         batches = self._microbatches(scored, np.zeros_like(rewards), train_truncated=True)
-        with torch.no_grad():
-            kl = sequence_kl(batches, lambda batch: self._forward(batch)[0], self.reference, self._config.kl_estimator)
+        batches = [batch if len(batch.row_index) else stand_in(scored[0], batch) for batch in batches]
+        with torch.no_grad(), self._reference_in_use():
+            kl = sequence_kl(
+                batches,
+                lambda batch: self._forward(batch)[0],
+                self.reference,
+                self._config.kl_estimator,
+                num_rows=len(rewards),
+                ranks=self._ranks,
+            )
         penalised: Float32Array = (rewards - self.kl_coef * kl).astype(np.float32)
         return penalised
 
@@ -258,6 +290,8 @@ class Learner:
             oversize="alone",
             train_truncated=train_truncated,
             device=self._device,
+            num_ranks=self._ranks.size,
+            rank=self._ranks.rank,
         )
 
     @property

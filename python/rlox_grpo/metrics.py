@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlox_grpo.ranks import Ranks
 from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.types import Float32Array, ScoredGroup, UpdateStats
 
@@ -139,3 +140,21 @@ def _spread(prefix: str, values: Float32Array, wanted: tuple[str, ...]) -> dict[
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
+
+
+def over_ranks(values: Mapping[str, float], ranks: Ranks) -> dict[str, list[float]]:
+    """What each rank that has a number says it is; a collective."""
+    gathered: dict[str, list[float]] = {}
+    for theirs in ranks.gather(dict(values)):
+        for name, value in theirs.items():
+            gathered.setdefault(name, []).append(value)
+    return gathered
+
+
+def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """One number of those of the ranks: rates add up, extremes stay extremes, the rest is the ranks' mean."""
+    ways = (("_per_s", sum), ("_max", max), ("_min", min))
+    return {
+        name: float(next((way for ending, way in ways if name.endswith(ending)), _mean)(found))
+        for name, found in values.items()
+    }

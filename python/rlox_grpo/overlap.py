@@ -49,9 +49,13 @@ class BackgroundEngine:
 
         return self._thread.submit(run)
 
-    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> list[RolloutGroup]:
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
+    ) -> list[RolloutGroup]:
         """Sample, when its turn comes; waits for it."""
-        return self.submit(lambda engine: engine.generate(prompts, group_size, sampling, seed)).result()
+        return self.submit(
+            lambda engine: engine.generate(prompts, group_size, sampling, seed, first_prompt=first_prompt)
+        ).result()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy ``weights`` now, as the next update will change them, and load the copy when its turn comes."""
@@ -75,17 +79,17 @@ class BackgroundEngine:
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """A batch that was asked for: its prompts, and the groups to come."""
+    """A batch that was asked for: all its prompts, and this rank's groups to come."""
 
     prompts: Sequence[Prompt]
     groups: Future[list[RolloutGroup]]
 
     @classmethod
-    def done(cls, groups: list[RolloutGroup]) -> Pending:
+    def done(cls, prompts: Sequence[Prompt], groups: list[RolloutGroup]) -> Pending:
         """A batch that is there already."""
         future: Future[list[RolloutGroup]] = Future()
         future.set_result(groups)
-        return cls([group.prompt for group in groups], future)
+        return cls(prompts, future)
 
 
 class Ahead:
@@ -101,20 +105,22 @@ class Ahead:
         """Ask for one more."""
         self._queue.append(pending)
 
-    def first(self) -> list[RolloutGroup]:
-        """The oldest batch; waits for it, and raises what generation raised."""
-        return self._queue[0].groups.result()
+    def first(self) -> Pending:
+        """The oldest batch."""
+        return self._queue[0]
 
     def drop_first(self) -> None:
         """Forget the oldest batch, now that its step is done. Until then a checkpoint keeps it."""
         self._queue.popleft()
 
-    def state(self) -> list[dict[str, Any]]:
-        """What a checkpoint keeps, as JSON values; waits for what is under way."""
+    def state(self, *, prompts_alone: bool = False) -> list[dict[str, Any]]:
+        """What a checkpoint keeps, as JSON values: waits for what is under way, unless it keeps ``prompts_alone``."""
         return [
             {
                 "prompts": [prompt.index for prompt in pending.prompts],
-                "groups": None if pending.groups.exception() else [*map(_record, pending.groups.result())],
+                "groups": None
+                if prompts_alone or pending.groups.exception()
+                else [*map(_record, pending.groups.result())],
             }
             for pending in self._queue
         ]
@@ -123,16 +129,34 @@ class Ahead:
         self,
         state: Iterable[Mapping[str, Any]],
         prompts: Sequence[Prompt],
-        generate: Callable[[Sequence[Prompt]], Pending],
+        generate: Callable[[Sequence[Prompt], int], Pending],
+        share: Callable[[int], slice] = lambda count: slice(count),
     ) -> None:
-        """Take back what :meth:`state` gave; ``generate`` samples a batch of which it kept the prompts alone."""
-        for entry in state:
-            own = [prompts[index] for index in entry["prompts"]]
+        """Take back what :meth:`state` gave.
+
+        Args:
+            state: of all ranks; see :func:`joined_states`.
+            prompts: all prompts of the run.
+            generate: samples a batch of which the prompts alone were kept, the so-manieth under way.
+            share: this rank's part of so many prompts.
+        """
+        for place, entry in enumerate(state):
+            asked = [prompts[index] for index in entry["prompts"]]
             if entry["groups"] is None:
-                self.put(generate(own))
+                self.put(generate(asked, place))
             else:
-                records = zip(entry["groups"], own, strict=True)
-                self.put(Pending.done([_group(record, prompt) for record, prompt in records]))
+                records = list(zip(entry["groups"], asked, strict=True))[share(len(asked))]
+                self.put(Pending.done(asked, [_group(record, prompt) for record, prompt in records]))
+
+
+def joined_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The states of all ranks as one: each holds the groups of its own share of the same prompts."""
+    joined = []
+    for parts in zip(*states, strict=True):
+        lost = any(part["groups"] is None for part in parts)
+        groups = None if lost else [group for part in parts for group in part["groups"]]
+        joined.append({"prompts": parts[0]["prompts"], "groups": groups})
+    return joined
 
 
 def staleness(groups: Sequence[RolloutGroup], version: int) -> dict[str, float]:

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from rlox_grpo.checkpoint import (
     checkpoints,
     load_optimizer,
     load_random_states,
+    load_reference,
     load_weights,
     read_state,
     save_checkpoint,
 )
-from rlox_grpo.errors import CheckpointError
+from rlox_grpo.errors import CheckpointError, NonFiniteError
+from rlox_grpo.overlap import joined_states
 from rlox_grpo.report import write_report
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.run_files import cut_after, json_line, replace_file, write_completions
@@ -52,6 +55,14 @@ FREE_TO_CHANGE = frozenset(
         "reward_timeout",
         "reward_workers",
         "on_reward_error",
+        "zero_stage",
+        "offload_optimizer",
+        "offload_params",
+        "rank_timeout",
+        "reference_offload",
+        "reference_url",
+        "reference_token_file",
+        "reference_timeout",
     }
 )
 """Fields that a resumed run may change: none of them alters what a step computes, beyond rounding and the rewards of
@@ -78,10 +89,13 @@ class Run:
         self.batches_under_way: list[dict[str, Any]] = []
         self._save_is_due = False
         self._warned_of: set[str] = set()
-        checkpoint = self._found_checkpoint()
-        if checkpoint is not None:
-            self._resume(checkpoint)
-        if self._folder is not None:
+        trainer.ranks.refuse_differences("ranks of one run differ", {**trainer.config.model_dump(mode="json"), **data})
+        # What rank 0 finds counts: it writes the folder, which the others must be able to read.
+        checkpoint = trainer.ranks.gather(str(self._found_checkpoint() or ""))[0]
+        if checkpoint:
+            self._resume(Path(checkpoint))
+        self._writes = self._folder is not None and trainer.ranks.is_first
+        if self._folder is not None and self._writes:
             self._refuse_full_disk(self._folder)
             replace_file(self._folder / "config.toml", trainer.config.to_toml(trainer.origin).encode())
             # A run that starts anew evaluates its step 0 anew.
@@ -94,12 +108,12 @@ class Run:
         Raises:
             ImportError, OSError: a sink that cannot start stops the run before any work.
         """
-        names: list[SinkName] = [*self._trainer.config.log_to]
-        if self._folder is not None and "jsonl" not in names:
+        names: list[SinkName] = [*self._trainer.config.log_to] if self._trainer.ranks.is_first else []
+        if self._writes and "jsonl" not in names:
             names.append("jsonl")
         self._sinks = make_sinks(
             names,
-            self._folder or Path(),  # without a folder there is the console alone
+            self._folder if self._folder is not None and self._writes else Path(),  # the console alone needs none
             total_steps=total_steps,
             resume_step=self._trainer.step,
             config=self._trainer.config.model_dump(),
@@ -108,7 +122,7 @@ class Run:
             yield
         except Exception as error:
             if self._trainer.learner.weights_are_whole and self._trainer.step > self.start_step:
-                self.save()
+                self._save_after(error)
             logger.error("the run stopped after step %d (%s); %s", self._trainer.step, error, self.how_to_resume())
             raise
         finally:
@@ -120,13 +134,13 @@ class Run:
         self.last_metrics = dict(metrics)
         self._sinks.write(self._trainer.step, metrics)
         limit = self._trainer.config.log_completions
-        if self._folder is not None and limit > 0:
+        if self._folder is not None and self._writes and limit > 0:
             with self._warning_once("completions"):
                 write_completions(self._folder, self._trainer.step, groups, advantages, limit=limit)
 
     def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
         """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions."""
-        if self._folder is None:
+        if self._folder is None or not self._writes:
             return
         step = self._trainer.step
         numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
@@ -159,13 +173,38 @@ class Run:
         """
         if self._folder is None:
             return
+        trainer, failure = self._trainer, ""
+        updater = trainer.learner.updater
+        weights, moments = dict(updater.weights()), updater.state_dict()
+        under_way = joined_states(trainer.ranks.gather(trainer.sampler.ahead.state()))
+        if self._writes:
+            try:
+                self._write_checkpoint(weights, moments, under_way)
+            except CheckpointError as error:
+                failure = str(error)
+        if failure := trainer.ranks.gather(failure)[0]:  # every rank goes on, or stops, as rank 0 does
+            raise CheckpointError(failure)
+
+    def _save_after(self, error: Exception) -> None:
+        updater = self._trainer.learner.updater
+        if self._trainer.ranks.size == 1 or isinstance(error, NonFiniteError):  # every rank has raised that
+            self.save()
+        elif self._writes and not updater.is_sharded:  # the other ranks may be gone, and they are not needed
+            self._write_checkpoint(
+                dict(updater.weights()), updater.state_dict(), self._trainer.sampler.ahead.state(prompts_alone=True)
+            )
+
+    def _write_checkpoint(
+        self, weights: Mapping[str, Tensor], moments: Mapping[str, Any], under_way: Sequence[Mapping[str, Any]]
+    ) -> None:
         trainer = self._trainer
+        assert self._folder is not None
         state = {
             "config": trainer.config.model_dump(mode="json"),
             "data": self._data,
             "rewards": [function_name(reward_fn) for reward_fn in trainer.reward_fns],
             "draws": trainer.draws,
-            "batches_under_way": trainer.sampler.ahead.state(),
+            "batches_under_way": under_way,
             "pass_rates": trainer.sampler.pass_rates.state(),
             "kl_coef": trainer.learner.kl_coef,
             "start_step": self.start_step,
@@ -178,9 +217,11 @@ class Run:
                 root,
                 trainer.step,
                 trainer.model,
-                trainer.learner.updater.state_dict(),
+                moments,
                 state,
                 keep=keep,
+                weights=weights,
+                reference_state=None if trainer.learner.reference is None else trainer.learner.reference.state_dict(),
                 tokenizer=trainer.policy.tokenizer,
             )
         except CheckpointError as error:
@@ -216,6 +257,8 @@ class Run:
         self._refuse_other_run(checkpoint, state)
         load_weights(checkpoint, self._trainer.model)
         self._trainer.learner.updater.load_state_dict(load_optimizer(checkpoint))
+        if self._trainer.learner.reference is not None:
+            self._trainer.learner.reference.load_state_dict(load_reference(checkpoint))
         load_random_states(checkpoint)
         self._trainer.step, self._trainer.draws = state["step"], state["draws"]
         self.batches_under_way = state["batches_under_way"]
@@ -259,7 +302,7 @@ class Run:
             )
 
     def _write_report(self) -> None:
-        if self._folder is not None:
+        if self._folder is not None and self._writes:
             with self._warning_once("report"):
                 write_report(self._folder)
 

@@ -10,6 +10,7 @@ from rlox_grpo.config import GRPOConfig
 from rlox_grpo.curriculum import PassRates
 from rlox_grpo.engines import GenerationEngine
 from rlox_grpo.overlap import Ahead, BackgroundEngine, Pending
+from rlox_grpo.ranks import Ranks
 from rlox_grpo.rollout import generate
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
@@ -24,7 +25,8 @@ class Sampler:
         ahead: Batches under way: this step's and, with ``async_steps``, those of later ones.
     """
 
-    def __init__(self, engine: GenerationEngine, config: GRPOConfig) -> None:
+    def __init__(self, engine: GenerationEngine, config: GRPOConfig, ranks: Ranks) -> None:
+        self._ranks = ranks
         self.engine = BackgroundEngine(engine) if config.async_steps > 0 else engine
         self.sampling = Sampling(
             max_new_tokens=config.max_new_tokens,
@@ -49,8 +51,8 @@ class Sampler:
             return 1.0
         return self.pass_rates.chance(index, self._config.curriculum_floor)
 
-    def groups_of(self, step: int, prompts_of: Callable[[int], Sequence[Prompt]]) -> list[RolloutGroup]:
-        """The groups of ``step``, once ``async_steps`` later batches are under way too; call :meth:`done` after it.
+    def batch_of(self, step: int, prompts_of: Callable[[int], Sequence[Prompt]]) -> Pending:
+        """The batch of ``step``, once ``async_steps`` later batches are under way too; call :meth:`done` after it.
 
         Args:
             step: from 0, each in turn.
@@ -71,9 +73,14 @@ class Sampler:
         if config.max_group_size is not None:
             sizes = [self.pass_rates.group_size(p.index, config.group_size, config.max_group_size) for p in prompts]
         seed = derived_seed(config.seed, f"refill {refill}" if refill else "rollout", step)
+        share = self._ranks.share(len(prompts))
+
+        def sampled(engine: GenerationEngine) -> list[RolloutGroup]:
+            return generate(engine, prompts, sizes, self.sampling, seed, share)
+
         if isinstance(engine, BackgroundEngine):
-            return Pending(prompts, engine.submit(lambda inner: generate(inner, prompts, sizes, self.sampling, seed)))
-        return Pending.done(generate(engine, prompts, sizes, self.sampling, seed))
+            return Pending(prompts, engine.submit(sampled))
+        return Pending.done(prompts, sampled(engine))
 
     def done(self) -> None:
         """The oldest batch was trained on."""

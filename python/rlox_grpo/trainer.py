@@ -12,24 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from rlox_grpo.checkpoint import export_model
 from rlox_grpo.config import ConfigError, GRPOConfig
 from rlox_grpo.engines import make_engine
 from rlox_grpo.engines.weight_sync import policy_weights
 from rlox_grpo.evaluation import evaluate
+from rlox_grpo.exchange import exchange_scores
 from rlox_grpo.importance import mismatch_metrics
 from rlox_grpo.interrupt import stop_on_signal
 from rlox_grpo.learner import Learner
 from rlox_grpo.loading import load_policy
-from rlox_grpo.metrics import step_metrics
-from rlox_grpo.overlap import staleness
+from rlox_grpo.metrics import combined, over_ranks, step_metrics
+from rlox_grpo.overlap import Pending, staleness
 from rlox_grpo.prompts import PromptDraws, PromptsLike, fingerprint, load_prompts, refuse_too_long
+from rlox_grpo.ranks import join_ranks
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout import Rollout, refilled
 from rlox_grpo.run import Run
 from rlox_grpo.sampler import Sampler, derived_seed
 from rlox_grpo.stage_clock import StageClock
-from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.types import Prompt, ScoredGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,12 +74,16 @@ class GRPO:
         self.reward_fns: list[RewardFn] = in_workers(
             given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
+        self.ranks = join_ranks(self.config.rank_timeout)
         self.policy = load_policy(model, tokenizer, self.config)
+        self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model
-        self.sampler = Sampler(make_engine(self.config, self.policy), self.config)
+        self.sampler = Sampler(make_engine(self.config, self.policy), self.config, self.ranks)
         self.engine = self.sampler.engine
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
-        self.learner = Learner(self.config, self.policy, weights, ref_model, exact_engine=self.engine.exact)
+        self.learner = Learner(
+            self.config, self.policy, weights, ref_model, exact_engine=self.engine.exact, ranks=self.ranks
+        )
         self.origin: Mapping[str, Any] = {}
         """What started the run beside its configuration (model, data, rewards); it leads the run's config.toml."""
         self.step = 0
@@ -84,6 +91,7 @@ class GRPO:
         self.draws = 0
         """Turns of prompts that have passed, likewise; see :class:`rlox_grpo.prompts.PromptDraws`."""
         self._total_steps = 1
+        self._engine_step: int | None = None  # whose weights the engine was given
 
     def train_step(
         self, prompts_of: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
@@ -99,16 +107,15 @@ class GRPO:
         with clock("weight_sync"):
             self._sync_engine()
         with clock("rollout"):
-            groups = self.sampler.groups_of(self.step, prompts_of)
+            batch = self.sampler.batch_of(self.step, prompts_of)
+            batch.groups.result()
         with clock("rewards"):
-            rollout = Rollout.of(self._scored(groups))
+            rollout = Rollout.of(self._scored(batch))
         if self.config.zero_variance == "refill" and more is not None:
             with clock("refill"):
                 rollout = refilled(
                     rollout.groups,
-                    lambda missing: self._scored(
-                        self.sampler.ask(more(missing), self.step, next(refills)).groups.result()
-                    ),
+                    lambda missing: self._scored(self.sampler.ask(more(missing), self.step, next(refills))),
                     most_refills=self.config.max_refills,
                 )
         scored = rollout.chosen
@@ -117,23 +124,24 @@ class GRPO:
         with clock("batch"):
             parts = self.learner.batches(scored, advantages)
         with clock("log_probs"):
-            parts = [self.learner.with_log_probs(part) for part in parts]
+            parts = self.learner.with_log_probs(parts)
         with clock("update"):
             updates = self.learner.update(parts, scored, self.step, self._total_steps)
         self.step += 1
         self.sampler.done()
+        self.learner.refresh_reference(self.step)
         if self.sampler.measures_pass_rates:
             self.sampler.pass_rates.measure(rollout.groups)
         self.last_rollout = scored, advantages
-        timings = clock.timings()
+        timings = {stage: max(seconds) for stage, seconds in over_ranks(clock.timings(), self.ranks).items()}
         metrics = step_metrics(rollout.groups, advantages, updates, timings)
         return {
             **metrics,
             **self.learner.adapt_kl_coef(metrics, advantages.size),
-            **self.learner.profile(parts, updates, timings),
-            **mismatch_metrics([batch for part in parts for batch in part]),
+            **combined(over_ranks(self.learner.profile(parts, updates, timings), self.ranks)),
+            **combined(over_ranks(mismatch_metrics([batch for part in parts for batch in part]), self.ranks)),
             **rollout.metrics(),
-            **staleness(groups, self.step - 1),
+            **staleness([scored.group for scored in rollout.groups], self.step - 1),
             **self.sampler.pass_rates.metrics(),
         }
 
@@ -154,7 +162,12 @@ class GRPO:
             ValueError: prompts that cannot be used, named by index.
             NonFiniteError: a step whose loss or gradient is not finite; it was not applied.
             KeyboardInterrupt: stopped by Ctrl-C or SIGTERM, after the step in hand and a checkpoint.
+            RankError: another rank failed or died; the message names it and its error.
         """
+        with self.ranks.failing_together():
+            return self._train(prompts, n_epochs, eval_prompts)
+
+    def _train(self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None) -> dict[str, float]:
         train_prompts = self._prompts(prompts)
         held_out = None if eval_prompts is None else self._prompts(eval_prompts)
         if n_epochs < 1:
@@ -170,7 +183,12 @@ class GRPO:
             logger.info("%s is complete: all %d steps are done", self.config.output_dir, self.step)
             return _with_short_names(run.last_metrics)
         draws = PromptDraws(train_prompts, self.config.seed, self.draws, self.sampler.chance)
-        self.sampler.ahead.restore(run.batches_under_way, train_prompts, lambda lost: self.sampler.ask(lost, self.step))
+        self.sampler.ahead.restore(
+            run.batches_under_way,
+            train_prompts,
+            lambda lost, place: self.sampler.ask(lost, self.step + place),
+            self.ranks.share,
+        )
 
         def prompts_of(step: int) -> list[Prompt]:
             left = last_draw - run.start_draw - (step - run.start_step) * per_step  # but for refills
@@ -181,7 +199,7 @@ class GRPO:
         with run.recording(self._total_steps), closing_workers(self.reward_fns), stop_on_signal() as stop:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
-            while self.step < self._total_steps and not stop:
+            while self.step < self._total_steps and not self.ranks.any(bool(stop)):
                 metrics = self.train_step(prompts_of, draws.take)
                 self.draws = draws.draws
                 if held_out is not None and self._evaluation_is_due():
@@ -191,8 +209,10 @@ class GRPO:
                 run.record(metrics, *self.last_rollout)
                 run.save_if_due()
             run.save()
-        if stop and self.step < self._total_steps:
-            raise KeyboardInterrupt(f"stopped by {stop.name} after step {self.step}; {run.how_to_resume()}")
+        if self.step < self._total_steps:
+            raise KeyboardInterrupt(
+                f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
+            )
         return _with_short_names(run.last_metrics)
 
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
@@ -203,29 +223,31 @@ class GRPO:
             samples: completions for each; ``eval_samples`` when None.
             greedy: take the likeliest token each time instead of sampling (one completion for each prompt).
         """
-        with closing_workers(self.reward_fns):
+        with closing_workers(self.reward_fns), self.ranks.failing_together():
             return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
 
     def save(self, path: str | Path) -> None:
-        """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``)."""
-        model: Any = self.model
-        if hasattr(model, "save_pretrained"):
-            model.save_pretrained(path)
-            if self.policy.tokenizer is not None:
-                self.policy.tokenizer.save_pretrained(path)
-        else:
-            from safetensors.torch import save_model
+        """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``).
 
-            Path(path).mkdir(parents=True, exist_ok=True)
-            save_model(self.model, str(Path(path) / "model.safetensors"))
+        With several ranks every one calls this, and rank 0 writes.
+        """
+        whole = dict(self.learner.updater.weights()) if self.learner.updater.is_sharded else None
+        if self.ranks.is_first:
+            export_model(Path(path), self.model, self.policy.tokenizer, whole)
 
-    def _scored(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
-        return score(groups, self.reward_fns, self.config.reward_weights, on_error=self.config.on_reward_error)
+    def _scored(self, batch: Pending) -> list[ScoredGroup]:
+        """All groups of the batch: each rank scores those that it sampled, and they are exchanged."""
+        config = self.config
+        mine = score(batch.groups.result(), self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
+        return exchange_scores(mine, batch.prompts, self.ranks)
 
     def _sync_engine(self) -> None:
         """Give the engine the policy as it is, also after a resume; before sampling, so that no sync is in vain."""
-        if self.engine.policy_version != self.step:
-            self.engine.load_weights(policy_weights(self.model), version=self.step)
+        if self._engine_step != self.step:
+            updater = self.learner.updater
+            weights = policy_weights(self.model, updater.weights if updater.is_sharded else None)
+            self.engine.load_weights(weights, version=self.step)
+            self._engine_step = self.step
 
     def _evaluate(
         self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
@@ -241,6 +263,7 @@ class GRPO:
             seed=derived_seed(self.config.seed, "evaluation", 0),
             weights=self.config.reward_weights,
             on_error=self.config.on_reward_error,
+            ranks=self.ranks,
         )
 
     def _evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:

@@ -18,8 +18,8 @@ class Mismatched:
         self.exact = False
         self.policy_version = -1
 
-    def generate(self, *arguments):
-        groups = self._engine.generate(*arguments)
+    def generate(self, *arguments, **options):
+        groups = self._engine.generate(*arguments, **options)
         for group in groups:
             for completion in group.completions:
                 completion.log_probs[:] -= np.log(self._off)

@@ -207,8 +207,8 @@ class Spied:
         base_model.base_model.register_forward_pre_hook(self._note, with_kwargs=True)
         generate, batches = self.trainer.engine.generate, self.trainer.learner.batches
 
-        def generating(*arguments: Any) -> Any:
-            groups = generate(*arguments)
+        def generating(*arguments: Any, **options: Any) -> Any:
+            groups = generate(*arguments, **options)
             self.calls.clear()
             return groups
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlox_grpo.overlap import Ahead, BackgroundEngine, Pending, staleness
+from rlox_grpo.overlap import Ahead, BackgroundEngine, Pending, joined_states, staleness
+from rlox_grpo.ranks import Ranks
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 PROMPTS = [Prompt(np.array([index + 1]), index) for index in range(6)]
@@ -22,7 +23,7 @@ class Engine:
     def __init__(self, fails=False):
         self.weight, self.calls, self.threads, self.fails = 0.0, [], set(), fails
 
-    def generate(self, prompts, group_size, sampling, seed):
+    def generate(self, prompts, group_size, sampling, seed, *, first_prompt=0):
         time.sleep(0.02)  # so that the update gets ahead of it
         self.calls.append(("generate", seed, self.policy_version))
         self.threads.add(threading.current_thread().name)
@@ -88,13 +89,13 @@ def groups(tokens, version=0, start=0):
 
 def test_batches_go_through_a_checkpoint_exactly():
     ahead, again = Ahead(), Ahead()
-    ahead.put(Pending.done(groups([1, 2, 3], version=4)))
-    ahead.put(Pending.done(groups([9], version=5, start=2)))
+    ahead.put(Pending.done(PROMPTS[:2], groups([1, 2, 3], version=4)))
+    ahead.put(Pending.done(PROMPTS[2:4], groups([9], version=5, start=2)))
     state = json.loads(json.dumps(ahead.state()))
-    again.restore(state, PROMPTS, lambda prompts: pytest.fail("nothing was lost"))
+    again.restore(state, PROMPTS, lambda prompts, place: pytest.fail("nothing was lost"))
     assert len(again) == 2
     for expected in (groups([1, 2, 3], version=4), groups([9], version=5, start=2)):
-        found = again.first()
+        found = again.first().groups.result()
         again.drop_first()
         for left, right in zip(found, expected, strict=True):
             assert (left.prompt.index, left.policy_version) == (right.prompt.index, right.policy_version)
@@ -111,17 +112,35 @@ def test_a_batch_that_failed_is_sampled_again_by_a_resumed_run():
     engine.load_weights([("w", torch.ones(()))], 1)
     ahead.put(Pending(PROMPTS[2:4], engine.submit(lambda e: e.generate(PROMPTS[2:4], 2, Sampling(4), 0))))
     with pytest.raises(RuntimeError, match="could not take new weights"):
-        ahead.first()
+        ahead.first().groups.result()
     state = json.loads(json.dumps(ahead.state()))
     asked = []
 
-    def sample(prompts):
-        asked.append([prompt.index for prompt in prompts])
-        return Pending.done(groups([7], start=2))
+    def sample(prompts, place):
+        asked.append(([prompt.index for prompt in prompts], place))
+        return Pending.done(prompts, groups([7], start=2))
 
     again.restore(state, PROMPTS, sample)
-    assert asked == [[2, 3]]
-    assert again.first()[0].completions[0].token_ids.tolist() == [7]
+    assert asked == [([2, 3], 0)]
+    assert again.first().groups.result()[0].completions[0].token_ids.tolist() == [7]
+
+
+def test_the_states_of_ranks_join_and_each_takes_its_share_back():
+    states = []
+    for rank in range(2):
+        ahead = Ahead()
+        ahead.put(Pending.done(PROMPTS[:2], groups([rank])[rank : rank + 1]))
+        states.append(json.loads(json.dumps(ahead.state())))
+    (joined,) = joined_states(states)
+    assert joined["prompts"] == [0, 1]
+    for rank in range(2):
+        again = Ahead()
+        again.restore([joined], PROMPTS, lambda prompts, place: pytest.fail("nothing was lost"), Ranks(rank, 2).share)
+        (group,) = again.first().groups.result()
+        assert group.prompt.index == rank
+        assert group.completions[0].token_ids.tolist() == [rank]
+    states[1][0]["groups"] = None  # a rank whose sampling failed: the batch is sampled anew, on every rank
+    assert joined_states(states) == [{"prompts": [0, 1], "groups": None}]
 
 
 def test_staleness():

@@ -27,8 +27,14 @@ class GenerationEngine(Protocol):
     exact: bool
     policy_version: int
 
-    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> list[RolloutGroup]:
-        """Sample ``group_size`` completions for each prompt; the same arguments and weights give the same result."""
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
+    ) -> list[RolloutGroup]:
+        """Sample ``group_size`` completions for each prompt; the same arguments and weights give the same result.
+
+        ``first_prompt`` is the place of ``prompts[0]`` among all prompts of the step: ranks that share them out draw
+        what one process would have drawn.
+        """
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -41,7 +47,7 @@ class GenerationEngine(Protocol):
 
 
 def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
-    """The engine that ``config`` names, over ``policy``; over a copy of it where generation runs beside the update.
+    """The engine that ``config`` names, over ``policy`` or a copy of it.
 
     Raises:
         ConfigError: an engine that cannot serve this policy.
@@ -53,14 +59,16 @@ def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
         return _vllm_engine(config, policy)
     from rlox_grpo.engines.hf_engine import HFEngine
 
+    # Of a policy whose parameters lie in shards a rank can sample only from a copy, and so beside an update.
+    is_copy = config.async_steps > 0 or (config.updater == "deepspeed" and config.zero_stage == 3)
     return HFEngine(
-        _copied(policy.model) if config.async_steps else policy.model,
+        _copied(policy.model) if is_copy else policy.model,
         policy.tokenizer,
         eos_token_ids=policy.eos_token_ids,
         vocab_limit=policy.vocabulary,
         max_rows=config.max_rollout_rows,
         autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None,
-        owns_model=config.async_steps > 0,
+        is_copy=is_copy,
     )
 
 

@@ -40,10 +40,10 @@ class HFEngine:
     and values (Mamba), runs each whole sequence again for each token, rows of equal length together, with
     ``input_ids`` as its only argument.
 
-    A token is drawn by a uniform keyed by (seed, prompt's position in the call, completion's position in its group,
-    token's position), so neither ``max_rows`` nor the other rows decide it. The logits do depend on the batch in their
-    last bits, as matrix products do; a token can flip where its uniform lies that near (about 1e-7) to the edge
-    between two tokens.
+    A token is drawn by a uniform keyed by (seed, prompt's position in the step, completion's position in its group,
+    token's position), so neither ``max_rows`` nor the other rows decide it, nor how ranks share the prompts out. The
+    logits do depend on the batch in their last bits, as matrix products do; a token can flip where its uniform lies
+    that near (about 1e-7) to the edge between two tokens.
 
     Log-probs are those of the distribution really sampled: after temperature and filters, renormalised; 0.0 where
     temperature 0 makes it a point mass. With filters off they are the trainer's log_softmax(logits / temperature).
@@ -68,7 +68,7 @@ class HFEngine:
         vocab_limit: int | None = None,
         max_rows: int | None = None,
         autocast_dtype: torch.dtype | None = None,
-        owns_model: bool = False,
+        is_copy: bool = False,
     ) -> None:
         """Hold the model; nothing is allocated before ``generate``.
 
@@ -81,7 +81,8 @@ class HFEngine:
             vocab_limit: Ids from here on are never sampled; by default those past the tokenizer's last.
             max_rows: Completions decoded at once, 256 by default; the others wait.
             autocast_dtype: Run the forward under ``torch.autocast`` in this type (``torch.bfloat16``).
-            owns_model: Whether ``model`` is a copy of the trainer's, which ``load_weights`` has to fill.
+            is_copy: ``model`` is not the trainer's own but a copy, as where ranks hold its parameters in shards:
+                ``load_weights`` then copies.
 
         Raises:
             ValueError: ``max_rows`` is below 1.
@@ -89,10 +90,10 @@ class HFEngine:
         if max_rows is not None and max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, got {max_rows}")
         self._model = model
-        self._owns_model = owns_model
         self._tokenizer = tokenizer
         self._max_rows = DEFAULT_MAX_ROWS if max_rows is None else max_rows
         self._autocast_dtype = autocast_dtype
+        self._is_copy = is_copy
         self._vocab_size = _vocab_size(model)
         self._end_ids = _end_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
         self.vocab_limit = vocab_limit
@@ -110,8 +111,10 @@ class HFEngine:
         self.exact = autocast_dtype is None
         self.policy_version = 0
 
-    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> list[RolloutGroup]:
-        """Sample ``group_size`` completions for each prompt.
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
+    ) -> list[RolloutGroup]:
+        """Sample ``group_size`` completions for each prompt; the first is number ``first_prompt`` of its step.
 
         Raises:
             ValueError: No prompt, an empty one, one with an id out of the vocabulary or too long for the model, or a
@@ -134,17 +137,17 @@ class HFEngine:
         if self.uses_cache:
             decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes)
         with _inference(self._model), self._autocast():
-            rows = self._live_rows(max_rows, sampling, seed)
+            rows = self._live_rows(max_rows, sampling, seed, first_prompt)
             decode_rows(self._model, token_ids, group_size, rows, max_rows)
         return self._groups(prompts, group_size, rows.finished)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the weights into a module of the engine's own; the trainer's module holds them already.
+        """Note the new version. The trainer's own module has the weights in place already, and they are not read.
 
         Raises:
-            ValueError: the names or shapes are not those of the engine's module; nothing has changed.
+            ValueError: the names or shapes are not those of the copy; nothing has changed.
         """
-        if self._owns_model:
+        if self._is_copy:
             _copy_weights(self._model, dict(weights))
         self.policy_version = version
 
@@ -173,7 +176,7 @@ class HFEngine:
                     f"{self._vocab_size}"
                 )
 
-    def _live_rows(self, max_rows: int, sampling: Sampling, seed: int) -> LiveRows:
+    def _live_rows(self, max_rows: int, sampling: Sampling, seed: int, first_prompt: int) -> LiveRows:
         device = _device(self._model)
         stop_strings = None
         if sampling.stop:
@@ -187,6 +190,7 @@ class HFEngine:
             stop_strings=stop_strings,
             vocab_limit=self.vocab_limit,
             device=device,
+            first_prompt=first_prompt,
         )
 
     def _autocast(self) -> torch.autocast | nullcontext[None]:

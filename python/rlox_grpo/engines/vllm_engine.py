@@ -133,8 +133,12 @@ class VLLMEngine:
         self.policy_version = -1
         self.sync_seconds = 0.0
 
-    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> list[RolloutGroup]:
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
+    ) -> list[RolloutGroup]:
         """Sample ``group_size`` completions for each prompt, one request a prompt.
+
+        Seeds are of a prompt's index, so that ``first_prompt`` does not matter.
 
         Raises:
             ValueError: what :func:`rlox_grpo.engines.vllm_requests.check_request` refuses.

@@ -8,7 +8,7 @@ asks for, and only then does the engine see it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,22 +24,31 @@ class WeightMismatchError(ValueError):
     """Weights that are not those of the engine's model. None of them was handed over."""
 
 
-def policy_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def policy_weights(
+    model: nn.Module, whole: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Name and value of every tensor that a checkpoint of ``model`` holds, tied ones once; nothing has a gradient.
 
     A LoRA model gives the names of its base model, and each adapted weight with its active adapters merged in:
     W + ΔW in W's own dtype. The model itself is not changed, and only one merged weight exists at a time.
+
+    Args:
+        model: the policy.
+        whole: gives its parameters by name where ``model`` holds shards of them; asked once the first weight is.
 
     Raises:
         ValueError: an adapter other than plain LoRA on linear or embedding layers.
     """
     base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
     adapted = {name: module for name, module in base.named_modules() if hasattr(module, "base_layer")}
+    gathered = {} if whole is None else dict(whole())
+    values = {id(own): gathered[name] for name, own in model.named_parameters() if name in gathered}
     seen: set[int] = set()
     for name, tensor in base.state_dict(keep_vars=True).items():
         if id(tensor) in seen:  # a weight that two layers share is one Parameter
             continue
         seen.add(id(tensor))
+        tensor = values.get(id(tensor), tensor)
         layer, part = _adapted_part(name, adapted)
         if layer is None:
             yield name, tensor.detach()
