@@ -49,8 +49,13 @@ def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
     """
     import torch
 
-    if config.engine == "vllm":
-        return _vllm_engine(config, policy)
+    if config.engine != "hf":
+        from rlox_grpo.config import ConfigError
+
+        try:
+            return _vllm_engine(config, policy) if config.engine == "vllm" else _vllm_server(config, policy)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     from rlox_grpo.engines.hf_engine import HFEngine
 
     return HFEngine(
@@ -64,21 +69,32 @@ def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
 
 
 def _vllm_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
-    from rlox_grpo.config import ConfigError
     from rlox_grpo.engines.vllm_engine import VLLMEngine
 
-    try:
-        return VLLMEngine(
-            policy.model,
-            policy.tokenizer,
-            eos_token_ids=policy.eos_token_ids,
-            vocab_limit=policy.vocabulary,
-            dtype=config.dtype,
-            max_length=config.engine_max_length,
-            max_rows=config.max_rollout_rows,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            tensor_parallel_size=config.tensor_parallel_size,
-            sleep=config.engine_sleep,
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    return VLLMEngine(
+        policy.model,
+        policy.tokenizer,
+        eos_token_ids=policy.eos_token_ids,
+        vocab_limit=policy.vocabulary,
+        dtype=config.dtype,
+        max_length=config.engine_max_length,
+        max_rows=config.max_rollout_rows,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        tensor_parallel_size=config.tensor_parallel_size,
+        sleep=config.engine_sleep,
+    )
+
+
+def _vllm_server(config: GRPOConfig, policy: Policy) -> GenerationEngine:
+    from rlox_grpo.engines.vllm_server import VLLMServerEngine
+
+    return VLLMServerEngine(
+        config.server_urls,
+        policy.model,
+        policy.tokenizer,
+        eos_token_ids=policy.eos_token_ids,
+        vocab_limit=policy.vocabulary,
+        max_length=config.engine_max_length,
+        timeout=config.server_timeout,
+        sync_dir=config.server_sync_dir,
+    )
