@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 import uuid
+import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -125,6 +126,7 @@ class VLLMServerEngine:
         for server in self._servers:
             self._check_model(server, time.monotonic() + timeout)
         self._folder = Path(tempfile.mkdtemp(prefix="rlox-grpo-weights-", dir=sync_dir))
+        self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> list[RolloutGroup]:
         """Sample ``group_size`` completions for each prompt.
@@ -188,10 +190,10 @@ class VLLMServerEngine:
         self.sync_seconds = time.perf_counter() - start
 
     def close(self) -> None:
-        """Close the connections and remove the files; the servers run on."""
+        """Close the connections and remove the weights' folder (so does the end of the process); the servers run on."""
         for server in self._servers:
             server.client.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
         self._file, self.policy_version = None, -1
 
     def _body(self, prompt: Prompt, group_size: int, sampling: Sampling, prompt_seed: int) -> dict[str, Any]:
