@@ -52,6 +52,7 @@ FREE_TO_CHANGE = frozenset(
         "server_urls",
         "server_timeout",
         "server_sync_dir",
+        "server_nccl_address",
         "reward_timeout",
         "reward_workers",
         "on_reward_error",

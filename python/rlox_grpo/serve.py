@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import secrets
 import signal
@@ -182,7 +183,9 @@ def _command(
     command += ["--middleware", "rlox_grpo.engines.server_guard.TokenGuard"]
     if max_length is not None:
         command += ["--max-model-len", str(max_length)]
-    if not _has_gpu():
+    if _has_gpu():
+        command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
+    else:
         command += ["--enforce-eager"]
     return [*command, *vllm_arguments]
 

@@ -335,3 +335,23 @@ def server_pid(port: str) -> int:
         ["pgrep", "-f", f"vllm.entrypoints.openai.api_server.*--port {port}"], capture_output=True, text=True
     )
     return int(found.stdout.split()[0])
+
+
+def test_the_control_plane_of_a_transfer_by_nccl(model):
+    """What can be checked without a GPU: vLLM's engine sends our metadata over our connection, in its order."""
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
+
+    from rlox_grpo.engines.nccl_transfer import ControlPlane, PolicySource
+
+    sent = []
+    source = PolicySource()
+    source.weights = list(policy_weights(model))
+    plane = ControlPlane(lambda path, body: sent.append((path, body)))
+    engine = NCCLTrainerWeightTransferEngine(client=plane, source=source)
+    engine._broadcast = lambda pairs, meta: [*engine._checked_iter(pairs, meta)]
+    engine.send_weights()
+    assert [path for path, _ in sent] == ["/start_weight_update", "/update_weights", "/finish_weight_update"]
+    info = sent[1][1]["update_info"]
+    assert info["names"] == [name for name, _ in source.weights]
+    assert info["shapes"] == [list(tensor.shape) for _, tensor in source.weights]
+    assert set(info["dtype_names"]) == {"float32"}

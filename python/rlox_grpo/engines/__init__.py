@@ -97,4 +97,5 @@ def _vllm_server(config: GRPOConfig, policy: Policy) -> GenerationEngine:
         max_length=config.engine_max_length,
         timeout=config.server_timeout,
         sync_dir=config.server_sync_dir,
+        nccl_address=config.server_nccl_address,
     )

@@ -48,6 +48,7 @@ class _Server:
     url: str
     client: Any
     lock: Lock = field(default_factory=Lock)
+    nccl: Any = None
     is_up: bool = True
     trouble: str = ""
 
@@ -81,6 +82,7 @@ class VLLMServerEngine:
         max_length: int | None = None,
         timeout: float = 600.0,
         sync_dir: str | Path | None = None,
+        nccl_address: str | None = None,
     ) -> None:
         """Reach every server, and compare its model with the policy.
 
@@ -93,6 +95,7 @@ class VLLMServerEngine:
             max_length: Longest prompt with its completion; the model's own limit by default.
             timeout: Seconds that one ``generate`` or ``load_weights`` has, retries included.
             sync_dir: A folder that trainer and servers share; a temporary one for servers on this host.
+            nccl_address: This host's address; weights then go from GPU to GPU by NCCL, and no folder is needed.
 
         Raises:
             ImportError: httpx is missing; names the extra.
@@ -106,7 +109,7 @@ class VLLMServerEngine:
         if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
             raise ValueError(f"engine='vllm_server' needs a transformers model, got {type(model).__name__}")
         elsewhere = [url for url in urls if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")]
-        if elsewhere and sync_dir is None:
+        if elsewhere and sync_dir is None and nccl_address is None:
             raise ValueError(f"{elsewhere[0]} is not this host: server_sync_dir has to name a folder that it shares")
         self._tokenizer = tokenizer
         self._end_ids = tuple(eos_token_ids)
@@ -121,6 +124,8 @@ class VLLMServerEngine:
         self._run = uuid.uuid4().hex[:12]
         self._mark = "none"
         self._file: Path | None = None
+        self._weights: Sequence[tuple[str, Tensor]] = ()
+        self._nccl_address = nccl_address
         self.policy_version = -1
         self.sync_seconds = 0.0
         for server in self._servers:
@@ -135,7 +140,7 @@ class VLLMServerEngine:
             ValueError: what :func:`rlox_grpo.engines.vllm_requests.check_request` refuses.
             EngineError: no weights were loaded yet; no server answered within the deadline; or one refused a request.
         """
-        if self._file is None:
+        if self.policy_version < 0:
             raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before generate")
         check_request(
             prompts,
@@ -171,12 +176,17 @@ class VLLMServerEngine:
         from safetensors.torch import save_file
 
         start = time.perf_counter()
-        tensors = {name: tensor.contiguous().cpu() for name, tensor in _checked(list(weights), self._expected).items()}
-        unfinished = self._folder / f"{version}.part"
-        save_file(tensors, unfinished)
-        file = unfinished.with_suffix(".safetensors")
-        os.replace(unfinished, file)
-        previous, self._file, self._mark = self._file, file, f"{self._run}:{version}:{uuid.uuid4().hex[:8]}"
+        given = list(weights)
+        check_weights(given, self._expected)
+        previous = self._file
+        if self._nccl_address is None:
+            unfinished = self._folder / f"{version}.part"
+            save_file({name: tensor.contiguous().cpu() for name, tensor in given}, unfinished)
+            self._file = unfinished.with_suffix(".safetensors")
+            os.replace(unfinished, self._file)
+        else:
+            self._weights = given
+        self._mark = f"{self._run}:{version}:{uuid.uuid4().hex[:8]}"
         self.policy_version = version
         deadline = time.monotonic() + self._timeout
         for waits in (False, True):  # for a server that is starting again only where no other one is up
@@ -185,13 +195,15 @@ class VLLMServerEngine:
                     list(pool.map(partial(self._sync_or_leave_out, deadline=deadline, waits=waits), self._servers))
         if not any(server.is_up for server in self._servers):
             raise EngineError(f"no server took version {version} of the weights{self._troubles()}")
-        if previous is not None and previous != file:
+        if previous is not None and previous != self._file:
             previous.unlink(missing_ok=True)
         self.sync_seconds = time.perf_counter() - start
 
     def close(self) -> None:
         """Close the connections and remove the weights' folder (so does the end of the process); the servers run on."""
         for server in self._servers:
+            if server.nccl is not None:
+                server.nccl.close()
             server.client.close()
         self._remove_folder()
         self._file, self.policy_version = None, -1
@@ -275,15 +287,39 @@ class VLLMServerEngine:
     def _push(self, server: _Server, mark: str, deadline: float) -> None:
         header = WEIGHTS_HEADER.decode()
         self._post(server, "/pause?mode=wait", deadline)
-        call = {"method": "rlox_load", "args": [str(self._file)]}
-        results = self._post(server, "/collective_rpc", deadline, json=call, headers={header: LOADING}).json()
-        refused = [result["refused"] for result in results["results"] if "refused" in result]
-        if refused:
-            raise EngineError(f"{server.url} refused the weights: {refused[0]}")
+        if self._nccl_address is None:
+            self._send_file(server, deadline)
+        else:
+            self._send_by_nccl(server, deadline)
         # Blocks of the cache hold keys and values of the old weights.
         if not self._post(server, "/reset_prefix_cache", deadline).json()["success"]:
             raise _Unavailable("it did not clear its prefix cache: requests are still running")
         self._post(server, "/resume", deadline, headers={header: mark})
+
+    def _send_file(self, server: _Server, deadline: float) -> None:
+        call = {"method": "rlox_load", "args": [str(self._file)]}
+        loading = {WEIGHTS_HEADER.decode(): LOADING}
+        results = self._post(server, "/collective_rpc", deadline, json=call, headers=loading).json()["results"]
+        refused = [result["refused"] for result in results if "refused" in result]
+        if refused:
+            raise EngineError(f"{server.url} refused the weights: {refused[0]}")
+
+    def _send_by_nccl(self, server: _Server, deadline: float) -> None:
+        from rlox_grpo.engines.nccl_transfer import NCCLTransfer
+
+        def post(path: str, body: dict[str, Any] | None) -> None:
+            self._post(server, path, deadline, json=body, headers={WEIGHTS_HEADER.decode(): LOADING})
+
+        seconds = deadline - time.monotonic()
+        group, server.nccl = server.nccl, None  # put back when it has worked: a group that failed is of no more use
+        try:
+            if group is None:
+                num_workers = int(self._get(server, "/get_world_size", deadline).json()["world_size"])
+                group = NCCLTransfer(post, num_workers, str(self._nccl_address), seconds)
+            group.send(self._weights, seconds)
+        except (TimeoutError, RuntimeError) as error:
+            raise _Unavailable(f"NCCL: {error or 'no answer within the deadline'}") from error
+        server.nccl = group
 
     def _check_model(self, server: _Server, deadline: float) -> None:
         """Wait for a server that is starting; refuse one whose model is not the policy's."""
@@ -358,8 +394,3 @@ def _usable(server: _Server, answer: Any) -> Any:
         what = "the token is not its own" if answer.status_code == 401 else answer.text[:500]
         raise EngineError(f"{server.url} refused {answer.request.url.path}: HTTP {answer.status_code}: {what}")
     return answer
-
-
-def _checked(weights: list[tuple[str, Tensor]], expected: Any) -> dict[str, Tensor]:
-    check_weights(weights, expected)
-    return dict(weights)
