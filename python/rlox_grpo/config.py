@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,6 +55,14 @@ class GRPOConfig(BaseModel):
     )
     engine_sleep: bool = Field(True, description="On a GPU, vLLM gives its memory to the trainer during updates.")
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="Share of the GPU's memory for vLLM.")
+    server_urls: tuple[str, ...] = Field((), description="http://host:port of each server of engine='vllm_server'.")
+    server_timeout: float = Field(600.0, gt=0, description="Seconds that a rollout or a sync has, retries included.")
+    server_sync_dir: str | None = Field(
+        None, description="Folder that trainer and servers share for new weights; needed where they are on other hosts."
+    )
+    server_nccl_address: str | None = Field(
+        None, description="This host's address; new weights then go from GPU to GPU by NCCL. Untested."
+    )
     tensor_parallel_size: int = Field(1, ge=1, description="Ranks that share one vLLM model, under torchrun.")
 
     # Train/inference mismatch
@@ -276,12 +285,21 @@ class GRPOConfig(BaseModel):
         return self
 
     def _refuse_contradictions_of_the_engine(self) -> None:
-        if self.engine != "vllm":
-            for name in ("engine_sleep", "gpu_memory_utilization", "tensor_parallel_size"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ConfigError(
-                        f"{name}={getattr(self, name)!r} is for engine='vllm', and engine={self.engine!r}"
-                    )
+        owners = dict.fromkeys(("engine_sleep", "gpu_memory_utilization", "tensor_parallel_size"), "vllm")
+        owners |= dict.fromkeys(
+            ("server_urls", "server_timeout", "server_sync_dir", "server_nccl_address"), "vllm_server"
+        )
+        for name, owner in owners.items():
+            value = getattr(self, name)
+            if self.engine != owner and value != type(self).model_fields[name].default:
+                raise ConfigError(f"{name}={value!r} is for engine={owner!r}, and engine={self.engine!r}")
+        if self.engine == "vllm_server" and not self.server_urls:
+            raise ConfigError("engine='vllm_server' needs server_urls, such as ['http://127.0.0.1:8000']")
+        if self.server_sync_dir is not None and self.server_nccl_address is not None:
+            raise ConfigError("server_sync_dir and server_nccl_address are two ways for new weights: choose one")
+        for url in self.server_urls:
+            if not re.fullmatch(r"https?://[^/\s]+:\d+/?", url):
+                raise ConfigError(f"server_urls holds {url!r}: expected http://host:port")
 
     def _refuse_contradicting_reference(self) -> None:
         for name, of in (("reference_refresh_steps", "periodic"), ("reference_url", "server")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from rlox_grpo.errors import EngineError
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from rlox_grpo.config import GRPOConfig
     from rlox_grpo.loading import Policy
+    from rlox_grpo.ranks import Ranks
 
 
 @runtime_checkable
@@ -20,11 +22,13 @@ class GenerationEngine(Protocol):
 
     Attributes:
         exact: Whether the log-probs it reports are those of the trainer's own weights and arithmetic.
+        central: Whether rank 0 alone asks it, as its machines are none of the trainer's.
         policy_version: Version of the weights that it samples from: 0 for an engine that shares the trainer's module,
             −1 for one that has none of its own yet and needs ``load_weights`` before ``generate``.
     """
 
     exact: bool
+    central: bool
     policy_version: int
 
     def generate(
@@ -46,8 +50,8 @@ class GenerationEngine(Protocol):
         ...
 
 
-def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
-    """The engine that ``config`` names, over ``policy`` or a copy of it.
+def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:
+    """The engine that ``config`` names, over ``policy`` or a copy of it, as ``ranks`` need it.
 
     Raises:
         ConfigError: an engine that cannot serve this policy.
@@ -55,8 +59,15 @@ def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
     """
     import torch
 
-    if config.engine == "vllm":
-        return _vllm_engine(config, policy)
+    if config.engine != "hf":
+        from rlox_grpo.config import ConfigError
+
+        if config.engine == "vllm_server" and ranks is not None and not ranks.is_first:
+            return AskedByRankZero()
+        try:
+            return _vllm_engine(config, policy) if config.engine == "vllm" else _vllm_server(config, policy)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     from rlox_grpo.engines.hf_engine import HFEngine
 
     # Of a policy whose parameters lie in shards a rank can sample only from a copy, and so beside an update.
@@ -72,6 +83,27 @@ def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
     )
 
 
+class AskedByRankZero:
+    """The engine of a rank that has none: rank 0 asks the servers for all of them."""
+
+    exact, central, policy_version = False, True, -1
+
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
+    ) -> list[RolloutGroup]:
+        """Never called: this rank's share of the prompts is empty."""
+        raise EngineError("a rank other than 0 was asked to sample from servers")
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take part in gathering the weights, which rank 0 hands over."""
+        for _ in weights:
+            pass
+        self.policy_version = version
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
 def _copied(model: nn.Module) -> nn.Module:
     """A model of the engine's own, adapters merged, as the weights that it will be given are."""
     import copy
@@ -82,21 +114,33 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 def _vllm_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
-    from rlox_grpo.config import ConfigError
     from rlox_grpo.engines.vllm_engine import VLLMEngine
 
-    try:
-        return VLLMEngine(
-            policy.model,
-            policy.tokenizer,
-            eos_token_ids=policy.eos_token_ids,
-            vocab_limit=policy.vocabulary,
-            dtype=config.dtype,
-            max_length=config.engine_max_length,
-            max_rows=config.max_rollout_rows,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            tensor_parallel_size=config.tensor_parallel_size,
-            sleep=config.engine_sleep,
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    return VLLMEngine(
+        policy.model,
+        policy.tokenizer,
+        eos_token_ids=policy.eos_token_ids,
+        vocab_limit=policy.vocabulary,
+        dtype=config.dtype,
+        max_length=config.engine_max_length,
+        max_rows=config.max_rollout_rows,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        tensor_parallel_size=config.tensor_parallel_size,
+        sleep=config.engine_sleep,
+    )
+
+
+def _vllm_server(config: GRPOConfig, policy: Policy) -> GenerationEngine:
+    from rlox_grpo.engines.vllm_server import VLLMServerEngine
+
+    return VLLMServerEngine(
+        config.server_urls,
+        policy.model,
+        policy.tokenizer,
+        eos_token_ids=policy.eos_token_ids,
+        vocab_limit=policy.vocabulary,
+        max_length=config.engine_max_length,
+        timeout=config.server_timeout,
+        sync_dir=config.server_sync_dir,
+        nccl_address=config.server_nccl_address,
+    )
