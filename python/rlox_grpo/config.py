@@ -156,6 +156,7 @@ class GRPOConfig(BaseModel):
     eval_samples: int = Field(4, ge=1, description="Completions for each prompt in an evaluation.")
     eval_greedy: bool = Field(False, description="Also evaluate with the likeliest token each time.")
     log_completions: int = Field(32, ge=0, description="Completions written to the run's folder each step.")
+    guards: bool = Field(True, description="Warn, once for each, when metrics say that the run is going wrong.")
     log_to: tuple[SinkName, ...] = Field(("console",), description="Metric sinks beside the run's metrics.jsonl.")
 
     @model_validator(mode="before")

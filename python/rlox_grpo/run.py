@@ -21,6 +21,7 @@ from rlox_grpo.checkpoint import (
     save_checkpoint,
 )
 from rlox_grpo.errors import CheckpointError
+from rlox_grpo.guards import Watch
 from rlox_grpo.report import write_report
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.run_files import cut_after, json_line, replace_file, write_completions
@@ -44,6 +45,7 @@ FREE_TO_CHANGE = frozenset(
         "eval_greedy",
         "log_completions",
         "log_to",
+        "guards",
         "micro_batch_tokens",
         "max_rollout_rows",
         "reward_timeout",
@@ -74,6 +76,7 @@ class Run:
         self.last_metrics: dict[str, float] = {}
         self._save_is_due = False
         self._warned_of: set[str] = set()
+        self._watch = Watch() if trainer.config.guards else None
         checkpoint = self._found_checkpoint()
         if checkpoint is not None:
             self._resume(checkpoint)
@@ -114,6 +117,8 @@ class Run:
     def record(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup], advantages: Float32Array) -> None:
         """Hand one step's metrics to the sinks, and write some of its completions."""
         self.last_metrics = dict(metrics)
+        if self._watch is not None:
+            self._watch.step(metrics)
         self._sinks.write(self._trainer.step, metrics)
         limit = self._trainer.config.log_completions
         if self._folder is not None and limit > 0:
