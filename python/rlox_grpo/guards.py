@@ -1,8 +1,8 @@
 """Guards: what a run's metrics say is going wrong, in words, with a remedy.
 
 Each is a function of a short history. It compares the last steps with the run's first ones and its latest before. Where
-a number falls or grows because the policy learns (completions shorten, entropy falls), it warns only when the reward does
-not go with it.
+a number falls or grows because the policy learns (completions shorten, entropy falls), it warns only when the reward
+does not go with it.
 """
 
 from __future__ import annotations

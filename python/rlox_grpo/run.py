@@ -166,7 +166,7 @@ class Run:
             "data": self._data,
             "rewards": [function_name(reward_fn) for reward_fn in trainer.reward_fns],
             "draws": trainer.draws,
-            "kl_coef": trainer.kl_coef,
+            "kl_coef": trainer.kl_weight.value,
             "start_step": self.start_step,
             "start_draw": self.start_draw,
             "last_metrics": self.last_metrics,
@@ -217,7 +217,7 @@ class Run:
         self._trainer.updater.load_state_dict(load_optimizer(checkpoint))
         load_random_states(checkpoint)
         self._trainer.step, self._trainer.draws = state["step"], state["draws"]
-        self._trainer.kl_coef = state["kl_coef"]
+        self._trainer.kl_weight.value = state["kl_coef"]
         self.start_step, self.start_draw = state["start_step"], state["start_draw"]
         self.last_metrics = state["last_metrics"]
         logger.info("continuing from %s", checkpoint)

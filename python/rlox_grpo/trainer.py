@@ -34,7 +34,7 @@ from rlox_grpo.reference import make_reference
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.run import Run
-from rlox_grpo.schedules import adapted_kl_coef, kl_coef_at, learning_rate_at
+from rlox_grpo.schedules import learning_rate_at, make_kl_weight
 from rlox_grpo.types import Batch, Prompt, Sampling, ScoredGroup, UpdateStats
 from rlox_grpo.update import make_updater
 
@@ -109,9 +109,8 @@ class GRPO:
             ref_model=ref_model,
             **forward_options,
         )
-        self.kl_coef = self.config.kl_coef
-        """Weight of the KL penalty in the step at hand."""
-        loss = make_loss(self.config, lambda: self.kl_coef)
+        self.kl_weight = make_kl_weight(self.config)
+        loss = make_loss(self.config, lambda: self.kl_weight.value)
         self.updater = make_updater(self.config, self.model, self._forward, loss)
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
         self._advantages = make_advantages(self.config, weights)
@@ -131,7 +130,7 @@ class GRPO:
     def train_step(self, prompts: Sequence[Prompt]) -> dict[str, float]:
         """One step: B prompts, G completions each, ``updates_per_batch`` optimizer steps. Returns its metrics."""
         config, clock = self.config, StageClock()
-        self.kl_coef = self._scheduled_kl_coef()
+        self.kl_weight.begin(self.step, self._total_steps)
         with clock("rollout"):
             groups = self.engine.generate(
                 prompts, config.group_size, self.sampling, _derived_seed(config.seed, "rollout", self.step)
@@ -152,17 +151,7 @@ class GRPO:
         self.last_rollout = scored, advantages
         timings = clock.timings()
         metrics = {**step_metrics(scored, advantages, updates, timings), **self._profile(parts, updates, timings)}
-        if config.kl_schedule != "constant":
-            metrics["policy/kl_coef"] = self.kl_coef
-        if config.kl_schedule == "adaptive" and config.kl_target is not None and "policy/kl" in metrics:
-            self.kl_coef = adapted_kl_coef(
-                self.kl_coef,
-                metrics["policy/kl"],
-                target=config.kl_target,
-                horizon=config.kl_horizon,
-                num_sequences=advantages.size,
-            )
-        return metrics
+        return {**metrics, **self.kl_weight.finish(metrics, advantages.size)}
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
@@ -238,18 +227,6 @@ class GRPO:
             Path(path).mkdir(parents=True, exist_ok=True)
             save_model(self.model, str(Path(path) / "model.safetensors"))
 
-    def _scheduled_kl_coef(self) -> float:
-        config = self.config
-        if config.kl_schedule == "adaptive":
-            return self.kl_coef
-        return kl_coef_at(
-            self.step,
-            start=config.kl_coef,
-            end=config.kl_coef_end,
-            total_steps=self._total_steps,
-            schedule=config.kl_schedule,
-        )
-
     def _rewards(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
         """Each completion's reward; less its KL from the reference where the penalty is in the reward."""
         rewards = np.concatenate([group.rewards for group in scored])
@@ -257,7 +234,7 @@ class GRPO:
             return rewards
         batches = self._microbatches(scored, np.zeros_like(rewards), train_truncated=True)
         kl = sequence_kl(batches, lambda batch: self._forward(batch)[0], self._reference, self.config.kl_estimator)
-        return (rewards - self.kl_coef * kl).astype(rewards.dtype)
+        return (rewards - self.kl_weight.value * kl).astype(rewards.dtype)
 
     def _microbatches(
         self, scored: Sequence[ScoredGroup], advantages: np.ndarray, *, train_truncated: bool
