@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
     presets = commands.add_parser("presets", help="the published variants and their choices")
     presets.add_argument("name", nargs="?")
+    presets.add_argument("--markdown", action="store_true", help="all of them as docs/presets.md")
     presets.set_defaults(run=_presets)
     return parser
 
@@ -176,16 +177,17 @@ def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config import ConfigError, nearest
     from rlox_grpo.presets import PRESETS
+    from rlox_grpo.presets.page import describe_preset, presets_page
 
     if arguments.name is not None and arguments.name not in PRESETS:
         raise ConfigError(f"unknown preset {arguments.name!r}{nearest(arguments.name, list(PRESETS))}")
-    for name, preset in PRESETS.items():
-        if arguments.name is None:
-            print(f"{name:14} {preset.summary}")
-        elif name == arguments.name:
-            print(f"{name}: {preset.summary}\nsource: {preset.source}")
-            for field, value in preset.values.items():
-                print(f"  {field} = {value!r}")
+    if arguments.markdown:
+        print(presets_page(), end="")
+    elif arguments.name is not None:
+        print(describe_preset(arguments.name))
+    else:
+        for name, preset in PRESETS.items():
+            print(f"{name:21} {preset.summary}")
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:

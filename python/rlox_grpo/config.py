@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rlox_grpo.choices import KLEstimator, KLSchedule, PolicyLoss
 from rlox_grpo.presets import PRESETS
+from rlox_grpo.prompt_templates import TEMPLATES
 from rlox_grpo.sinks import SinkName
 
 if sys.version_info >= (3, 11):
@@ -36,6 +37,10 @@ class GRPOConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     preset: str = Field("grpo", description="Named published variant that sets the fields below it names.")
+    published: bool = Field(False, description="Bring back the defects of the preset's source; docs/presets.md.")
+    prompt_template: str | None = Field(
+        None, description="How rows without a prompt column are asked; rlox_grpo.prompt_templates has each."
+    )
 
     # Sampling
     group_size: int = Field(8, ge=1, description="Completions for each prompt (G).")
@@ -226,6 +231,7 @@ class GRPOConfig(BaseModel):
     eval_samples: int = Field(4, ge=1, description="Completions for each prompt in an evaluation.")
     eval_greedy: bool = Field(False, description="Also evaluate with the likeliest token each time.")
     log_completions: int = Field(32, ge=0, description="Completions written to the run's folder each step.")
+    guards: bool = Field(True, description="Warn, once for each, when metrics say that the run is going wrong.")
     log_to: tuple[SinkName, ...] = Field(("console",), description="Metric sinks beside the run's metrics.jsonl.")
 
     @model_validator(mode="before")
@@ -239,7 +245,13 @@ class GRPOConfig(BaseModel):
         preset = given.get("preset", "grpo")
         if preset not in PRESETS:
             raise ConfigError(f"unknown preset {preset!r}{nearest(str(preset), list(PRESETS))}")
-        return {**PRESETS[preset].values, **given}
+        asked = given.get("published", False)
+        if not isinstance(asked, bool):  # nothing else may become True after this
+            raise ConfigError(f"published: expected true or false, got {asked!r}")
+        published = PRESETS[preset].published_values if asked else {}
+        if asked and not published:
+            raise ConfigError(f"published=True: preset {preset!r} has no defect that it brings back")
+        return {**PRESETS[preset].values, **published, **given}
 
     @field_validator("output_dir", mode="before")
     @classmethod
@@ -280,6 +292,9 @@ class GRPOConfig(BaseModel):
         self._refuse_contradicting_reference()
         if self.reference == "adapter_off" and self.lora_rank == 0:
             raise ConfigError("reference='adapter_off' needs an adapter: set lora_rank")
+        if self.prompt_template is not None and self.prompt_template not in TEMPLATES:
+            known = nearest(self.prompt_template, list(TEMPLATES))
+            raise ConfigError(f"unknown prompt_template {self.prompt_template!r}{known}")
         for contradiction in _contradictions_of_the_loss(self):
             raise ConfigError(contradiction)
         return self

@@ -27,7 +27,7 @@ from rlox_grpo.profile import model_size, peak_flops_of, update_profile
 from rlox_grpo.ranks import Ranks
 from rlox_grpo.reference import make_reference, server_of
 from rlox_grpo.rollout import group_offsets, sample_of
-from rlox_grpo.schedules import adapted_kl_coef, kl_coef_at, learning_rate_at
+from rlox_grpo.schedules import learning_rate_at, make_kl_weight
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update import make_updater
 
@@ -38,7 +38,7 @@ class Learner:
     Attributes:
         reference: The reference policy, or None.
         updater: What applies the gradient.
-        kl_coef: Weight of the KL penalty in the step at hand.
+        kl_weight: Of the KL penalty, over the run.
         weights_are_whole: False while optimizer steps are being taken: a batch's updates are saved together or not at
             all.
     """
@@ -99,8 +99,8 @@ class Learner:
             server=server_of(config),
             **forward_options,
         )
-        self.kl_coef = config.kl_coef
-        self._objective = make_loss(config, lambda: self.kl_coef)
+        self.kl_weight = make_kl_weight(config)
+        self._objective = make_loss(config, lambda: self.kl_weight.value)
         self.updater = make_updater(config, self._model, forward, self._loss, ranks)
         self._forward = self.updater.forward
         self.weights_are_whole = True
@@ -111,7 +111,7 @@ class Learner:
 
     def advantages(self, scored: Sequence[ScoredGroup], step: int, total_steps: int) -> Float32Array:
         """``float32 [N]``, one for each completion, prompt-major; ``step`` counts from 0."""
-        self._schedule_kl_coef(step, total_steps)
+        self.kl_weight.begin(step, total_steps)
         if not scored:
             return np.zeros(0, np.float32)
         components = {
@@ -214,22 +214,6 @@ class Learner:
         self.weights_are_whole = True
         return updates
 
-    def adapt_kl_coef(self, metrics: Mapping[str, float], num_sequences: int) -> dict[str, float]:
-        """``policy/kl_coef`` of this step where it varies; the adaptive controller then sets that of the next."""
-        config = self._config
-        if config.kl_schedule == "constant":
-            return {}
-        used = {"policy/kl_coef": self.kl_coef}
-        if config.kl_schedule == "adaptive" and config.kl_target is not None and "policy/kl" in metrics:
-            self.kl_coef = adapted_kl_coef(
-                self.kl_coef,
-                metrics["policy/kl"],
-                target=config.kl_target,
-                horizon=config.kl_horizon,
-                num_sequences=num_sequences,
-            )
-        return used
-
     def profile(
         self, parts: Sequence[Sequence[Batch]], updates: Sequence[UpdateStats], timings: Mapping[str, float]
     ) -> dict[str, float]:
@@ -249,17 +233,6 @@ class Learner:
             return replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
         return output
 
-    def _schedule_kl_coef(self, step: int, total_steps: int) -> None:
-        config = self._config
-        if config.kl_schedule != "adaptive":
-            self.kl_coef = kl_coef_at(
-                step,
-                start=config.kl_coef,
-                end=config.kl_coef_end,
-                total_steps=total_steps,
-                schedule=config.kl_schedule,
-            )
-
     def _rewards(self, scored: Sequence[ScoredGroup]) -> Float32Array:
         """Each completion's reward; less its KL from the reference where the penalty is in the reward."""
         rewards: Float32Array = np.concatenate([group.rewards for group in scored])
@@ -276,7 +249,7 @@ class Learner:
                 num_rows=len(rewards),
                 ranks=self._ranks,
             )
-        penalised: Float32Array = (rewards - self.kl_coef * kl).astype(np.float32)
+        penalised: Float32Array = (rewards - self.kl_weight.value * kl).astype(np.float32)
         return penalised
 
     def _microbatches(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from rlox_grpo.prompt_templates import apply_template
 from rlox_grpo.types import Prompt
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ PromptsLike: TypeAlias = "Tensor | Sequence[str] | Sequence[Any] | datasets.Data
 """A token tensor ``[num_prompts, prompt_len]``, strings, messages, rows with a ``prompt`` column, or their file."""
 
 
-def load_prompts(prompts: PromptsLike, tokenizer: PreTrainedTokenizerBase | None = None) -> list[Prompt]:
+def load_prompts(
+    prompts: PromptsLike, tokenizer: PreTrainedTokenizerBase | None = None, template: str | None = None
+) -> list[Prompt]:
     """Tokenise ``prompts``.
 
     Args:
@@ -31,18 +34,21 @@ def load_prompts(prompts: PromptsLike, tokenizer: PreTrainedTokenizerBase | None
             ``.jsonl`` or ``.parquet`` file of such rows.
         tokenizer: needed unless every prompt is token ids. Strings get the special tokens that it adds by itself;
             messages go through its chat template, continued when the last message is the assistant's.
+        template: how to ask rows without a ``prompt`` column, from their other columns; see
+            :mod:`rlox_grpo.prompt_templates`.
 
     Raises:
-        ValueError: no prompts, an empty one, a row without ``prompt``, text without a tokenizer; names the index.
+        ValueError: no prompts, an empty one, a row without ``prompt`` or what the template reads, text without a
+            tokenizer; names the index.
         TypeError: a prompt of none of these forms; names the index and the type.
     """
-    rows = _rows(prompts)
+    rows = _rows(prompts, template)
     if not rows:
         raise ValueError("prompts is empty: there is nothing to train on")
     return [_tokenised(source, columns, index, tokenizer) for index, (source, columns) in enumerate(rows)]
 
 
-def _rows(prompts: PromptsLike) -> list[tuple[Any, Mapping[str, Any]]]:
+def _rows(prompts: PromptsLike, template: str | None) -> list[tuple[Any, Mapping[str, Any]]]:
     """Each prompt's source and its other columns."""
     if isinstance(prompts, (str, Path)):
         prompts = read_rows(prompts)
@@ -57,6 +63,11 @@ def _rows(prompts: PromptsLike) -> list[tuple[Any, Mapping[str, Any]]]:
             rows.append((entry, {}))
         elif "prompt" in entry:
             rows.append((entry["prompt"], {name: value for name, value in entry.items() if name != "prompt"}))
+        elif template is not None:
+            try:
+                rows.append((apply_template(template, entry), entry))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"prompts[{index}]: {error}") from error
         else:
             raise ValueError(f"prompts[{index}] has no 'prompt' column; it has {', '.join(map(repr, entry))}")
     return rows

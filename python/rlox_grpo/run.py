@@ -23,6 +23,7 @@ from rlox_grpo.checkpoint import (
     save_checkpoint,
 )
 from rlox_grpo.errors import CheckpointError, NonFiniteError
+from rlox_grpo.guards import Watch
 from rlox_grpo.overlap import joined_states
 from rlox_grpo.report import write_report
 from rlox_grpo.rewards.calls import function_name
@@ -47,6 +48,7 @@ FREE_TO_CHANGE = frozenset(
         "eval_greedy",
         "log_completions",
         "log_to",
+        "guards",
         "micro_batch_tokens",
         "max_rollout_rows",
         "engine_sleep",
@@ -93,6 +95,7 @@ class Run:
         self.batches_under_way: list[dict[str, Any]] = []
         self._save_is_due = False
         self._warned_of: set[str] = set()
+        self._watch = Watch() if trainer.config.guards and trainer.ranks.is_first else None
         trainer.ranks.refuse_differences("ranks of one run differ", {**trainer.config.model_dump(mode="json"), **data})
         # What rank 0 finds counts: it writes the folder, which the others must be able to read.
         checkpoint = trainer.ranks.gather(str(self._found_checkpoint() or ""))[0]
@@ -136,6 +139,8 @@ class Run:
     def record(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup], advantages: Float32Array) -> None:
         """Hand one step's metrics to the sinks, and write some of its completions."""
         self.last_metrics = dict(metrics)
+        if self._watch is not None:
+            self._watch.step(metrics)
         self._sinks.write(self._trainer.step, metrics)
         limit = self._trainer.config.log_completions
         if self._folder is not None and self._writes and limit > 0:
@@ -210,7 +215,7 @@ class Run:
             "draws": trainer.draws,
             "batches_under_way": under_way,
             "pass_rates": trainer.sampler.pass_rates.state(),
-            "kl_coef": trainer.learner.kl_coef,
+            "kl_coef": trainer.learner.kl_weight.value,
             "start_step": self.start_step,
             "start_draw": self.start_draw,
             "last_metrics": self.last_metrics,
@@ -267,7 +272,7 @@ class Run:
         self._trainer.step, self._trainer.draws = state["step"], state["draws"]
         self.batches_under_way = state["batches_under_way"]
         self._trainer.sampler.pass_rates.load_state(state["pass_rates"])
-        self._trainer.learner.kl_coef = state["kl_coef"]
+        self._trainer.learner.kl_weight.value = state["kl_coef"]
         self.start_step, self.start_draw = state["start_step"], state["start_draw"]
         self.last_metrics = state["last_metrics"]
         logger.info("continuing from %s", checkpoint)

@@ -137,7 +137,7 @@ class GRPO:
         metrics = step_metrics(rollout.groups, advantages, updates, timings)
         return {
             **metrics,
-            **self.learner.adapt_kl_coef(metrics, advantages.size),
+            **self.learner.kl_weight.finish(metrics, advantages.size),
             **combined(over_ranks(self.learner.profile(parts, updates, timings), self.ranks)),
             **combined(over_ranks(mismatch_metrics([batch for part in parts for batch in part]), self.ranks)),
             **rollout.metrics(),
@@ -278,7 +278,7 @@ class GRPO:
         return self.step == self._total_steps or (every > 0 and self.step % every == 0)
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
-        loaded = load_prompts(prompts, self.policy.tokenizer)
+        loaded = load_prompts(prompts, self.policy.tokenizer, self.config.prompt_template)
         refuse_too_long(loaded, self.config.max_new_tokens, self.policy.positions)
         check_rewards(loaded, self.reward_fns)
         return loaded

@@ -118,8 +118,8 @@ def test_an_adaptive_kl_coef_follows_its_target():
     _, metrics, low = trained(kl_target=1e-6, **common)
     # Step 1 has KL 0: 0.1 · (1 − 0.2 · 32/100). Six more are far over the target: · (1 + 0.064) each.
     assert metrics["policy/kl_coef"] == pytest.approx(0.1 * 0.936 * 1.064**6)
-    assert low.learner.kl_coef == pytest.approx(0.1 * 0.936 * 1.064**7)
-    assert trained(kl_target=100.0, **common)[2].learner.kl_coef == pytest.approx(0.1 * 0.936**8)
+    assert low.learner.kl_weight.value == pytest.approx(0.1 * 0.936 * 1.064**7)
+    assert trained(kl_target=100.0, **common)[2].learner.kl_weight.value == pytest.approx(0.1 * 0.936**8)
 
 
 def test_a_scheduled_kl_coef_is_reported():

@@ -1,0 +1,129 @@
+"""How each published system asks: a row's columns in, chat messages or text out.
+
+Roles, tags, order and prefill are the system's; the wording is ours. A template applies to rows that have no ``prompt``
+column; a row that has one is asked as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """A system's way of asking.
+
+    Attributes:
+        columns: What it reads of a row; the reward functions still see every column.
+        render: Those columns, in that order, to chat messages (ending with the assistant's turn where it is prefilled)
+            or to text.
+        what: Its form in a few words.
+    """
+
+    columns: tuple[str, ...]
+    render: Callable[..., Messages | str]
+    what: str
+
+
+def apply_template(name: str, row: Mapping[str, Any]) -> Messages | str:
+    """The prompt of one row.
+
+    Raises:
+        ValueError: an unknown template, or a row without one of its columns.
+    """
+    if name not in TEMPLATES:
+        raise ValueError(f"prompt_template is {name!r}: expected one of {', '.join(TEMPLATES)}")
+    template = TEMPLATES[name]
+    missing = [column for column in template.columns if column not in row]
+    if missing:
+        raise ValueError(f"prompt_template {name!r} reads {', '.join(template.columns)}: the row has no {missing[0]!r}")
+    return template.render(*(row[column] for column in template.columns))
+
+
+def _messages(system: str | None, user: str, *, turns: tuple[str, ...] = (), prefill: str | None = None) -> Messages:
+    """Chat messages; ``turns`` are a worked exchange before the question, user and assistant by turns."""
+    found = [] if system is None else [{"role": "system", "content": system}]
+    for place, turn in enumerate(turns):
+        found.append({"role": ("user", "assistant")[place % 2], "content": turn})
+    found.append({"role": "user", "content": user})
+    if prefill is not None:
+        found.append({"role": "assistant", "content": prefill})
+    return found
+
+
+COUNTDOWN_PREFILL = "Let me solve this step by step.\n<think>"
+"""How the assistant's turn begins in nano_aha and grpo_zero; their rewards put the ``<think>`` back."""
+
+_THINKS_FIRST = "You are a careful assistant. You reason in your mind first and then give the user your answer."
+_R1 = (
+    "A user asks and an assistant answers. The assistant first reasons about the question, then answers it. Reasoning "
+    "and answer stand in tags: <think> the reasoning </think><answer> the answer </answer>."
+)
+_REASONING_TAGS = "Answer in this form:\n<reasoning>\nyour reasoning\n</reasoning>\n<answer>\nyour answer\n</answer>"
+
+
+def _countdown(nums: Any, target: Any) -> Messages:
+    numbers = [int(number) for number in nums]
+    task = (
+        f"Make an equation from the numbers {numbers} that equals {int(target)}. You may use + - * / and brackets, and "
+        "each number exactly once. Reason in <think> </think> tags, then give the equation alone in <answer> </answer> "
+        "tags, for example <answer> (1 + 2) / 3 </answer>."
+    )
+    return _messages(_THINKS_FIRST, task, prefill=COUNTDOWN_PREFILL)
+
+
+def _verl_gsm8k(question: str) -> Messages:
+    return _messages(None, f'{question} Reason step by step and give the final answer after "####".')
+
+
+def _verl_dapo(question: str) -> Messages:
+    task = (
+        "Solve this problem step by step. The last line of your reply is the answer alone, in the form "
+        f"Answer: <the answer>\n\n{question}"
+    )
+    return _messages(None, task)
+
+
+TEMPLATES: Mapping[str, PromptTemplate] = MappingProxyType(
+    {
+        "countdown_think": PromptTemplate(
+            ("nums", "target"),
+            _countdown,
+            "chat: system, numbers and target with an example, the assistant's turn begun up to <think>",
+        ),
+        "r1_think": PromptTemplate(
+            ("question",),
+            lambda question: _messages(_R1, question),
+            "chat: system with think and answer tags, question",
+        ),
+        "lm_book": PromptTemplate(
+            ("question",),
+            lambda question: f"{_REASONING_TAGS}\n{question}",
+            "text: reasoning and answer tags, question; no chat template",
+        ),
+        "rl_from_scratch": PromptTemplate(
+            ("question",),
+            lambda question: _messages(
+                _REASONING_TAGS,
+                question,
+                turns=(
+                    "What is 2 + 2?",
+                    "<reasoning>Two and two more are four.</reasoning>\n<answer>4</answer>",
+                ),
+            ),
+            "chat: system with reasoning and answer tags, one worked exchange, question",
+        ),
+        "verl_gsm8k": PromptTemplate(("question",), _verl_gsm8k, "chat: question, step by step, answer after ####"),
+        "verl_dapo": PromptTemplate(("question",), _verl_dapo, "chat: step by step, a last line Answer:, question"),
+        "boxed": PromptTemplate(
+            ("question",),
+            lambda question: _messages(None, f"{question}\nReason step by step and put the answer in \\boxed{{}}."),
+            "chat: question, step by step, answer in a box",
+        ),
+    }
+)

@@ -1,0 +1,490 @@
+"""Each preset against its source's own formula in plain NumPy, and against a copy of its settings.
+
+Every choice is changed in turn: one that the formula depends on moves the loss or its gradient, any other breaks the
+table of settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlox_grpo.advantages import make_advantages
+from rlox_grpo.batch import without_end_tokens
+from rlox_grpo.config import ConfigError, GRPOConfig
+from rlox_grpo.loss import make_loss
+from rlox_grpo.presets import PRESETS
+from rlox_grpo.presets.page import GROUPS
+from rlox_grpo.schedules import kl_coef_at
+from rlox_grpo.types import Batch
+
+G, T = 4, 5
+REWARDS = np.array([1.0, 0.0, 0.25, 2.0, 0.5, 0.5, 0.5, 0.5, 1.0, 3.0, 0.0, 1.5])  # the second group teaches nothing
+LENGTHS = np.array([5, 2, 4, 3, 3, 2, 5, 1, 4, 3, 5, 2])
+ENDED = np.array([0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1], dtype=bool)  # the rows of full width were truncated
+STEP, STEPS = 30, 100
+
+
+def data() -> SimpleNamespace:
+    """Log-probs of three policies: tokens move by up to a factor of 12, sequences by ten-thousandths and more."""
+    rng = np.random.default_rng(7)
+    old = -rng.uniform(0.3, 3.0, (12, T))
+    change = rng.normal(0, 0.8, (12, T)).clip(-2.2, 2.5)
+    mask = np.arange(T) < LENGTHS[:, None]
+    still = (change * mask).sum(1) / LENGTHS
+    change[2], change[9] = change[2] - still[2] + 2e-4, change[9] - still[9] - 2e-4  # within GSPO's bounds
+    change[3, 0], change[1, 0], change[10, 1] = 2.5, 2.5, 2.5  # past every upper bound, for gains and losses
+    return SimpleNamespace(lp=old + change, old=old, ref=old + rng.normal(0, 0.5, (12, T)), mask=mask, R=REWARDS)
+
+
+# --- the sources' formulas: x holds lp, old, ref, mask and R; sg is lp where a gradient is stopped ---
+
+
+def grouped(x: Any) -> Any:
+    return x.R.reshape(-1, G)
+
+
+def z(x: Any, ddof: int, eps: float) -> Any:
+    centred = grouped(x) - grouped(x).mean(1, keepdims=True)
+    return (centred / (grouped(x).std(1, ddof=ddof, keepdims=True) + eps + 1e-300)).reshape(-1, 1)
+
+
+def centred(x: Any) -> Any:
+    return (grouped(x) - grouped(x).mean(1, keepdims=True)).reshape(-1, 1)
+
+
+def ratio(x: Any) -> Any:
+    return np.exp(x.lp - x.old)
+
+
+def ppo(x: Any, A: Any, low: float, high: float, c: float = np.inf) -> Any:
+    worst = np.maximum(-A * ratio(x), -A * np.clip(ratio(x), 1 - low, 1 + high))
+    return np.where(A < 0, np.minimum(worst, -c * A) if np.isfinite(c) else worst, worst)
+
+
+def k3(x: Any) -> Any:
+    return np.exp(x.ref - x.lp) - (x.ref - x.lp) - 1
+
+
+def token_mean(x: Any, losses: Any) -> float:
+    return (losses * x.mask).sum() / x.mask.sum()
+
+
+def paper_mean(x: Any, losses: Any) -> float:
+    return ((losses * x.mask).sum(1) / x.mask.sum(1)).mean()
+
+
+def without_constant_groups(x: Any) -> Any:
+    kept = np.repeat(np.ptp(grouped(x), axis=1) > 0, G)
+    return SimpleNamespace(**{name: value[kept] for name, value in vars(x).items()})
+
+
+def plus(x: Any, sg: Any) -> Any:
+    """verl's k1+ in numbers: the value log π/π_ref, the slope of its half square."""
+    half = 0.5 * (x.lp - x.ref) ** 2
+    return half - 0.5 * (sg - x.ref) ** 2 + (sg - x.ref)
+
+
+def grpo(x: Any, sg: Any) -> float:
+    x = without_constant_groups(x)
+    return paper_mean(x, ppo(x, z(x, 1, 1e-4), 0.2, 0.2))
+
+
+def deepseekmath(x: Any, sg: Any) -> float:
+    return paper_mean(x, ppo(x, z(x, 1, 1e-4), 0.2, 0.2) + 0.04 * k3(x))
+
+
+def dapo(x: Any, sg: Any) -> float:
+    x = without_constant_groups(x)
+    return token_mean(x, ppo(x, z(x, 1, 1e-6), 0.2, 0.28, 10.0))
+
+
+def dr_grpo(x: Any, sg: Any) -> float:
+    return (ppo(x, centred(x), 0.2, 0.2) * x.mask).sum() / (len(x.R) * 3000)
+
+
+def gspo(x: Any, sg: Any) -> float:
+    s = np.exp(((x.lp - x.old) * x.mask).sum(1) / x.mask.sum(1))
+    A = z(x, 1, 1e-4)[:, 0]
+    return -np.minimum(s * A, np.clip(s, 1 - 3e-4, 1 + 4e-4) * A).mean()
+
+
+def cispo(x: Any, sg: Any) -> float:
+    return token_mean(x, -np.minimum(np.exp(sg - x.old), 5.0) * z(x, 1, 1e-4) * x.lp)
+
+
+def cispo_verl(x: Any, sg: Any) -> float:
+    return token_mean(x, -np.clip(np.exp(sg - x.old), 0.8, 1.2) * z(x, 1, 1e-6) * x.lp)
+
+
+def cispo_open_instruct(x: Any, sg: Any) -> float:
+    x, sg = without_constant_groups(x), sg[np.repeat(np.ptp(grouped(x), axis=1) > 0, G)]
+    return token_mean(x, -np.minimum(np.exp(sg - x.old), 1.272) * centred(x) * x.lp)
+
+
+def sapo(x: Any, sg: Any) -> float:
+    A = z(x, 1, 1e-4)
+    tau = np.where(A > 0, 1.0, 1.05)
+    return paper_mean(x, -4 / tau / (1 + np.exp(-tau * (ratio(x) - 1))) * A)
+
+
+def penalised(x: Any, coef: float) -> Any:
+    return x.R - coef * ((x.old - x.ref) * x.mask).sum(1)
+
+
+def rloo(x: Any, sg: Any) -> float:
+    R = penalised(x, 0.05).reshape(-1, G)
+    A = (R - (R.sum(1, keepdims=True) - R) / (G - 1)).reshape(-1, 1)
+    return (-A * x.lp * x.mask).sum(1).mean()
+
+
+def reinforce_pp(x: Any, sg: Any) -> float:
+    R = penalised(x, 0.001)
+    A = ((R - R.mean()) / (R.std(ddof=1) + 1e-8))[:, None]
+    return token_mean(x, ppo(x, A, 0.2, 0.2, 3.0))
+
+
+def reinforce_pp_baseline(x: Any, sg: Any) -> float:
+    A = centred(x) / (centred(x).std(ddof=1) + 1e-8)
+    return token_mean(x, ppo(x, A, 0.2, 0.2, 3.0) + 0.001 * 0.5 * (x.lp - x.ref) ** 2)
+
+
+def nano_aha(x: Any, sg: Any) -> float:
+    return token_mean(x, -z(x, 0, 1e-4) * x.lp + 0.001 * k3(x))
+
+
+def grpo_zero(x: Any, sg: Any) -> float:
+    return token_mean(x, -z(x, 0, 1e-4) * x.lp)
+
+
+def simple_grpo(x: Any, sg: Any) -> float:
+    x = without_constant_groups(x)
+    return paper_mean(x, ppo(x, z(x, 1, 1e-4), 0.2, 0.2) + 0.04 * k3(x))
+
+
+def lm_book(x: Any, sg: Any) -> float:
+    return paper_mean(x, ppo(x, z(x, 1, 1e-4), 0.1, 0.1) + 0.04 * k3(x))
+
+
+def rl_from_scratch(x: Any, sg: Any) -> float:
+    return paper_mean(x, ppo(x, z(x, 1, 0.0), 0.2, 0.2) + 0.005 * k3(x))
+
+
+def rl_from_scratch_published(x: Any, sg: Any) -> float:
+    """No end token; a row of which nothing is left is no sequence."""
+    mask = x.mask & ~(ENDED[:, None] & (np.arange(T) == LENGTHS[:, None] - 1))
+    losses = (ppo(x, z(x, 1, 0.0), 0.2, 0.2) + 0.005 * k3(x)) * mask
+    return (losses.sum(1) / np.maximum(mask.sum(1), 1)).sum() / mask.any(1).sum()
+
+
+def rlox(x: Any, sg: Any) -> float:
+    return (-(z(x, 0, 0.0)[:, 0] * (x.lp * x.mask).sum(1)) + 0.1 * (plus(x, sg) * x.mask).sum(1)).mean()
+
+
+def rlox_published(x: Any, sg: Any) -> float:
+    return (-(z(x, 0, 0.0)[:, 0] * (x.lp * x.mask).sum(1)) + 0.1 * ((x.lp - x.ref) * x.mask).sum(1)).mean()
+
+
+def falls(step: int, steps: int) -> float:
+    """The share of the way down left at a step in the middle of the article's schedule."""
+    return (1 + np.cos(np.pi * (step - 0.1 * steps) / (0.7 * steps))) / 2
+
+
+def r1_blog(x: Any, sg: Any) -> float:
+    beta = 0.04 + 0.06 * falls(STEP, STEPS)
+    return (-(z(x, 1, 1e-8)[:, 0] * (x.lp * x.mask).sum(1)) + beta * (plus(x, sg) * x.mask).sum(1)).mean()
+
+
+def r1_blog_published(x: Any, sg: Any) -> float:
+    beta = 0.1 - (0.1 - 0.04) * falls(STEP, STEPS)
+    return (-(z(x, 1, 1e-8)[:, 0] * (x.lp * x.mask).sum(1)) + beta * ((x.ref - x.lp) * x.mask).sum(1)).mean()
+
+
+def trl(x: Any, sg: Any) -> float:
+    return token_mean(x, ppo(x, z(x, 1, 1e-4), 0.2, 0.2))
+
+
+def verl(x: Any, sg: Any) -> float:
+    return token_mean(x, ppo(x, z(x, 1, 1e-6), 0.2, 0.2, 3.0) + 0.001 * k3(x))
+
+
+FORMULAS: dict[tuple[str, bool], Any] = {
+    ("grpo", False): grpo,
+    ("deepseekmath", False): deepseekmath,
+    ("dapo", False): dapo,
+    ("dr_grpo", False): dr_grpo,
+    ("gspo", False): gspo,
+    ("cispo", False): cispo,
+    ("cispo_trl", False): cispo,  # the same number: a cap of 5 over no lower bound
+    ("cispo_verl", False): cispo_verl,
+    ("cispo_open_instruct", False): cispo_open_instruct,
+    ("sapo", False): sapo,
+    ("rloo", False): rloo,
+    ("reinforce_pp", False): reinforce_pp,
+    ("reinforce_pp_baseline", False): reinforce_pp_baseline,
+    ("nano_aha", False): nano_aha,
+    ("grpo_zero", False): grpo_zero,
+    ("simple_grpo", False): simple_grpo,
+    ("lm_book", False): lm_book,
+    ("rl_from_scratch", False): rl_from_scratch,
+    ("rl_from_scratch", True): rl_from_scratch_published,
+    ("rlox", False): rlox,
+    ("rlox", True): rlox_published,
+    ("r1_blog", False): r1_blog,
+    ("r1_blog", True): r1_blog_published,
+    ("trl", False): trl,
+    ("verl", False): verl,
+}
+CASES = list(FORMULAS)
+
+
+def expected(name: str, published: bool) -> tuple[float, Any]:
+    """The source's loss and its slope by each log-prob, by central differences."""
+    formula, x = FORMULAS[name, published], data()
+
+    def at(row: int, step: int, by: float) -> float:
+        moved = x.lp.copy()
+        moved[row, step] += by
+        return formula(SimpleNamespace(**{**vars(x), "lp": moved}), x.lp)
+
+    h = 1e-6
+    slopes = [[(at(row, step, h) - at(row, step, -h)) / (2 * h) for step in range(T)] for row in range(12)]
+    return formula(x, x.lp), np.array(slopes)
+
+
+def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
+    """The same by this library's functions, from the preset's configuration."""
+    sizes = {"group_size": G, "prompts_per_step": 64}
+    config = GRPOConfig.create(preset=name, published=published, **{**sizes, **changes})
+    x = data()
+    coef = kl_coef_at(
+        STEP, start=config.kl_coef, end=config.kl_coef_end, total_steps=STEPS, schedule=config.kl_schedule
+    )
+    rewards = x.R
+    if config.kl_in == "reward":
+        kl = {"k1": x.old - x.ref, "k3": np.exp(x.ref - x.old) - (x.ref - x.old) - 1}[config.kl_estimator]
+        rewards = rewards - coef * (kl * x.mask).sum(1)
+    advantages = make_advantages(config, [1.0])(rewards, np.arange(0, len(rewards) + 1, G), {})
+    by_group = advantages.reshape(-1, G)
+    kept = np.repeat((by_group != 0).any(1) | (config.zero_variance == "keep"), G)
+    mask = x.mask & (ENDED[:, None] | (not config.mask_truncated))
+    ids = torch.zeros(12, T + 1, dtype=torch.int64)
+    tensors = {
+        name: torch.from_numpy(value[kept])
+        for name, value in {"mask": mask, "old": x.old, "ref": x.ref, "advantages": advantages}.items()
+    }
+    count = int(kept.sum())
+    batch = Batch(
+        input_ids=ids[:count],
+        attention_mask=ids[:count] == 0,
+        position_ids=ids[:count],
+        prompt_lengths=torch.ones(count, dtype=torch.int64),
+        completion_ids=ids[:count, 1:],
+        completion_mask=torch.from_numpy(x.mask[kept]),
+        loss_mask=tensors["mask"],
+        advantages=tensors["advantages"],
+        row_index=torch.arange(count),
+        prompt_index=torch.arange(count),
+        num_loss_tokens=float(tensors["mask"].sum()),
+        num_sequences=float(tensors["mask"].any(1).sum()),
+        old_log_probs=tensors["old"],
+        ref_log_probs=tensors["ref"],
+    )
+    if not config.train_end_token:
+        (batch,) = without_end_tokens([batch], ENDED[kept])
+    log_probs = torch.from_numpy(x.lp).requires_grad_()
+    loss = make_loss(config, lambda: coef)(log_probs[torch.from_numpy(kept)], replace(batch)).loss
+    (gradient,) = torch.autograd.grad(loss, log_probs)
+    return float(loss.detach()), gradient.numpy()
+
+
+def same(one: tuple[float, Any], other: tuple[float, Any]) -> bool:
+    """Losses to nine digits (float64, but whitened advantages, which are float32); slopes to central differences'."""
+    return bool(
+        np.isclose(one[0], other[0], rtol=2e-7, atol=1e-12) and np.allclose(one[1], other[1], rtol=1e-5, atol=1e-8)
+    )
+
+
+@pytest.mark.parametrize(("name", "published"), CASES)
+def test_loss_and_slope_are_the_sources(name: str, published: bool) -> None:
+    loss, slopes = expected(name, published)
+    our_loss, our_slopes = found(name, published)
+    assert our_loss == pytest.approx(loss, rel=2e-7)
+    np.testing.assert_allclose(our_slopes, slopes, rtol=1e-5, atol=1e-8)
+    assert np.abs(slopes).max() > 1e-5
+
+
+CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
+    "baseline": (
+        {"baseline": "leave_one_out"},
+        {"baseline": "mean"},
+        {"baseline": "batch", "reward_scaling": "batch"},  # whitening undoes the factor of leaving one out
+    ),
+    "reward_scaling": ({"reward_scaling": "whiten"}, {"reward_scaling": "none"}),
+    "ddof": ({"ddof": 0}, {"ddof": 1}),
+    "std_epsilon": ({"std_epsilon": 1e-2},),
+    "zero_variance": ({"zero_variance": "drop"}, {"zero_variance": "keep"}),
+    "policy_loss": ({"policy_loss": "sapo", "dual_clip": None, "delta": None}, {"policy_loss": "vespo"}),
+    "clip_low": ({"clip_low": 0.05}, {"clip_low": 0.6}, {"clip_low": 0.0}),
+    "clip_high": ({"clip_high": 0.05}, {"clip_high": 1.6}),
+    "dual_clip": ({"dual_clip": 1.5},),
+    "delta": ({"delta": 2.0},),
+    "sapo_temperatures": ({"sapo_temperatures": (1.0, 1.0)},),
+    "loss_aggregation": ({"loss_aggregation": "sequence_mean"}, {"loss_aggregation": "token_mean"}),
+    "mask_truncated": ({"mask_truncated": True},),
+    "train_end_token": ({"train_end_token": False}, {"train_end_token": True}),
+    "kl_coef": ({"kl_coef": 0.3, "reference": "auto"},),
+    "kl_estimator": ({"kl_estimator": "k3"}, {"kl_estimator": "k1"}),
+    "kl_in": ({"kl_in": "reward", "kl_estimator": "k1"}, {"kl_in": "loss"}),
+    "kl_bias_correction": ({"kl_bias_correction": True},),
+    "kl_schedule": ({"kl_schedule": "constant"},),
+    "kl_coef_end": ({"kl_coef_end": 0.09},),
+}
+"""What each field of the loss is changed to: the first that is not what it was."""
+
+
+@pytest.mark.parametrize(("name", "published"), CASES)
+def test_each_choice_of_the_loss_moves_it(name: str, published: bool) -> None:
+    preset = PRESETS[name]
+    values = {**preset.values, **(preset.published_values if published else {})}
+    source = expected(name, published)
+    still = []
+    for field in values.keys() & CHANGES.keys():
+        if field == "kl_bias_correction" and values["kl_coef"] == 0:
+            continue  # TRL's default, which acts once there is a penalty
+        if field == "zero_variance" and values.get("kl_in") == "reward":
+            continue  # KL makes equal rewards differ but in a first step; the table below has it
+        changes = [c for c in CHANGES[field] if c[field] != values[field]]
+        if field == "delta" and values["clip_high"] > 0.5:
+            continue
+        outcomes = []
+        for change in changes:
+            try:
+                outcomes.append(same(found(name, published, **change), source))
+            except ConfigError:
+                continue
+        if not outcomes or all(outcomes):
+            still.append(field)
+    assert not still
+
+
+# --- everything else: a second copy of the settings, from the table of sources ---
+
+ADAM = ("adam_beta1", "adam_beta2")
+COLUMNS = (
+    *("prompts_per_step", "group_size", "updates_per_batch", "mini_batches", "temperature", "top_p", "max_new_tokens"),
+    *("learning_rate", "lr_schedule", "warmup_steps", "min_lr_ratio", "weight_decay", "max_grad_norm", "reference"),
+    "prompt_template",
+)
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "grpo": (16, 8, 1, 1, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "auto", None),
+    "deepseekmath": (16, 64, 1, 1, 1.0, 1.0, 1024, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "frozen", "boxed"),
+    "dapo": (512, 16, 1, 16, 1.0, 1.0, 20480, 1e-6, "constant", 20, 0.0, 0.1, 1.0, "auto", "verl_dapo"),
+    "dr_grpo": (16, 8, 1, 1, 1.0, 1.0, 3000, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "auto", "boxed"),
+    "gspo": (16, 8, 1, 4, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "auto", None),
+    "cispo": (16, 8, 1, 4, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "auto", None),
+    "sapo": (16, 8, 1, 4, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "auto", None),
+    "rloo": (16, 2, 1, 1, 1.0, 1.0, 512, 1e-6, "linear", 0, 0.0, 0.0, 1.0, "frozen", None),
+    "reinforce_pp": (128, 1, 1, 4, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "frozen", None),
+    "reinforce_pp_baseline": (16, 8, 1, 4, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "frozen", None),
+    "nano_aha": (16, 4, 1, 1, 1.0, 0.999, 1024, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "frozen", "countdown_think"),
+    "grpo_zero": (32, 8, 1, 1, 1.0, 1.0, 1024, 1e-5, "constant", 0, 0.0, 0.0, 1.0, "none", "countdown_think"),
+    "simple_grpo": (16, 8, 1, 4, 0.9, 1.0, 700, 1e-6, "constant", 0, 0.0, 0.0, 0.0, "frozen", "r1_think"),
+    "lm_book": (4, 16, 1, 1, 1.0, 1.0, 500, 5e-6, "constant", 0, 0.0, 0.0, 0.1, "frozen", "lm_book"),
+    "rl_from_scratch": (4, 4, 4, 1, 1.0, 0.9, 256, 1e-5, "cosine", 187, 0.1, 0.1, 0.1, "frozen", "rl_from_scratch"),
+    "rlox": (1024, 4, 1, 1, 1.0, 1.0, 8, 1e-4, "constant", 0, 0.0, 0.0, 1.0, "frozen", None),
+    "r1_blog": (16, 16, 1, 1, 0.7, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "frozen", None),
+    "trl": (1, 8, 1, 1, 1.0, 1.0, 512, 1e-6, "linear", 0, 0.0, 0.0, 1.0, "auto", None),
+    "cispo_trl": (16, 8, 1, 4, 1.0, 1.0, 512, 1e-6, "linear", 0, 0.0, 0.0, 1.0, "auto", None),
+    "verl": (1024, 5, 1, 4, 1.0, 1.0, 1024, 1e-6, "constant", 0, 0.0, 0.01, 1.0, "frozen", "verl_gsm8k"),
+    "cispo_verl": (1024, 5, 1, 4, 1.0, 1.0, 1024, 1e-6, "constant", 0, 0.0, 0.01, 1.0, "auto", None),
+    "cispo_open_instruct": (16, 8, 1, 4, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "auto", None),
+}
+REWARDS_OF = {
+    "dapo": '(*published("verl_math_dapo"), Overlong(20480, 4096))',
+    "dr_grpo": "MathAnswer()",
+    **{name: f'published("{name}")' for name in ("nano_aha", "grpo_zero", "simple_grpo", "lm_book", "r1_blog")},
+    "rl_from_scratch": 'published("rl_from_scratch")',
+    "verl": 'published("verl_gsm8k")',
+}
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_settings_are_the_sources(name: str) -> None:
+    values = PRESETS[name].values
+    assert tuple(values[column] for column in COLUMNS) == SETTINGS[name]
+    assert tuple(values[field] for field in ADAM) == (0.9, 0.999)
+    drops = ("grpo", "dapo", "simple_grpo", "cispo_open_instruct")
+    assert values["zero_variance"] == ("drop" if name in drops else "keep")
+    assert name not in REWARDS_OF or PRESETS[name].reward == REWARDS_OF[name]
+    assert set(values) <= {*COLUMNS, *ADAM, *CHANGES}, "every choice is tested here or by its loss"
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_preset_fixes_every_choice_that_acts(name: str) -> None:
+    values = dict(PRESETS[name].values)
+    needed = {*COLUMNS, *ADAM, "baseline", "reward_scaling", "zero_variance", "policy_loss", "loss_aggregation"}
+    needed |= {"mask_truncated", "kl_coef"}
+    if values["reward_scaling"] != "none":
+        needed |= {"ddof", "std_epsilon"}
+    if values["kl_coef"]:
+        needed |= {"kl_estimator", "kl_in"} | ({"kl_bias_correction"} if values["kl_in"] == "loss" else set())
+    needed |= {
+        "clip": {"clip_low", "clip_high", "dual_clip", "delta"},
+        "gspo": {"clip_low", "clip_high", "delta"},
+        "cispo_clip": {"clip_low", "clip_high"},
+        "cispo_cap": {"clip_high"},
+        "cispo_upper": {"clip_high"},
+        "sapo": {"sapo_temperatures"},
+        "reinforce": set(),
+    }[values["policy_loss"]]
+    assert needed <= values.keys()
+    assert values.keys() <= {field for fields in GROUPS.values() for field in fields}, "the page would leave it out"
+    assert all(choice.source for choice in PRESETS[name].choices.values())
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_rewards_named_by_a_preset_exist(name: str) -> None:
+    from rlox_grpo import rewards
+
+    if "(" in PRESETS[name].reward:
+        made = eval(PRESETS[name].reward, vars(rewards))  # noqa: S307  our own text
+        assert all(callable(rule) for rule in (made if isinstance(made, tuple) else (made,)))
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_published_is_for_presets_with_a_defect_that_it_brings_back(name: str) -> None:
+    preset = PRESETS[name]
+    assert bool(preset.published) == any(defect.reproduced for defect in preset.defects)
+    if preset.published:
+        config = GRPOConfig.create(preset=name, published=True)
+        for field, value in preset.published_values.items():
+            assert getattr(config, field) == value != getattr(GRPOConfig.create(preset=name), field)
+        field = next(iter(preset.published))
+        kept = {field: preset.values[field]}
+        assert getattr(GRPOConfig.create(preset=name, published=True, **kept), field) == preset.values[field]
+    else:
+        with pytest.raises(ConfigError, match=f"published=True: preset '{name}' has no defect"):
+            GRPOConfig.create(preset=name, published=True)
+
+
+def test_published_takes_no_word_for_true() -> None:
+    with pytest.raises(ConfigError, match="published: expected true or false, got 'yes'"):
+        GRPOConfig.create(preset="rlox", published="yes")
+
+
+def test_the_data_reaches_every_bound() -> None:
+    """Else a bound could be wrong unseen: sequences inside and outside GSPO's, tokens past 5 on both sides."""
+    x = data()
+    s = np.exp(((x.lp - x.old) * x.mask).sum(1) / LENGTHS)
+    assert ((s > 1 - 3e-4) & (s < 1 + 4e-4)).sum() >= 2
+    assert (s > 1.001).any()
+    assert (s < 0.999).any()
+    assert (ratio(x)[x.mask] > exp(2)).sum() >= 3
+    assert (ratio(x)[x.mask] < 0.4).any()

@@ -1,0 +1,92 @@
+"""The presets in words and in prompts."""
+
+from pathlib import Path
+
+import pytest
+
+from rlox_grpo.cli import main
+from rlox_grpo.config import ConfigError, GRPOConfig
+from rlox_grpo.presets import PRESETS
+from rlox_grpo.presets.page import describe_preset, presets_page
+from rlox_grpo.presets.preset import cited
+from rlox_grpo.prompt_templates import COUNTDOWN_PREFILL, TEMPLATES, apply_template
+from rlox_grpo.prompts import load_prompts
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROWS = {"nums": [3, 4, 7], "target": 25, "question": "How many legs have 2 cats?"}
+
+
+def test_the_page_is_up_to_date():
+    page = (DOCS / "presets.md").read_text(encoding="utf-8")
+    assert page == presets_page(), "run: rlox-grpo presets --markdown > docs/presets.md"
+
+
+def test_the_command_line_prints_every_choice_with_its_source(capsys):
+    for name, preset in PRESETS.items():
+        assert main(["presets", name]) == 0
+        shown = capsys.readouterr().out
+        assert shown == describe_preset(name) + "\n"
+        for field, choice in preset.choices.items():
+            (line,) = [line for line in shown.splitlines() if line.startswith(f"  {field} = ")]
+            assert repr(choice.value) in line
+            assert line.endswith(choice.source)
+        for defect in preset.defects:
+            assert defect.what in shown
+
+
+def test_the_command_line_prints_the_page(capsys):
+    assert main(["presets", "--markdown"]) == 0
+    assert capsys.readouterr().out == presets_page()
+
+
+def test_a_field_is_cited_once():
+    with pytest.raises(ValueError, match="ddof is chosen twice: in 'a' and in 'b'"):
+        cited(("a", {"ddof": 1}), ("b", {"ddof": 0}))
+
+
+# --- prompt templates ---
+
+
+@pytest.mark.parametrize("name", list(TEMPLATES))
+def test_a_template_asks_what_the_row_asks(name):
+    template = TEMPLATES[name]
+    prompt = apply_template(name, ROWS)
+    text = prompt if isinstance(prompt, str) else " ".join(message["content"] for message in prompt)
+    shown = ("[3, 4, 7]", "25") if "nums" in template.columns else (ROWS["question"],)
+    assert all(part in text for part in shown)
+    if not isinstance(prompt, str):
+        roles = [message["role"] for message in prompt]
+        assert roles[-1] == ("assistant" if name == "countdown_think" else "user")
+        assert all(role in ("system", "user", "assistant") for role in roles)
+
+
+def test_the_forms_of_the_systems():
+    assert apply_template("countdown_think", ROWS)[-1]["content"] == COUNTDOWN_PREFILL
+    assert COUNTDOWN_PREFILL.endswith("\n<think>")
+    assert isinstance(apply_template("lm_book", ROWS), str)
+    assert [message["role"] for message in apply_template("rl_from_scratch", ROWS)] == [
+        *("system", "user", "assistant", "user")
+    ]
+    assert "<answer>4</answer>" in apply_template("rl_from_scratch", ROWS)[2]["content"]
+    assert "####" in apply_template("verl_gsm8k", ROWS)[0]["content"]
+    assert "\\boxed{}" in apply_template("boxed", ROWS)[0]["content"]
+
+
+def test_templates_apply_to_rows_without_a_prompt(byte_tokenizer):
+    rows = [{"question": "1 + 1?", "answer": "2"}, {"prompt": "as it stands", "answer": "3"}]
+    first, second = load_prompts(rows, byte_tokenizer, "lm_book")
+    assert first.text.endswith("</answer>\n1 + 1?")
+    assert dict(first.columns) == rows[0]
+    assert second.text == "as it stands"
+    assert dict(second.columns) == {"answer": "3"}
+
+
+def test_a_template_refuses_rows_that_it_cannot_read(byte_tokenizer):
+    with pytest.raises(ValueError, match=r"prompts\[1\]: prompt_template 'boxed' reads question: the row has no"):
+        load_prompts([{"question": "a"}, {"problem": "b"}], byte_tokenizer, "boxed")
+    with pytest.raises(ValueError, match="prompt_template is 'box': expected one of countdown_think"):
+        apply_template("box", ROWS)
+    with pytest.raises(ConfigError, match="unknown prompt_template 'box': did you mean 'boxed'"):
+        GRPOConfig.create(prompt_template="box")
+    with pytest.raises(ValueError, match=r"prompts\[0\] has no 'prompt' column"):
+        load_prompts([{"question": "a"}], byte_tokenizer)
