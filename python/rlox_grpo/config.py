@@ -23,6 +23,10 @@ else:
     import tomli as tomllib
 
 
+CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template")
+"""Fields that presets set and a file or a command line may clear, by the word "none"."""
+
+
 class ConfigError(ValueError):
     """A name or value in the configuration that cannot be meant; the message says which and what would do."""
 
@@ -251,7 +255,8 @@ class GRPOConfig(BaseModel):
         published = PRESETS[preset].published_values if asked else {}
         if asked and not published:
             raise ConfigError(f"published=True: preset {preset!r} has no defect that it brings back")
-        return {**PRESETS[preset].values, **published, **given}
+        cleared = {name: None for name in CLEARABLE if given.get(name) == "none"}
+        return {**PRESETS[preset].values, **published, **given, **cleared}
 
     @field_validator("output_dir", mode="before")
     @classmethod
@@ -360,8 +365,13 @@ class GRPOConfig(BaseModel):
             raise ConfigError(describe(error)) from None
 
     def to_toml(self, origin: Mapping[str, Any] | None = None) -> str:
-        """Every field as resolved, after ``origin``'s keys; what is None is left out, as TOML has no null."""
-        return tomli_w.dumps({**(origin or {}), **self.model_dump(exclude_none=True)})
+        """Every field as resolved, after ``origin``'s keys; what is None is left out, as TOML has no null.
+
+        Where that would bring back a preset's value it is written as "none".
+        """
+        preset = PRESETS[self.preset].values
+        cleared = {name: "none" for name in CLEARABLE if getattr(self, name) is None and preset.get(name) is not None}
+        return tomli_w.dumps({**(origin or {}), **self.model_dump(exclude_none=True), **cleared})
 
 
 def _contradictions_of_the_loss(config: GRPOConfig) -> Iterator[str]:

@@ -167,7 +167,8 @@ def hollow_format(history: History) -> str | None:
     start, before, now = (of(f"{answer}/mean") for of in (history.start, history.before, history.now))
     if full is None or full_spread is None or start is None or before is None or now is None:
         return None
-    is_full = full_spread < 0.2 * full
+    # Full from the start is a warm start, which proves nothing while some answers are right.
+    is_full = full_spread < 0.2 * full and ((history.start(f"{shape}/mean") or 0.0) < 0.8 * full or now < 0.1)
     is_flat = now < max(start, before) + max(0.1 * (history.now(f"{answer}/std") or 0.0), 0.01)
     if not (is_full and is_flat and now < 0.5 * max(full, 1.0)):
         return None

@@ -88,6 +88,21 @@ def test_toml_round_trip(tmp_path):
     assert GRPOConfig.create(**tomllib.loads(config.to_toml())) == config
 
 
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_preset_comes_back_from_its_toml(name):
+    config = GRPOConfig.create(preset=name)
+    assert GRPOConfig.create(**tomllib.loads(config.to_toml())) == config
+
+
+def test_a_preset_is_cleared_of_a_choice_by_a_word():
+    config = GRPOConfig.create(preset="verl", dual_clip=None, prompt_template="none")
+    assert config.dual_clip is None
+    assert config.prompt_template is None
+    assert 'dual_clip = "none"' in config.to_toml()
+    assert GRPOConfig.create(**tomllib.loads(config.to_toml())) == config
+    assert GRPOConfig.create(preset="verl", dual_clip="none") == GRPOConfig.create(preset="verl", dual_clip=None)
+
+
 def test_broken_toml_is_named(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("group_size = \n")

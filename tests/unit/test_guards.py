@@ -78,6 +78,12 @@ def test_hollow_format_is_not_said_of_answers_that_come():
     assert guards.hollow_format(History.of(run(**HOLLOW)[:30])) is None  # too early to say
 
 
+def test_a_warm_start_that_knows_the_format_is_given_time():
+    warm = {**HOLLOW, "rewards__tag_format__mean": (0.99, 0.99)}
+    assert guards.hollow_format(History.of(run(**{**warm, "rewards__countdown__mean": (0.45, 0.44)}))) is None
+    assert guards.hollow_format(History.of(run(**warm))) is not None  # two answers in a hundred
+
+
 def test_a_model_without_an_end_token_is_not_blamed():
     assert guards.truncated_completions(History.of(run(completions__clipped_ratio=(1.0, 1.0)))) is None
 
