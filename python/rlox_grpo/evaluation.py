@@ -38,7 +38,7 @@ def evaluate(
     """
     ranks = ranks or Ranks()
     mine = generate_share(engine, prompts, samples, sampling, seed, ranks)
-    groups = exchange_scores(score(mine, reward_fns, weights, on_error=on_error), prompts, engine, ranks)
+    groups = exchange_scores(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
     first = next(iter(groups[0].components))
     right = np.stack([group.components[first] >= RIGHT for group in groups])  # [B, samples]; NaN is not right
     metrics = {"accuracy": float(right.mean())}

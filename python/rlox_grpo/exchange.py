@@ -18,38 +18,30 @@ from rlox_grpo.ranks import Ranks
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup
 
 
-def shares(engine: GenerationEngine, count: int, ranks: Ranks) -> list[slice]:
-    """Each rank's part of ``count`` prompts: even ones, or all of them rank 0's where it alone asks the engine."""
-    if engine.central:
-        return [slice(0, count), *[slice(count, count)] * (ranks.size - 1)]
-    return [Ranks(rank, ranks.size).share(count) for rank in range(ranks.size)]
-
-
 def generate_share(
     engine: GenerationEngine, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, ranks: Ranks
 ) -> list[RolloutGroup]:
     """Sample this rank's part of ``engine.generate(prompts, …)``: what a single process would have sampled for them."""
-    share = shares(engine, len(prompts), ranks)[ranks.rank]
+    if ranks.size == 1:
+        return engine.generate(prompts, group_size, sampling, seed)
+    share = ranks.share(len(prompts))
     mine = prompts[share]
     return engine.generate(mine, group_size, sampling, seed, first_prompt=share.start) if mine else []
 
 
-def exchange_scores(
-    mine: Sequence[ScoredGroup], prompts: Sequence[Prompt], engine: GenerationEngine, ranks: Ranks
-) -> list[ScoredGroup]:
+def exchange_scores(mine: Sequence[ScoredGroup], prompts: Sequence[Prompt], ranks: Ranks) -> list[ScoredGroup]:
     """Every rank's groups, in the order of ``prompts``, on every rank.
 
     Args:
         mine: the scored groups of this rank's share of ``prompts``.
         prompts: all prompts of the step, the same on every rank.
-        engine: by which the prompts were shared out.
         ranks: with one of them ``mine`` comes back.
     """
     if ranks.size == 1:
         return list(mine)
     parts = ranks.gather_bytes(pack_groups(mine))
-    owned = shares(engine, len(prompts), ranks)
-    return [scored for part, share in zip(parts, owned, strict=True) for scored in unpack_groups(part, prompts[share])]
+    shares = [Ranks(rank, ranks.size).share(len(prompts)) for rank in range(ranks.size)]
+    return [scored for part, share in zip(parts, shares, strict=True) for scored in unpack_groups(part, prompts[share])]
 
 
 def pack_groups(groups: Sequence[ScoredGroup]) -> bytes:

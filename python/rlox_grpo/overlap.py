@@ -28,7 +28,6 @@ class BackgroundEngine:
 
     Attributes:
         exact: False: what it samples can come from weights older than the trainer's.
-        central: As the engine's.
         policy_version: Version of the weights that were last handed over.
     """
 
@@ -38,7 +37,6 @@ class BackgroundEngine:
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlox_grpo generation")
         self._broken: BaseException | None = None
-        self.central = engine.central
         self.policy_version = engine.policy_version
 
     def submit(self, job: Callable[[GenerationEngine], T]) -> Future[T]:

@@ -9,7 +9,6 @@ import numpy as np
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.curriculum import PassRates
 from rlox_grpo.engines import GenerationEngine
-from rlox_grpo.exchange import shares
 from rlox_grpo.overlap import Ahead, BackgroundEngine, Pending
 from rlox_grpo.ranks import Ranks
 from rlox_grpo.rollout import generate
@@ -74,7 +73,7 @@ class Sampler:
         if config.max_group_size is not None:
             sizes = [self.pass_rates.group_size(p.index, config.group_size, config.max_group_size) for p in prompts]
         seed = derived_seed(config.seed, f"refill {refill}" if refill else "rollout", step)
-        share = self.share(len(prompts))
+        share = self._ranks.share(len(prompts))
 
         def sampled(engine: GenerationEngine) -> list[RolloutGroup]:
             return generate(engine, prompts, sizes, self.sampling, seed, share)
@@ -82,10 +81,6 @@ class Sampler:
         if isinstance(engine, BackgroundEngine):
             return Pending(prompts, engine.submit(sampled))
         return Pending.done(prompts, sampled(engine))
-
-    def share(self, count: int) -> slice:
-        """The part of so many prompts that is this rank's."""
-        return shares(self.engine, count, self._ranks)[self._ranks.rank]
 
     def done(self) -> None:
         """The oldest batch was trained on."""

@@ -78,7 +78,7 @@ class GRPO:
         self.policy = load_policy(model, tokenizer, self.config)
         self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model
-        self.sampler = Sampler(make_engine(self.config, self.policy, self.ranks), self.config, self.ranks)
+        self.sampler = Sampler(make_engine(self.config, self.policy), self.config, self.ranks)
         self.engine = self.sampler.engine
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
         self.learner = Learner(
@@ -187,7 +187,7 @@ class GRPO:
             run.batches_under_way,
             train_prompts,
             lambda lost, place: self.sampler.ask(lost, self.step + place),
-            self.sampler.share,
+            self.ranks.share,
         )
 
         def prompts_of(step: int) -> list[Prompt]:
@@ -239,7 +239,7 @@ class GRPO:
         """All groups of the batch: each rank scores those that it sampled, and they are exchanged."""
         config = self.config
         mine = score(batch.groups.result(), self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
-        return exchange_scores(mine, batch.prompts, self.engine, self.ranks)
+        return exchange_scores(mine, batch.prompts, self.ranks)
 
     def _sync_engine(self) -> None:
         """Give the engine the policy as it is, also after a resume; before sampling, so that no sync is in vain."""

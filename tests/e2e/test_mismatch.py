@@ -15,7 +15,7 @@ class Mismatched:
 
     def __init__(self, engine, off):
         self._engine, self._off = engine, off
-        self.exact, self.central = False, False
+        self.exact = False
         self.policy_version = -1
 
     def generate(self, *arguments, **options):

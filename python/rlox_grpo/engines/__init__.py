@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from rlox_grpo.errors import EngineError
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
 
     from rlox_grpo.config import GRPOConfig
     from rlox_grpo.loading import Policy
-    from rlox_grpo.ranks import Ranks
 
 
 @runtime_checkable
@@ -22,13 +20,11 @@ class GenerationEngine(Protocol):
 
     Attributes:
         exact: Whether the log-probs it reports are those of the trainer's own weights and arithmetic.
-        central: Whether rank 0 alone asks it, as its machines are none of the trainer's.
         policy_version: Version of the weights that it samples from: 0 for an engine that shares the trainer's module,
             −1 for one that has none of its own yet and needs ``load_weights`` before ``generate``.
     """
 
     exact: bool
-    central: bool
     policy_version: int
 
     def generate(
@@ -50,8 +46,8 @@ class GenerationEngine(Protocol):
         ...
 
 
-def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:
-    """The engine that ``config`` names, over ``policy`` or a copy of it, as ``ranks`` need it.
+def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
+    """The engine that ``config`` names, over ``policy`` or a copy of it.
 
     Raises:
         ConfigError: an engine that cannot serve this policy.
@@ -62,8 +58,6 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) 
     if config.engine != "hf":
         from rlox_grpo.config import ConfigError
 
-        if config.engine == "vllm_server" and ranks is not None and not ranks.is_first:
-            return AskedByRankZero()
         try:
             return _vllm_engine(config, policy) if config.engine == "vllm" else _vllm_server(config, policy)
         except ValueError as error:
@@ -81,27 +75,6 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) 
         autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None,
         is_copy=is_copy,
     )
-
-
-class AskedByRankZero:
-    """The engine of a rank that has none: rank 0 asks the servers for all of them."""
-
-    exact, central, policy_version = False, True, -1
-
-    def generate(
-        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
-    ) -> list[RolloutGroup]:
-        """Never called: this rank's share of the prompts is empty."""
-        raise EngineError("a rank other than 0 was asked to sample from servers")
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take part in gathering the weights, which rank 0 hands over."""
-        for _ in weights:
-            pass
-        self.policy_version = version
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def _copied(model: nn.Module) -> nn.Module:

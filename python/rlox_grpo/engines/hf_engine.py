@@ -50,7 +50,6 @@ class HFEngine:
 
     Attributes:
         exact: True unless ``autocast_dtype`` makes the log-probs differ from the trainer's.
-        central: False: each rank samples its own share.
         policy_version: Version of the weights that it samples from.
         vocab_limit: Token ids from here on are never sampled, as they have no text: the model's vocabulary is padded
             beyond the tokenizer's, or is unknown. Log-probs are normalised over the ids below it, and a trainer that
@@ -109,7 +108,7 @@ class HFEngine:
                 type(model).__name__,
             )
         self.shares_prefixes = self.uses_cache and can_share_prefixes(model)
-        self.exact, self.central = autocast_dtype is None, False
+        self.exact = autocast_dtype is None
         self.policy_version = 0
 
     def generate(

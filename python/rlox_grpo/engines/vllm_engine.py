@@ -57,12 +57,11 @@ class VLLMEngine:
 
     Attributes:
         exact: False: vLLM's kernels are not the trainer's.
-        central: False: each rank samples its own share.
         policy_version: Version of the weights that it samples from; −1 before the first.
         sync_seconds: How long the last ``load_weights`` took, a start included.
     """
 
-    exact, central = False, False
+    exact = False
 
     def __init__(
         self,

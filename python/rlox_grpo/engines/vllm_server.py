@@ -65,12 +65,11 @@ class VLLMServerEngine:
 
     Attributes:
         exact: False: vLLM's kernels are not the trainer's.
-        central: True: one client serves all ranks.
         policy_version: Version of the weights that it samples from; −1 before the first.
         sync_seconds: How long the last ``load_weights`` took, writing the file included.
     """
 
-    exact, central = False, True
+    exact = False
 
     def __init__(
         self,
