@@ -367,7 +367,7 @@ class GRPO:
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
         loaded = load_prompts(prompts, self.policy.tokenizer)
-        refuse_too_long(loaded, self.config.max_new_tokens, self.policy.positions)
+        refuse_too_long(loaded, self.config.max_new_tokens, self.engine.max_length)
         check_rewards(loaded, self.reward_fns)
         return loaded
 
