@@ -313,6 +313,8 @@ class GRPOConfig(BaseModel):
             value = getattr(self, name)
             if self.engine != owner and value != type(self).model_fields[name].default:
                 raise ConfigError(f"{name}={value!r} is for engine={owner!r}, and engine={self.engine!r}")
+        if self.engine == "hf" and self.engine_max_length is not None:
+            raise ConfigError(f"engine_max_length={self.engine_max_length} is for engine='vllm', and engine='hf'")
         if self.engine == "vllm_server" and not self.server_urls:
             raise ConfigError("engine='vllm_server' needs server_urls, such as ['http://127.0.0.1:8000']")
         if self.server_sync_dir is not None and self.server_nccl_address is not None:

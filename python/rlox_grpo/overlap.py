@@ -29,6 +29,7 @@ class BackgroundEngine:
     Attributes:
         exact: False: what it samples can come from weights older than the trainer's.
         policy_version: Version of the weights that were last handed over.
+        max_length: As the engine's.
     """
 
     exact = False
@@ -37,7 +38,7 @@ class BackgroundEngine:
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlox_grpo generation")
         self._broken: BaseException | None = None
-        self.policy_version = engine.policy_version
+        self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
     def submit(self, job: Callable[[GenerationEngine], T]) -> Future[T]:
         """Run ``job(engine)`` after all that was asked for before; nothing runs on weights that failed to load."""

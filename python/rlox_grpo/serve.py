@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -110,6 +111,7 @@ def serve(
     logs.mkdir(parents=True, exist_ok=True)
     servers = []
     for own_port in range(port, port + count):
+        _refuse_taken(host, own_port)
         command = _command(model, host, own_port, dtype, max_length, vllm_arguments)
         log = (logs / f"server_{own_port}.log").resolve()
         servers.append(_Server(f"http://{host}:{own_port}", command, _environment(token), log, restarts))
@@ -211,6 +213,14 @@ def _token(token_file: str | None) -> str:
     if not token:
         raise ValueError(f"token_file={token_file!r} is empty")
     return token
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    """Another server on this port would be taken for ours. Raises OSError naming the address."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _has_gpu() -> bool:

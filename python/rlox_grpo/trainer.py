@@ -245,7 +245,7 @@ class GRPO:
         """Give the engine the policy as it is, also after a resume; before sampling, so that no sync is in vain."""
         if self._engine_step != self.step:
             updater = self.learner.updater
-            weights = policy_weights(self.model, updater.weights if updater.is_sharded else None)
+            weights = policy_weights(self.model, updater.weights() if updater.is_sharded else None)
             self.engine.load_weights(weights, version=self.step)
             self.ranks.gather(None)  # no rank samples before each engine has them
             self._engine_step = self.step
@@ -279,7 +279,7 @@ class GRPO:
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
         loaded = load_prompts(prompts, self.policy.tokenizer, self.config.prompt_template)
-        refuse_too_long(loaded, self.config.max_new_tokens, self.policy.positions)
+        refuse_too_long(loaded, self.config.max_new_tokens, self.engine.max_length)
         check_rewards(loaded, self.reward_fns)
         return loaded
 

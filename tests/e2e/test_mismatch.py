@@ -17,6 +17,7 @@ class Mismatched:
         self._engine, self._off = engine, off
         self.exact = False
         self.policy_version = -1
+        self.max_length = engine.max_length
 
     def generate(self, *arguments, **options):
         groups = self._engine.generate(*arguments, **options)

@@ -170,6 +170,31 @@ def test_weights_of_somebody_else_are_noticed_and_replaced(engine, launcher, mod
     stranger.close()
 
 
+def test_ranks_share_the_servers(launcher, model, byte_tokenizer, monkeypatch):
+    """Rank 0 hands the weights over; rank 1 finds them there, and does it alone only when rank 0 does not."""
+
+    def client(rank):
+        monkeypatch.setenv("RANK", str(rank))
+        return VLLMServerEngine([launcher.url], model, max_length=256, timeout=60.0)
+
+    first, second = client(0), client(1)
+    shake(model, 12)
+    both = [threading.Thread(target=one.load_weights, args=(policy_weights(model), 3)) for one in (second, first)]
+    for thread in both:
+        thread.start()
+        time.sleep(0.3)
+    for thread in both:
+        thread.join()
+    assert (first._file is None, second._file is None) == (False, True)
+    request = ([prompt(LONG)], 1, GREEDY, 0)
+    assert ids_of(second.generate(*request)) == ids_of(first.generate(*request)) == [[greedy(model, prompt(LONG), 8)]]
+    first.close()
+    shake(model, 13)
+    second.load_weights(policy_weights(model), 4)
+    assert ids_of(second.generate(*request)) == [[greedy(model, prompt(LONG), 8)]]
+    second.close()
+
+
 def test_wrong_weights_move_nothing(engine, model):
     before = greedy(model, prompt(9), 6)
     shake(model, 1)

@@ -86,6 +86,29 @@ def test_an_adapter_trains_with_merged_weights(make_tiny_model, byte_tokenizer, 
     trainer.engine.close()
 
 
+def test_bfloat16_differs_and_is_corrected(make_tiny_model, byte_tokenizer, tmp_path):
+    trainer = GRPO(
+        make_tiny_model("qwen2", **SIZES),
+        share_of_low_bytes,
+        tokenizer=byte_tokenizer,
+        **options(output_dir=tmp_path, max_steps=2, dtype="bfloat16"),
+    )
+    trainer.train(PROMPTS)
+    for step in steps_of(tmp_path):
+        assert 1e-3 < step["mismatch/gap_max"] < 1.0
+        assert step["mismatch/effective_sample_size"] > 0.9
+        assert step["mismatch/weight_max"] <= 2.0
+    trainer.engine.close()
+
+
+def test_a_prompt_too_long_for_the_engine_is_refused_before_the_first_step(make_tiny_model, byte_tokenizer):
+    model = make_tiny_model("qwen2", **SIZES)
+    trainer = GRPO(model, share_of_low_bytes, tokenizer=byte_tokenizer, **options())
+    with pytest.raises(ValueError, match=r"prompts\[1\] has 53 tokens.*passes the model's 64 positions"):
+        trainer.train(["1", "1" * 53])
+    assert trainer.engine.policy_version == -1
+
+
 def test_the_demos_model_syncs_in_a_fifth_of_a_second(tmp_path):
     from rlox_grpo.demo import LARGEST, new_model
     from rlox_grpo.engines.vllm_engine import VLLMEngine

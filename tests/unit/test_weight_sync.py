@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlox_grpo.engines.weight_sync import WeightMismatchError, check_weights, expected_manifest, policy_weights
+from rlox_grpo.engines.weight_sync import (
+    WeightMismatchError,
+    check_weights,
+    expected_manifest,
+    policy_weights,
+    weights_digest,
+)
 
 
 def shapes(weights):
@@ -68,6 +74,46 @@ def test_adapters_are_merged_under_the_base_models_names(make_tiny_model):
         torch.testing.assert_close(model(ids).logits, with_adapter, rtol=1e-3, atol=1e-3)
     with adapted.disable_adapter():
         assert all(torch.equal(tensor, before[name]) for name, tensor in policy_weights(adapted))
+
+
+def test_whole_parameters_stand_in_for_a_models_shards(make_tiny_model):
+    import peft
+
+    model = make_tiny_model("qwen2")
+    whole = [(name, parameter.detach() + 1) for name, parameter in model.named_parameters()]
+    given = dict(policy_weights(model, whole))
+    assert all(torch.equal(given[name], tensor) for name, tensor in whole)
+    assert shapes(given.items()) == expected_manifest(model.config)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    expected = {name: tensor.clone() for name, tensor in policy_weights(adapted)}
+    whole = [(name, parameter.detach().clone()) for name, parameter in adapted.named_parameters()]
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            parameter.zero_()  # what a rank of ZeRO-3 could not use either
+    given = dict(policy_weights(adapted, whole))
+    assert all(torch.equal(given[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_digest_sees_every_bit_and_every_place(make_tiny_model):
+    weights = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(4, dtype=torch.bfloat16))]
+    digest = weights_digest(weights)
+    assert len(digest) == 16
+    assert weights_digest([(name, tensor.clone()) for name, tensor in weights]) == digest
+    changed = torch.arange(6.0).view(2, 3)
+    changed[1, 2] = torch.nextafter(changed[1, 2], torch.tensor(9.0))
+    swapped = torch.tensor([[1.0, 0.0, 2.0], [3.0, 4.0, 5.0]])
+    others = [
+        [("a", changed), weights[1]],
+        [("a", swapped), weights[1]],
+        [("a", weights[0][1].view(3, 2)), weights[1]],
+        [("c", weights[0][1]), weights[1]],
+        [weights[0], ("b", torch.ones(4, dtype=torch.float16))],
+        [("a", -weights[0][1]), weights[1]],
+        weights[:1],
+    ]
+    assert len({digest, *map(weights_digest, others)}) == len(others) + 1
+    big = torch.zeros(2**24 + 3)
+    assert weights_digest([("a", big)]) != weights_digest([("a", big.index_fill(0, torch.tensor([2**24 + 1]), 1.0))])
 
 
 def test_dora_is_refused(make_tiny_model):

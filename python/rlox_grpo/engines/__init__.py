@@ -22,10 +22,12 @@ class GenerationEngine(Protocol):
         exact: Whether the log-probs it reports are those of the trainer's own weights and arithmetic.
         policy_version: Version of the weights that it samples from: 0 for an engine that shares the trainer's module,
             −1 for one that has none of its own yet and needs ``load_weights`` before ``generate``.
+        max_length: Tokens that a prompt and its completion may have together; None when the model states no limit.
     """
 
     exact: bool
     policy_version: int
+    max_length: int | None
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0

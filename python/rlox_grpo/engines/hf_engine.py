@@ -51,6 +51,7 @@ class HFEngine:
     Attributes:
         exact: True unless ``autocast_dtype`` makes the log-probs differ from the trainer's.
         policy_version: Version of the weights that it samples from.
+        max_length: The model's positions, where it states them.
         vocab_limit: Token ids from here on are never sampled, as they have no text: the model's vocabulary is padded
             beyond the tokenizer's, or is unknown. Log-probs are normalised over the ids below it, and a trainer that
             wants to agree has to leave the same logits out. None when every id can be sampled.
@@ -110,6 +111,7 @@ class HFEngine:
         self.shares_prefixes = self.uses_cache and can_share_prefixes(model)
         self.exact = autocast_dtype is None
         self.policy_version = 0
+        self.max_length = _max_positions(model)
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
@@ -157,7 +159,7 @@ class HFEngine:
     def _check_prompts(self, prompts: Sequence[Int64Array], max_new_tokens: int) -> None:
         if not prompts:
             raise ValueError("prompts is empty")
-        limit = _max_positions(self._model)
+        limit = self.max_length
         for index, prompt in enumerate(prompts):
             if prompt.ndim != 1 or not len(prompt):
                 raise ValueError(

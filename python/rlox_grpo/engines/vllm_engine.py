@@ -58,6 +58,7 @@ class VLLMEngine:
     Attributes:
         exact: False: vLLM's kernels are not the trainer's.
         policy_version: Version of the weights that it samples from; −1 before the first.
+        max_length: Tokens that a prompt and its completion may have together.
         sync_seconds: How long the last ``load_weights`` took, a start included.
     """
 
@@ -110,13 +111,13 @@ class VLLMEngine:
         text_config = model.config.get_text_config(decoder=True)
         self._vocab_size = int(text_config.vocab_size)
         self._vocab_limit = vocab_limit
-        self._max_length = max_length or getattr(text_config, "max_position_embeddings", None)
+        self.max_length = max_length or getattr(text_config, "max_position_embeddings", None)
         self._expected = expected_manifest(model.config)
         self._llm: Any = None
         self._sleeps = sleep and torch.cuda.is_available()
         self._settings: dict[str, Any] = {
             "dtype": dtype,
-            "max_model_len": self._max_length,
+            "max_model_len": self.max_length,
             "max_num_seqs": max_rows or DEFAULT_MAX_ROWS,
             "gpu_memory_utilization": gpu_memory_utilization,
             "tensor_parallel_size": tensor_parallel_size,
@@ -136,9 +137,7 @@ class VLLMEngine:
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
     ) -> list[RolloutGroup]:
-        """Sample ``group_size`` completions for each prompt, one request a prompt.
-
-        Seeds are of a prompt's index, so that ``first_prompt`` does not matter.
+        """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
 
         Raises:
             ValueError: what :func:`rlox_grpo.engines.vllm_requests.check_request` refuses.
@@ -152,7 +151,7 @@ class VLLMEngine:
             sampling,
             seed,
             vocab_size=self._vocab_size,
-            max_length=self._max_length,
+            max_length=self.max_length,
             has_tokenizer=self._tokenizer is not None,
         )
         from vllm import SamplingParams

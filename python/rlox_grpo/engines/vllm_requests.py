@@ -52,7 +52,7 @@ def check_request(
         if max_length is not None and len(ids) + sampling.max_new_tokens > max_length:
             raise ValueError(
                 f"prompts[{place}] has {len(ids)} tokens: with max_new_tokens={sampling.max_new_tokens} it does not "
-                f"fit the engine's {max_length} positions (engine_max_length)"
+                f"fit the engine's {max_length} positions"
             )
         if ((ids < 0) | (ids >= vocab_size)).any():
             wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])

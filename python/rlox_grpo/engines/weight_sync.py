@@ -8,7 +8,8 @@ asks for, and only then does the engine see it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -18,46 +19,69 @@ Manifest = Mapping[str, tuple[int, ...]]
 """Shape of each tensor of a checkpoint by its name."""
 
 _SHOWN = 4
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK = 2**24  # numbers read at once: 128 MiB as int64
 
 
 class WeightMismatchError(ValueError):
     """Weights that are not those of the engine's model. None of them was handed over."""
 
 
-def policy_weights(
-    model: nn.Module, whole: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
-) -> Iterator[tuple[str, Tensor]]:
+def policy_weights(model: nn.Module, whole: Iterable[tuple[str, Tensor]] | None = None) -> Iterator[tuple[str, Tensor]]:
     """Name and value of every tensor that a checkpoint of ``model`` holds, tied ones once; nothing has a gradient.
 
     A LoRA model gives the names of its base model, and each adapted weight with its active adapters merged in:
     W + ΔW in W's own dtype. The model itself is not changed, and only one merged weight exists at a time.
 
     Args:
-        model: the policy.
-        whole: gives its parameters by name where ``model`` holds shards of them; asked once the first weight is.
+        model: A transformers model, bare or with LoRA adapters.
+        whole: Each parameter under its name in ``model``, where the model itself holds shards; without adapters they
+            are passed on as they come, with adapters they are kept until all are there.
 
     Raises:
         ValueError: an adapter other than plain LoRA on linear or embedding layers.
     """
-    base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
+    adapts = hasattr(model, "peft_config")
+    if whole is not None and not adapts:
+        yield from ((name, tensor.detach()) for name, tensor in whole)
+        return
+    base: Any = model.get_base_model() if adapts else model  # type: ignore[operator]
+    values = dict(base.state_dict(keep_vars=True))
+    if whole is not None:
+        prefix = next(name for name, module in model.named_modules() if module is base) + "."
+        values |= {name.removeprefix(prefix): tensor for name, tensor in whole}
     adapted = {name: module for name, module in base.named_modules() if hasattr(module, "base_layer")}
-    gathered = {} if whole is None else dict(whole())
-    values = {id(own): gathered[name] for name, own in model.named_parameters() if name in gathered}
     seen: set[int] = set()
     for name, tensor in base.state_dict(keep_vars=True).items():
         if id(tensor) in seen:  # a weight that two layers share is one Parameter
             continue
         seen.add(id(tensor))
-        tensor = values.get(id(tensor), tensor)
         layer, part = _adapted_part(name, adapted)
         if layer is None:
-            yield name, tensor.detach()
+            yield name, values[name].detach()
         elif part.startswith("base_layer."):
-            own = part.removeprefix("base_layer.")
-            prefix = name.removesuffix(part)
-            yield f"{prefix}{own}", _merged(name, layer, tensor) if own == "weight" else tensor.detach()
+            own, prefix = part.removeprefix("base_layer."), name.removesuffix(part)
+            yield f"{prefix}{own}", _merged(prefix, layer, values) if own == "weight" else values[name].detach()
         elif not part.startswith("lora_"):
             raise ValueError(f"{name}: only plain LoRA adapters can be merged for a generation engine")
+
+
+def weights_digest(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """16 hexadecimal digits of names, shapes and every bit of the values; equal on every rank that holds the same.
+
+    Two sums over the bits of each tensor, one weighted by position, in wrapping 64-bit arithmetic where the tensor
+    lies: they read it once and are exact in any order. It tells weights apart, and is no defence against an attacker.
+    """
+    digest = blake2b(digest_size=8)
+    for name, tensor in weights:
+        bits = tensor.detach().contiguous().flatten().view(_INTEGERS[tensor.element_size()])
+        sums = [0, 0]
+        for start in range(0, bits.numel(), _CHUNK):
+            chunk = bits[start : start + _CHUNK].long()
+            places = torch.arange(start + 1, start + 1 + chunk.numel(), device=chunk.device)
+            sums = [sums[0] + int(chunk.sum()), sums[1] + int((chunk * places).sum())]
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {sums};".encode())
+    return digest.hexdigest()
 
 
 def expected_manifest(config: Any) -> dict[str, tuple[int, ...]]:
@@ -100,11 +124,6 @@ def check_weights(weights: Sequence[tuple[str, Tensor]], expected: Manifest) -> 
         )
 
 
-def manifest_of(weights: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[int, ...]]:
-    """The manifest that ``weights`` themselves state."""
-    return {name: tuple(tensor.shape) for name, tensor in weights}
-
-
 def _adapted_part(name: str, adapted: Mapping[str, Any]) -> tuple[Any, str]:
     """The adapted layer that the tensor belongs to and its name inside it; (None, name) outside of one."""
     parts = name.split(".")
@@ -116,15 +135,22 @@ def _adapted_part(name: str, adapted: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 @torch.no_grad()
-def _merged(name: str, layer: Any, weight: Tensor) -> Tensor:
-    if not hasattr(layer, "get_delta_weight") or any(getattr(layer, "use_dora", {}).values()):
-        raise ValueError(f"{name}: only plain LoRA adapters can be merged for a generation engine")
+def _merged(prefix: str, layer: Any, values: Mapping[str, Tensor]) -> Tensor:
+    """W + (alpha / r) B A of each active adapter (LoRA, arXiv:2106.09685, eq. 3)."""
+    weight = values[f"{prefix}base_layer.weight"].detach()
+    if any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
+        raise ValueError(f"{prefix}weight: only plain LoRA adapters can be merged for a generation engine")
     if layer.merged or layer.disable_adapters:
-        return weight.detach()
-    merged = weight.detach().clone()
+        return weight
+    merged = weight.clone()
     for adapter in layer.active_adapters:
-        if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
-            merged += layer.get_delta_weight(adapter).to(merged.dtype)
+        if adapter in layer.lora_A:
+            a, b = values[f"{prefix}lora_A.{adapter}.weight"], values[f"{prefix}lora_B.{adapter}.weight"]
+            update = (b @ a).T if layer.fan_in_fan_out else b @ a
+            merged += layer.scaling[adapter] * update.to(merged.dtype)
+        elif adapter in layer.lora_embedding_A:
+            a, b = values[f"{prefix}lora_embedding_A.{adapter}"], values[f"{prefix}lora_embedding_B.{adapter}"]
+            merged += layer.scaling[adapter] * (b @ a).T.to(merged.dtype)
     return merged
 
 
