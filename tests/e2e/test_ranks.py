@@ -80,16 +80,8 @@ def test_ranks_take_the_step_of_one_process(ranks, alone, tmp_path):
     [
         ("kill", ["rank 1 (", "no sign of life"], "step_000002"),
         ("raise", ["rank 1 (", "stopped with RewardError: reward function share_of_even raised Arith"], "step_000002"),
-        (
-            "nan",
-            ["[rank0]: rlox_grpo.errors.NonFiniteError: step 3", "[rank1]: rlox_grpo.errors.NonFiniteError: step 3"],
-            "step_000002",
-        ),
-        (
-            "term",
-            ["KeyboardInterrupt: stopped by SIGTERM after step 3", "stopped by a signal to another rank after step 3"],
-            "step_000003",
-        ),
+        ("nan", [f"[rank{rank}]: rlox_grpo.errors.NonFiniteError: step 3" for rank in (0, 1)], "step_000002"),
+        ("term", ["stopped by SIGTERM after step 3", "stopped by a signal to another rank after"], "step_000003"),
     ],
 )
 def test_one_rank_ends_all(how, said, saved, tmp_path):
