@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument("--port", type=int, default=8450, help="0 takes a free one (default: %(default)s)")
     serve.add_argument("--token-file", help="file with the bearer token; else RLOX_GRPO_REFERENCE_TOKEN holds it")
-    serve.add_argument("--token-budget", type=int, default=32_768, help="padded tokens in a forward (%(default)s)")
+    serve.add_argument(
+        "--token-budget", type=int, default=32_768, help="padded tokens a forward (default: %(default)s)"
+    )
     serve.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     serve.set_defaults(run=_serve_reference)
 
