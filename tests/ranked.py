@@ -20,7 +20,8 @@ from rlox_grpo import GRPO
 VOCABULARY = 61
 PROMPTS = torch.arange(35).reshape(7, 5) % VOCABULARY  # 7: no number of ranks divides it evenly
 DIE_AT = int(os.environ.get("DIE_AT", "0"))
-"""Step at which the last rank kills itself, or raises if HOW is "raise"; 0 never."""
+"""Step at which the last rank meets what HOW says: kill, raise, nan or term (a wish to stop); 0 never."""
+HOW = os.environ.get("HOW", "")
 
 calls = 0
 
@@ -45,14 +46,19 @@ def tiny_policy():
     return AutoModelForCausalLM.from_config(config)
 
 
+def is_last_rank():
+    return os.environ.get("RANK") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1)
+
+
 def share_of_even(completions, prompts):
     """Share of even tokens, with a bonus for length, so that rewards differ in every group."""
     global calls
     calls += 1
-    if DIE_AT and calls == DIE_AT and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-        if os.environ.get("HOW") == "raise":
+    if is_last_rank() and calls == DIE_AT:
+        if HOW == "raise":
             raise ArithmeticError("the reward broke")
-        os.kill(os.getpid(), signal.SIGKILL)
+        if HOW in ("kill", "term"):
+            os.kill(os.getpid(), signal.SIGKILL if HOW == "kill" else signal.SIGTERM)
     return [float((ids % 2 == 0).float().mean()) + 0.01 * len(ids) for ids in completions]
 
 
@@ -75,9 +81,20 @@ def options(folder, **changes):
     }
 
 
-def train(folder, **changes):
+def breaking(loss_fn):
+    """The loss, but NaN at step DIE_AT on the last rank."""
+
+    def loss(log_probs, batch):
+        return loss_fn(log_probs * torch.nan if calls == DIE_AT and is_last_rank() else log_probs, batch)
+
+    return loss
+
+
+def train(folder, *, held_out=False, **changes):
     trainer = GRPO(tiny_policy(), share_of_even, **options(folder, **changes))
-    metrics = trainer.train(PROMPTS)
+    if HOW == "nan":
+        trainer.updater._loss_fn = breaking(trainer.updater._loss_fn)
+    metrics = trainer.train(PROMPTS, eval_prompts=PROMPTS[:3] if held_out else None)
     trainer.save(Path(folder) / "saved")
     if trainer.ranks.is_first:
         (Path(folder) / "metrics.json").write_text(json.dumps(metrics))

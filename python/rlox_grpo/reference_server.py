@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -61,14 +61,12 @@ class Measuring:
         """The log-probs to come.
 
         Raises:
-            ValueError: ids that the model does not have, or more tokens than fit one forward.
+            ValueError: ids that the model does not have.
             queue.Full: too many wait.
         """
         ids = question.input_ids
         if bool((ids < 0).any()) or bool((ids >= self.vocabulary).any()) or question.vocabulary > self.vocabulary:
             raise ValueError(f"input_ids or vocabulary go beyond the model's {self.vocabulary} ids")
-        if ids.numel() > self._budget and len(ids) > 1:
-            raise ValueError(f"{ids.numel()} padded tokens: one request may hold {self._budget}")
         job = _Job(question)
         self._waiting.put_nowait(job)
         return job.answer
@@ -92,8 +90,13 @@ class Measuring:
     def _measure(self, jobs: Sequence[_Job]) -> None:
         try:
             forward = self._forward(jobs[0].question)
+            batch = _batch([job.question for job in jobs], self._device)
+            rows = max(1, self._budget // batch.input_ids.shape[1])
+            log_probs = torch.zeros(batch.loss_mask.shape)
             with torch.no_grad():
-                log_probs = forward(_batch([job.question for job in jobs], self._device))[0].float().cpu()
+                for place in range(0, len(log_probs), rows):
+                    part = _part(batch, slice(place, place + rows))
+                    log_probs[place : place + rows, : part.loss_mask.shape[1]] = forward(part)[0].float().cpu()
         except Exception as error:  # noqa: BLE001 - raised again at each request that waits for it
             for job in jobs:
                 job.answer.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
@@ -152,6 +155,25 @@ def _batch(questions: Sequence[Question], device: torch.device) -> Batch:
         prompt_index=torch.cat(groups).to(device),
         num_loss_tokens=float(loss_mask.sum()),
         num_sequences=float(len(ids)),
+    )
+
+
+def _part(batch: Batch, rows: slice) -> Batch:
+    """Some rows of it, as narrow as they can be."""
+    lengths = batch.completion_mask[rows].sum(dim=1)
+    steps, width = max(1, int(lengths.max())), int((batch.prompt_lengths[rows] + lengths).max())
+    return replace(
+        batch,
+        input_ids=batch.input_ids[rows, :width],
+        attention_mask=batch.attention_mask[rows, :width],
+        position_ids=batch.position_ids[rows, :width],
+        prompt_lengths=batch.prompt_lengths[rows],
+        completion_ids=batch.completion_ids[rows, :steps],
+        completion_mask=batch.completion_mask[rows, :steps],
+        loss_mask=batch.loss_mask[rows, :steps],
+        advantages=batch.advantages[rows],
+        row_index=batch.row_index[rows],
+        prompt_index=batch.prompt_index[rows],
     )
 
 

@@ -20,6 +20,7 @@ from rlox_grpo.forward import make_forward
 from rlox_grpo.reference import ServerAddress, make_reference
 from rlox_grpo.reference_client import TOKEN_VARIABLE, connect
 
+BUDGET = ("--token-budget", "60")
 TOKEN = "a-token-of-the-test"
 
 
@@ -98,7 +99,8 @@ def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     ranked.tiny_policy().save_pretrained(folder / "model")
     process = subprocess.Popen(
-        [sys.executable, "-m", "rlox_grpo.cli", "serve-reference", str(folder / "model"), "--port", "0"],
+        # The budget holds three rows of the runs below: a question takes several forwards.
+        [sys.executable, "-m", "rlox_grpo.cli", "serve-reference", folder / "model", "--port", "0", *BUDGET],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, TOKEN_VARIABLE: TOKEN, "OMP_NUM_THREADS": "1"},
