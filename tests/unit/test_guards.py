@@ -63,6 +63,29 @@ def test_a_guard_warns_of_its_own_trouble_and_of_no_other(name):
     assert not any(found.values())
 
 
+NEAR = {
+    "constant_rewards": run(rollout__frac_reward_zero_std=(1.0, 0.93)),
+    "short_completions": run(completions__mean_length=(300, 130)),
+    "long_completions": run(completions__mean_length=(100, 240)),
+    "truncated_completions": run(completions__clipped_ratio=(0.1, 0.45)),
+    "repetition": run(completions__repeated_share=(0.1, 0.45)),
+    "kl_runaway": jump("policy/kl", 0.05, 0.28),
+    "kl_runaway, high all along": jump("policy/kl", 0.4, 0.9),
+    "entropy_collapse": run(policy__entropy=(1.0, 0.07)),
+    "entropy_explosion": run(policy__entropy=(1.0, 2.4)),
+    "log_prob_gap": run(mismatch__gap_mean=(0.002, 0.018)),
+    "log_prob_gap, high all along": run(mismatch__gap_mean=(0.1, 0.2)),
+    "gradient_spikes": jump("update/grad_norm", 0.5, 4.5),
+    "reward_without_answers": run((0.3, 0.9), **{**FALLEN, "rewards__countdown__mean": (0.4, 0.3)}),
+    "repetition, of the task": run(completions__repeated_share=(0.6, 0.7)),
+}
+
+
+@pytest.mark.parametrize("name", list(NEAR))
+def test_what_is_near_trouble_is_not_yet_trouble(name):
+    assert not any(guard(History.of(NEAR[name])) for guard in GUARDS)
+
+
 @pytest.mark.parametrize(
     "name", ["short_completions", "long_completions", "entropy_collapse", "entropy_explosion", "gradient_spikes"]
 )
