@@ -93,7 +93,7 @@ def breaking(loss_fn):
 def train(folder, *, held_out=False, **changes):
     trainer = GRPO(tiny_policy(), share_of_even, **options(folder, **changes))
     if HOW == "nan":
-        trainer.updater._loss_fn = breaking(trainer.updater._loss_fn)
+        trainer.learner.updater._loss_fn = breaking(trainer.learner.updater._loss_fn)
     metrics = trainer.train(PROMPTS, eval_prompts=PROMPTS[:3] if held_out else None)
     trainer.save(Path(folder) / "saved")
     if trainer.ranks.is_first:
