@@ -113,7 +113,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     origin, config = read_run_file(arguments.file, parse_overrides(rest))
     trainer = GRPO(origin.model, make_rewards(origin.rewards), config=config)
     trainer.origin = origin.model_dump(exclude_none=True)
-    train_data, eval_data = load_data(origin)
+    train_data, eval_data = load_data(origin, config)
     metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
     print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name))
 

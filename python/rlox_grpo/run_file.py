@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from rlox_grpo import rewards as rules
 from rlox_grpo.config import ConfigError, GRPOConfig, describe, nearest, read_toml
 from rlox_grpo.prompts import PromptsLike
 from rlox_grpo.rewards import RewardFn
-from rlox_grpo.tasks.countdown import load_problems
+from rlox_grpo.tasks import countdown, gsm8k
 
 RULES = {
     "countdown": "Countdown",
@@ -41,7 +41,9 @@ class Origin(BaseModel):
     model: str = Field(description="Path or hub id of the model to train.")
     train_data: str = Field(description="A .jsonl or .parquet file of rows with a prompt column.")
     eval_data: str | None = Field(None, description="Held-out rows.")
-    task: Literal["countdown"] | None = Field(None, description="Gives rows without a prompt the task's own.")
+    task: Literal["countdown", "gsm8k"] | None = Field(
+        None, description="Checks the rows; without a prompt_template it gives them its own."
+    )
     n_epochs: int = Field(1, ge=1, description="Times that every prompt is drawn.")
     rewards: tuple[dict[str, Any], ...] = Field(min_length=1, description="The reward functions.")
 
@@ -66,11 +68,16 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     )
 
 
-def load_data(origin: Origin) -> tuple[PromptsLike, PromptsLike | None]:
-    """What to train on, and what to evaluate on: the files, or the task's rows from them."""
+def load_data(origin: Origin, config: GRPOConfig) -> tuple[PromptsLike, PromptsLike | None]:
+    """What to train on, and what to evaluate on: the files, or the task's rows from them.
+
+    The rows get the task's own prompts unless ``config`` names a prompt template, which the trainer applies.
+    """
     if origin.task is None:
         return origin.train_data, origin.eval_data
-    return load_problems(origin.train_data), None if origin.eval_data is None else load_problems(origin.eval_data)
+    task = {"countdown": countdown, "gsm8k": gsm8k}[origin.task]
+    load: Callable[[str], PromptsLike] = task.load_problems if config.prompt_template is None else task.read_problems
+    return load(origin.train_data), None if origin.eval_data is None else load(origin.eval_data)
 
 
 def make_rewards(tables: Sequence[Mapping[str, Any]]) -> list[RewardFn]:

@@ -1,10 +1,15 @@
 """The command line: parsing, overrides, errors on one line."""
 
+import json
+
 import pytest
 
 from rlox_grpo.cli import main, parse_overrides
 from rlox_grpo.config import ConfigError
-from rlox_grpo.run_file import make_rewards, read_run_file
+from rlox_grpo.prompt_templates import apply_template
+from rlox_grpo.run_file import load_data, make_rewards, read_run_file
+from rlox_grpo.tasks import countdown
+from rlox_grpo.tasks.word_problems import generate_problems
 
 
 def test_overrides_are_toml_or_text():
@@ -53,6 +58,25 @@ def test_a_run_file(run_file):
     assert rewards[1].weight == 0.1
 
 
+@pytest.mark.parametrize("template", ["lm_book", None])
+def test_a_task_gives_rows_their_prompts_unless_a_template_does(run_file, tmp_path, template):
+    rows = [dict(row) for row in generate_problems(3, seed=0)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train_data": str(tmp_path / "rows.jsonl"), "eval_data": str(tmp_path / "rows.jsonl")}
+    changes = {} if template is None else {"prompt_template": template}
+    prompted = [{"prompt": apply_template("r1_think", row), **row} for row in rows]
+    assert load_data(*read_run_file(run_file, {**data, **changes, "task": "gsm8k"})) == (
+        (prompted, prompted) if template is None else (rows, rows)
+    )
+    row = {"nums": [1, 2], "target": 3}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    prompted = [{"prompt": countdown.chat_prompt([1, 2], 3), **row}]
+    assert load_data(*read_run_file(run_file, {**data, **changes, "task": "countdown"})) == (
+        (prompted, prompted) if template is None else ([row], [row])
+    )
+    assert load_data(*read_run_file(run_file, {})) == ("rows.jsonl", None)
+
+
 def test_the_resolved_file_can_be_read_again(run_file, tmp_path):
     origin, config = read_run_file(run_file, {})
     resolved = tmp_path / "config.toml"
@@ -67,6 +91,7 @@ def test_the_resolved_file_can_be_read_again(run_file, tmp_path):
         ({"train_dat": "x"}, "did you mean 'train_data'"),
         ({"n_epochs": 0}, "n_epochs"),
         ({"rewards": []}, "rewards"),
+        ({"task": "gsm8"}, "task"),
     ],
 )
 def test_keys_that_cannot_be_meant(run_file, change, message):

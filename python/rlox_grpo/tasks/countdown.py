@@ -181,10 +181,14 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
 def load_problems(
     source: str | Path | Iterable[Mapping[str, Any]], *, prefill: str | None = DEFAULT_PREFILL
 ) -> list[dict[str, Any]]:
-    """Rows of a ``.jsonl`` or ``.parquet`` file, a ``datasets.Dataset`` or a list, ready to train on.
+    """:func:`read_problems`, ready to train on: rows without a ``prompt`` get the one of :func:`chat_prompt`."""
+    return [
+        {"prompt": chat_prompt(row["nums"], row["target"], prefill=prefill), **row} for row in read_problems(source)
+    ]
 
-    The public Countdown sets have ``nums`` and ``target`` and no prompt: rows without a ``prompt`` get the one of
-    :func:`chat_prompt`; what else a row has is kept.
+
+def read_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a ``.jsonl`` or ``.parquet`` file, a ``datasets.Dataset`` or a list, as they are.
 
     Raises:
         ValueError, TypeError: a file that cannot be read, or a row whose columns are not a problem; names the row.
@@ -193,7 +197,7 @@ def load_problems(
     if not rows:
         raise ValueError("there are no problems: the source has no rows")
     check_rows(rows)
-    return [{"prompt": chat_prompt(row["nums"], row["target"], prefill=prefill), **row} for row in rows]
+    return rows
 
 
 def chat_prompt(nums: Sequence[int], target: int, *, prefill: str | None = DEFAULT_PREFILL) -> list[dict[str, str]]:

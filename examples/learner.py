@@ -1,0 +1,170 @@
+"""What the examples share: a small policy with a careless teacher, its problems, and the command that trains it.
+
+The policy has half a million parameters and is made from scratch in half a minute: it is shown worked examples in the
+system's own prompt and answer form. The teacher is careless on purpose. It takes a wrong operation in two examples of
+five, and leaves the system's form out in three of ten; so the policy knows the right way and does not know to prefer
+it. That is what GRPO, which sees rewards only, has to find out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+from rlox_grpo import cli
+from rlox_grpo.prompt_templates import apply_template
+from rlox_grpo.prompts import load_prompts
+from rlox_grpo.run_file import read_run_file
+from rlox_grpo.tasks import countdown, gsm8k
+from rlox_grpo.tasks.closed_vocabulary import build_tokenizer
+from rlox_grpo.tasks.countdown_examples import solutions
+from rlox_grpo.tasks.warm_start import warm_start
+from rlox_grpo.tasks.word_problems import generate_problems
+
+WRONG_OPERATION, WITHOUT_FORM = 0.4, 0.3
+"""Shares of the teacher's examples."""
+
+LARGEST = 40
+"""No number of a problem or of its solution is above it."""
+
+NUM_HELD_OUT = 150
+
+TEACHING: Mapping[str, Any] = {"steps": 260, "rows": 32, "learning_rate": 6e-3, "positions": 256}
+
+Completion = Callable[[Mapping[str, Any], np.random.Generator], str]
+"""A row's completion by the teacher."""
+
+
+def run(system: str, prepare: Callable[[Path, str], None], launcher: Sequence[str] = ()) -> None:
+    """Prepare the policy and its problems, run ``rlox-grpo train SYSTEM.toml``, and print what it learned.
+
+    Args:
+        system: Names the TOML file beside the script.
+        prepare: Takes the folder and the prompt template; writes ``policy``, ``train.jsonl`` and ``held_out.jsonl``.
+        launcher: Command before ``-m rlox_grpo.cli``, such as torchrun's; none trains in this process.
+    """
+    start = time.perf_counter()
+    file = Path(__file__).with_name(f"{system}.toml")
+    origin, config = read_run_file(file, {})
+    parser = argparse.ArgumentParser(description=f"Train as {file.name} says; any of its keys can be overridden.")
+    parser.add_argument("--out", type=Path, default=Path(origin.model).parent, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=config.max_steps, help="default: %(default)s")
+    arguments, overrides = parser.parse_known_args()
+    out, run_dir = arguments.out, arguments.out / "run"
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    prepare(out, str(config.prompt_template))
+    places = {
+        "model": out / "policy",
+        "train_data": out / "train.jsonl",
+        "eval_data": out / "held_out.jsonl",
+        "output_dir": run_dir,
+        "max_steps": arguments.steps,
+    }
+    words = ["train", str(file), *(f"--{name}={value}" for name, value in places.items()), *overrides]
+    command = [*launcher, "-m", "rlox_grpo.cli", *words] if launcher else ["rlox-grpo", *words]
+    print(f"$ {shlex.join(command)}", flush=True)
+    status = subprocess.run(command, check=False).returncode if launcher else cli.main(words)
+    if status:
+        sys.exit(status)
+    print(f"{summary(run_dir)} in {time.perf_counter() - start:.0f} s")
+
+
+def summary(run_dir: Path) -> str:
+    """Mean reward of the first and last five steps, and accuracy on problems never trained on."""
+    rewards = [json.loads(line)["reward/mean"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    accuracies = [json.loads(line)["accuracy"] for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
+    return (
+        f"reward {np.mean(rewards[:5]):.3f} -> {np.mean(rewards[-5:]):.3f}, "
+        f"held-out accuracy {accuracies[0]:.3f} -> {accuracies[-1]:.3f}"
+    )
+
+
+def word_problems(out: Path, template: str) -> None:
+    """A policy for word problems in GSM8K's format, written in ``out`` with the problems."""
+    rows = generate_problems(6000, seed=0, numbers=(2, 12), largest=LARGEST)
+    train, held_out = gsm8k.split(rows)
+
+    def completion(row: Mapping[str, Any], rng: np.random.Generator) -> str:
+        if rng.random() < WRONG_OPERATION:
+            row = {**row, "answer": with_wrong_operation(row["answer"], rng)}
+        if rng.random() < WITHOUT_FORM:
+            return gsm8k.reasoning(row["answer"])
+        return gsm8k.worked_completion(row, template)
+
+    _prepare(out, template, train, held_out, completion)
+
+
+def countdown_problems(out: Path, template: str) -> None:
+    """A policy for Countdown with three numbers, ``+`` and ``-``, written in ``out`` with the problems."""
+    rows = countdown.every_problem(3, numbers=(1, 12), operators=("+", "-"), targets=(1, 36))
+    rng = np.random.default_rng(0)
+    train, held_out = countdown.split([rows[index] for index in rng.permutation(len(rows))])
+
+    def completion(row: Mapping[str, Any], rng: np.random.Generator) -> str:
+        found = solutions(tuple(row["nums"]), row["target"], LARGEST)
+        steps, expression = found[rng.integers(len(found))]
+        if rng.random() < WRONG_OPERATION:
+            place = expression.rindex("+" if "+" in expression else "-")
+            other = "-" if expression[place] == "+" else "+"
+            expression = f"{expression[:place]}{other}{expression[place + 1 :]}"
+        if rng.random() < WITHOUT_FORM:
+            return f" {steps}"
+        return f" {steps} </think>\n<answer>{expression}</answer>"
+
+    _prepare(out, template, train, held_out, completion)
+
+
+def with_wrong_operation(answer: str, rng: np.random.Generator) -> str:
+    """A worked solution whose last step adds, subtracts or multiplies where it should not, and goes on with that."""
+    last = list(re.finditer(r"(\d+)([-+*/])(\d+)=<<[^>]*>>\d+", answer))[-1]
+    left, right = int(last[1]), int(last[3])
+    values = {"+": left + right, "-": left - right, "*": left * right}
+    others = [sign for sign, value in values.items() if sign != last[2] and 2 <= value <= LARGEST]
+    if not others:
+        return answer
+    sign = others[rng.integers(len(others))]
+    step = f"{left}{sign}{right}=<<{left}{sign}{right}={values[sign]}>>{values[sign]}"
+    return f"{answer[: last.start()]}{step}{answer[last.end() : answer.rfind('####')]}#### {values[sign]}"
+
+
+def _prepare(
+    out: Path,
+    template: str,
+    train: Sequence[Mapping[str, Any]],
+    held_out: Sequence[Mapping[str, Any]],
+    completion: Completion,
+) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in (("train", train), ("held_out", held_out[:NUM_HELD_OUT])):
+        (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    tokenizer = build_tokenizer(_texts(train[:2000], template, completion), LARGEST)
+
+    def draw(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
+        chosen = [train[index] for index in rng.integers(len(train), size=count)]
+        return list(zip(_asked(chosen, template, tokenizer), [completion(row, rng) for row in chosen], strict=True))
+
+    warm_start(out / "policy", tokenizer, draw, seed=0, **TEACHING)
+
+
+def _texts(rows: Iterable[Mapping[str, Any]], template: str, completion: Completion) -> Iterable[str]:
+    rng = np.random.default_rng(0)
+    for row in rows:
+        prompt = apply_template(template, row)
+        yield from [prompt] if isinstance(prompt, str) else [str(message["content"]) for message in prompt]
+        yield completion(row, rng)
+
+
+def _asked(rows: Sequence[Mapping[str, Any]], template: str, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    return [prompt.text or "" for prompt in load_prompts(list(rows), tokenizer, template)]
