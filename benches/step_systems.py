@@ -113,7 +113,7 @@ def rlox_grpo(shape: Shape, **options: Any) -> Callable[[], Any]:
         **options,
     )
     prompts = load_prompts([text_of(ids) for ids in prompt_ids(shape)], tokenizer)
-    return lambda: trainer.train_step(prompts)
+    return lambda: trainer.train_step(lambda step: prompts)
 
 
 def trl(shape: Shape, gradient_checkpointing: bool = False) -> Callable[[], Any]:
@@ -236,7 +236,7 @@ def rlox(shape: Shape) -> Callable[[], Any]:
         learning_rate=LEARNING_RATE,
     )
     prompts = torch.from_numpy(prompt_ids(shape))
-    return lambda: trainer.train_step(prompts)
+    return lambda: trainer.train_step(lambda step: prompts)
 
 
 def trl_checkpointed(shape: Shape) -> Callable[[], Any]:

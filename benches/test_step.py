@@ -83,7 +83,7 @@ def ours(model, reference, prompts):
         log_to=(),
     )
     loaded = load_prompts(prompts)
-    return lambda: trainer.train_step(loaded)
+    return lambda: trainer.train_step(lambda step: loaded)
 
 
 def rloxs(model, reference, prompts):
@@ -98,7 +98,7 @@ def rloxs(model, reference, prompts):
         kl_coef=0.1,
         learning_rate=1e-4,
     )
-    return lambda: trainer.train_step(prompts)
+    return lambda: trainer.train_step(lambda step: prompts)
 
 
 @pytest.mark.benchmark(group=f"toy step, {PROMPTS} x {GROUP} rows of {PROMPT_LENGTH} + {NEW_TOKENS} tokens")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +13,6 @@ from rlox_grpo.ragged import integers
 
 if TYPE_CHECKING:
     from rlox_grpo.config import GRPOConfig
-    from rlox_grpo.types import ScoredGroup
 
 Scaling = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out"]
@@ -110,26 +109,22 @@ def component_advantages(
 
 def make_advantages(
     config: GRPOConfig, weights: Sequence[float]
-) -> Callable[[Sequence[ScoredGroup], NDArray[Any]], NDArray[np.float32]]:
-    """Scored groups and the rewards of all their completions ``[N]`` → advantages ``float32 [N]``, as ``config`` says.
+) -> Callable[[NDArray[Any], NDArray[np.int64], Mapping[str, NDArray[Any]]], NDArray[np.float32]]:
+    """Rewards ``[N]``, group offsets ``[B + 1]`` and reward components → advantages ``float32 [N]``, by ``config``.
 
-    The rewards are given apart because a KL penalty may have been taken off them. ``weights`` has one for each reward
-    function.
+    ``weights`` has one for each component.
     """
-    from rlox_grpo.rollout import group_offsets  # its engines load torch, the kernels here do without
-
     options: dict[str, Any] = {"ddof": config.ddof, "std_epsilon": config.std_epsilon}
 
-    def advantages(scored: Sequence[ScoredGroup], rewards: NDArray[Any]) -> NDArray[np.float32]:
-        if not scored:
-            return np.zeros(0, np.float32)
-        offsets = group_offsets(scored)
+    def advantages(
+        rewards: NDArray[Any], offsets: NDArray[np.int64], components: Mapping[str, NDArray[Any]]
+    ) -> NDArray[np.float32]:
         if config.baseline == "batch":  # the batch is one group
             scaling: Scaling = "group" if config.reward_scaling == "batch" else "none"
             return group_advantages(rewards, len(rewards), scaling=scaling, **options)
         if config.reward_aggregation == "normalize_then_sum":
-            components = [np.concatenate([group.components[name] for group in scored]) for name in scored[0].components]
-            return component_advantages(components, weights, group_offsets=offsets, baseline=config.baseline, **options)
+            own = list(components.values())
+            return component_advantages(own, weights, group_offsets=offsets, baseline=config.baseline, **options)
         if config.reward_scaling == "whiten":
             centred = group_advantages(rewards, group_offsets=offsets, scaling="none", baseline=config.baseline)
             valid = centred[~np.isnan(rewards)].astype(np.float64)

@@ -16,6 +16,8 @@ from rlox_grpo.types import Batch, Completion, Float32Array, Int64Array, ScoredG
 if TYPE_CHECKING:
     import torch
 
+    from rlox_grpo.ranks import Ranks
+
 BoolArray = NDArray[np.bool_]
 
 # What a token costs beside the square of its row's length: 6 * hidden_size for a dense transformer, here of 4,096.
@@ -217,11 +219,11 @@ def microbatches(
     ]
 
 
-def without_end_tokens(batches: Sequence[Batch], ended: BoolArray) -> list[Batch]:
+def without_end_tokens(batches: Sequence[Batch], ended: BoolArray, ranks: Ranks | None = None) -> list[Batch]:
     """The micro-batches with the last token of each row that ended by itself left out of loss and denominators.
 
     Args:
-        batches: all micro-batches of an optimizer step.
+        batches: all micro-batches of an optimizer step, or this rank's.
         ended: ``[N]``, whether the completion with this ``row_index`` ended by an end token or a stop string.
     """
     import torch
@@ -232,11 +234,27 @@ def without_end_tokens(batches: Sequence[Batch], ended: BoolArray) -> list[Batch
         steps = torch.arange(batch.loss_mask.shape[1], device=ends.device)
         dropped = (steps == ends) & torch.from_numpy(ended).to(ends.device)[batch.row_index, None]
         masks.append(batch.loss_mask & ~dropped)
-    tokens, sequences = float(sum(mask.sum() for mask in masks)), float(sum(mask.any(dim=-1).sum() for mask in masks))
+    mine = [int(sum(mask.sum() for mask in masks)), int(sum(mask.any(dim=-1).sum() for mask in masks))]
+    counts = [mine] if ranks is None else ranks.gather(mine)
+    tokens, sequences = (float(sum(count[place] for count in counts)) for place in (0, 1))
     return [
         replace(batch, loss_mask=mask, num_loss_tokens=tokens, num_sequences=sequences)
         for batch, mask in zip(batches, masks, strict=True)
     ]
+
+
+def stand_in(scored: ScoredGroup, empty: Batch) -> Batch:
+    """Give a rank whose micro-batch is ``empty`` a group's rows without a loss token: it forwards as the others do."""
+    import torch
+
+    batch = build_batch(
+        [scored],
+        np.zeros(len(scored.rewards), np.float32),
+        num_loss_tokens=empty.num_loss_tokens,
+        num_sequences=empty.num_sequences,
+        device=empty.input_ids.device,
+    )
+    return replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -36,11 +36,14 @@ def save_checkpoint(
     *,
     keep: int,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+    reference_state: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write ``root/step_<step>`` and remove all but the newest ``keep`` checkpoints.
 
     Beside the training state it holds what ``from_pretrained`` reads, so that a checkpoint of a transformers model
-    can be used as a model.
+    can be used as a model. ``weights`` are the whole parameters where ``model`` holds shards or rounded ones,
+    ``reference_state`` the weights of a reference that follows the policy.
 
     Raises:
         CheckpointError: the folder cannot be written (a full disk, say); what was there before is untouched.
@@ -53,13 +56,15 @@ def save_checkpoint(
         for torn in root.glob(f"{_PARTIAL}*"):
             shutil.rmtree(torn)
         partial.mkdir(parents=True)
-        save_file(_saved_tensors(model), partial / "model.safetensors", metadata={"format": "pt"})
+        save_file(_saved_tensors(model, weights or {}), partial / "model.safetensors", metadata={"format": "pt"})
         if isinstance(model, PreTrainedModel):
             model.config.save_pretrained(partial)
             if tokenizer is not None:
                 tokenizer.save_pretrained(partial)
         moments = {name: tensor.detach().cpu() for name, tensor in optimizer_state.items()}
         save_file(moments, partial / "optimizer.safetensors")
+        if reference_state:
+            save_file(dict(reference_state), partial / "reference.safetensors")
         save_file(_random_tensors(), partial / "random.safetensors")
         (partial / "state.json").write_text(json.dumps({**state, "step": step, "random": _random_values()}, indent=1))
         for file in partial.rglob("*"):
@@ -72,6 +77,23 @@ def save_checkpoint(
     for old in checkpoints(root)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return place
+
+
+def export_model(
+    path: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, weights: Mapping[str, Tensor] | None
+) -> None:
+    """Write a Hugging Face checkpoint (a plain module: ``model.safetensors``) of ``model``, or of its ``weights``."""
+    if isinstance(model, PreTrainedModel) or hasattr(model, "peft_config"):
+        save_pretrained: Any = model.save_pretrained
+        save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(path)
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    if weights is None:
+        save_model(model, str(path / "model.safetensors"))
+    else:
+        save_file(dict(weights), path / "model.safetensors")
 
 
 def checkpoints(root: Path) -> list[Path]:
@@ -117,6 +139,12 @@ def load_optimizer(checkpoint: Path) -> dict[str, Tensor]:
     return _tensors(checkpoint / "optimizer.safetensors")
 
 
+def load_reference(checkpoint: Path) -> dict[str, Tensor]:
+    """The reference's state as it was saved; empty where it kept none."""
+    file = checkpoint / "reference.safetensors"
+    return _tensors(file) if file.exists() else {}
+
+
 def load_random_states(checkpoint: Path) -> None:
     """Set Python's, NumPy's and torch's global generators to where the checkpoint was."""
     values: dict[str, Any] = read_state(checkpoint)["random"]
@@ -158,9 +186,12 @@ def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **buffers}
 
 
-def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+def _saved_tensors(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same, ready to be saved: on the CPU, contiguous, no storage shared."""
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in _own_tensors(model).items()}
+    return {
+        name: weights.get(name, tensor).detach().cpu().contiguous().clone()
+        for name, tensor in _own_tensors(model).items()
+    }
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

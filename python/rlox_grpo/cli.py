@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on standard error and exit status 2."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.command != "train":
+    if rest and arguments.command not in ("train", "serve"):
         parser.error(f"unrecognised arguments: {' '.join(rest)}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -63,6 +63,32 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--seed", type=int, default=0)
     evaluate.set_defaults(run=_evaluate)
 
+    frozen = commands.add_parser("serve-reference", help="answer a frozen model's log-probs to several trainers")
+    frozen.add_argument("model", help="a path or hub id")
+    frozen.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    frozen.add_argument("--port", type=int, default=8450, help="0 takes a free one (default: %(default)s)")
+    frozen.add_argument("--token-file", help="file with the bearer token; else RLOX_GRPO_REFERENCE_TOKEN holds it")
+    frozen.add_argument("--token-budget", type=int, default=32_768, help="padded tokens in a forward (%(default)s)")
+    frozen.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    frozen.set_defaults(run=_serve_reference)
+
+    serve = commands.add_parser(
+        "serve",
+        help="vLLM servers for engine='vllm_server'",
+        description="Serve MODEL until stopped. Arguments that are not listed go to vLLM: --tensor-parallel-size 2.",
+    )
+    serve.add_argument("model")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    serve.add_argument("--port", type=int, default=8000, help="the first server's (default: %(default)s)")
+    serve.add_argument("--count", type=int, default=1, help="servers, on ports one after another")
+    serve.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="as the trainer's")
+    serve.add_argument("--max-length", type=int, help="longest prompt with its completion")
+    serve.add_argument("--token-file", help="holds the token; else RLOX_GRPO_SERVER_TOKEN, else a new one")
+    serve.add_argument("--log-dir", default="runs/servers", help="(default: %(default)s)")
+    serve.add_argument("--restarts", type=int, default=3, help="times that a dead server is started again")
+    serve.add_argument("--start-timeout", type=float, default=600.0, help="seconds to become healthy")
+    serve.set_defaults(run=_serve)
+
     report = commands.add_parser("report", help="write RUN_DIR/report.html")
     report.add_argument("run_dir")
     report.set_defaults(run=_report)
@@ -106,6 +132,40 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     metrics = trainer.evaluate(arguments.data, samples=arguments.samples, greedy=arguments.greedy)
     for name, value in metrics.items():
         print(f"{name:24} {value:.4f}")
+
+
+def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.reference_client import read_token
+    from rlox_grpo.reference_server import serve
+
+    token = read_token(arguments.token_file)
+    serve(
+        arguments.model,
+        token,
+        host=arguments.host,
+        port=arguments.port,
+        token_budget=arguments.token_budget,
+        bfloat16=arguments.dtype == "bfloat16",
+    )
+
+
+def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.serve import serve
+
+    serve(
+        arguments.model,
+        host=arguments.host,
+        port=arguments.port,
+        count=arguments.count,
+        dtype=arguments.dtype,
+        max_length=arguments.max_length,
+        token_file=arguments.token_file,
+        log_dir=arguments.log_dir,
+        restarts=arguments.restarts,
+        start_timeout=arguments.start_timeout,
+        vllm_arguments=rest,
+        say=lambda line: print(line, flush=True),
+    )
 
 
 def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,10 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template")
+"""Fields that presets set and a file or a command line may clear, by the word "none"."""
 
 
 class ConfigError(ValueError):
@@ -50,8 +55,39 @@ class GRPOConfig(BaseModel):
     top_k: int = Field(0, ge=0, description="Keep the k likeliest tokens; 0 keeps all.")
     min_p: float = Field(0.0, ge=0, lt=1, description="Keep tokens at least this likely against the likeliest.")
     stop: tuple[str, ...] = Field((), description="Strings that end a completion.")
-    engine: Literal["hf"] = Field("hf", description="Where completions come from.")
-    max_rollout_rows: int | None = Field(None, ge=1, description="Rows that the embedded engine decodes at once.")
+    max_rollout_rows: int | None = Field(None, ge=1, description="Rows that an engine decodes at once.")
+
+    # Engine
+    engine: Literal["hf", "vllm", "vllm_server"] = Field("hf", description="Where completions come from.")
+    engine_max_length: int | None = Field(
+        None, ge=2, description="Longest prompt with its completion in vLLM; None is the model's own limit."
+    )
+    engine_sleep: bool = Field(True, description="On a GPU, vLLM gives its memory to the trainer during updates.")
+    gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="Share of the GPU's memory for vLLM.")
+    server_urls: tuple[str, ...] = Field((), description="http://host:port of each server of engine='vllm_server'.")
+    server_timeout: float = Field(600.0, gt=0, description="Seconds that a rollout or a sync has, retries included.")
+    server_sync_dir: str | None = Field(
+        None, description="Folder that trainer and servers share for new weights; needed where they are on other hosts."
+    )
+    server_nccl_address: str | None = Field(
+        None, description="This host's address; new weights then go from GPU to GPU by NCCL. Untested."
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="Ranks that share one vLLM model, under torchrun.")
+
+    # Train/inference mismatch
+    importance_correction: Literal["auto", "none", "token", "sequence", "sequence_mean"] = Field(
+        "auto",
+        description="Weigh the policy term by the trainer's probability over the sampler's: by token, by whole "
+        "sequence, or by its geometric mean; auto is token where the engine is not exact, and none where it is.",
+    )
+    importance_mode: Literal["truncate", "mask"] = Field(
+        "truncate", description="Whether such a ratio outside of its bounds is moved to the bound, or becomes 0."
+    )
+    importance_cap: float = Field(2.0, gt=0, description="Upper bound of the ratio.")
+    importance_floor: float = Field(0.0, ge=0, description="Lower bound of the ratio.")
+    bypass_old_log_probs: bool = Field(
+        False, description="Take the sampler's log-probs for the old policy's: one forward less, and no correction."
+    )
 
     # Rewards and advantages
     reward_weights: tuple[float, ...] | None = Field(None, description="A weight for each reward function.")
@@ -127,12 +163,34 @@ class GRPOConfig(BaseModel):
     )
     train_end_token: bool = Field(True, description="Train on the token that ends a completion.")
     mask_truncated: bool = Field(False, description="Leave truncated completions out of the loss.")
-    reference: Literal["auto", "none", "frozen", "adapter_off"] = Field(
+    reference: Literal["auto", "none", "frozen", "periodic", "adapter_off", "server"] = Field(
         "auto", description="Reference policy; auto takes none when nothing needs it."
+    )
+    reference_offload: bool = Field(False, description="A reference's copy rests in host memory between uses.")
+    reference_refresh_steps: int | None = Field(
+        None, ge=1, description="Steps after which a periodic reference takes over the policy's weights."
+    )
+    reference_mix: float = Field(
+        1.0, gt=0, le=1, description="The policy's share in that; 1 replaces the reference's weights, less mixes."
+    )
+    reference_url: str | None = Field(None, description="http(s)://host:port of `rlox-grpo serve-reference`.")
+    reference_token_file: str | None = Field(
+        None, description="File with the reference server's token; None: RLOX_GRPO_REFERENCE_TOKEN holds it."
+    )
+    reference_timeout: float = Field(
+        120.0, gt=0, description="Seconds for an answer of the reference server, retries included."
     )
 
     # Update
-    updater: Literal["torch"] = Field("torch", description="What applies the gradient.")
+    updater: Literal["torch", "deepspeed"] = Field("torch", description="What applies the gradient.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        2, description="What DeepSpeed shards over ranks: 1 moments, 2 gradients too, 3 parameters too; 0 nothing."
+    )
+    offload_optimizer: bool = Field(False, description="DeepSpeed keeps moments and master weights in host memory.")
+    offload_params: bool = Field(False, description="DeepSpeed keeps sharded parameters in host memory; zero_stage 3.")
+    rank_timeout: float = Field(
+        30.0, gt=0, description="Seconds without a sign of life after which another rank counts as dead."
+    )
     updates_per_batch: int = Field(1, ge=1, description="Optimizer steps on each batch of completions (μ).")
     mini_batches: int = Field(
         1, ge=1, description="Parts of a batch, by prompts; each is an optimizer step, updates_per_batch times over."
@@ -160,6 +218,12 @@ class GRPOConfig(BaseModel):
     lora_alpha: float | None = Field(None, gt=0, description="LoRA scale; twice the rank when it is not given.")
     lora_target_modules: str | tuple[str, ...] = Field("all-linear", description="Modules that get an adapter.")
 
+    async_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps that generation runs ahead of the update; 0 samples each batch from current weights.",
+    )
+
     # Run
     max_steps: int | None = Field(None, ge=1, description="Steps to train; overrides n_epochs.")
     seed: int = Field(0, ge=0, description="Seeds prompts' order, sampling and initial adapters.")
@@ -171,6 +235,7 @@ class GRPOConfig(BaseModel):
     eval_samples: int = Field(4, ge=1, description="Completions for each prompt in an evaluation.")
     eval_greedy: bool = Field(False, description="Also evaluate with the likeliest token each time.")
     log_completions: int = Field(32, ge=0, description="Completions written to the run's folder each step.")
+    guards: bool = Field(True, description="Warn, once for each, when metrics say that the run is going wrong.")
     log_to: tuple[SinkName, ...] = Field(("console",), description="Metric sinks beside the run's metrics.jsonl.")
 
     @model_validator(mode="before")
@@ -190,7 +255,8 @@ class GRPOConfig(BaseModel):
         published = PRESETS[preset].published_values if asked else {}
         if asked and not published:
             raise ConfigError(f"published=True: preset {preset!r} has no defect that it brings back")
-        return {**PRESETS[preset].values, **published, **given}
+        cleared = {name: None for name in CLEARABLE if given.get(name) == "none"}
+        return {**PRESETS[preset].values, **published, **given, **cleared}
 
     @field_validator("output_dir", mode="before")
     @classmethod
@@ -201,6 +267,11 @@ class GRPOConfig(BaseModel):
     def _fields_that_depend_on_each_other(self) -> GRPOConfig:
         if self.group_size == 1 and self.baseline == "leave_one_out":
             raise ConfigError("baseline='leave_one_out' needs group_size of at least 2, got 1")
+        if self.async_steps > 0 and self.zero_variance == "refill":
+            raise ConfigError(
+                f"zero_variance='refill' samples more within a step, async_steps={self.async_steps} samples ahead "
+                "of it: choose one of them"
+            )
         if self.max_group_size is not None and self.max_group_size < self.group_size:
             raise ConfigError(f"max_group_size is {self.max_group_size}, below group_size={self.group_size}")
         if self.reference == "none" and self.kl_coef > 0:
@@ -210,8 +281,20 @@ class GRPOConfig(BaseModel):
                 f"reward_aggregation='normalize_then_sum' divides by the group's deviation: "
                 f"reward_scaling='group' is what it needs, got {self.reward_scaling!r}"
             )
+        self._refuse_contradictions_of_the_engine()
+        if self.importance_floor >= self.importance_cap:
+            raise ConfigError(
+                f"importance_floor={self.importance_floor:g} is not below importance_cap={self.importance_cap:g}"
+            )
+        if self.bypass_old_log_probs and self.importance_correction not in ("auto", "none"):
+            raise ConfigError(
+                f"bypass_old_log_probs leaves importance_correction={self.importance_correction!r} nothing to correct: "
+                "the ratio of the loss is against the sampler already"
+            )
         if self.output_dir is None and set(self.log_to) - {"console"}:
             raise ConfigError(f"log_to={list(self.log_to)} writes files: set output_dir")
+        self._refuse_contradicting_shards()
+        self._refuse_contradicting_reference()
         if self.reference == "adapter_off" and self.lora_rank == 0:
             raise ConfigError("reference='adapter_off' needs an adapter: set lora_rank")
         if self.prompt_template is not None and self.prompt_template not in TEMPLATES:
@@ -220,6 +303,56 @@ class GRPOConfig(BaseModel):
         for contradiction in _contradictions_of_the_loss(self):
             raise ConfigError(contradiction)
         return self
+
+    def _refuse_contradictions_of_the_engine(self) -> None:
+        owners = dict.fromkeys(("engine_sleep", "gpu_memory_utilization", "tensor_parallel_size"), "vllm")
+        owners |= dict.fromkeys(
+            ("server_urls", "server_timeout", "server_sync_dir", "server_nccl_address"), "vllm_server"
+        )
+        for name, owner in owners.items():
+            value = getattr(self, name)
+            if self.engine != owner and value != type(self).model_fields[name].default:
+                raise ConfigError(f"{name}={value!r} is for engine={owner!r}, and engine={self.engine!r}")
+        if self.engine == "hf" and self.engine_max_length is not None:
+            raise ConfigError(f"engine_max_length={self.engine_max_length} is for engine='vllm', and engine='hf'")
+        if self.engine == "vllm_server" and not self.server_urls:
+            raise ConfigError("engine='vllm_server' needs server_urls, such as ['http://127.0.0.1:8000']")
+        if self.server_sync_dir is not None and self.server_nccl_address is not None:
+            raise ConfigError("server_sync_dir and server_nccl_address are two ways for new weights: choose one")
+        for url in self.server_urls:
+            if not re.fullmatch(r"https?://[^/\s]+:\d+/?", url):
+                raise ConfigError(f"server_urls holds {url!r}: expected http://host:port")
+
+    def _refuse_contradicting_reference(self) -> None:
+        for name, of in (("reference_refresh_steps", "periodic"), ("reference_url", "server")):
+            if (getattr(self, name) is not None) != (self.reference == of):
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} and reference={self.reference!r}: reference={of!r} needs it, "
+                    "and nothing else takes it"
+                )
+        if self.reference_mix != 1 and self.reference != "periodic":
+            raise ConfigError(
+                f"reference_mix={self.reference_mix:g} needs reference='periodic', got {self.reference!r}"
+            )
+        if self.reference_token_file is not None and self.reference != "server":
+            raise ConfigError(f"reference_token_file needs reference='server', got {self.reference!r}")
+        if self.reference_offload and self.reference not in ("auto", "frozen", "periodic"):
+            raise ConfigError(f"reference_offload=True needs a copy, and reference={self.reference!r} holds none")
+        if self.reference_url is not None and not self.reference_url.startswith(("http://", "https://")):
+            raise ConfigError(f"reference_url={self.reference_url!r}: expected http(s)://host:port")
+
+    def _refuse_contradicting_shards(self) -> None:
+        if self.updater != "deepspeed":
+            given = [name for name in ("offload_optimizer", "offload_params") if getattr(self, name)]
+            if given:
+                raise ConfigError(f"{given[0]}=True needs updater='deepspeed', got {self.updater!r}")
+            return
+        if self.offload_params and self.zero_stage != 3:
+            raise ConfigError(f"offload_params=True needs zero_stage=3, got {self.zero_stage}")
+        if self.zero_stage == 0 and self.offload_optimizer:
+            raise ConfigError("offload_optimizer=True needs zero_stage of 1 to 3, got 0")
+        if self.zero_stage == 0 and self.dtype == "bfloat16":
+            raise ConfigError("zero_stage=0 keeps no float32 weights beside dtype='bfloat16': use zero_stage=1")
 
     @classmethod
     def create(cls, **options: Any) -> GRPOConfig:
@@ -234,8 +367,13 @@ class GRPOConfig(BaseModel):
             raise ConfigError(describe(error)) from None
 
     def to_toml(self, origin: Mapping[str, Any] | None = None) -> str:
-        """Every field as resolved, after ``origin``'s keys; what is None is left out, as TOML has no null."""
-        return tomli_w.dumps({**(origin or {}), **self.model_dump(exclude_none=True)})
+        """Every field as resolved, after ``origin``'s keys; what is None is left out, as TOML has no null.
+
+        Where that would bring back a preset's value it is written as "none".
+        """
+        preset = PRESETS[self.preset].values
+        cleared = {name: "none" for name in CLEARABLE if getattr(self, name) is None and preset.get(name) is not None}
+        return tomli_w.dumps({**(origin or {}), **self.model_dump(exclude_none=True), **cleared})
 
 
 def _contradictions_of_the_loss(config: GRPOConfig) -> Iterator[str]:

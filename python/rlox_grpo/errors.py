@@ -19,3 +19,15 @@ class NonFiniteError(FloatingPointError):
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written, read, or continued with this configuration."""
+
+
+class EngineError(RuntimeError):
+    """A generation engine that cannot go on; the message names it, and what it said itself."""
+
+
+class RankError(RuntimeError):
+    """Another process of the run failed or died; the message says which and what ended it."""
+
+
+class ReferenceServerError(RuntimeError):
+    """A reference server that does not answer, refuses, or serves another model; the message names it."""

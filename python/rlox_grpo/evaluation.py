@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from rlox_grpo.engines import GenerationEngine
+from rlox_grpo.exchange import exchange_scores, generate_share
+from rlox_grpo.ranks import Ranks
 from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.types import Prompt, Sampling, ScoredGroup
 
@@ -25,15 +27,18 @@ def evaluate(
     seed: int,
     weights: Sequence[float] | None = None,
     on_error: Literal["stop", "none"] = "stop",
+    ranks: Ranks | None = None,
 ) -> tuple[dict[str, float], list[ScoredGroup]]:
-    """Sample ``samples`` completions for each prompt and score them.
+    """Sample ``samples`` completions for each prompt and score them; ``ranks`` share the prompts out.
 
     Returns:
         ``accuracy`` (share of right samples), ``pass@k`` for k = 1, 2, 4, … and ``samples`` (chance that one of k is
         right; unbiased, arXiv:2107.03374, eq. 1), ``mean_reward``, ``mean_length`` and each component's mean as
         ``rewards/<name>``; and the scored groups.
     """
-    groups = score(engine.generate(prompts, samples, sampling, seed), reward_fns, weights, on_error=on_error)
+    ranks = ranks or Ranks()
+    mine = generate_share(engine, prompts, samples, sampling, seed, ranks)
+    groups = exchange_scores(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
     first = next(iter(groups[0].components))
     right = np.stack([group.components[first] >= RIGHT for group in groups])  # [B, samples]; NaN is not right
     metrics = {"accuracy": float(right.mean())}

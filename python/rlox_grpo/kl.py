@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlox_grpo.choices import KLEstimator
+from rlox_grpo.ranks import Ranks
 from rlox_grpo.types import Batch
 
 LOG_RATIO_LIMIT = 20.0
@@ -61,20 +62,27 @@ def sequence_kl(
     policy: Callable[[Batch], Tensor],
     reference: Callable[[Batch], Tensor],
     estimator: KLEstimator,
+    *,
+    num_rows: int,
+    ranks: Ranks | None = None,
 ) -> NDArray[np.float64]:
     """Estimates summed over each completion, for a penalty in the reward (InstructGPT, arXiv:2203.02155; verl).
 
     Args:
-        batches: micro-batches of all completions; ``row_index`` is each row's place in the result.
+        batches: micro-batches of all completions, or this rank's; ``row_index`` is each row's place in the result.
         policy, reference: batch → log-probs ``[N, T]``.
         estimator: see :func:`kl_penalty`.
+        num_rows: N, the rows of all batches of all ranks.
+        ranks: those that have the other batches.
 
     Returns:
-        ``float64 [N]`` in nats, N the rows of all batches.
+        ``float64 [N]`` in nats, on every rank.
     """
-    sums = np.zeros(sum(len(batch.row_index) for batch in batches))
+    sums = np.zeros(num_rows)
     for batch in batches:
         token_kl = kl_penalty(policy(batch), reference(batch), estimator)
         kept = torch.where(batch.loss_mask, token_kl, 0).double()
-        sums[batch.row_index.cpu().numpy()] = kept.sum(dim=-1).cpu().numpy()
-    return sums
+        sums[batch.row_index.cpu().numpy()] += kept.sum(dim=-1).cpu().numpy()
+    parts = (ranks or Ranks()).gather_bytes(sums.tobytes())
+    total: NDArray[np.float64] = np.sum([np.frombuffer(part) for part in parts], axis=0)
+    return total

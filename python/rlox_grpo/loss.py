@@ -96,7 +96,8 @@ def grpo_loss(
     Per token: policy term + kl_coef · KL, aggregated; minus entropy_coef · (mean entropy of the loss tokens). By
     default the policy term is −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A) (DeepSeekMath, arXiv:2402.03300,
     eq. 3), r = exp(log_probs − old_log_probs). When the batch carries no ``old_log_probs`` it was sampled from these
-    very weights: r is 1 and its gradient is that of ``log_probs``.
+    very weights: r is 1 and its gradient is that of ``log_probs``. ``importance_weights`` that it carries multiply the
+    policy term.
 
     Args:
         log_probs: ``[N, T]`` with gradient, of the completion tokens at the sampling temperature.
@@ -146,6 +147,8 @@ def grpo_loss(
         vespo_shape=vespo_shape,
     )
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
+    if batch.importance_weights is not None:
+        token_loss = token_loss * batch.importance_weights
     kl = None
     if batch.ref_log_probs is not None:
         kl = kl_penalty(log_probs, torch.where(mask, batch.ref_log_probs, 0), kl_estimator)

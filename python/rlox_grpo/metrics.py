@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlox_grpo.ranks import Ranks
 from rlox_grpo.rewards import OUTCOMES, STATUSES
-from rlox_grpo.types import Float32Array, ScoredGroup, UpdateStats
+from rlox_grpo.types import Float32Array, Int64Array, ScoredGroup, UpdateStats
+
+REPETITION_SAMPLES = 64
+"""Completions of a step of which repetition is measured: of 8,192 tokens each they take some 0.1 s."""
 
 _Floats = NDArray[np.float64]
 
@@ -100,7 +104,22 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     }
     if not truncated.all():
         metrics["completions/mean_terminated_length"] = float(lengths[~truncated].mean())
+    shown = completions[:: max(1, len(completions) // REPETITION_SAMPLES)]
+    repeated = [share for completion in shown if (share := repeated_share(completion.token_ids)) is not None]
+    if repeated:
+        metrics["completions/repeated_share"] = float(np.mean(repeated))
     return metrics
+
+
+def repeated_share(token_ids: Int64Array, size: int = 4) -> float | None:
+    """Share of the runs of ``size`` tokens that stood in ``token_ids [T]`` before; None where there is no such run."""
+    if len(token_ids) < size:
+        return None
+    # A run as one number, wrapping around: two that differ meet about once in 10^19.
+    runs = np.zeros(len(token_ids) - size + 1, np.uint64)
+    for place in range(size):
+        runs = runs * np.uint64(0x9E3779B97F4A7C15) + token_ids[place : place + len(runs)].astype(np.uint64)
+    return 1.0 - len(np.unique(runs)) / len(runs)
 
 
 def _update_metrics(updates: Sequence[UpdateStats]) -> dict[str, float]:
@@ -139,3 +158,21 @@ def _spread(prefix: str, values: Float32Array, wanted: tuple[str, ...]) -> dict[
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
+
+
+def over_ranks(values: Mapping[str, float], ranks: Ranks) -> dict[str, list[float]]:
+    """What each rank that has a number says it is; a collective."""
+    gathered: dict[str, list[float]] = {}
+    for theirs in ranks.gather(dict(values)):
+        for name, value in theirs.items():
+            gathered.setdefault(name, []).append(value)
+    return gathered
+
+
+def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """One number of those of the ranks: rates add up, extremes stay extremes, the rest is the ranks' mean."""
+    ways = (("_per_s", sum), ("_max", max), ("_min", min))
+    return {
+        name: float(next((way for ending, way in ways if name.endswith(ending)), _mean)(found))
+        for name, found in values.items()
+    }

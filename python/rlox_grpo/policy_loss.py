@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from math import ceil, floor, log
 from typing import get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlox_grpo.choices import PolicyLoss
+from rlox_grpo.ranks import Ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +81,9 @@ def policy_term(
     raise ValueError(f"policy_loss is {kind!r}: expected one of {', '.join(get_args(PolicyLoss))}")
 
 
-def top_entropy_masks(entropies: Sequence[Tensor], masks: Sequence[Tensor], share: float) -> list[Tensor]:
+def top_entropy_masks(
+    entropies: Sequence[Tensor], masks: Sequence[Tensor], share: float, ranks: Ranks | None = None
+) -> list[Tensor]:
     """Which loss tokens were sampled from the most uncertain distributions ("Beyond the 80/20 Rule", arXiv:2506.01939).
 
     Args:
@@ -87,11 +91,14 @@ def top_entropy_masks(entropies: Sequence[Tensor], masks: Sequence[Tensor], shar
         masks: their loss masks.
         share: of all loss tokens, those to keep, by linear interpolation between entropies as in TRL
             (``top_entropy_quantile``).
+        ranks: those that have the step's other micro-batches.
 
     Returns:
         ``bool [N, T]`` for each, the tokens at or above the 1 − share quantile.
     """
     kept = torch.cat([entropy[mask].detach().double() for entropy, mask in zip(entropies, masks, strict=True)])
+    parts = (ranks or Ranks()).gather_bytes(kept.cpu().numpy().tobytes())
+    kept = torch.from_numpy(np.concatenate([np.frombuffer(part) for part in parts])).to(kept.device)
     if not kept.numel():
         return [mask.clone() for mask in masks]
     # Not torch.quantile: it refuses more than 16 million values.

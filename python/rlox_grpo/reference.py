@@ -4,15 +4,41 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from rlox_grpo.forward import Forward, make_forward
 from rlox_grpo.types import Batch
+
+if TYPE_CHECKING:
+    from rlox_grpo.config import GRPOConfig
+
+
+def _nothing_to_do(step: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+    return None
+
+
+def _no_state() -> dict[str, Tensor]:
+    return {}
+
+
+def _refuse_state(state: Mapping[str, Tensor]) -> None:
+    if state:
+        raise ValueError(f"the reference keeps no state of its own, and was given {sorted(state)[:3]}")
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where a reference server is, the file that holds its token, and the seconds that an answer may take."""
+
+    url: str
+    token_file: str | None = None
+    timeout: float = 120.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,40 +48,67 @@ class Reference:
     Attributes:
         fingerprint: Tells frozen weights apart: a resumed run must measure against the same ones. None where the
             reference follows the policy's own weights.
+        in_use: Context in which a step's batches are measured; where the copy rests in host memory, it is on the
+            policy's device in there.
+        after_step: Called with the number of steps taken and a source of the policy's weights, by name and whole,
+            which is asked only when they are taken over; on every rank.
+        state_dict: Weights that a checkpoint must hold, as they cannot be made again from the first model.
+        load_state_dict: Takes them back.
     """
 
     compute: Callable[[Batch], Tensor]
     fingerprint: str | None
+    in_use: Callable[[], Any] = nullcontext
+    after_step: Callable[[int, Callable[[], Iterable[tuple[str, Tensor]]]], None] = _nothing_to_do
+    state_dict: Callable[[], dict[str, Tensor]] = field(default=_no_state)
+    load_state_dict: Callable[[Mapping[str, Tensor]], None] = field(default=_refuse_state)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Run the reference over ``batch``."""
         return self.compute(batch)
 
 
+def server_of(config: GRPOConfig) -> ServerAddress | None:
+    """The reference server that ``config`` names, if any."""
+    if config.reference_url is None:
+        return None
+    return ServerAddress(config.reference_url, config.reference_token_file, config.reference_timeout)
+
+
 def make_reference(
-    kind: Literal["auto", "none", "frozen", "adapter_off"],
+    kind: Literal["auto", "none", "frozen", "periodic", "adapter_off", "server"],
     policy: nn.Module,
     policy_forward: Forward,
     *,
     kl_coef: float,
     ref_model: nn.Module | None = None,
+    offload: bool = False,
+    refresh_steps: int | None = None,
+    mix: float = 1.0,
+    server: ServerAddress | None = None,
     **forward_options: Any,
 ) -> Reference | None:
     """The reference of a run, or None when nothing asks for one.
 
     Args:
         kind: ``auto`` takes ``ref_model`` where it is given, else nothing when ``kl_coef`` is 0, else the policy with
-            its adapter switched off where it has one, else a frozen copy of the policy as it is now.
+            its adapter switched off where it has one, else a frozen copy of the policy as it is now. ``periodic`` is
+            such a copy that follows the policy every ``refresh_steps``; ``server`` asks ``server``.
         policy: the model in training.
         policy_forward: its forward, for ``adapter_off``.
         kl_coef: weight of the penalty.
         ref_model: the user's own reference; it is frozen.
+        offload: a copy rests in host memory between uses.
+        refresh_steps: steps after which a periodic copy takes over the policy's weights.
+        mix: the policy's share in that: 1 replaces the copy's weights, less mixes.
+        server: where it is and how to talk to it.
         forward_options: what :func:`rlox_grpo.forward.make_forward` takes; the policy's own.
 
     Raises:
-        ValueError: ``ref_model`` beside a ``kind`` that does not use it, or ``adapter_off`` without an adapter.
+        ValueError: ``ref_model`` beside a ``reference`` that does not use it, or ``adapter_off`` without an adapter.
+        ReferenceServerError: ``server``, and it does not answer or serves another vocabulary.
     """
-    if kind in ("none", "adapter_off") and ref_model is not None:
+    if kind in ("none", "adapter_off", "periodic", "server") and ref_model is not None:
         raise ValueError(f"ref_model is given and reference={kind!r} does not use it")
     if kind == "auto":
         if ref_model is not None:
@@ -67,27 +120,98 @@ def make_reference(
     if kind == "none":
         return None
     if kind == "adapter_off":
-        if not hasattr(policy, "disable_adapter"):
-            raise ValueError("reference='adapter_off' and the model has no adapter: set lora_rank or pass a PeftModel")
+        return _adapter_off(policy, policy_forward)
+    if kind == "server":
+        from rlox_grpo.reference_client import connect
 
-        @torch.no_grad()
-        def without_adapter(batch: Batch) -> Tensor:
-            with policy.disable_adapter():  # type: ignore[operator]
-                return policy_forward(batch)[0]
-
-        return Reference(without_adapter, fingerprint=None)
+        if server is None:
+            raise ValueError("reference='server' needs the server's address")
+        return connect(
+            server,
+            temperature=forward_options.get("temperature", 1.0),
+            vocabulary=forward_options.get("vocabulary"),
+        )
     frozen = copy.deepcopy(policy) if ref_model is None else ref_model
     frozen.eval().requires_grad_(False)
-    forward = make_forward(frozen, **forward_options)
+    in_use = _resting_on_the_host(frozen) if offload else nullcontext
+    compute = _forward_of(make_forward(frozen, **forward_options))
+    if kind == "frozen":
+        return Reference(compute, fingerprint(frozen), in_use)
 
+    if refresh_steps is None:
+        raise ValueError("reference='periodic' needs refresh_steps")
+
+    def follow(step: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        if step % refresh_steps == 0:
+            _mix(frozen, weights(), mix)
+
+    return Reference(
+        compute,
+        None,
+        in_use,
+        follow,
+        state_dict=lambda: {name: tensor.detach().cpu().clone() for name, tensor in frozen.named_parameters()},
+        load_state_dict=lambda state: _mix(frozen, state.items(), 1.0),
+    )
+
+
+def _forward_of(forward: Forward) -> Callable[[Batch], Tensor]:
     @torch.no_grad()
-    def of_frozen(batch: Batch) -> Tensor:
+    def compute(batch: Batch) -> Tensor:
         return forward(batch)[0]
 
-    return Reference(of_frozen, fingerprint=_fingerprint(frozen))
+    return compute
 
 
-def _fingerprint(model: nn.Module) -> str:
+def _adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
+    if not hasattr(policy, "disable_adapter"):
+        raise ValueError("reference='adapter_off' and the model has no adapter: set lora_rank or pass a PeftModel")
+
+    @torch.no_grad()
+    def without_adapter(batch: Batch) -> Tensor:
+        with policy.disable_adapter():  # type: ignore[operator]
+            return policy_forward(batch)[0]
+
+    return Reference(without_adapter, fingerprint=None)
+
+
+def _resting_on_the_host(model: nn.Module) -> Callable[[], Any]:
+    device = next(model.parameters()).device
+    model.to("cpu")
+
+    @contextmanager
+    def on_device() -> Iterator[None]:
+        model.to(device)
+        try:
+            yield
+        finally:
+            model.to("cpu")
+
+    return on_device
+
+
+@torch.no_grad()
+def _mix(reference: nn.Module, weights: Iterable[tuple[str, Tensor]], share: float) -> None:
+    """Reference ← ``share`` · weights + (1 − ``share``) · reference, as TR-DPO does (arXiv:2404.09656, eq. 4 and 5).
+
+    Raises:
+        ValueError: weights that are not those of the reference, by name and shape.
+    """
+    waiting = dict(reference.named_parameters())
+    for name, tensor in weights:
+        own = waiting.pop(name, None)
+        if own is None or own.shape != tensor.shape:
+            raise ValueError(f"the reference has no weight {name!r} of shape {tuple(tensor.shape)}")
+        tensor = tensor.detach().to(own.device, own.dtype)
+        if share == 1.0:  # exactly: lerp may round
+            own.copy_(tensor)
+        else:
+            own.lerp_(tensor, share)
+    if waiting:
+        raise ValueError(f"the reference was not given {sorted(waiting)[:3]}: its weights would be of two versions")
+
+
+def fingerprint(model: nn.Module) -> str:
     """A digest of each parameter's sum and sum of magnitudes: one pass, no copy, and equal for equal weights."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():

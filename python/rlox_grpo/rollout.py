@@ -19,16 +19,22 @@ def generate(
     group_sizes: Sequence[int],
     sampling: Sampling,
     seed: int,
+    share: slice = slice(None),
 ) -> list[RolloutGroup]:
     """Sample ``group_sizes[i]`` completions for ``prompts[i]``, all in one call of the engine.
 
     Engines take one group size a call: the largest that divides all of these. Larger groups are asked for in parts.
+    A rank that samples a ``share`` of the prompts gets what one process would have sampled for them.
     """
     unit = math.gcd(*group_sizes)
     parts = [size // unit for size in group_sizes]
-    repeated = [prompt for prompt, count in zip(prompts, parts, strict=True) for _ in range(count)]
-    found = iter(engine.generate(repeated, unit, sampling, seed))
-    return [_joined([next(found) for _ in range(count)]) for count in parts]
+    mine = list(zip(prompts, parts, strict=True))[share]
+    if not mine:
+        return []
+    repeated = [prompt for prompt, count in mine for _ in range(count)]
+    first = sum(parts[: share.start or 0])
+    found = iter(engine.generate(repeated, unit, sampling, seed, first_prompt=first))
+    return [_joined([next(found) for _ in range(count)]) for _, count in mine]
 
 
 def _joined(groups: Sequence[RolloutGroup]) -> RolloutGroup:

@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from rlox_grpo.checkpoint import (
     checkpoints,
     load_optimizer,
     load_random_states,
+    load_reference,
     load_weights,
     read_state,
     save_checkpoint,
 )
-from rlox_grpo.errors import CheckpointError
+from rlox_grpo.errors import CheckpointError, NonFiniteError
+from rlox_grpo.guards import Watch
+from rlox_grpo.overlap import joined_states
 from rlox_grpo.report import write_report
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.run_files import cut_after, json_line, replace_file, write_completions
@@ -44,11 +48,27 @@ FREE_TO_CHANGE = frozenset(
         "eval_greedy",
         "log_completions",
         "log_to",
+        "guards",
         "micro_batch_tokens",
         "max_rollout_rows",
+        "engine_sleep",
+        "gpu_memory_utilization",
+        "tensor_parallel_size",
+        "server_urls",
+        "server_timeout",
+        "server_sync_dir",
+        "server_nccl_address",
         "reward_timeout",
         "reward_workers",
         "on_reward_error",
+        "zero_stage",
+        "offload_optimizer",
+        "offload_params",
+        "rank_timeout",
+        "reference_offload",
+        "reference_url",
+        "reference_token_file",
+        "reference_timeout",
     }
 )
 """Fields that a resumed run may change: none of them alters what a step computes, beyond rounding and the rewards of
@@ -72,12 +92,17 @@ class Run:
         self._folder = None if trainer.config.output_dir is None else Path(trainer.config.output_dir)
         self.start_step, self.start_draw = trainer.step, trainer.draws
         self.last_metrics: dict[str, float] = {}
+        self.batches_under_way: list[dict[str, Any]] = []
         self._save_is_due = False
         self._warned_of: set[str] = set()
-        checkpoint = self._found_checkpoint()
-        if checkpoint is not None:
-            self._resume(checkpoint)
-        if self._folder is not None:
+        self._watch = Watch() if trainer.config.guards and trainer.ranks.is_first else None
+        trainer.ranks.refuse_differences("ranks of one run differ", {**trainer.config.model_dump(mode="json"), **data})
+        # What rank 0 finds counts: it writes the folder, which the others must be able to read.
+        checkpoint = trainer.ranks.gather(str(self._found_checkpoint() or ""))[0]
+        if checkpoint:
+            self._resume(Path(checkpoint))
+        self._writes = self._folder is not None and trainer.ranks.is_first
+        if self._folder is not None and self._writes:
             self._refuse_full_disk(self._folder)
             replace_file(self._folder / "config.toml", trainer.config.to_toml(trainer.origin).encode())
             # A run that starts anew evaluates its step 0 anew.
@@ -90,12 +115,12 @@ class Run:
         Raises:
             ImportError, OSError: a sink that cannot start stops the run before any work.
         """
-        names: list[SinkName] = [*self._trainer.config.log_to]
-        if self._folder is not None and "jsonl" not in names:
+        names: list[SinkName] = [*self._trainer.config.log_to] if self._trainer.ranks.is_first else []
+        if self._writes and "jsonl" not in names:
             names.append("jsonl")
         self._sinks = make_sinks(
             names,
-            self._folder or Path(),  # without a folder there is the console alone
+            self._folder if self._folder is not None and self._writes else Path(),  # the console alone needs none
             total_steps=total_steps,
             resume_step=self._trainer.step,
             config=self._trainer.config.model_dump(),
@@ -103,8 +128,8 @@ class Run:
         try:
             yield
         except Exception as error:
-            if self._trainer.weights_are_whole and self._trainer.step > self.start_step:
-                self.save()
+            if self._trainer.learner.weights_are_whole and self._trainer.step > self.start_step:
+                self._save_after(error)
             logger.error("the run stopped after step %d (%s); %s", self._trainer.step, error, self.how_to_resume())
             raise
         finally:
@@ -114,15 +139,17 @@ class Run:
     def record(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup], advantages: Float32Array) -> None:
         """Hand one step's metrics to the sinks, and write some of its completions."""
         self.last_metrics = dict(metrics)
+        if self._watch is not None:
+            self._watch.step(metrics)
         self._sinks.write(self._trainer.step, metrics)
         limit = self._trainer.config.log_completions
-        if self._folder is not None and limit > 0:
+        if self._folder is not None and self._writes and limit > 0:
             with self._warning_once("completions"):
                 write_completions(self._folder, self._trainer.step, groups, advantages, limit=limit)
 
     def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
         """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions."""
-        if self._folder is None:
+        if self._folder is None or not self._writes:
             return
         step = self._trainer.step
         numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
@@ -155,14 +182,40 @@ class Run:
         """
         if self._folder is None:
             return
+        trainer, failure = self._trainer, ""
+        updater = trainer.learner.updater
+        weights, moments = dict(updater.weights()), updater.state_dict()
+        under_way = joined_states(trainer.ranks.gather(trainer.sampler.ahead.state()))
+        if self._writes:
+            try:
+                self._write_checkpoint(weights, moments, under_way)
+            except CheckpointError as error:
+                failure = str(error)
+        if failure := trainer.ranks.gather(failure)[0]:  # every rank goes on, or stops, as rank 0 does
+            raise CheckpointError(failure)
+
+    def _save_after(self, error: Exception) -> None:
+        updater = self._trainer.learner.updater
+        if self._trainer.ranks.size == 1 or isinstance(error, NonFiniteError):  # every rank has raised that
+            self.save()
+        elif self._writes and not updater.is_sharded:  # the other ranks may be gone, and they are not needed
+            self._write_checkpoint(
+                dict(updater.weights()), updater.state_dict(), self._trainer.sampler.ahead.state(prompts_alone=True)
+            )
+
+    def _write_checkpoint(
+        self, weights: Mapping[str, Tensor], moments: Mapping[str, Any], under_way: Sequence[Mapping[str, Any]]
+    ) -> None:
         trainer = self._trainer
+        assert self._folder is not None
         state = {
             "config": trainer.config.model_dump(mode="json"),
             "data": self._data,
             "rewards": [function_name(reward_fn) for reward_fn in trainer.reward_fns],
             "draws": trainer.draws,
-            "pass_rates": trainer.pass_rates.state(),
-            "kl_coef": trainer.kl_coef,
+            "batches_under_way": under_way,
+            "pass_rates": trainer.sampler.pass_rates.state(),
+            "kl_coef": trainer.learner.kl_weight.value,
             "start_step": self.start_step,
             "start_draw": self.start_draw,
             "last_metrics": self.last_metrics,
@@ -173,9 +226,11 @@ class Run:
                 root,
                 trainer.step,
                 trainer.model,
-                trainer.updater.state_dict(),
+                moments,
                 state,
                 keep=keep,
+                weights=weights,
+                reference_state=None if trainer.learner.reference is None else trainer.learner.reference.state_dict(),
                 tokenizer=trainer.policy.tokenizer,
             )
         except CheckpointError as error:
@@ -210,11 +265,14 @@ class Run:
         state = read_state(checkpoint)
         self._refuse_other_run(checkpoint, state)
         load_weights(checkpoint, self._trainer.model)
-        self._trainer.updater.load_state_dict(load_optimizer(checkpoint))
+        self._trainer.learner.updater.load_state_dict(load_optimizer(checkpoint))
+        if self._trainer.learner.reference is not None:
+            self._trainer.learner.reference.load_state_dict(load_reference(checkpoint))
         load_random_states(checkpoint)
         self._trainer.step, self._trainer.draws = state["step"], state["draws"]
-        self._trainer.pass_rates.load_state(state["pass_rates"])
-        self._trainer.kl_coef = state["kl_coef"]
+        self.batches_under_way = state["batches_under_way"]
+        self._trainer.sampler.pass_rates.load_state(state["pass_rates"])
+        self._trainer.learner.kl_weight.value = state["kl_coef"]
         self.start_step, self.start_draw = state["start_step"], state["start_draw"]
         self.last_metrics = state["last_metrics"]
         logger.info("continuing from %s", checkpoint)
@@ -253,7 +311,7 @@ class Run:
             )
 
     def _write_report(self) -> None:
-        if self._folder is not None:
+        if self._folder is not None and self._writes:
             with self._warning_once("report"):
                 write_report(self._folder)
 

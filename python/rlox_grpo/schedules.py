@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 from rlox_grpo.choices import KLSchedule
+
+if TYPE_CHECKING:
+    from rlox_grpo.config import GRPOConfig
 
 LRSchedule = Literal["constant", "linear", "cosine"]
 
@@ -79,3 +83,42 @@ def adapted_kl_coef(kl_coef: float, kl: float, *, target: float, horizon: float,
     """
     error = min(0.2, max(-0.2, kl / target - 1.0))
     return kl_coef * (1.0 + error * num_sequences / horizon)
+
+
+class KLWeight:
+    """The weight of the KL penalty over a run.
+
+    Attributes:
+        value: the weight in the step at hand; what a checkpoint keeps.
+    """
+
+    def __init__(self, start: float, end: float, schedule: KLSchedule, target: float | None, horizon: float) -> None:
+        self.value = start
+        self._start, self._end, self._schedule, self._target, self._horizon = start, end, schedule, target, horizon
+
+    def begin(self, step: int, total_steps: int) -> None:
+        """Move to step ``step`` of ``total_steps``."""
+        if self._schedule != "adaptive":
+            self.value = kl_coef_at(
+                step, start=self._start, end=self._end, total_steps=total_steps, schedule=self._schedule
+            )
+
+    def finish(self, metrics: Mapping[str, float], num_sequences: int) -> dict[str, float]:
+        """Take in what the step's ``policy/kl`` was; returns the weight that it had, where that moves, as a metric."""
+        if self._schedule == "constant":
+            return {}
+        used = self.value
+        if self._target is not None and "policy/kl" in metrics:
+            self.value = adapted_kl_coef(
+                used,
+                metrics["policy/kl"],
+                target=self._target,
+                horizon=self._horizon,
+                num_sequences=num_sequences,
+            )
+        return {"policy/kl_coef": used}
+
+
+def make_kl_weight(config: GRPOConfig) -> KLWeight:
+    """The weight as ``config`` moves it."""
+    return KLWeight(config.kl_coef, config.kl_coef_end, config.kl_schedule, config.kl_target, config.kl_horizon)

@@ -5,40 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from torch import nn
 
-from rlox_grpo.advantages import make_advantages
-from rlox_grpo.batch import microbatches, without_end_tokens
+from rlox_grpo.checkpoint import export_model
 from rlox_grpo.config import ConfigError, GRPOConfig
-from rlox_grpo.curriculum import PassRates
 from rlox_grpo.engines import make_engine
-from rlox_grpo.errors import NonFiniteError
+from rlox_grpo.engines.weight_sync import policy_weights
 from rlox_grpo.evaluation import evaluate
-from rlox_grpo.forward import make_forward
+from rlox_grpo.exchange import exchange_scores
+from rlox_grpo.importance import mismatch_metrics
 from rlox_grpo.interrupt import stop_on_signal
-from rlox_grpo.kl import sequence_kl
+from rlox_grpo.learner import Learner
 from rlox_grpo.loading import load_policy
-from rlox_grpo.loss import make_loss
-from rlox_grpo.metrics import step_metrics
-from rlox_grpo.policy_loss import top_entropy_masks
-from rlox_grpo.profile import model_size, peak_flops_of, update_profile
+from rlox_grpo.metrics import combined, over_ranks, step_metrics
+from rlox_grpo.overlap import Pending, staleness
 from rlox_grpo.prompts import PromptDraws, PromptsLike, fingerprint, load_prompts, refuse_too_long
-from rlox_grpo.reference import make_reference
+from rlox_grpo.ranks import join_ranks
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.workers import closing_workers
-from rlox_grpo.rollout import Rollout, generate, group_offsets, refilled, sample_of
+from rlox_grpo.rollout import Rollout, refilled
 from rlox_grpo.run import Run
-from rlox_grpo.schedules import adapted_kl_coef, kl_coef_at, learning_rate_at
+from rlox_grpo.sampler import Sampler, derived_seed
 from rlox_grpo.stage_clock import StageClock
-from rlox_grpo.types import Batch, Prompt, Sampling, ScoredGroup, UpdateStats
-from rlox_grpo.update import make_updater
+from rlox_grpo.types import Prompt, ScoredGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,108 +74,76 @@ class GRPO:
         self.reward_fns: list[RewardFn] = in_workers(
             given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
+        self.ranks = join_ranks(self.config.rank_timeout)
         self.policy = load_policy(model, tokenizer, self.config)
+        self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model
-        autocast_dtype = torch.bfloat16 if self.config.dtype == "bfloat16" else None
-        self.sampling = Sampling(
-            max_new_tokens=self.config.max_new_tokens,
-            temperature=self.config.temperature,
-            top_p=self.config.top_p,
-            top_k=self.config.top_k,
-            min_p=self.config.min_p,
-            stop=self.config.stop,
-        )
-        self.engine = make_engine(self.config, self.policy)
-        forward_options: dict[str, Any] = {
-            "temperature": self.config.temperature,
-            "vocabulary": self.policy.vocabulary,
-            "autocast_dtype": autocast_dtype,
-            "torch_compile": self.config.torch_compile,
-        }
-        self._forward = make_forward(
-            self.model,
-            entropy_gradient=self.config.entropy_coef != 0,
-            entropy_always=self.config.top_entropy_share < 1,
-            **forward_options,
-        )
-        self._reference = make_reference(
-            self.config.reference,
-            self.model,
-            self._forward,
-            kl_coef=self.config.kl_coef,
-            ref_model=ref_model,
-            **forward_options,
-        )
-        self.kl_coef = self.config.kl_coef
-        """Weight of the KL penalty in the step at hand."""
-        loss = make_loss(self.config, lambda: self.kl_coef)
-        self.updater = make_updater(self.config, self.model, self._forward, loss)
+        self.sampler = Sampler(make_engine(self.config, self.policy), self.config, self.ranks)
+        self.engine = self.sampler.engine
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
-        self._advantages = make_advantages(self.config, weights)
-        self._size, self._peak_flops = model_size(self.model), peak_flops_of(next(self.model.parameters()).device)
-        # Dropout would make the policy in training another one than the policy that sampled.
-        self.model.train(self.config.gradient_checkpointing)
+        self.learner = Learner(
+            self.config, self.policy, weights, ref_model, exact_engine=self.engine.exact, ranks=self.ranks
+        )
         self.origin: Mapping[str, Any] = {}
         """What started the run beside its configuration (model, data, rewards); it leads the run's config.toml."""
         self.step = 0
         """Steps taken since the weights were loaded, resumed ones included."""
         self.draws = 0
         """Turns of prompts that have passed, likewise; see :class:`rlox_grpo.prompts.PromptDraws`."""
-        self.pass_rates = PassRates()
-        """Measured where the curriculum or the group sizes ask for them."""
         self._total_steps = 1
-        self.weights_are_whole = True
-        """False while optimizer steps are being taken: a batch's updates are saved together or not at all."""
+        self._engine_step: int | None = None  # whose weights the engine was given
 
     def train_step(
-        self, prompts: Sequence[Prompt], more: Callable[[int], Sequence[Prompt]] | None = None
+        self, prompts_of: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
     ) -> dict[str, float]:
         """One step: B prompts, G completions each, ``updates_per_batch`` optimizer steps. Returns its metrics.
 
-        ``more(count)`` draws further prompts where ``zero_variance="refill"`` has to replace some.
+        Args:
+            prompts_of: draws the prompts of a step, which is this one or, with ``async_steps``, a later one; none past
+                the last. Called once for each step, in their order.
+            more: draws further prompts, where ``zero_variance="refill"`` has to replace some.
         """
-        config, clock, calls = self.config, StageClock(), count()
-        self.kl_coef = self._scheduled_kl_coef()
-        rollout = Rollout.of(self._sample(prompts, clock, next(calls)))
-        if config.zero_variance == "refill" and more is not None:
-            rollout = refilled(
-                rollout.groups,
-                lambda missing: self._sample(more(missing), clock, next(calls)),
-                most_refills=config.max_refills,
-            )
+        clock, refills = StageClock(), count(1)
+        with clock("weight_sync"):
+            self._sync_engine()
+        with clock("rollout"):
+            batch = self.sampler.batch_of(self.step, prompts_of)
+            batch.groups.result()
+        with clock("rewards"):
+            rollout = Rollout.of(self._scored(batch))
+        if self.config.zero_variance == "refill" and more is not None:
+            with clock("refill"):
+                rollout = refilled(
+                    rollout.groups,
+                    lambda missing: self._scored(self.sampler.ask(more(missing), self.step, next(refills))),
+                    most_refills=self.config.max_refills,
+                )
         scored = rollout.chosen
         with clock("advantages"):
-            advantages = self._advantages(scored, self._rewards(scored))
+            advantages = self.learner.advantages(scored, self.step, self._total_steps)
         with clock("batch"):
-            parts = self._batches(scored, advantages)
+            parts = self.learner.batches(scored, advantages)
         with clock("log_probs"):
-            parts = [self._with_log_probs(part) for part in parts]
+            parts = self.learner.with_log_probs(parts)
         with clock("update"):
-            updates = self._update(parts, scored)
+            updates = self.learner.update(parts, scored, self.step, self._total_steps)
         self.step += 1
-        with clock("weight_sync"):
-            self.engine.load_weights(self.model.named_parameters(), version=self.step)
-        if self._measures_pass_rates:
-            self.pass_rates.measure(rollout.groups)
+        self.sampler.done()
+        self.learner.refresh_reference(self.step)
+        if self.sampler.measures_pass_rates:
+            self.sampler.pass_rates.measure(rollout.groups)
         self.last_rollout = scored, advantages
-        timings = clock.timings()
-        metrics = {
-            **step_metrics(rollout.groups, advantages, updates, timings),
+        timings = {stage: max(seconds) for stage, seconds in over_ranks(clock.timings(), self.ranks).items()}
+        metrics = step_metrics(rollout.groups, advantages, updates, timings)
+        return {
+            **metrics,
+            **self.learner.kl_weight.finish(metrics, advantages.size),
+            **combined(over_ranks(self.learner.profile(parts, updates, timings), self.ranks)),
+            **combined(over_ranks(mismatch_metrics([batch for part in parts for batch in part]), self.ranks)),
             **rollout.metrics(),
-            **self.pass_rates.metrics(),
-            **self._profile(parts, updates, timings),
+            **staleness([scored.group for scored in rollout.groups], self.step - 1),
+            **self.sampler.pass_rates.metrics(),
         }
-        if config.kl_schedule != "constant":
-            metrics["policy/kl_coef"] = self.kl_coef
-        if config.kl_schedule == "adaptive" and config.kl_target is not None and "policy/kl" in metrics:
-            self.kl_coef = adapted_kl_coef(
-                self.kl_coef,
-                metrics["policy/kl"],
-                target=config.kl_target,
-                horizon=config.kl_horizon,
-                num_sequences=advantages.size,
-            )
-        return metrics
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
@@ -200,13 +162,18 @@ class GRPO:
             ValueError: prompts that cannot be used, named by index.
             NonFiniteError: a step whose loss or gradient is not finite; it was not applied.
             KeyboardInterrupt: stopped by Ctrl-C or SIGTERM, after the step in hand and a checkpoint.
+            RankError: another rank failed or died; the message names it and its error.
         """
+        with self.ranks.failing_together():
+            return self._train(prompts, n_epochs, eval_prompts)
+
+    def _train(self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None) -> dict[str, float]:
         train_prompts = self._prompts(prompts)
         held_out = None if eval_prompts is None else self._prompts(eval_prompts)
         if n_epochs < 1:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
         per_step = min(self.config.prompts_per_step, len(train_prompts))
-        reference = None if self._reference is None else self._reference.fingerprint
+        reference = None if self.learner.reference is None else self.learner.reference.fingerprint
         run = Run(self, data={"prompts": fingerprint(train_prompts), "frozen reference": reference})
         last_draw = run.start_draw + n_epochs * len(train_prompts)
         if self.config.max_steps is not None:
@@ -215,13 +182,25 @@ class GRPO:
         if self.step == self._total_steps:
             logger.info("%s is complete: all %d steps are done", self.config.output_dir, self.step)
             return _with_short_names(run.last_metrics)
-        draws = PromptDraws(train_prompts, self.config.seed, self.draws, self._chance)
+        draws = PromptDraws(train_prompts, self.config.seed, self.draws, self.sampler.chance)
+        self.sampler.ahead.restore(
+            run.batches_under_way,
+            train_prompts,
+            lambda lost, place: self.sampler.ask(lost, self.step + place),
+            self.ranks.share,
+        )
+
+        def prompts_of(step: int) -> list[Prompt]:
+            left = last_draw - run.start_draw - (step - run.start_step) * per_step  # but for refills
+            taken = draws.take(max(0, min(per_step, left)))
+            self.draws = draws.draws
+            return taken
+
         with run.recording(self._total_steps), closing_workers(self.reward_fns), stop_on_signal() as stop:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
-            while self.step < self._total_steps and not stop:
-                left = last_draw - run.start_draw - (self.step - run.start_step) * per_step  # but for refills
-                metrics = self.train_step(draws.take(min(per_step, left)), draws.take)
+            while self.step < self._total_steps and not self.ranks.any(bool(stop)):
+                metrics = self.train_step(prompts_of, draws.take)
                 self.draws = draws.draws
                 if held_out is not None and self._evaluation_is_due():
                     evaluation, groups = self._evaluate_held_out(held_out)
@@ -230,8 +209,10 @@ class GRPO:
                 run.record(metrics, *self.last_rollout)
                 run.save_if_due()
             run.save()
-        if stop and self.step < self._total_steps:
-            raise KeyboardInterrupt(f"stopped by {stop.name} after step {self.step}; {run.how_to_resume()}")
+        if self.step < self._total_steps:
+            raise KeyboardInterrupt(
+                f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
+            )
         return _with_short_names(run.last_metrics)
 
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
@@ -242,176 +223,48 @@ class GRPO:
             samples: completions for each; ``eval_samples`` when None.
             greedy: take the likeliest token each time instead of sampling (one completion for each prompt).
         """
-        with closing_workers(self.reward_fns):
+        with closing_workers(self.reward_fns), self.ranks.failing_together():
             return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
 
     def save(self, path: str | Path) -> None:
-        """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``)."""
-        model: Any = self.model
-        if hasattr(model, "save_pretrained"):
-            model.save_pretrained(path)
-            if self.policy.tokenizer is not None:
-                self.policy.tokenizer.save_pretrained(path)
-        else:
-            from safetensors.torch import save_model
+        """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``).
 
-            Path(path).mkdir(parents=True, exist_ok=True)
-            save_model(self.model, str(Path(path) / "model.safetensors"))
-
-    def _sample(self, prompts: Sequence[Prompt], clock: StageClock, call: int) -> list[ScoredGroup]:
-        """Completions of each prompt and their rewards; ``call`` counts the calls of one step."""
-        config = self.config
-        sizes = [config.group_size] * len(prompts)
-        if config.max_group_size is not None:
-            sizes = [self.pass_rates.group_size(p.index, config.group_size, config.max_group_size) for p in prompts]
-        purpose = "rollout" if call == 0 else f"refill {call}"
-        with clock("rollout"):
-            groups = generate(
-                self.engine, prompts, sizes, self.sampling, _derived_seed(config.seed, purpose, self.step)
-            )
-        with clock("rewards"):
-            return score(groups, self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
-
-    @property
-    def _measures_pass_rates(self) -> bool:
-        return self.config.curriculum == "pass_rate" or self.config.max_group_size is not None
-
-    def _chance(self, index: int) -> float:
-        """With which the prompt is taken when its turn comes."""
-        if self.config.curriculum == "none":
-            return 1.0
-        return self.pass_rates.chance(index, self.config.curriculum_floor)
-
-    def _scheduled_kl_coef(self) -> float:
-        config = self.config
-        if config.kl_schedule == "adaptive":
-            return self.kl_coef
-        return kl_coef_at(
-            self.step,
-            start=config.kl_coef,
-            end=config.kl_coef_end,
-            total_steps=self._total_steps,
-            schedule=config.kl_schedule,
-        )
-
-    def _rewards(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
-        """Each completion's reward; less its KL from the reference where the penalty is in the reward."""
-        rewards = np.concatenate([group.rewards for group in scored]) if scored else np.zeros(0, np.float32)
-        if self.config.kl_in == "loss" or self._reference is None or not scored:
-            return rewards
-        batches = self._microbatches(scored, np.zeros_like(rewards), train_truncated=True)
-        kl = sequence_kl(batches, lambda batch: self._forward(batch)[0], self._reference, self.config.kl_estimator)
-        return (rewards - self.kl_coef * kl).astype(rewards.dtype)
-
-    def _microbatches(
-        self, scored: Sequence[ScoredGroup], advantages: np.ndarray, *, train_truncated: bool
-    ) -> list[Batch]:
-        return microbatches(
-            scored,
-            advantages,
-            token_budget=self.config.micro_batch_tokens,
-            share_prompts=self._forward.shares_prompts,
-            oversize="alone",
-            train_truncated=train_truncated,
-            device=next(self.model.parameters()).device,
-        )
-
-    def _batches(self, scored: Sequence[ScoredGroup], advantages: np.ndarray) -> list[list[Batch]]:
-        """The micro-batches of each mini-batch, of the groups that teach something.
-
-        The others cost no forward and enter no denominator.
+        With several ranks every one calls this, and rank 0 writes.
         """
-        rows = [np.arange(start, stop) for start, stop in pairwise(group_offsets(scored))]  # in the whole step
-        keep_all = self.config.zero_variance == "keep"
-        # The advantages of a group whose rewards are all equal are exactly 0.
-        kept = [index for index, own in enumerate(rows) if keep_all or advantages[own].any()]
-        parts: list[list[Batch]] = []
-        for part in np.array_split(kept, self.config.mini_batches):
-            if part.size == 0:
-                continue
-            groups = [scored[index] for index in part]
-            train_truncated = not self.config.mask_truncated
-            own = np.concatenate([rows[index] for index in part])
-            batches = self._microbatches(groups, advantages[own], train_truncated=train_truncated)
-            if not self.config.train_end_token:
-                ended = [c.finish_reason == "stop" for scored_group in groups for c in scored_group.group.completions]
-                batches = without_end_tokens(batches, np.array(ended))
-            # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
-            numbers = torch.from_numpy(own)
-            parts.append([replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches])
-        return parts
+        whole = dict(self.learner.updater.weights()) if self.learner.updater.is_sharded else None
+        if self.ranks.is_first:
+            export_model(Path(path), self.model, self.policy.tokenizer, whole)
 
-    @torch.no_grad()
-    def _with_log_probs(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Add what stays fixed over the updates: the old policy's log-probs where they differ, the reference's.
-
-        So does the choice of the most uncertain tokens.
-        """
+    def _scored(self, batch: Pending) -> list[ScoredGroup]:
+        """All groups of the batch: each rank scores those that it sampled, and they are exchanged."""
         config = self.config
-        several, uncertain = config.updates_per_batch * config.mini_batches > 1, config.top_entropy_share < 1
-        filled, entropies = [], []
-        for batch in batches:
-            if several or uncertain:
-                log_probs, entropy = self._forward(batch)
-                entropies.append(entropy)
-                batch = replace(batch, old_log_probs=log_probs) if several else batch
-            if self._reference is not None:
-                batch = replace(batch, ref_log_probs=self._reference(batch))
-            filled.append(batch)
-        if not uncertain:
-            return filled
-        masks = top_entropy_masks(entropies, [batch.loss_mask for batch in filled], config.top_entropy_share)
-        return [replace(batch, policy_mask=mask) for batch, mask in zip(filled, masks, strict=True)]
+        mine = score(batch.groups.result(), self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
+        return exchange_scores(mine, batch.prompts, self.ranks)
 
-    def _update(self, parts: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup]) -> list[UpdateStats]:
-        """``updates_per_batch`` passes over the mini-batches, an optimizer step for each."""
-        parts = [part for part in parts if any(batch.loss_mask.any() for batch in part)]
-        if not parts:
-            return []
-        learning_rate = learning_rate_at(
-            self.step,
-            peak=self.config.learning_rate,
-            total_steps=self._total_steps,
-            schedule=self.config.lr_schedule,
-            warmup_steps=self.config.warmup_steps,
-            min_ratio=self.config.min_lr_ratio,
-        )
-        updates: list[UpdateStats] = []
-        self.weights_are_whole = False
-        try:
-            for _ in range(self.config.updates_per_batch):
-                for part in parts:
-                    updates.append(self.updater.step(part, learning_rate))
-        except NonFiniteError as error:  # the step that failed changed nothing; those before it did
-            self.weights_are_whole = not updates
-            raise NonFiniteError(f"step {self.step + 1}: {error}{sample_of(scored, error.rows)}", error.rows) from error
-        self.weights_are_whole = True
-        return updates
-
-    def _profile(
-        self, parts: Sequence[Sequence[Batch]], updates: Sequence[UpdateStats], timings: Mapping[str, float]
-    ) -> dict[str, float]:
-        return update_profile(
-            [batch for part in parts for batch in part],
-            num_updates=self.config.updates_per_batch if updates else 0,
-            seconds=timings["update"],
-            shares_prompts=self._forward.shares_prompts,
-            size=self._size,
-            peak_flops=self._peak_flops,
-        )
+    def _sync_engine(self) -> None:
+        """Give the engine the policy as it is, also after a resume; before sampling, so that no sync is in vain."""
+        if self._engine_step != self.step:
+            updater = self.learner.updater
+            weights = policy_weights(self.model, updater.weights() if updater.is_sharded else None)
+            self.engine.load_weights(weights, version=self.step)
+            self.ranks.gather(None)  # no rank samples before each engine has them
+            self._engine_step = self.step
 
     def _evaluate(
         self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
     ) -> tuple[dict[str, float], list[ScoredGroup]]:
+        self._sync_engine()
+        self._sync_engine()
         return evaluate(
             self.engine,
             prompts,
             self.reward_fns,
-            replace(self.sampling, temperature=0.0) if greedy else self.sampling,
+            replace(self.sampler.sampling, temperature=0.0) if greedy else self.sampler.sampling,
             samples=samples or self.config.eval_samples,
-            seed=_derived_seed(self.config.seed, "evaluation", 0),
+            seed=derived_seed(self.config.seed, "evaluation", 0),
             weights=self.config.reward_weights,
             on_error=self.config.on_reward_error,
+            ranks=self.ranks,
         )
 
     def _evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
@@ -426,15 +279,9 @@ class GRPO:
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
         loaded = load_prompts(prompts, self.policy.tokenizer, self.config.prompt_template)
-        refuse_too_long(loaded, self.config.max_new_tokens, self.policy.positions)
+        refuse_too_long(loaded, self.config.max_new_tokens, self.engine.max_length)
         check_rewards(loaded, self.reward_fns)
         return loaded
-
-
-def _derived_seed(seed: int, purpose: str, step: int) -> int:
-    """An independent 63-bit seed for each purpose and step: a resumed step draws what it would have drawn."""
-    entropy = [seed, step, *purpose.encode()]
-    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _refuse_rewards(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:

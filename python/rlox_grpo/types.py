@@ -126,6 +126,7 @@ class Batch:
         old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]`` where they are known.
         policy_mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them. It enters no
             denominator.
+        importance_weights: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.importance`.
     """
 
     input_ids: Tensor
@@ -144,6 +145,7 @@ class Batch:
     ref_log_probs: Tensor | None = None
     sampling_log_probs: Tensor | None = None
     policy_mask: Tensor | None = None
+    importance_weights: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,6 +103,8 @@ def test_every_prompt_is_drawn_once_an_epoch_also_when_steps_do_not_divide():
         {"updates_per_batch": 2, "kl_coef": 0.05},
         {"lr_schedule": "cosine", "warmup_steps": 2},
         {"zero_variance": "refill", "curriculum": "pass_rate", "max_group_size": 16, "curriculum_floor": 0.3},
+        {"async_steps": 1},
+        {"async_steps": 3, "curriculum": "pass_rate"},
         {"kl_coef": 0.05, "kl_schedule": "adaptive", "kl_target": 0.01, "kl_horizon": 100},
         {"kl_coef": 0.05, "kl_in": "reward", "kl_estimator": "k1", "kl_schedule": "cosine", "mini_batches": 2},
     ],
@@ -182,6 +184,26 @@ def test_prompts_that_are_hard_get_larger_groups_and_rare_turns():
     assert all(len(call) % 8 == 0 for call in seen)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_generation_ahead_is_exactly_so_stale_and_learns(steps):
+    trainer = GRPO(ToyLM(), share_of_target, **options(async_steps=steps, max_steps=40))
+    seen = []
+    record, trainer.train_step = trainer.train_step, lambda *a: seen.append(record(*a)) or seen[-1]
+    metrics = trainer.train(PROMPTS)
+    assert [step["rollout/staleness_max"] for step in seen] == [min(step, steps) for step in range(40)]
+    assert metrics["mean_reward"] > 0.5
+    assert len(trainer.sampler.ahead) == 0
+    assert trainer.draws == 40 * 4
+    again = GRPO(ToyLM(), share_of_target, **options(async_steps=steps, max_steps=40))
+    again.train(PROMPTS)
+    assert_equal(weights(trainer), weights(again))  # whatever the timing
+
+
+def test_refills_within_a_step_and_generation_ahead_of_it_exclude_each_other():
+    with pytest.raises(ConfigError, match="async_steps=1 samples ahead of it"):
+        GRPOConfig.create(async_steps=1, zero_variance="refill")
+
+
 def test_kill_9_in_mid_step_and_a_second_start(tmp_path):
     whole = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path / "whole"))
     whole.train(PROMPTS)
@@ -253,7 +275,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
 
 def test_a_non_finite_loss_names_the_sample_and_saves_what_was_right(tmp_path):
     trainer = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, checkpoint_steps=0))
-    forward = trainer.updater._forward
+    forward = trainer.learner.updater.forward
 
     def broken(batch):
         log_probs, entropy = forward(batch)
@@ -261,7 +283,7 @@ def test_a_non_finite_loss_names_the_sample_and_saves_what_was_right(tmp_path):
             log_probs = log_probs * torch.where(batch.row_index == batch.row_index.max(), torch.nan, 1.0)[:, None]
         return log_probs, entropy
 
-    trainer.updater._forward = broken
+    trainer.learner.updater.forward = broken
     with pytest.raises(NonFiniteError, match=r"step 4: .*not finite.*is completion \d of prompts\[\d\]: \[\d+"):
         trainer.train(PROMPTS)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000003"]

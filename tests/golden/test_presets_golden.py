@@ -270,7 +270,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     if config.kl_in == "reward":
         kl = {"k1": x.old - x.ref, "k3": np.exp(x.ref - x.old) - (x.ref - x.old) - 1}[config.kl_estimator]
         rewards = rewards - coef * (kl * x.mask).sum(1)
-    advantages = make_advantages(config, [1.0])([], rewards)
+    advantages = make_advantages(config, [1.0])(rewards, np.arange(0, len(rewards) + 1, G), {})
     by_group = advantages.reshape(-1, G)
     kept = np.repeat((by_group != 0).any(1) | (config.zero_variance == "keep"), G)
     mask = x.mask & (ENDED[:, None] | (not config.mask_truncated))

@@ -205,20 +205,20 @@ class Spied:
         self.micro_batches = 0
         base_model = model.get_base_model() if hasattr(model, "get_base_model") else model
         base_model.base_model.register_forward_pre_hook(self._note, with_kwargs=True)
-        generate, batches = self.trainer.engine.generate, self.trainer._batches
+        generate, batches = self.trainer.engine.generate, self.trainer.learner.batches
 
-        def generating(*arguments: Any) -> Any:
-            groups = generate(*arguments)
+        def generating(*arguments: Any, **options: Any) -> Any:
+            groups = generate(*arguments, **options)
             self.calls.clear()
             return groups
 
         def batching(*arguments: Any) -> Any:
             made = batches(*arguments)
-            self.micro_batches = len(made)
+            self.micro_batches = sum(map(len, made))
             return made
 
         self.trainer.engine.generate = generating  # type: ignore[method-assign]
-        self.trainer._batches = batching  # type: ignore[method-assign]
+        self.trainer.learner.batches = batching  # type: ignore[method-assign]
 
     def _note(self, module: Any, arguments: Any, options: dict[str, Any]) -> None:
         ids = options["input_ids"] if "input_ids" in options else arguments[0]
@@ -226,7 +226,7 @@ class Spied:
 
     def step(self) -> dict[str, float]:
         prompts = [Prompt(np.array([3, 4, 5]), 0), Prompt(np.array([6, 7]), 1)]
-        return self.trainer.train_step(prompts)
+        return self.trainer.train_step(lambda step: prompts)
 
     def counts(self) -> tuple[int, int]:
         """Forwards without gradient, and with."""

@@ -159,3 +159,26 @@ def test_unknown_words_are_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["presets", "--verbos"])
     assert "unrecognised arguments: --verbos" in capsys.readouterr().err
+
+
+def test_serve_without_vllm_names_the_extra(capsys, monkeypatch):
+    import importlib.metadata
+
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert main(["serve", "model", "--tensor-parallel-size", "2"]) == 2
+    assert 'pip install "rlox-grpo[vllm]"' in capsys.readouterr().err
+
+
+def test_serve_refuses_a_port_that_is_taken(capsys, monkeypatch, tmp_path):
+    import socket
+
+    from rlox_grpo import serve
+
+    monkeypatch.setattr(serve, "check_vllm_version", lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "model", "--port", str(port), "--log-dir", str(tmp_path)]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err

@@ -57,6 +57,12 @@ def test_every_bad_value_is_named():
         ({"baseline": "batch"}, "reward_scaling='batch' or 'none', got 'group'"),
         ({"mini_batches": 17}, "mini_batches=17 is more than prompts_per_step=16"),
         ({"top_entropy_share": 0.0}, "top_entropy_share"),
+        ({"gpu_memory_utilization": 0.5}, "gpu_memory_utilization=0.5 is for engine='vllm'"),
+        ({"engine": "vllm_server"}, "needs server_urls"),
+        ({"engine": "vllm_server", "server_urls": ["localhost"]}, "server_urls holds 'localhost'"),
+        ({"server_timeout": 5}, "server_timeout=5.0 is for engine='vllm_server'"),
+        ({"importance_cap": 0.5, "importance_floor": 0.5}, "importance_floor=0.5 is not below importance_cap=0.5"),
+        ({"bypass_old_log_probs": True, "importance_correction": "sequence"}, "nothing to correct"),
     ],
 )
 def test_values_that_cannot_be_meant(options, message):
@@ -80,6 +86,21 @@ def test_a_configuration_is_frozen():
 def test_toml_round_trip(tmp_path):
     config = GRPOConfig.create(preset="dr_grpo", output_dir=tmp_path, stop=["</answer>"], learning_rate=3e-6)
     assert GRPOConfig.create(**tomllib.loads(config.to_toml())) == config
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_preset_comes_back_from_its_toml(name):
+    config = GRPOConfig.create(preset=name)
+    assert GRPOConfig.create(**tomllib.loads(config.to_toml())) == config
+
+
+def test_a_preset_is_cleared_of_a_choice_by_a_word():
+    config = GRPOConfig.create(preset="verl", dual_clip=None, prompt_template="none")
+    assert config.dual_clip is None
+    assert config.prompt_template is None
+    assert 'dual_clip = "none"' in config.to_toml()
+    assert GRPOConfig.create(**tomllib.loads(config.to_toml())) == config
+    assert GRPOConfig.create(preset="verl", dual_clip="none") == GRPOConfig.create(preset="verl", dual_clip=None)
 
 
 def test_broken_toml_is_named(tmp_path):

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from rlox_grpo.metrics import has_zero_std, step_metrics
+from rlox_grpo.metrics import has_zero_std, repeated_share, step_metrics
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup, UpdateStats
 
 NAN = math.nan
@@ -54,6 +54,7 @@ def test_golden_step():
             "completions/max_length": 40.0,
             "completions/clipped_ratio": 0.25,
             "completions/mean_terminated_length": 50 / 6,
+            "completions/repeated_share": 0.0,
             "advantages/mean": 0.0,
             "advantages/std": math.sqrt(1 / 7),
             "advantages/min": -0.5,
@@ -175,3 +176,14 @@ def test_outcomes_and_time_of_each_function():
     assert found["time/step_s"] == 4.0  # they are parts of time/rewards_s
     assert "rewards/tags/timeout" not in found
     assert "rewards/judge/ok" not in found
+
+
+def test_repeated_share():
+    assert repeated_share(np.array([1, 2, 3])) is None
+    assert repeated_share(np.array([1, 2, 3, 4])) == 0.0
+    # 1 2 1 2 1 2 1 2 has five runs of four, two of them new
+    assert repeated_share(np.array([1, 2] * 4)) == pytest.approx(3 / 5)
+    # 9 after 1 2 3 4 makes every later run new: of 6 runs only the last, 1 2 3 4, is an old one
+    assert repeated_share(np.array([1, 2, 3, 4, 9, 1, 2, 3, 4])) == pytest.approx(1 / 6)
+    # ids past 2^32, and ones that a small base would confuse
+    assert repeated_share(np.array([0, 59, 2**40, 1, 1, 0, 2**40, 1])) == 0.0

@@ -1,9 +1,12 @@
 """The presets in words and in prompts."""
 
+from math import isfinite
 from pathlib import Path
 
 import pytest
+import torch
 
+from rlox_grpo import GRPO
 from rlox_grpo.cli import main
 from rlox_grpo.config import ConfigError, GRPOConfig
 from rlox_grpo.presets import PRESETS
@@ -11,6 +14,7 @@ from rlox_grpo.presets.page import describe_preset, presets_page
 from rlox_grpo.presets.preset import cited
 from rlox_grpo.prompt_templates import COUNTDOWN_PREFILL, TEMPLATES, apply_template
 from rlox_grpo.prompts import load_prompts
+from toy import PROMPTS, ToyLM, share_of_target
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROWS = {"nums": [3, 4, 7], "target": 25, "question": "How many legs have 2 cats?"}
@@ -42,6 +46,30 @@ def test_the_command_line_prints_the_page(capsys):
 def test_a_field_is_cited_once():
     with pytest.raises(ValueError, match="ddof is chosen twice: in 'a' and in 'b'"):
         cited(("a", {"ddof": 1}), ("b", {"ddof": 0}))
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [(name, False) for name in PRESETS] + [(name, True) for name in PRESETS if PRESETS[name].published],
+)
+def test_every_preset_trains(name, published):
+    """Two steps of a toy policy at a high learning rate; sizes are cut, nothing else."""
+    values = PRESETS[name].values
+    sizes = {
+        "group_size": min(4, values["group_size"]),
+        "prompts_per_step": 4,
+        "mini_batches": min(2, values["mini_batches"]),
+        "max_new_tokens": 6,
+        "learning_rate": 1e-2,
+        "warmup_steps": 0,
+    }
+    model = ToyLM()
+    trainer = GRPO(model, share_of_target, preset=name, published=published, max_steps=2, log_to=(), **sizes)
+    metrics = trainer.train(PROMPTS)
+    assert all(isfinite(value) for key, value in metrics.items() if "/" in key)
+    assert metrics["update/grad_norm"] > 0
+    assert any(not torch.equal(old, new) for old, new in zip(ToyLM().parameters(), model.parameters(), strict=True))
+    assert ("policy/kl" in metrics) == (values["kl_coef"] > 0)
 
 
 # --- prompt templates ---

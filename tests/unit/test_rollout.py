@@ -28,8 +28,8 @@ class Engine:
     def __init__(self):
         self.asked = []
 
-    def generate(self, prompts, group_size, sampling, seed):
-        self.asked.append(([p.index for p in prompts], group_size, seed))
+    def generate(self, prompts, group_size, sampling, seed, *, first_prompt=0):
+        self.asked.append(([p.index for p in prompts], group_size, seed, first_prompt))
         numbers = iter(range(1000))
         return [
             RolloutGroup(
@@ -46,14 +46,14 @@ class Engine:
 def test_one_size_is_one_plain_call():
     engine = Engine()
     groups = generate(engine, [prompt(4), prompt(2)], [3, 3], Sampling(8), 17)
-    assert engine.asked == [([4, 2], 3, 17)]
+    assert engine.asked == [([4, 2], 3, 17, 0)]
     assert [len(group.completions) for group in groups] == [3, 3]
 
 
 def test_a_larger_group_is_asked_for_in_parts_and_joined_in_order():
     engine = Engine()
     groups = generate(engine, [prompt(4), prompt(2), prompt(9)], [2, 6, 2], Sampling(8), 17)
-    assert engine.asked == [([4, 2, 2, 2, 9], 2, 17)]
+    assert engine.asked == [([4, 2, 2, 2, 9], 2, 17, 0)]
     assert [group.prompt.index for group in groups] == [4, 2, 9]
     ids = [[int(c.token_ids[0]) for c in group.completions] for group in groups]
     assert ids == [[0, 1], [2, 3, 4, 5, 6, 7], [8, 9]]
@@ -63,8 +63,16 @@ def test_a_larger_group_is_asked_for_in_parts_and_joined_in_order():
 def test_sizes_of_which_none_divides_the_others():
     engine = Engine()
     groups = generate(engine, [prompt(4), prompt(2)], [4, 6], Sampling(8), 17)
-    assert engine.asked == [([4, 4, 2, 2, 2], 2, 17)]
+    assert engine.asked == [([4, 4, 2, 2, 2], 2, 17, 0)]
     assert [len(group.completions) for group in groups] == [4, 6]
+
+
+def test_a_rank_samples_its_share_with_the_numbers_that_it_has_in_the_whole():
+    engine, prompts = Engine(), [prompt(4), prompt(2), prompt(9)]
+    groups = generate(engine, prompts, [2, 6, 4], Sampling(8), 17, share=slice(1, 3))
+    assert engine.asked == [([2, 2, 2, 9, 9], 2, 17, 1)]
+    assert [len(group.completions) for group in groups] == [6, 4]
+    assert generate(engine, prompts, [2, 2, 2], Sampling(8), 17, share=slice(3, 3)) == []
 
 
 def test_groups_without_spread_are_replaced_one_for_one():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from rlox_grpo.engines.decoding import (
 from rlox_grpo.engines.live_rows import LiveRows, NonFiniteLogitsError, RowId, SampledRow
 from rlox_grpo.engines.sampling import check_sampling
 from rlox_grpo.engines.stop_strings import StopStrings, decode
+from rlox_grpo.engines.weight_sync import policy_weights
 from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
 
 __all__ = ["HFEngine", "NonFiniteLogitsError"]
@@ -39,10 +40,10 @@ class HFEngine:
     and values (Mamba), runs each whole sequence again for each token, rows of equal length together, with
     ``input_ids`` as its only argument.
 
-    A token is drawn by a uniform keyed by (seed, prompt's position in the call, completion's position in its group,
-    token's position), so neither ``max_rows`` nor the other rows decide it. The logits do depend on the batch in their
-    last bits, as matrix products do; a token can flip where its uniform lies that near (about 1e-7) to the edge
-    between two tokens.
+    A token is drawn by a uniform keyed by (seed, prompt's position in the step, completion's position in its group,
+    token's position), so neither ``max_rows`` nor the other rows decide it, nor how ranks share the prompts out. The
+    logits do depend on the batch in their last bits, as matrix products do; a token can flip where its uniform lies
+    that near (about 1e-7) to the edge between two tokens.
 
     Log-probs are those of the distribution really sampled: after temperature and filters, renormalised; 0.0 where
     temperature 0 makes it a point mass. With filters off they are the trainer's log_softmax(logits / temperature).
@@ -50,6 +51,7 @@ class HFEngine:
     Attributes:
         exact: True unless ``autocast_dtype`` makes the log-probs differ from the trainer's.
         policy_version: Version of the weights that it samples from.
+        max_length: The model's positions, where it states them.
         vocab_limit: Token ids from here on are never sampled, as they have no text: the model's vocabulary is padded
             beyond the tokenizer's, or is unknown. Log-probs are normalised over the ids below it, and a trainer that
             wants to agree has to leave the same logits out. None when every id can be sampled.
@@ -67,6 +69,7 @@ class HFEngine:
         vocab_limit: int | None = None,
         max_rows: int | None = None,
         autocast_dtype: torch.dtype | None = None,
+        is_copy: bool = False,
     ) -> None:
         """Hold the model; nothing is allocated before ``generate``.
 
@@ -79,6 +82,8 @@ class HFEngine:
             vocab_limit: Ids from here on are never sampled; by default those past the tokenizer's last.
             max_rows: Completions decoded at once, 256 by default; the others wait.
             autocast_dtype: Run the forward under ``torch.autocast`` in this type (``torch.bfloat16``).
+            is_copy: ``model`` is not the trainer's own but a copy, as where ranks hold its parameters in shards:
+                ``load_weights`` then copies.
 
         Raises:
             ValueError: ``max_rows`` is below 1.
@@ -89,6 +94,7 @@ class HFEngine:
         self._tokenizer = tokenizer
         self._max_rows = DEFAULT_MAX_ROWS if max_rows is None else max_rows
         self._autocast_dtype = autocast_dtype
+        self._is_copy = is_copy
         self._vocab_size = _vocab_size(model)
         self._end_ids = _end_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
         self.vocab_limit = vocab_limit
@@ -105,9 +111,12 @@ class HFEngine:
         self.shares_prefixes = self.uses_cache and can_share_prefixes(model)
         self.exact = autocast_dtype is None
         self.policy_version = 0
+        self.max_length = _max_positions(model)
 
-    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> list[RolloutGroup]:
-        """Sample ``group_size`` completions for each prompt.
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
+    ) -> list[RolloutGroup]:
+        """Sample ``group_size`` completions for each prompt; the first is number ``first_prompt`` of its step.
 
         Raises:
             ValueError: No prompt, an empty one, one with an id out of the vocabulary or too long for the model, or a
@@ -130,12 +139,18 @@ class HFEngine:
         if self.uses_cache:
             decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes)
         with _inference(self._model), self._autocast():
-            rows = self._live_rows(max_rows, sampling, seed)
+            rows = self._live_rows(max_rows, sampling, seed, first_prompt)
             decode_rows(self._model, token_ids, group_size, rows, max_rows)
         return self._groups(prompts, group_size, rows.finished)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Note the new version: the module is the trainer's own, so ``weights`` are in place already and not read."""
+        """Note the new version. The trainer's own module has the weights in place already, and they are not read.
+
+        Raises:
+            ValueError: the names or shapes are not those of the copy; nothing has changed.
+        """
+        if self._is_copy:
+            _copy_weights(self._model, dict(weights))
         self.policy_version = version
 
     def close(self) -> None:
@@ -144,7 +159,7 @@ class HFEngine:
     def _check_prompts(self, prompts: Sequence[Int64Array], max_new_tokens: int) -> None:
         if not prompts:
             raise ValueError("prompts is empty")
-        limit = _max_positions(self._model)
+        limit = self.max_length
         for index, prompt in enumerate(prompts):
             if prompt.ndim != 1 or not len(prompt):
                 raise ValueError(
@@ -163,7 +178,7 @@ class HFEngine:
                     f"{self._vocab_size}"
                 )
 
-    def _live_rows(self, max_rows: int, sampling: Sampling, seed: int) -> LiveRows:
+    def _live_rows(self, max_rows: int, sampling: Sampling, seed: int, first_prompt: int) -> LiveRows:
         device = _device(self._model)
         stop_strings = None
         if sampling.stop:
@@ -177,6 +192,7 @@ class HFEngine:
             stop_strings=stop_strings,
             vocab_limit=self.vocab_limit,
             device=device,
+            first_prompt=first_prompt,
         )
 
     def _autocast(self) -> torch.autocast | nullcontext[None]:
@@ -221,6 +237,18 @@ def _inference(model: nn.Module) -> Iterator[None]:
 def _device(model: nn.Module) -> torch.device:
     parameter = next(model.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
+
+
+@torch.no_grad()
+def _copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    own = dict(policy_weights(model))
+    if own.keys() != weights.keys():
+        raise ValueError(f"weights differ from the engine's in {sorted(own.keys() ^ weights.keys())[:4]}")
+    for name, tensor in own.items():
+        if tensor.shape != weights[name].shape:
+            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, and {tuple(tensor.shape)} here")
+    for name, tensor in own.items():
+        tensor.copy_(weights[name])
 
 
 def _vocab_size(model: nn.Module) -> int | None:

@@ -53,9 +53,11 @@ class LiveRows:
         stop_strings: StopStrings | None,
         vocab_limit: int | None,
         device: torch.device,
+        first_prompt: int = 0,
     ) -> None:
         self._sampling = sampling
         self._seed = seed
+        self._first_prompt = first_prompt
         self._end_ids = end_ids
         self._stop_strings = stop_strings
         self._vocab_limit = vocab_limit
@@ -81,7 +83,9 @@ class LiveRows:
         """Append live rows and draw their first tokens from ``logits [len(ids), V]``."""
         first, length = len(self), self._sampling.max_new_tokens
         rows = slice(first, first + len(ids))
-        uniforms = np.stack([row_uniforms(self._seed, id.prompt, id.completion, length) for id in ids])
+        uniforms = np.stack(
+            [row_uniforms(self._seed, self._first_prompt + id.prompt, id.completion, length) for id in ids]
+        )
         self._uniforms[rows] = torch.from_numpy(uniforms).to(self.device)
         self._lengths[rows] = 0
         self._ids += ids

@@ -8,9 +8,10 @@ from types import MappingProxyType
 from rlox_grpo.presets.libraries import LIBRARIES
 from rlox_grpo.presets.papers import PAPERS
 from rlox_grpo.presets.preset import Choice, Defect, Preset
+from rlox_grpo.presets.reinforce import REINFORCE
 from rlox_grpo.presets.systems import SYSTEMS
 
 __all__ = ["PRESETS", "Choice", "Defect", "Preset"]
 
-PRESETS: Mapping[str, Preset] = MappingProxyType({**PAPERS, **SYSTEMS, **LIBRARIES})
+PRESETS: Mapping[str, Preset] = MappingProxyType({**PAPERS, **REINFORCE, **SYSTEMS, **LIBRARIES})
 """Every preset by name; the first is the default."""

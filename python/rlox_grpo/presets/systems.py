@@ -288,65 +288,6 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                 Defect("Rewards and advantages are float16: advantages are off by up to 5e-4 of themselves.", False),
             ),
         ),
-        "rlox": Preset(
-            source="rlox 1.2.0, rlox/algorithms/grpo.py",
-            summary="A times the sum of a completion's log-probs, KL of weight 0.1 from the sums; any plain module.",
-            reward="yours, a function of token tensors",
-            choices=cited(
-                (
-                    "compute_batch_group_advantages: zeros where sd < 1e-8",
-                    {"baseline": "mean", "reward_scaling": "group", "ddof": 0, "std_epsilon": 0.0},
-                ),
-                (
-                    "GRPO.train_step",
-                    {
-                        "policy_loss": "reinforce",
-                        "loss_aggregation": "sequence_sum",
-                        "zero_variance": "keep",
-                        "kl_in": "loss",
-                        "kl_bias_correction": False,
-                        "mask_truncated": False,
-                        "updates_per_batch": 1,
-                        "mini_batches": 1,
-                    },
-                ),
-                ("verl's k1+: its value, with the slope of a divergence", {"kl_estimator": "k1+"}),
-                (
-                    "GRPO.__init__",
-                    {
-                        "reference": "frozen",
-                        "group_size": 4,
-                        "kl_coef": 0.1,
-                        "learning_rate": 1e-4,
-                        "max_new_tokens": 8,
-                        "weight_decay": 0.0,
-                        "adam_beta1": 0.9,
-                        "adam_beta2": 0.999,
-                        "max_grad_norm": 1.0,
-                    },
-                ),
-                ("GRPO.train: every prompt in every step, to this many", {"prompts_per_step": 1024}),
-                (OURS, {"temperature": 1.0, "top_p": 1.0, "prompt_template": None}),
-                (
-                    "GRPO.__init__: a plain Adam",
-                    {"lr_schedule": "constant", "warmup_steps": 0, "min_lr_ratio": 0.0},
-                ),
-            ),
-            published=cited(("GRPO.train_step: kl_diff", {"kl_estimator": "k1"})),
-            defects=(
-                Defect(
-                    "Its penalty is k1 in the loss, whose slope is that of the log-probs alone and has expectation 0; "
-                    "here it has the slope of k2.",
-                    True,
-                ),
-                Defect(
-                    "It sums over prompt and padding too. Over a prompt the policy term cancels, as advantages add up "
-                    "to 0 in a group; the penalty does not. Here both are of the completion.",
-                    False,
-                ),
-                Defect("The KL that it logs is weighted by probability; here it is the estimator's own.", False),
-            ),
-        ),
         "r1_blog": Preset(
             source="the article on DeepSeek-R1 and GRPO, its listings",
             summary="A times the sum of a completion's log-probs, a KL weight that falls from 0.1 to 0.04; "

@@ -190,7 +190,7 @@ def _running_mean(values: Values) -> list[float | None] | None:
 
 def _ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Round values, about as many as asked, that span ``low`` to ``high``."""
-    if not high > low:
+    if not high - low > 1e-7 * max(abs(low), abs(high)):  # a constant, but for rounding
         pad = abs(low) / 2 or 1.0
         low, high = (low - pad if low < 0 else 0.0), (high + pad if high >= 0 else 0.0)
     rough = (high - low) / about

@@ -1,9 +1,9 @@
-"""Backward, clip and step in plain torch, in one process."""
+"""Backward, clip and step in plain torch: one process, or ranks that hold the whole model each (DDP)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,20 @@ from torch import Tensor, nn
 
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.forward import Forward
+from rlox_grpo.ranks import Ranks
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update import LossFn
+from rlox_grpo.update.reports import StepReport
 
 
 class TorchUpdater:
-    """AdamW over the trainable parameters of ``model``; weights and moments in the parameters' own dtype."""
+    """AdamW over the trainable parameters of ``model``; weights and moments in the parameters' own dtype.
+
+    With several ranks each takes its own micro-batches and gradients are added up once, after the last: their losses
+    are parts of one sum already, so they are not averaged. Every rank then takes the same step.
+    """
+
+    is_sharded = False
 
     def __init__(
         self,
@@ -28,11 +36,14 @@ class TorchUpdater:
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
         max_grad_norm: float = 1.0,
+        ranks: Ranks | None = None,
     ) -> None:
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not self._named:
             raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
-        self._forward = forward
+        self._model = model
+        self._ranks = ranks or Ranks()
+        self.forward = forward
         self._loss_fn = loss_fn
         self._max_grad_norm = max_grad_norm
         # Norms and biases are not decayed, as in every trainer that decays at all.
@@ -46,36 +57,45 @@ class TorchUpdater:
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """See :class:`rlox_grpo.update.Updater`."""
         self._optimizer.zero_grad(set_to_none=True)
-        totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
+        report = StepReport()
         for batch in batches:
-            log_probs, entropy = self._forward(batch)
+            log_probs, entropy = self.forward(batch)
             output = self._loss_fn(log_probs, batch, entropy=entropy)
-            self._refuse_non_finite(output.loss, log_probs, batch)
+            if not report.add(output, log_probs, entropy, batch):
+                break
             output.loss.backward()  # type: ignore[no-untyped-call]
-            for name, value in output.metrics.items():
-                totals[name] = totals[name] + value.double().cpu()
-            share = torch.where(batch.loss_mask, entropy.detach(), 0).sum(dtype=torch.float64) / max(
-                batch.num_loss_tokens, 1.0
-            )
-            totals["policy/entropy"] = totals["policy/entropy"] + share.cpu()
+        try:
+            metrics = report.over_ranks(self._ranks)
+        except NonFiniteError:
+            self._optimizer.zero_grad(set_to_none=True)
+            raise
+        self._sum_gradients()
         grad_norm = self._clipped_grad_norm(self._named.items())
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
-        return UpdateStats(grad_norm, learning_rate, {name: float(value) for name, value in totals.items()})
+        return UpdateStats(grad_norm, learning_rate, metrics)
 
-    def _refuse_non_finite(self, loss: Tensor, log_probs: Tensor, batch: Batch) -> None:
-        if torch.isfinite(loss):
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See :class:`rlox_grpo.update.Updater`."""
+        return iter(self._model.named_parameters())
+
+    def _sum_gradients(self) -> None:
+        """Add up the ranks' gradients; a parameter that no rank used keeps none."""
+        if self._ranks.size == 1:
             return
-        self._optimizer.zero_grad(set_to_none=True)
-        finite = torch.isfinite(torch.where(batch.loss_mask, log_probs, 0)).all(dim=-1)
-        finite &= torch.isfinite(batch.advantages)
-        rows = batch.row_index[~finite.to(batch.row_index.device)].tolist()
-        if not rows:
-            raise NonFiniteError(f"the loss is {float(loss.detach())} though every log-prob and advantage is finite")
-        raise NonFiniteError(
-            f"the loss is {float(loss.detach())}: a log-prob or advantage is not finite in rows {rows[:8]}", rows
-        )
+        parameters = list(self._named.values())
+        used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
+        used = used.to(parameters[0].device)
+        self._ranks.sum_tensors([used])
+        by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+        for parameter, count in zip(parameters, used.tolist(), strict=True):
+            if count:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                by_dtype[parameter.grad.dtype].append(parameter.grad)
+        for gradients in by_dtype.values():
+            self._ranks.sum_tensors(gradients)
 
     def _clipped_grad_norm(self, named: Iterable[tuple[str, nn.Parameter]]) -> float:
         gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}

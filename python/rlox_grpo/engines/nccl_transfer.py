@@ -1,0 +1,99 @@
+"""Weights from the trainer's GPU to the GPUs of one server by NCCL, over vLLM's public weight-transfer API.
+
+Written against vLLM 0.32 and reviewed; the transfer itself has not been run, as it needs two GPUs. vLLM's IPC transport
+is left out on purpose: over HTTP its handles travel as a pickle, which the server unpickles.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+Post = Callable[[str, dict[str, Any] | None], object]
+"""Sends a JSON body to a path of the server, and raises where that fails."""
+
+
+class PolicySource(WeightSource):  # type: ignore[misc]  # vLLM's interface
+    """The checked weights of one sync, in vLLM's form."""
+
+    def __init__(self) -> None:
+        self.weights: Sequence[tuple[str, Tensor]] = ()
+
+    def metadata(self) -> list[Any]:
+        """Name, type and shape of each tensor, in the order of iteration."""
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.weights]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(self.weights)
+
+
+class ControlPlane:
+    """vLLM's ``VLLMWeightSyncClient`` over our own connection, with its token and deadline."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Let the workers join the group; returns when they have."""
+        self._post("/init_weight_transfer_engine", {"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        """From here on the server's weights are a mixture."""
+        self._post("/start_weight_update", None)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Let the workers receive; runs beside the broadcast."""
+        self._post("/update_weights", {"update_info": update_info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """The weights are whole again."""
+        self._post("/finish_weight_update", None if weight_version is None else {"weight_version": weight_version})
+
+
+class NCCLTransfer:
+    """The trainer's end of a group with every worker of one server; a failure makes it, and that server, unusable."""
+
+    def __init__(self, post: Post, num_workers: int, trainer_address: str, seconds: float) -> None:
+        """Form the group; ``trainer_address`` is this host's, as the server's host reaches it.
+
+        Raises:
+            TimeoutError: not every worker joined within ``seconds``.
+        """
+        self._source = PolicySource()
+        with socket.create_server((trainer_address, 0)) as probe:
+            port = probe.getsockname()[1]
+        info = NCCLTrainerInitInfo(rank=0, master_address=trainer_address, master_port=port, world_size=num_workers + 1)
+        self._engine = _within(
+            seconds,
+            lambda: WeightTransferTrainerFactory.trainer_init(info, client=ControlPlane(post), source=self._source),
+        )
+
+    def send(self, weights: Sequence[tuple[str, Tensor]], seconds: float) -> None:
+        """Broadcast every tensor; returns when the workers have them all.
+
+        Raises:
+            TimeoutError: they have not within ``seconds``; the thread that waits for NCCL is left behind.
+        """
+        self._source.weights = weights
+        _within(seconds, self._engine.send_weights)
+        self._source.weights = ()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._engine.shutdown()
+
+
+def _within(seconds: float, action: Callable[[], Any]) -> Any:
+    # Not a `with`: leaving it would wait for a thread that NCCL holds for ever.
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(action).result(timeout=seconds)
+    finally:
+        pool.shutdown(wait=False)

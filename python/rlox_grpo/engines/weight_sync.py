@@ -1,0 +1,161 @@
+"""The policy's weights as a generation engine takes them: under checkpoint names, checked before the first one moves.
+
+An engine that stops in the middle of a reload holds a mixture of old and new weights, or none at all, and an engine
+that is handed too few of them says nothing. So the whole list is compared with what the engine's own configuration
+asks for, and only then does the engine see it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Manifest = Mapping[str, tuple[int, ...]]
+"""Shape of each tensor of a checkpoint by its name."""
+
+_SHOWN = 4
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK = 2**24  # numbers read at once: 128 MiB as int64
+
+
+class WeightMismatchError(ValueError):
+    """Weights that are not those of the engine's model. None of them was handed over."""
+
+
+def policy_weights(model: nn.Module, whole: Iterable[tuple[str, Tensor]] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of every tensor that a checkpoint of ``model`` holds, tied ones once; nothing has a gradient.
+
+    A LoRA model gives the names of its base model, and each adapted weight with its active adapters merged in:
+    W + ΔW in W's own dtype. The model itself is not changed, and only one merged weight exists at a time.
+
+    Args:
+        model: A transformers model, bare or with LoRA adapters.
+        whole: Each parameter under its name in ``model``, where the model itself holds shards; without adapters they
+            are passed on as they come, with adapters they are kept until all are there.
+
+    Raises:
+        ValueError: an adapter other than plain LoRA on linear or embedding layers.
+    """
+    adapts = hasattr(model, "peft_config")
+    if whole is not None and not adapts:
+        yield from ((name, tensor.detach()) for name, tensor in whole)
+        return
+    base: Any = model.get_base_model() if adapts else model  # type: ignore[operator]
+    values = dict(base.state_dict(keep_vars=True))
+    if whole is not None:
+        prefix = next(name for name, module in model.named_modules() if module is base) + "."
+        values |= {name.removeprefix(prefix): tensor for name, tensor in whole}
+    adapted = {name: module for name, module in base.named_modules() if hasattr(module, "base_layer")}
+    seen: set[int] = set()
+    for name, tensor in base.state_dict(keep_vars=True).items():
+        if id(tensor) in seen:  # a weight that two layers share is one Parameter
+            continue
+        seen.add(id(tensor))
+        layer, part = _adapted_part(name, adapted)
+        if layer is None:
+            yield name, values[name].detach()
+        elif part.startswith("base_layer."):
+            own, prefix = part.removeprefix("base_layer."), name.removesuffix(part)
+            yield f"{prefix}{own}", _merged(prefix, layer, values) if own == "weight" else values[name].detach()
+        elif not part.startswith("lora_"):
+            raise ValueError(f"{name}: only plain LoRA adapters can be merged for a generation engine")
+
+
+def weights_digest(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """16 hexadecimal digits of names, shapes and every bit of the values; equal on every rank that holds the same.
+
+    Two sums over the bits of each tensor, one weighted by position, in wrapping 64-bit arithmetic where the tensor
+    lies: they read it once and are exact in any order. It tells weights apart, and is no defence against an attacker.
+    """
+    digest = blake2b(digest_size=8)
+    for name, tensor in weights:
+        bits = tensor.detach().contiguous().flatten().view(_INTEGERS[tensor.element_size()])
+        sums = [0, 0]
+        for start in range(0, bits.numel(), _CHUNK):
+            chunk = bits[start : start + _CHUNK].long()
+            places = torch.arange(start + 1, start + 1 + chunk.numel(), device=chunk.device)
+            sums = [sums[0] + int(chunk.sum()), sums[1] + int((chunk * places).sum())]
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {sums};".encode())
+    return digest.hexdigest()
+
+
+def expected_manifest(config: Any) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a causal LM's checkpoint by its transformers ``config`` alone; no weight is allocated."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return {name: tuple(tensor.shape) for name, tensor in policy_weights(model)}
+
+
+def check_weights(weights: Sequence[tuple[str, Tensor]], expected: Manifest) -> None:
+    """Refuse weights that are not exactly the ``expected`` ones.
+
+    Raises:
+        WeightMismatchError: names that are missing, unknown or given twice; shapes, or types that hold no real numbers;
+            tensors without data. The message names the first few of each.
+    """
+    counts = Counter(name for name, _ in weights)
+    given = dict(weights)
+    findings = [
+        _listed("missing", sorted(expected.keys() - given.keys())),
+        _listed("unknown", sorted(given.keys() - expected.keys())),
+        _listed("given twice", [name for name, count in counts.items() if count > 1]),
+        _listed(
+            "of another shape",
+            [
+                f"{name} {tuple(tensor.shape)} instead of {tuple(expected[name])}"
+                for name, tensor in given.items()
+                if name in expected and tuple(tensor.shape) != tuple(expected[name])
+            ],
+        ),
+        _listed("not floating point", [f"{n} {t.dtype}" for n, t in given.items() if not t.dtype.is_floating_point]),
+        _listed("without data", [name for name, tensor in given.items() if tensor.is_meta]),
+    ]
+    found = [finding for finding in findings if finding]
+    if found:
+        raise WeightMismatchError(
+            f"these weights are not those of the engine's model, and none was handed over: {'; '.join(found)}"
+        )
+
+
+def _adapted_part(name: str, adapted: Mapping[str, Any]) -> tuple[Any, str]:
+    """The adapted layer that the tensor belongs to and its name inside it; (None, name) outside of one."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        layer = adapted.get(".".join(parts[:cut]))
+        if layer is not None:
+            return layer, ".".join(parts[cut:])
+    return None, name
+
+
+@torch.no_grad()
+def _merged(prefix: str, layer: Any, values: Mapping[str, Tensor]) -> Tensor:
+    """W + (alpha / r) B A of each active adapter (LoRA, arXiv:2106.09685, eq. 3)."""
+    weight = values[f"{prefix}base_layer.weight"].detach()
+    if any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
+        raise ValueError(f"{prefix}weight: only plain LoRA adapters can be merged for a generation engine")
+    if layer.merged or layer.disable_adapters:
+        return weight
+    merged = weight.clone()
+    for adapter in layer.active_adapters:
+        if adapter in layer.lora_A:
+            a, b = values[f"{prefix}lora_A.{adapter}.weight"], values[f"{prefix}lora_B.{adapter}.weight"]
+            update = (b @ a).T if layer.fan_in_fan_out else b @ a
+            merged += layer.scaling[adapter] * update.to(merged.dtype)
+        elif adapter in layer.lora_embedding_A:
+            a, b = values[f"{prefix}lora_embedding_A.{adapter}"], values[f"{prefix}lora_embedding_B.{adapter}"]
+            merged += layer.scaling[adapter] * (b @ a).T.to(merged.dtype)
+    return merged
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{what}: {', '.join(names[:_SHOWN])}{more}"

@@ -1,0 +1,136 @@
+"""How ranks learn that one of them failed or died: signs of life and the first error, in the launcher's store.
+
+A collective that loses its peer says neither which rank is gone nor why, and over NCCL it waits instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+SIGN_OF_LIFE_S = 0.5
+"""Seconds between two signs of life."""
+SILENCE_AFTER_LOSS_S = 5.0
+"""Silence that tells which rank is dead, once a connection was lost; before that the run's own timeout counts."""
+GRACE_S = 10.0
+"""Seconds that the main thread has to raise by itself after another rank's end is known."""
+
+_entered = 0
+
+
+def open_store(timeout: float) -> Any:
+    """A connection of its own to the store through which the ranks met, under a prefix that no other run uses."""
+    global _entered
+    _entered += 1
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout),
+    )
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"rlox_grpo/{restart}/{_entered}", store)  # type: ignore[attr-defined]
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether an error says no more than that a collective lost its peers."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection closed by peer" in str(error))
+
+
+class Lifeline:
+    """One rank's end of it. A thread tells the others that this process lives, and watches them."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
+        self._store, self._rank, self._timeout = store, rank, timeout
+        now = time.monotonic()
+        self._seen: dict[int, tuple[bytes, float]] = {other: (b"", now) for other in range(size) if other != rank}
+        self._store_lost = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rlox-grpo-lifeline", daemon=True)
+
+    def start(self) -> None:
+        """Begin to give signs of life."""
+        self._store.set(f"name/{self._rank}", f"rank {self._rank} ({socket.gethostname()}, process {os.getpid()})")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End them: the run is over."""
+        self._ended.set()
+        self._thread.join(timeout=self._timeout)
+
+    def tell(self, error: BaseException) -> None:
+        """Let the others know what ended this rank; the first to tell is who they name."""
+        text = f"{type(error).__name__}: {error}"
+        try:
+            self._store.compare_set("error", "", json.dumps({"rank": self._rank, "error": text}))
+        except RuntimeError as lost:
+            print(f"rank {self._rank}: the others cannot be told of its end: {lost}", file=sys.stderr)
+
+    def find_culprit(self) -> str:
+        """Which rank ended and why, in words; waits until that is known or the timeout has passed."""
+        deadline = time.monotonic() + self._timeout + SILENCE_AFTER_LOSS_S
+        while time.monotonic() < deadline:
+            found = self._verdict(min(self._timeout, SILENCE_AFTER_LOSS_S))
+            if found is not None:
+                return found
+            time.sleep(SIGN_OF_LIFE_S / 2)
+        return "a connection to another rank was lost, and all of them give signs of life"
+
+    def _watch(self) -> None:
+        count, known_since = 0, None
+        while not self._ended.wait(SIGN_OF_LIFE_S):
+            count += 1
+            self._exchange_signs(str(count))
+            found = self._verdict(self._timeout)
+            if found is None:
+                continue
+            known_since = known_since or time.monotonic()
+            if time.monotonic() - known_since > GRACE_S:
+                print(f"rlox-grpo: rank {self._rank} stops: {found}", file=sys.stderr, flush=True)
+                os._exit(1)  # the main thread hangs in a collective: nothing else ends it
+
+    def _exchange_signs(self, mine: str) -> None:
+        try:
+            self._store.set(f"alive/{self._rank}", mine)
+            for other, (sign, _) in self._seen.items():
+                if not self._store.check([f"alive/{other}"]):
+                    continue
+                new = self._store.get(f"alive/{other}")
+                if new != sign:
+                    self._seen[other] = (new, time.monotonic())
+        except RuntimeError:  # the process that holds the store is gone
+            self._store_lost = True
+
+    def _name(self, rank: int) -> str:
+        key = f"name/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else f"rank {rank}"
+
+    def _verdict(self, silence: float) -> str | None:
+        """Which other rank has ended and why, in words; None while all seem to live."""
+        try:
+            if self._store.check(["error"]):
+                first = json.loads(self._store.get("error"))
+                if first["rank"] != self._rank:
+                    return f"{self._name(first['rank'])} stopped with {first['error']}"
+            if not self._store_lost:
+                now = time.monotonic()
+                silent = [(since, other) for other, (_, since) in self._seen.items() if now - since > silence]
+                if not silent:
+                    return None
+                since, other = min(silent)
+                return f"{self._name(other)} has given no sign of life for {now - since:.0f} s: it or its host is dead"
+        except RuntimeError:
+            self._store_lost = True
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        return f"the store of the ranks at {address} is gone, and with it rank 0 or its launcher"

@@ -1,0 +1,303 @@
+"""The same update over a DeepSpeed engine: moments, gradients and parameters in shards over the ranks (ZeRO)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlox_grpo.errors import NonFiniteError
+from rlox_grpo.forward import Forward
+from rlox_grpo.ranks import Ranks
+from rlox_grpo.types import Batch, UpdateStats
+from rlox_grpo.update import LossFn
+from rlox_grpo.update.reports import StepReport
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class DeepSpeedUpdater:
+    """AdamW of torch under ZeRO 0 to 3; no compiler is needed.
+
+    The DeepSpeed engine is made when it is first needed, from the weights as they then are: until then the model is
+    whole on every rank, and a checkpoint is loaded into it as into any other. From then on it holds shards, or
+    bfloat16 beside float32 master weights in shards, and :meth:`weights` gathers them.
+
+    Micro-batch losses are parts of one sum over ranks (their denominators are global). DeepSpeed averages gradients
+    over ranks, so each loss is multiplied by their number first; it is told of one micro-batch a step, so that it
+    divides by no other count.
+
+    State is saved by parameter name as whole tensors, as :class:`TorchUpdater` does: it resumes on any number of ranks
+    and at any stage. DeepSpeed's own universal checkpoints would be converted by a command between the two runs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        loss_fn: LossFn,
+        *,
+        zero_stage: int = 2,
+        bfloat16: bool = False,
+        offload_optimizer: bool = False,
+        offload_params: bool = False,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+        max_grad_norm: float = 1.0,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._deepspeed = _import_deepspeed()
+        self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if not self._named:
+            raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
+        self._model, self._loss_fn = model, loss_fn
+        self._ranks = ranks or Ranks()
+        self._stage, self._bfloat16, self._max_grad_norm = zero_stage, bfloat16, max_grad_norm
+        self._settings = _settings(
+            zero_stage, bfloat16, offload_optimizer, offload_params, max_grad_norm, self._ranks.size
+        )
+        self._adamw_options: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": epsilon}
+        self._weight_decay = weight_decay
+        self._plain_forward = forward
+        self.forward = Forward(lambda batch: self._engine()(batch), forward.shares_prompts)
+        self.is_sharded = zero_stage > 0
+        self._started: Any = None
+        self._adamw: torch.optim.AdamW | None = None
+        self._steps = 0
+        self._moments: dict[str, dict[str, Tensor]] = {}
+        """Loaded moments that wait for the engine."""
+
+    def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
+        """See :class:`rlox_grpo.update.Updater`."""
+        engine, report = self._engine(), StepReport()
+        for index, batch in enumerate(batches):
+            engine.set_gradient_accumulation_boundary(index + 1 == len(batches))
+            log_probs, entropy = engine(batch)
+            output = self._loss_fn(log_probs, batch, entropy=entropy)
+            report.add(output, log_probs, entropy, batch)
+            # One that is not finite goes backward too: every rank takes part in every collective of it, and the norm
+            # of the gradient is then not finite on any of them.
+            engine.backward(output.loss * self._ranks.size)
+        assert self._adamw is not None
+        for group in engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._norm = float("nan")
+        engine.step()
+        metrics = report.over_ranks(self._ranks)
+        norm = self._norm if self._stage == 0 else float(engine.get_global_grad_norm())
+        if self._stage > 0 and not engine.was_step_applied():
+            raise NonFiniteError("the gradient norm is not finite though every loss is; DeepSpeed skipped the step")
+        self._steps += 1
+        return UpdateStats(norm, learning_rate, metrics)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See :class:`rlox_grpo.update.Updater`: master weights, gathered one parameter at a time."""
+        self._engine()
+        return ((name, self._whole(parameter)) for name, parameter in self._model.named_parameters())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments as ``{"<parameter>/<moment>": tensor}``, whole, on the CPU; a collective over ranks."""
+        if self._started is None or not self._steps:
+            return {f"{name}/{key}": value for name, state in self._moments.items() for key, value in state.items()}
+        return {
+            f"{name}/{moment}": value
+            for name, parameter in self._named.items()
+            for moment, value in self._state_of(parameter).items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_dict` gave, on any number of ranks.
+
+        Raises:
+            ValueError: a moment of an unknown parameter, or of another shape; state for an updater in use.
+        """
+        if self._started is not None:
+            raise ValueError("the updater has taken steps already: its state is loaded before the first")
+        moments: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for key, value in state.items():
+            name, _, moment = key.rpartition("/")
+            if name not in self._named:
+                raise ValueError(f"optimizer state holds {key!r}, and the model has no trainable parameter {name!r}")
+            if value.dim() and value.shape != self._named[name].shape:
+                raise ValueError(
+                    f"optimizer state {key!r} has shape {tuple(value.shape)}, not {tuple(self._named[name].shape)}"
+                )
+            moments[name][moment] = value
+        self._moments = dict(moments)
+
+    def _engine(self) -> Any:
+        """The DeepSpeed engine, made when it is first needed."""
+        if self._started is None:
+            self._started = self._start()
+            self._restore_moments()
+        return self._started
+
+    def _start(self) -> Any:
+        _join_alone()
+        whole = _Scored(self._model, self._plain_forward)
+        matrices = [parameter for parameter in self._named.values() if parameter.dim() >= 2]
+        vectors = [parameter for parameter in self._named.values() if parameter.dim() < 2]
+        groups = [{"params": matrices, "weight_decay": self._weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        self._adamw = torch.optim.AdamW([group for group in groups if group["params"]], **self._adamw_options)
+        # DeepSpeed makes its master weights from rounded ones, so a resume would not be exact.
+        exact = {name: parameter.detach().cpu().clone() for name, parameter in self._named.items() if self._bfloat16}
+        engine, *_ = self._deepspeed.initialize(
+            model=whole, optimizer=self._adamw, config=self._settings, dist_init_required=False
+        )
+        for name, value in exact.items():
+            self._set(self._named[name], value)
+        if self._stage == 0:
+            self._adamw.register_step_pre_hook(self._clip)
+        if self._stage == 3:
+            # The loss reads the output layer's weight outside that layer's own forward.
+            for parameter in _head_parameters(self._model):
+                self._deepspeed.zero.register_external_parameter(whole, parameter)
+        return engine
+
+    def _clip(self, *_: Any) -> None:
+        """Stage 0 has DeepSpeed sum the gradients and nothing else: norm and clipping are those of TorchUpdater."""
+        gradients = [parameter.grad for parameter in self._named.values() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        self._norm = float(norm)
+        if not torch.isfinite(norm):
+            for gradient in gradients:
+                gradient.zero_()
+            raise NonFiniteError(f"the gradient norm is {self._norm}")
+        if self._max_grad_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(list(self._named.values()), self._max_grad_norm, norm)
+
+    def _whole(self, parameter: nn.Parameter) -> Tensor:
+        if self._stage == 0:
+            return parameter.detach()
+        if parameter.requires_grad:
+            whole: Tensor = self._deepspeed.utils.safe_get_full_fp32_param(parameter)
+            return whole.detach().clone()
+        if self._stage == 3:
+            with self._deepspeed.zero.GatheredParameters([parameter]):
+                return parameter.detach().clone()
+        return parameter.detach()
+
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        assert self._adamw is not None
+        if self._stage == 0:
+            return dict(self._adamw.state[parameter])
+        read = self._deepspeed.utils.safe_get_full_optimizer_state
+        moments = {moment: read(parameter, moment).detach().cpu().clone() for moment in _MOMENTS}
+        return {"step": torch.tensor(float(self._steps)), **moments}
+
+    def _restore_moments(self) -> None:
+        """Make AdamW's state, and give each shard its part of the loaded moments."""
+        assert self._adamw is not None
+        loaded, self._moments = self._moments, {}
+        steps = next(iter(loaded.values()))["step"] if loaded else torch.tensor(0.0)
+        self._steps = int(steps)
+        if self._stage == 0:
+            for name, state in loaded.items():
+                parameter = self._named[name]
+                self._adamw.state[parameter] = {k: v.to(parameter.device, copy=True) for k, v in state.items()}
+            return
+        zero = self._started.optimizer
+        flats = zero.fp32_partitioned_groups_flat if self._stage == 3 else zero.single_partition_of_fp32_groups
+        for flat in flats:
+            self._adamw.state[flat] = {"step": steps.clone()} | {moment: torch.zeros_like(flat) for moment in _MOMENTS}
+        if self._stage < 3:
+            # DeepSpeed does so after the first parameter group's first step, when the others have no state yet.
+            zero._lazy_init_hp_params_optimizer_state()
+        for name, state in loaded.items():
+            for moment in _MOMENTS:
+                self._set(self._named[name], state[moment], moment)
+
+    def _set(self, parameter: Any, value: Tensor, moment: str | None = None) -> None:
+        """Put a whole moment, or whole master weights, into the shards."""
+        utils = self._deepspeed.utils
+        if self._stage < 3:
+            value = value.to(parameter.device)
+            if moment is None:
+                utils.safe_set_full_fp32_param(parameter, value)
+            else:
+                utils.safe_set_full_optimizer_state(parameter, value, moment)
+            return
+        size = parameter.ds_tensor.numel()  # of one rank's shard; the last one is padded
+        padded = torch.zeros(size * self._ranks.size)
+        padded[: value.numel()] = value.flatten()
+        mine = padded[size * self._ranks.rank :][:size].to(parameter.device)
+        if moment is None:
+            utils.safe_set_local_fp32_param(parameter, mine)
+        else:
+            utils.safe_set_local_optimizer_state(parameter, mine, moment)
+
+
+class _Scored(nn.Module):
+    """The model with our forward around it, as the one module that DeepSpeed runs."""
+
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.model = model
+        self._given = (forward,)  # in a tuple, which torch takes for no submodule
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """See :class:`rlox_grpo.forward.Forward`."""
+        return self._given[0](batch)
+
+
+def _settings(
+    stage: int, bfloat16: bool, offload_optimizer: bool, offload_params: bool, max_grad_norm: float, ranks: int
+) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": stage}
+    if offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if offload_params:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if stage == 3:
+        # Small parameters that stay whole on every rank would hide a wrong gather on small models.
+        zero["stage3_param_persistence_threshold"] = 0 if not torch.cuda.is_available() else 100_000
+    return {
+        "train_batch_size": ranks,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        # Stage 0 clips in our own hook.
+        "gradient_clipping": max_grad_norm if stage > 0 else 0.0,
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW needs no compiler
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": bfloat16},
+        # Micro-batches add up in float32. At stage 1 DeepSpeed would change to another optimizer class for that.
+        "data_types": {"grad_accum_dtype": "fp32" if bfloat16 and stage > 1 else None},
+        "steps_per_print": 2**31,
+        "wall_clock_breakdown": False,
+    }
+
+
+def _head_parameters(model: Any) -> list[nn.Parameter]:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
+    return [] if head is None else list(head.parameters())
+
+
+def _import_deepspeed() -> Any:
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed
+    except ImportError:
+        raise ImportError("updater='deepspeed' needs DeepSpeed: pip install \"rlox-grpo[deepspeed]\"") from None
+    if not torch.cuda.is_available():
+        # Else its collectives within one machine are compiled at start, which takes g++ and a minute.
+        with contextlib.suppress(AttributeError, KeyError):
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def _join_alone() -> None:
+    """DeepSpeed wants a process group also where there is one process: one without a port."""
+    if not dist.is_initialized():
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    os.environ.setdefault("LOCAL_RANK", "0")

@@ -1,0 +1,105 @@
+"""The gap between sampler and trainer in whole runs: measured, corrected, bypassed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rlox_grpo import GRPO
+from toy import PROMPTS, ToyLM, options, share_of_target
+
+
+class Mismatched:
+    """The embedded engine, whose report of each log-prob is off by ``log(off)``; not exact."""
+
+    def __init__(self, engine, off):
+        self._engine, self._off = engine, off
+        self.exact = False
+        self.policy_version = -1
+        self.max_length = engine.max_length
+
+    def generate(self, *arguments, **options):
+        groups = self._engine.generate(*arguments, **options)
+        for group in groups:
+            for completion in group.completions:
+                completion.log_probs[:] -= np.log(self._off)
+        return groups
+
+    def load_weights(self, weights, version):
+        self.synced = dict(weights)
+        self._engine.load_weights([], version)
+        self.policy_version = version
+
+    def close(self):
+        self._engine.close()
+
+
+def run(monkeypatch, off=None, **changes):
+    if off is not None:
+        from rlox_grpo import trainer
+
+        make = trainer.make_engine
+        monkeypatch.setattr(trainer, "make_engine", lambda *given: Mismatched(make(*given), off))
+    trainer = GRPO(ToyLM(), share_of_target, **options(max_steps=2, **changes))
+    return trainer, trainer.train(PROMPTS)
+
+
+def test_an_exact_engine_is_measured_and_left_alone(monkeypatch):
+    _, metrics = run(monkeypatch)
+    assert metrics["mismatch/gap_mean"] < 1e-5
+    assert "mismatch/weight_mean" not in metrics
+
+
+def test_a_correction_of_an_exact_engine_changes_nothing(monkeypatch):
+    plain, _ = run(monkeypatch)
+    corrected, metrics = run(monkeypatch, importance_correction="sequence")
+    assert metrics["mismatch/gap_max"] < 1e-5
+    assert metrics["mismatch/weight_mean"] == pytest.approx(1, abs=1e-5)
+    assert metrics["mismatch/effective_sample_size"] == pytest.approx(1, abs=1e-5)
+    for one, other in zip(plain.model.parameters(), corrected.model.parameters(), strict=True):
+        # Adam divides tiny gradients by their own size, so that a difference in the last bits moves a weight.
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-3)
+
+
+def test_auto_corrects_an_inexact_engine(monkeypatch):
+    _, metrics = run(monkeypatch, off=1.5, importance_floor=0.5)
+    assert metrics["mismatch/gap_mean"] == pytest.approx(np.log(1.5), abs=1e-5)
+    assert metrics["mismatch/kl_k1"] == pytest.approx(-np.log(1.5), abs=1e-5)
+    assert metrics["mismatch/weight_mean"] == pytest.approx(1.5, abs=1e-4)
+    assert metrics["policy/ratio_mean"] == pytest.approx(1, abs=1e-5)
+
+
+def test_masked_weights_take_no_step(monkeypatch):
+    trainer, metrics = run(monkeypatch, off=3.0, importance_mode="mask")
+    assert metrics["mismatch/masked_fraction"] == 1.0
+    assert metrics["update/grad_norm"] == 0.0
+    for one, other in zip(trainer.model.parameters(), ToyLM().parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_bypass_takes_the_samplers_log_probs_for_the_old_ones(monkeypatch):
+    _, metrics = run(monkeypatch, off=1.5, bypass_old_log_probs=True)
+    assert metrics["policy/ratio_mean"] == pytest.approx(1.5, abs=1e-4)
+    assert metrics["mismatch/gap_mean"] == pytest.approx(np.log(1.5), abs=1e-5)
+    assert "mismatch/weight_mean" not in metrics
+
+
+def test_the_engine_is_synced_before_it_samples(monkeypatch, tmp_path):
+    """With the weights of the step before, after a resume with the checkpoint's; never with none."""
+    trainer, _ = run(monkeypatch, off=1.0, output_dir=tmp_path)
+    assert trainer.engine.policy_version == 1  # step 2's update is not sampled from yet
+    trainer.evaluate(PROMPTS, samples=1)
+    assert trainer.engine.policy_version == 2
+    trained = dict(trainer.model.named_parameters())
+    assert all(torch.equal(trainer.engine.synced[name], trained[name]) for name in trained)
+    resumed = GRPO(ToyLM(seed=5), share_of_target, **options(max_steps=3, output_dir=tmp_path))
+    seen = []
+    load = resumed.engine.load_weights
+    resumed.engine.load_weights = lambda weights, version: (
+        seen.append((version, {name: tensor.clone() for name, tensor in weights})),
+        load([], version),
+    )
+    resumed.train(PROMPTS)
+    assert [version for version, _ in seen] == [2]
+    assert all(torch.equal(seen[0][1][name], trained[name]) for name in trained)

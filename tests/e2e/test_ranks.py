@@ -1,0 +1,94 @@
+"""Several processes train one policy: the update of one process, and an end of all when one ends."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import ranked
+from rlox_grpo.run_files import read_jsonl
+
+pytestmark = pytest.mark.slow
+
+TESTS = Path(__file__).parents[1]
+# Sums of float32 gradients in another order, through ten AdamW steps of 1e-3: measured 1e-6.
+SAME_WEIGHTS = 5e-5
+
+
+def launch(ranks, *arguments, **environment):
+    """The finished launch of ``tests/ranked.py`` on so many ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    return subprocess.run(
+        [*command, str(TESTS / "ranked.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def difference(left, right):
+    """The largest difference between the weights of two runs."""
+    one, other = (load_file(Path(folder) / "saved" / "model.safetensors") for folder in (left, right))
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def completions(folder):
+    files = sorted((Path(folder) / "completions").glob("step_*.jsonl"))
+    return [[(row["prompt"], row["completion"], row["advantage"]) for row in read_jsonl(file)] for file in files]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    ranked.train(folder, held_out=True)
+    return folder
+
+
+def test_lengths_are_ragged(alone):
+    lengths = {len(completion) for step in completions(alone) for _, completion, _ in step}
+    assert len(lengths) > 4
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_take_the_step_of_one_process(ranks, alone, tmp_path):
+    done = launch(ranks, str(tmp_path), '{"held_out": true}')
+    assert done.returncode == 0, done.stderr
+    assert [[row[:2] for row in step] for step in completions(tmp_path)] == [
+        [row[:2] for row in step] for step in completions(alone)
+    ]
+    assert difference(alone, tmp_path) < SAME_WEIGHTS
+    one, many = (json.loads((folder / "metrics.json").read_text()) for folder in (alone, tmp_path))
+    assert one.keys() == many.keys()
+    for name, value in one.items():
+        if name.split("/")[0] not in ("time", "perf") and not name.endswith("time_s"):
+            assert many[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    # What two ranks saved, one continues: the last checkpoint holds the same state, so the same last five steps follow.
+    checkpoint = tmp_path / "checkpoints" / "step_000005"
+    ranked.train(tmp_path / "resumed", resume=str(checkpoint))
+    assert difference(tmp_path, tmp_path / "resumed") < SAME_WEIGHTS
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "saved"),
+    [
+        ("kill", ["rank 1 (", "no sign of life"], "step_000002"),
+        ("raise", ["rank 1 (", "stopped with RewardError: reward function share_of_even raised Arith"], "step_000002"),
+        ("nan", [f"[rank{rank}]: rlox_grpo.errors.NonFiniteError: step 3" for rank in (0, 1)], "step_000002"),
+        ("term", ["stopped by SIGTERM after step 3", "stopped by a signal to another rank after"], "step_000003"),
+    ],
+)
+def test_one_rank_ends_all(how, said, saved, tmp_path):
+    start = time.monotonic()
+    done = launch(2, str(tmp_path), json.dumps({"checkpoint_steps": 0}), DIE_AT="3", HOW=how)
+    assert done.returncode != 0
+    for words in said:
+        assert words in done.stderr, done.stderr
+    assert time.monotonic() - start < 120
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [saved]

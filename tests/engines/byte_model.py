@@ -1,0 +1,48 @@
+"""Models that vLLM's CPU kernels take (heads of 32), and what the trainer's own arithmetic says of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rlox_grpo.types import Prompt
+
+VOCAB = 259  # the byte tokenizer's
+END = 1
+
+
+SIZES = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 96, "max_position_embeddings": 512}
+"""For ``make_tiny_model("qwen2", **SIZES)``: sharp enough that weights matter."""
+
+
+def prompt(length: int, index: int = 0) -> Prompt:
+    """``length`` bytes that depend on the index alone."""
+    return Prompt(np.random.default_rng([7, index]).integers(3, VOCAB, length), index=index)
+
+
+@torch.no_grad()
+def greedy(model, prompt: Prompt, count: int) -> list[int]:
+    """What the trainer's own forward would say next, without a cache, up to the end token."""
+    ids = torch.from_numpy(prompt.token_ids)[None]
+    for _ in range(count):
+        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
+        if ids[0, -1] == END:
+            break
+    return ids[0, len(prompt.token_ids) :].tolist()
+
+
+@torch.no_grad()
+def log_probs(model, prompt: Prompt, token_ids, temperature: float = 1.0, limit: int | None = None) -> np.ndarray:
+    """Log-probs of a completion's tokens by the trainer's own forward, over the ids below ``limit``."""
+    ids = torch.from_numpy(np.concatenate([prompt.token_ids, token_ids]))[None]
+    logits = model(ids).logits[0, len(prompt.token_ids) - 1 : -1, :limit] / temperature
+    chosen = torch.from_numpy(np.asarray(token_ids))[:, None]
+    return torch.log_softmax(logits, dim=-1).gather(1, chosen)[:, 0].numpy()
+
+
+@torch.no_grad()
+def shake(model, seed: int, scale: float = 0.05) -> None:
+    """Move every weight, as an update would, only further."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)

@@ -1,0 +1,126 @@
+"""Whole runs that sample with vLLM in this process."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from byte_model import SIZES
+
+from rlox_grpo import GRPO
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+PROMPTS = [f"{index}:" for index in range(8)]
+
+
+def share_of_low_bytes(completion_ids, **columns):
+    """Share of a completion's tokens in the lower half of the vocabulary; a random model has about a half."""
+    return [float(np.mean(np.asarray(ids) < 131)) for ids in completion_ids]
+
+
+def options(**changes):
+    return {
+        "engine": "vllm",
+        "engine_max_length": 64,
+        "group_size": 8,
+        "prompts_per_step": 8,
+        "learning_rate": 3e-3,
+        "max_new_tokens": 12,
+        "max_steps": 12,
+        "log_to": (),
+        **changes,
+    }
+
+
+def steps_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_learns_and_its_log_probs_agree(make_tiny_model, byte_tokenizer, tmp_path):
+    model = make_tiny_model("qwen2", **SIZES)
+    first = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainer = GRPO(model, share_of_low_bytes, tokenizer=byte_tokenizer, **options(output_dir=tmp_path))
+    trainer.train(PROMPTS)
+    steps = steps_of(tmp_path)
+    rewards = [step["reward/mean"] for step in steps]
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.15
+    assert not any(torch.equal(first[name], parameter) for name, parameter in model.named_parameters())
+    # float32 through two implementations; 1e-3 is the bound, 1e-4 what is seen.
+    assert max(step["mismatch/gap_max"] for step in steps) < 1e-3
+    assert all(step["mismatch/weight_mean"] == pytest.approx(1, abs=1e-3) for step in steps)
+    assert np.median([step["time/weight_sync_s"] for step in steps[1:]]) < 0.2
+    trainer.engine.close()
+
+
+def test_a_resumed_run_samples_from_the_checkpoint(make_tiny_model, byte_tokenizer, tmp_path):
+    def run(steps):
+        trainer = GRPO(
+            make_tiny_model("qwen2", **SIZES),
+            share_of_low_bytes,
+            tokenizer=byte_tokenizer,
+            **options(output_dir=tmp_path, max_steps=steps, learning_rate=0.02),
+        )
+        trainer.train(PROMPTS)
+        trainer.engine.close()
+
+    run(2)
+    run(4)
+    # Had the new engine sampled from the first weights, the trainer's log-probs would be far from its own.
+    assert max(step["mismatch/gap_max"] for step in steps_of(tmp_path)) < 1e-3
+
+
+def test_an_adapter_trains_with_merged_weights(make_tiny_model, byte_tokenizer, tmp_path):
+    trainer = GRPO(
+        make_tiny_model("qwen2", **SIZES),
+        share_of_low_bytes,
+        tokenizer=byte_tokenizer,
+        **options(output_dir=tmp_path, max_steps=3, lora_rank=4, learning_rate=0.03),
+    )
+    trainer.train(PROMPTS)
+    steps = steps_of(tmp_path)
+    assert all(step["update/grad_norm"] > 0 for step in steps)
+    assert max(step["mismatch/gap_max"] for step in steps) < 1e-3
+    trainer.engine.close()
+
+
+def test_bfloat16_differs_and_is_corrected(make_tiny_model, byte_tokenizer, tmp_path):
+    trainer = GRPO(
+        make_tiny_model("qwen2", **SIZES),
+        share_of_low_bytes,
+        tokenizer=byte_tokenizer,
+        **options(output_dir=tmp_path, max_steps=2, dtype="bfloat16"),
+    )
+    trainer.train(PROMPTS)
+    for step in steps_of(tmp_path):
+        assert 1e-3 < step["mismatch/gap_max"] < 1.0
+        assert step["mismatch/effective_sample_size"] > 0.9
+        assert step["mismatch/weight_max"] <= 2.0
+    trainer.engine.close()
+
+
+def test_a_prompt_too_long_for_the_engine_is_refused_before_the_first_step(make_tiny_model, byte_tokenizer):
+    model = make_tiny_model("qwen2", **SIZES)
+    trainer = GRPO(model, share_of_low_bytes, tokenizer=byte_tokenizer, **options())
+    with pytest.raises(ValueError, match=r"prompts\[1\] has 53 tokens.*passes the model's 64 positions"):
+        trainer.train(["1", "1" * 53])
+    assert trainer.engine.policy_version == -1
+
+
+def test_the_demos_model_syncs_in_a_fifth_of_a_second(tmp_path):
+    from rlox_grpo.demo import LARGEST, new_model
+    from rlox_grpo.engines.vllm_engine import VLLMEngine
+    from rlox_grpo.engines.weight_sync import policy_weights
+    from rlox_grpo.tasks.countdown_tokenizer import build_tokenizer
+
+    model = new_model(build_tokenizer(LARGEST))
+    engine = VLLMEngine(model, max_rows=16)
+    seconds = []
+    for version in range(21):
+        engine.load_weights(policy_weights(model), version)
+        seconds.append(engine.sync_seconds)
+    engine.close()
+    print(f"in-process sync of the demo model: median {np.median(seconds[1:]):.4f} s, worst {max(seconds[1:]):.4f} s")
+    assert np.median(seconds[1:]) < 0.2

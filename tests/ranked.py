@@ -1,0 +1,107 @@
+"""A run of a tiny transformers policy with ragged completions, the same on any number of ranks; also a script.
+
+``torchrun --nproc_per_node 2 tests/ranked.py FOLDER '{"updater": "deepspeed"}'`` trains and writes into FOLDER:
+the weights (``model.safetensors``), the checkpoints and completions of a run, and ``metrics.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlox_grpo import GRPO
+
+VOCABULARY = 61
+PROMPTS = torch.arange(35).reshape(7, 5) % VOCABULARY  # 7: no number of ranks divides it evenly
+DIE_AT = int(os.environ.get("DIE_AT", "0"))
+"""Step at which the last rank meets what HOW says: kill, raise, nan or term (a wish to stop); 0 never."""
+HOW = os.environ.get("HOW", "")
+
+calls = 0
+
+
+def tiny_policy():
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=list(range(12)),  # one token in five ends a completion: lengths are ragged
+        tie_word_embeddings=os.environ.get("TIED") == "1",
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+def is_last_rank():
+    return os.environ.get("RANK") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1)
+
+
+def share_of_even(completions, prompts):
+    """Share of even tokens, with a bonus for length, so that rewards differ in every group."""
+    global calls
+    calls += 1
+    if is_last_rank() and calls == DIE_AT:
+        if HOW == "raise":
+            raise ArithmeticError("the reward broke")
+        if HOW in ("kill", "term"):
+            os.kill(os.getpid(), signal.SIGKILL if HOW == "kill" else signal.SIGTERM)
+    return [float((ids % 2 == 0).float().mean()) + 0.01 * len(ids) for ids in completions]
+
+
+def options(folder, **changes):
+    return {
+        "group_size": 4,
+        "prompts_per_step": 5,
+        "micro_batch_tokens": 48,
+        "learning_rate": 1e-3,
+        "max_new_tokens": 12,
+        "kl_coef": 0.05,
+        "max_steps": 10,
+        "checkpoint_steps": 5,
+        "keep_checkpoints": 5,
+        "log_completions": 100,
+        "log_to": (),
+        "output_dir": str(folder),
+        "rank_timeout": 20.0,
+        **changes,
+    }
+
+
+def breaking(loss_fn):
+    """The loss, but NaN at step DIE_AT on the last rank."""
+
+    def loss(log_probs, batch):
+        return loss_fn(log_probs * torch.nan if calls == DIE_AT and is_last_rank() else log_probs, batch)
+
+    return loss
+
+
+def train(folder, *, held_out=False, **changes):
+    trainer = GRPO(tiny_policy(), share_of_even, **options(folder, **changes))
+    if HOW == "nan":
+        trainer.learner.updater._loss_fn = breaking(trainer.learner.updater._loss_fn)
+    metrics = trainer.train(PROMPTS, eval_prompts=PROMPTS[:3] if held_out else None)
+    trainer.save(Path(folder) / "saved")
+    if trainer.ranks.is_first:
+        (Path(folder) / "metrics.json").write_text(json.dumps(metrics))
+    return trainer
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for folder, changes in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        train(folder, **json.loads(changes))

@@ -1,0 +1,150 @@
+"""Each guard on a history that it is for, on the same history with a rising reward, and on runs where all is well."""
+
+import json
+import logging
+
+import pytest
+from synthetic_run import write_run
+
+from rlox_grpo import GRPO, guards
+from rlox_grpo.guards import GUARDS, History, Watch
+from toy import PROMPTS, ToyLM, options
+
+STEPS = 60
+
+
+def run(rewards=(0.3, 0.3), **ends):
+    """60 steps in which each metric goes from its first value to its second in a straight line, then stays for ten."""
+    ends = {"reward/mean": rewards, "reward/std": (0.4, 0.4), **ends}
+    steps = []
+    for step in range(STEPS):
+        share = min(1.0, step / (STEPS - 10))
+        steps.append({name.replace("__", "/"): a + share * (b - a) for name, (a, b) in ends.items()})
+    return steps
+
+
+def jump(name, before, after):
+    """The metric jumps in the last five steps."""
+    return [{**step, name: after if place >= STEPS - 5 else before} for place, step in enumerate(run())]
+
+
+HOLLOW = {
+    "rewards__tag_format__mean": (0.1, 0.99),
+    "rewards__tag_format__std": (0.3, 0.1),
+    "rewards__countdown__mean": (0.02, 0.02),
+    "rewards__countdown__std": (0.14, 0.14),
+}
+FALLEN = {"rewards__countdown__mean": (0.4, 0.1), "rewards__countdown__std": (0.5, 0.3)}
+CASES = {
+    "constant_rewards": (run(rollout__frac_reward_zero_std=(1.0, 0.97)), "97% of the groups"),
+    "short_completions": (run(completions__mean_length=(300, 40)), "shrunk from 2"),
+    "long_completions": (run(completions__mean_length=(100, 400)), "to 400 tokens"),
+    "truncated_completions": (run(completions__clipped_ratio=(0.1, 0.8)), "80% of the completions are cut off"),
+    "repetition": (run(completions__repeated_share=(0.1, 0.8)), "80% of what completions say"),
+    "kl_runaway": (jump("policy/kl", 0.05, 0.9), "from 0.05 to 0.9 nats"),
+    "entropy_collapse": (run(policy__entropy=(1.0, 0.01)), "entropy has fallen"),
+    "entropy_explosion": (run(policy__entropy=(1.0, 5.0)), "entropy has grown"),
+    "hollow_format": (run(**HOLLOW), "tag_format is all but full and countdown stays at 0.02"),
+    "reward_without_answers": (run((0.3, 0.9), **FALLEN), "countdown has fallen from 0.37 to 0.1"),
+    "log_prob_gap": (run(mismatch__gap_mean=(0.002, 0.1)), "by 0.1 a token"),
+    "gradient_spikes": (jump("update/grad_norm", 0.5, 30.0), "from 0.5 to 30"),
+}
+
+
+def test_every_guard_has_a_case():
+    assert list(CASES) == [guard.__name__ for guard in GUARDS]
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_guard_warns_of_its_own_trouble_and_of_no_other(name):
+    steps, said = CASES[name]
+    found = {guard.__name__: guard(History.of(steps)) for guard in GUARDS}
+    assert said in found.pop(name)
+    assert not any(found.values())
+
+
+NEAR = {
+    "constant_rewards": run(rollout__frac_reward_zero_std=(1.0, 0.93)),
+    "short_completions": run(completions__mean_length=(300, 130)),
+    "long_completions": run(completions__mean_length=(100, 240)),
+    "truncated_completions": run(completions__clipped_ratio=(0.1, 0.45)),
+    "repetition": run(completions__repeated_share=(0.1, 0.45)),
+    "kl_runaway": jump("policy/kl", 0.05, 0.28),
+    "kl_runaway, high all along": jump("policy/kl", 0.4, 0.9),
+    "entropy_collapse": run(policy__entropy=(1.0, 0.07)),
+    "entropy_explosion": run(policy__entropy=(1.0, 2.4)),
+    "log_prob_gap": run(mismatch__gap_mean=(0.002, 0.018)),
+    "log_prob_gap, high all along": run(mismatch__gap_mean=(0.1, 0.2)),
+    "gradient_spikes": jump("update/grad_norm", 0.5, 4.5),
+    "reward_without_answers": run((0.3, 0.9), **{**FALLEN, "rewards__countdown__mean": (0.4, 0.3)}),
+    "repetition, of the task": run(completions__repeated_share=(0.6, 0.7)),
+}
+
+
+@pytest.mark.parametrize("name", list(NEAR))
+def test_what_is_near_trouble_is_not_yet_trouble(name):
+    assert not any(guard(History.of(NEAR[name])) for guard in GUARDS)
+
+
+@pytest.mark.parametrize(
+    "name", ["short_completions", "long_completions", "entropy_collapse", "entropy_explosion", "gradient_spikes"]
+)
+def test_what_comes_with_a_rising_reward_is_learning(name):
+    steps = [{**step, "reward/mean": 0.1 + 0.01 * place} for place, step in enumerate(CASES[name][0])]
+    assert getattr(guards, name)(History.of(steps)) is None
+
+
+def test_hollow_format_is_not_said_of_answers_that_come():
+    for answers in ((0.02, 0.3), (0.9, 0.9)):  # rising, or as good as they get
+        steps = run(**{**HOLLOW, "rewards__countdown__mean": answers})
+        assert guards.hollow_format(History.of(steps)) is None
+    assert guards.hollow_format(History.of(run(**HOLLOW)[:30])) is None  # too early to say
+
+
+def test_a_warm_start_that_knows_the_format_is_given_time():
+    warm = {**HOLLOW, "rewards__tag_format__mean": (0.99, 0.99)}
+    assert guards.hollow_format(History.of(run(**{**warm, "rewards__countdown__mean": (0.45, 0.44)}))) is None
+    assert guards.hollow_format(History.of(run(**warm))) is not None  # two answers in a hundred
+
+
+def test_a_model_without_an_end_token_is_not_blamed():
+    assert guards.truncated_completions(History.of(run(completions__clipped_ratio=(1.0, 1.0)))) is None
+
+
+def test_gaps_and_missing_metrics_are_nothing_to_warn_of():
+    for steps in ([{}] * STEPS, [{"policy/kl": float("nan")}] * STEPS, [{"policy/entropy": float("inf")}] * STEPS):
+        assert not any(guard(History.of(steps)) for guard in GUARDS)
+
+
+# --- no false alarm ---
+
+
+def test_a_run_that_learns_is_left_alone(tmp_path):
+    lines = (write_run(tmp_path / "run") / "metrics.jsonl").read_text().splitlines()
+    watch, names = Watch(), {"policy/kl", "policy/entropy", "completions/mean_length", "rewards/countdown/mean"}
+    rows = [json.loads(line) for line in lines]
+    assert names <= rows[-1].keys()
+    assert len(rows) == 120
+    for row in rows:
+        assert watch.step({name: value for name, value in row.items() if isinstance(value, float)}) == []
+
+
+# --- once each, and off by choice ---
+
+
+def hopeless(completions, prompts):
+    return [0.3] * len(completions)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_run_warns_once_of_rewards_that_never_differ(on, caplog):
+    with caplog.at_level(logging.WARNING, logger="rlox_grpo.guards"):
+        GRPO(ToyLM(), hopeless, **options(max_steps=30, guards=on)).train(PROMPTS)
+    assert len(caplog.messages) == int(on)
+    assert all(message.startswith("constant_rewards: in 100% of the groups") for message in caplog.messages)
+
+
+def test_the_first_steps_are_not_judged():
+    watch = Watch()
+    said = [watch.step({"rollout/frac_reward_zero_std": 1.0}) for _ in range(40)]
+    assert [bool(messages) for messages in said] == [place == 14 for place in range(40)]

@@ -1,0 +1,148 @@
+"""Generation beside the update: order, staleness, what a checkpoint keeps."""
+
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from rlox_grpo.overlap import Ahead, BackgroundEngine, Pending, joined_states, staleness
+from rlox_grpo.ranks import Ranks
+from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
+
+PROMPTS = [Prompt(np.array([index + 1]), index) for index in range(6)]
+
+
+class Engine:
+    """Samples the value of its one weight; notes what happens in which thread."""
+
+    exact, policy_version, max_length = True, 0, None
+
+    def __init__(self, fails=False):
+        self.weight, self.calls, self.threads, self.fails = 0.0, [], set(), fails
+
+    def generate(self, prompts, group_size, sampling, seed, *, first_prompt=0):
+        time.sleep(0.02)  # so that the update gets ahead of it
+        self.calls.append(("generate", seed, self.policy_version))
+        self.threads.add(threading.current_thread().name)
+        completion = Completion(np.array([int(self.weight)]), np.zeros(1, np.float32), "stop")
+        return [RolloutGroup(prompt, (completion,) * group_size, self.policy_version) for prompt in prompts]
+
+    def load_weights(self, weights, version):
+        if self.fails:
+            raise OSError("no room")
+        self.calls.append(("load", version))
+        self.weight, self.policy_version = float(dict(weights)["w"]), version
+
+    def close(self):
+        self.calls.append(("close",))
+
+
+def test_calls_run_in_order_in_one_thread_of_their_own():
+    inner = Engine()
+    engine, weight = BackgroundEngine(inner), torch.zeros(())
+    jobs = []
+    for version in range(1, 4):
+        jobs.append(engine.submit(lambda e, v=version: e.generate(PROMPTS[:1], 1, Sampling(4), v)))
+        weight.fill_(version)
+        engine.load_weights([("w", weight)], version)
+    weight.fill_(99.0)  # the next update has begun: what was handed over does not change with it
+    last = engine.generate(PROMPTS[:1], 1, Sampling(4), 4)
+    assert [int(job.result()[0].completions[0].token_ids[0]) for job in jobs] == [0, 1, 2]
+    assert int(last[0].completions[0].token_ids[0]) == 3
+    assert inner.calls == [
+        ("generate", 1, 0), ("load", 1), ("generate", 2, 1), ("load", 2), ("generate", 3, 2), ("load", 3),
+        ("generate", 4, 3),
+    ]  # fmt: skip
+    assert len(inner.threads) == 1
+    assert threading.current_thread().name not in inner.threads
+    assert engine.policy_version == 3
+    assert engine.exact is False
+    engine.close()
+    assert inner.calls[-1] == ("close",)
+
+
+def test_nothing_is_sampled_from_weights_that_failed_to_load():
+    engine = BackgroundEngine(Engine(fails=True))
+    engine.load_weights([("w", torch.ones(()))], 1)
+    with pytest.raises(RuntimeError, match="could not take new weights") as found:
+        engine.generate(PROMPTS, 2, Sampling(4), 0)
+    assert isinstance(found.value.__cause__, OSError)
+
+
+def groups(tokens, version=0, start=0):
+    log_probs = np.linspace(-1 / 3, -1e-30, len(tokens)).astype(np.float32)
+    return [
+        RolloutGroup(
+            prompt,
+            (
+                Completion(np.array(tokens), log_probs, "stop", "é\ud800"),
+                Completion(np.array([2**40]), np.zeros(1, np.float32), "length", None),
+            ),
+            version,
+        )
+        for prompt in PROMPTS[start : start + 2]
+    ]
+
+
+def test_batches_go_through_a_checkpoint_exactly():
+    ahead, again = Ahead(), Ahead()
+    ahead.put(Pending.done(PROMPTS[:2], groups([1, 2, 3], version=4)))
+    ahead.put(Pending.done(PROMPTS[2:4], groups([9], version=5, start=2)))
+    state = json.loads(json.dumps(ahead.state()))
+    again.restore(state, PROMPTS, lambda prompts, place: pytest.fail("nothing was lost"))
+    assert len(again) == 2
+    for expected in (groups([1, 2, 3], version=4), groups([9], version=5, start=2)):
+        found = again.first().groups.result()
+        again.drop_first()
+        for left, right in zip(found, expected, strict=True):
+            assert (left.prompt.index, left.policy_version) == (right.prompt.index, right.policy_version)
+            for one, other in zip(left.completions, right.completions, strict=True):
+                assert one.token_ids.tolist() == other.token_ids.tolist()
+                assert one.log_probs.dtype == np.float32
+                assert one.log_probs.tobytes() == other.log_probs.tobytes()
+                assert (one.finish_reason, one.text) == (other.finish_reason, other.text)
+
+
+def test_a_batch_that_failed_is_sampled_again_by_a_resumed_run():
+    ahead, again = Ahead(), Ahead()
+    engine = BackgroundEngine(Engine(fails=True))
+    engine.load_weights([("w", torch.ones(()))], 1)
+    ahead.put(Pending(PROMPTS[2:4], engine.submit(lambda e: e.generate(PROMPTS[2:4], 2, Sampling(4), 0))))
+    with pytest.raises(RuntimeError, match="could not take new weights"):
+        ahead.first().groups.result()
+    state = json.loads(json.dumps(ahead.state()))
+    asked = []
+
+    def sample(prompts, place):
+        asked.append(([prompt.index for prompt in prompts], place))
+        return Pending.done(prompts, groups([7], start=2))
+
+    again.restore(state, PROMPTS, sample)
+    assert asked == [([2, 3], 0)]
+    assert again.first().groups.result()[0].completions[0].token_ids.tolist() == [7]
+
+
+def test_the_states_of_ranks_join_and_each_takes_its_share_back():
+    states = []
+    for rank in range(2):
+        ahead = Ahead()
+        ahead.put(Pending.done(PROMPTS[:2], groups([rank])[rank : rank + 1]))
+        states.append(json.loads(json.dumps(ahead.state())))
+    (joined,) = joined_states(states)
+    assert joined["prompts"] == [0, 1]
+    for rank in range(2):
+        again = Ahead()
+        again.restore([joined], PROMPTS, lambda prompts, place: pytest.fail("nothing was lost"), Ranks(rank, 2).share)
+        (group,) = again.first().groups.result()
+        assert group.prompt.index == rank
+        assert group.completions[0].token_ids.tolist() == [rank]
+    states[1][0]["groups"] = None  # a rank whose sampling failed: the batch is sampled anew, on every rank
+    assert joined_states(states) == [{"prompts": [0, 1], "groups": None}]
+
+
+def test_staleness():
+    found = staleness([*groups([1], version=4), *groups([1], version=7)], version=7)
+    assert found == {"rollout/staleness_mean": 1.5, "rollout/staleness_max": 3.0}

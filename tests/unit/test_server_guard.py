@@ -1,0 +1,134 @@
+"""The servers' token guard over a scripted application, and the records that a launcher leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+
+import pytest
+
+from rlox_grpo.engines.server_guard import LOADING, TOKEN_VARIABLE, TokenGuard
+from rlox_grpo.engines.server_records import (
+    FOLDER_VARIABLE,
+    ServerRecord,
+    find_record,
+    remove_record,
+    token_for,
+    write_record,
+)
+
+TOKEN = {"authorization": "Bearer secret"}
+
+
+@pytest.fixture
+def guard(monkeypatch):
+    """A guard over an application that answers with the status its path names, after running ``during``."""
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+
+    async def application(scope, receive, send):
+        if scope["type"] != "http":
+            return
+        application.reached.append(scope["path"])
+        while application.during:
+            await application.during.pop()()
+        status = int(scope["path"][1:]) if scope["path"][1:].isdigit() else 200
+        await send({"type": "http.response.start", "status": status, "headers": [(b"x-own", b"1")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    application.reached, application.during = [], []
+    guard = TokenGuard(application)
+    guard.application = application
+    return guard
+
+
+async def ask(guard, path="/v1/models", headers=TOKEN, kind="http"):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await guard({"type": kind, "path": path, "headers": raw}, None, send)
+    return sent
+
+
+def mark(sent):
+    return dict(sent[0]["headers"]).get(b"x-rlox-weights", b"").decode()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"authorization": "Bearer"}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/collective_rpc", "/pause", "/health/", "//health", "/"])
+def test_no_path_without_the_token(guard, path, headers):
+    sent = asyncio.run(ask(guard, path, headers))
+    assert sent[0]["status"] == 401
+    assert guard.application.reached == []
+
+
+def test_health_and_lifespan_are_open(guard):
+    assert asyncio.run(ask(guard, "/health", {}))[0]["status"] == 200
+    assert asyncio.run(ask(guard, kind="lifespan", headers={})) == []
+
+
+def test_a_websocket_without_the_token_is_closed(guard):
+    assert asyncio.run(ask(guard, kind="websocket", headers={})) == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_no_server_without_a_token(monkeypatch):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with pytest.raises(RuntimeError, match=r"RLOX_GRPO_SERVER_TOKEN is not set"):
+        TokenGuard(None)
+
+
+def test_answers_name_the_weights(guard):
+    async def story():
+        marks = [mark(await ask(guard))]
+        marks.append(mark(await ask(guard, "/collective_rpc", {**TOKEN, "x-rlox-weights": LOADING})))
+        marks.append(mark(await ask(guard)))
+        marks.append(mark(await ask(guard, "/500", {**TOKEN, "x-rlox-weights": "a:1"})))
+        marks.append(mark(await ask(guard, "/resume", {**TOKEN, "x-rlox-weights": "a:1"})))
+        marks.append(mark(await ask(guard)))
+        return marks
+
+    assert asyncio.run(story()) == ["none", LOADING, LOADING, LOADING, "a:1", "a:1"]
+
+
+def test_an_answer_across_a_sync_is_of_neither_weights(guard):
+    async def story():
+        await ask(guard, "/resume", {**TOKEN, "x-rlox-weights": "a:1"})
+
+        async def sync():
+            await ask(guard, "/collective_rpc", {**TOKEN, "x-rlox-weights": LOADING})
+            await ask(guard, "/resume", {**TOKEN, "x-rlox-weights": "a:2"})
+
+        guard.application.during = [sync]
+        first = mark(await ask(guard, "/v1/completions"))
+        return first, mark(await ask(guard))
+
+    assert asyncio.run(story()) == (LOADING, "a:2")
+
+
+def test_records_are_the_users_own(monkeypatch, tmp_path):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "state"))
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    log = tmp_path / "log"
+    log.write_text("\n".join(str(line) for line in range(40)))
+    record = ServerRecord("http://127.0.0.1:8000", "secret", str(log), os.getpid())
+    path = write_record(record)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert find_record("http://127.0.0.1:8000/") == record
+    assert find_record("http://127.0.0.1:8001") is None
+    assert record.launcher_is_alive()
+    assert record.log_tail().splitlines() == [str(line) for line in range(25, 40)]
+    assert token_for(record.url) == "secret"
+    monkeypatch.setenv(TOKEN_VARIABLE, "other")
+    assert token_for(record.url) == "other"
+    path.write_text('{"url": ')
+    assert find_record(record.url) is None
+    remove_record(record.url)
+    remove_record(record.url)
+    assert not path.exists()

@@ -1,0 +1,137 @@
+"""Which weights leave the trainer, under which names, and which are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlox_grpo.engines.weight_sync import (
+    WeightMismatchError,
+    check_weights,
+    expected_manifest,
+    policy_weights,
+    weights_digest,
+)
+
+
+def shapes(weights):
+    return {name: tuple(tensor.shape) for name, tensor in weights}
+
+
+@pytest.mark.parametrize(
+    "architecture", ["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2"]
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_names_are_those_of_a_checkpoint(make_tiny_model, tmp_path, architecture, tied):
+    from safetensors import safe_open
+
+    model = make_tiny_model(architecture, tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # no mapping
+    assert shapes(policy_weights(model)) == saved
+    assert expected_manifest(model.config) == saved
+    assert ("lm_head.weight" in saved) is not tied
+
+
+def test_weights_carry_no_gradient_and_no_copy(make_tiny_model):
+    model = make_tiny_model("qwen2")
+    for name, tensor in policy_weights(model):
+        assert not tensor.requires_grad
+        assert tensor.data_ptr() == model.get_parameter(name).data_ptr()
+
+
+def test_adapters_are_merged_under_the_base_models_names(make_tiny_model):
+    import peft
+
+    model = make_tiny_model("qwen2")
+    before = {name: tensor.clone() for name, tensor in policy_weights(model)}
+    config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj", "down_proj", "embed_tokens"])
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(model, config)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy_weights(adapted))  # B is zero at first
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_()
+    merged = dict(policy_weights(adapted))
+    assert shapes(merged.items()) == shapes(before.items())
+    layer = adapted.base_model.model.model.layers[1].self_attn.q_proj
+    name = "model.layers.1.self_attn.q_proj.weight"
+    # ΔW = (alpha / r) B A
+    expected = before[name] + 3 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    torch.testing.assert_close(merged[name], expected.detach(), rtol=1e-5, atol=1e-5)
+    changed = {name for name in before if not torch.equal(merged[name], before[name])}
+    assert changed == {
+        "model.embed_tokens.weight",
+        *(f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in ("self_attn.q_proj", "mlp.down_proj")),
+    }
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        with_adapter = adapted(ids).logits
+        model = make_tiny_model("qwen2")
+        model.load_state_dict(merged)
+        torch.testing.assert_close(model(ids).logits, with_adapter, rtol=1e-3, atol=1e-3)
+    with adapted.disable_adapter():
+        assert all(torch.equal(tensor, before[name]) for name, tensor in policy_weights(adapted))
+
+
+def test_whole_parameters_stand_in_for_a_models_shards(make_tiny_model):
+    import peft
+
+    model = make_tiny_model("qwen2")
+    whole = [(name, parameter.detach() + 1) for name, parameter in model.named_parameters()]
+    given = dict(policy_weights(model, whole))
+    assert all(torch.equal(given[name], tensor) for name, tensor in whole)
+    assert shapes(given.items()) == expected_manifest(model.config)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    expected = {name: tensor.clone() for name, tensor in policy_weights(adapted)}
+    whole = [(name, parameter.detach().clone()) for name, parameter in adapted.named_parameters()]
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            parameter.zero_()  # what a rank of ZeRO-3 could not use either
+    given = dict(policy_weights(adapted, whole))
+    assert all(torch.equal(given[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_digest_sees_every_bit_and_every_place(make_tiny_model):
+    weights = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(4, dtype=torch.bfloat16))]
+    digest = weights_digest(weights)
+    assert len(digest) == 16
+    assert weights_digest([(name, tensor.clone()) for name, tensor in weights]) == digest
+    changed = torch.arange(6.0).view(2, 3)
+    changed[1, 2] = torch.nextafter(changed[1, 2], torch.tensor(9.0))
+    swapped = torch.tensor([[1.0, 0.0, 2.0], [3.0, 4.0, 5.0]])
+    others = [
+        [("a", changed), weights[1]],
+        [("a", swapped), weights[1]],
+        [("a", weights[0][1].view(3, 2)), weights[1]],
+        [("c", weights[0][1]), weights[1]],
+        [weights[0], ("b", torch.ones(4, dtype=torch.float16))],
+        [("a", -weights[0][1]), weights[1]],
+        weights[:1],
+    ]
+    assert len({digest, *map(weights_digest, others)}) == len(others) + 1
+    big = torch.zeros(2**24 + 3)
+    assert weights_digest([("a", big)]) != weights_digest([("a", big.index_fill(0, torch.tensor([2**24 + 1]), 1.0))])
+
+
+def test_dora_is_refused(make_tiny_model):
+    import peft
+
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], use_dora=True)
+    with pytest.raises(ValueError, match=r"q_proj.*only plain LoRA adapters can be merged"):
+        list(policy_weights(peft.get_peft_model(make_tiny_model("qwen2"), config)))
+
+
+def test_a_mismatch_names_the_first_few():
+    expected = dict.fromkeys("abcdefgh", (2, 3))
+    right = [(name, torch.zeros(2, 3, dtype=torch.bfloat16)) for name in expected]
+    check_weights(right, expected)
+    with pytest.raises(WeightMismatchError, match=r"none was handed over: missing: c, d, e, f and 2 more$"):
+        check_weights(right[:2], expected)
+    with pytest.raises(WeightMismatchError, match=r"unknown: z; of another shape: a \(3, 2\) instead of \(2, 3\)$"):
+        check_weights([("a", torch.zeros(3, 2)), *right[1:], ("z", torch.zeros(1))], expected)
+    # What ZeRO-3 leaves of a parameter outside of a gather.
+    with pytest.raises(WeightMismatchError, match=r"b \(0,\) instead of"):
+        check_weights([right[0], ("b", torch.zeros(0)), *right[2:]], expected)
