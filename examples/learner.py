@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,25 @@ Completion = Callable[[Mapping[str, Any], np.random.Generator], str]
 """A row's completion by the teacher."""
 
 
-def run(system: str, prepare: Callable[[Path, str], None], launcher: Sequence[str] = ()) -> None:
+def nothing(out: Path) -> AbstractContextManager[Sequence[str]]:
+    """Nothing runs beside the training."""
+    return nullcontext(())
+
+
+def run(
+    system: str,
+    prepare: Callable[[Path, str], None],
+    *,
+    launcher: Sequence[str] = (),
+    beside: Callable[[Path], AbstractContextManager[Sequence[str]]] = nothing,
+) -> None:
     """Prepare the policy and its problems, run ``rlox-grpo train SYSTEM.toml``, and print what it learned.
 
     Args:
         system: Names the TOML file beside the script.
         prepare: Takes the folder and the prompt template; writes ``policy``, ``train.jsonl`` and ``held_out.jsonl``.
         launcher: Command before ``-m rlox_grpo.cli``, such as torchrun's; none trains in this process.
+        beside: Takes the folder; what runs while the policy trains, and gives options that tell of it.
     """
     start = time.perf_counter()
     file = Path(__file__).with_name(f"{system}.toml")
@@ -73,9 +86,10 @@ def run(system: str, prepare: Callable[[Path, str], None], launcher: Sequence[st
         "max_steps": arguments.steps,
     }
     words = ["train", str(file), *(f"--{name}={value}" for name, value in places.items()), *overrides]
-    command = [*launcher, "-m", "rlox_grpo.cli", *words] if launcher else ["rlox-grpo", *words]
-    print(f"$ {shlex.join(command)}", flush=True)
-    status = subprocess.run(command, check=False).returncode if launcher else cli.main(words)
+    with beside(out) as told:
+        command = [*launcher, "-m", "rlox_grpo.cli", *words, *told] if launcher else ["rlox-grpo", *words, *told]
+        print(f"$ {shlex.join(command)}", flush=True)
+        status = subprocess.run(command, check=False).returncode if launcher else cli.main(command[1:])
     if status:
         sys.exit(status)
     print(f"{summary(run_dir)} in {time.perf_counter() - start:.0f} s")

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import torch
-from learner import summary
 from torch import Tensor, nn
 
+from learner import summary
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.cli import parse_overrides
 from rlox_grpo.config import read_toml
