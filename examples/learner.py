@@ -1,9 +1,9 @@
 """What the examples share: a small policy with a careless teacher, its problems, and the command that trains it.
 
-The policy has half a million parameters and is made from scratch in half a minute: it is shown worked examples in the
-system's own prompt and answer form. The teacher is careless on purpose. It takes a wrong operation in two examples of
-five, and leaves the system's form out in three of ten; so the policy knows the right way and does not know to prefer
-it. That is what GRPO, which sees rewards only, has to find out.
+The policy has half a million parameters and is made from scratch in a minute or less: it is shown worked examples in
+the system's own prompt and answer form. The teacher is careless on purpose. It takes a wrong operation in half of the
+examples, where one stays within the numbers, and leaves the system's form out in three of ten; so the policy knows the
+right way and does not know to prefer it. That is what GRPO, which sees rewards only, has to find out.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from rlox_grpo.tasks.countdown_examples import solutions
 from rlox_grpo.tasks.warm_start import warm_start
 from rlox_grpo.tasks.word_problems import generate_problems
 
-WRONG_OPERATION, WITHOUT_FORM = 0.4, 0.3
-"""Shares of the teacher's examples."""
+WRONG_OPERATION, WITHOUT_FORM = 0.5, 0.3
+"""Shares of the teacher's examples; the first of those whose problem has a wrong operation to offer."""
 
 LARGEST = 40
 """No number of a problem or of its solution is above it."""
