@@ -38,6 +38,8 @@ from rlox_grpo.types import Sampling, ScoredGroup  # noqa: E402
 PRESETS = ("grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo", "nano_aha", "rl_from_scratch")
 TEMPLATE = "verl_gsm8k"
 LONGEST = 64
+MOST_MINI_BATCHES = 4
+"""DAPO has 16 of 32 groups each; here a step has 8 groups of it."""
 STUDENT_T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26}
 """Two-sided 95 % quantiles for n runs."""
 
@@ -101,8 +103,8 @@ class Judge:
 
 def train(preset: str, seed: int, folder: Path, judge: Judge, options: argparse.Namespace) -> Outcome:
     """One run: every choice is the preset's, but for sizes, the learning rate and its schedule."""
-    group_size = GRPOConfig.create(preset=preset).group_size
-    prompts = options.rows // group_size
+    default = GRPOConfig.create(preset=preset)
+    group_size, prompts = default.group_size, options.rows // default.group_size
     begin = time.process_time()
     trainer = GRPO(
         folder / "policy",
@@ -110,6 +112,7 @@ def train(preset: str, seed: int, folder: Path, judge: Judge, options: argparse.
         preset=preset,
         prompt_template=TEMPLATE,
         prompts_per_step=prompts,
+        mini_batches=min(default.mini_batches, MOST_MINI_BATCHES),
         max_steps=options.steps,
         max_new_tokens=LONGEST,
         learning_rate=options.learning_rate,
@@ -153,7 +156,8 @@ def table(results: dict[str, Any]) -> str:
         "# Presets beside each other\n",
         f"`python benches/variants.py`: word problems of our own in GSM8K's format, a policy of half a million "
         f"parameters, {first['steps']} steps of {first['rows']} completions of at most {LONGEST} tokens, learning rate "
-        f"{first['learning_rate']:g} for all, everything else the preset's own. {results['machine']}.\n",
+        f"{first['learning_rate']:g} for all, at most {MOST_MINI_BATCHES} mini-batches, everything else the preset's "
+        f"own. {results['machine']}.\n",
         f"Held-out problems: {results['problems']}, four completions each at temperature 1. Means over seeds ± half "
         "their 95 % interval (Student's t). KL from the warm start and entropy in nats a token; CPU seconds on a "
         "machine that others used too.\n",
