@@ -235,6 +235,20 @@ def test_starting_leaves_the_trainers_random_states_alone(model):
     assert torch.get_num_threads() == threads
 
 
+def test_tied_embeddings_are_reloaded_into_the_output_layer_too(make_tiny_model):
+    tied = make_tiny_model("qwen2", **SIZES, tie_word_embeddings=True)
+    engine = VLLMEngine(tied, max_length=64, max_rows=2)
+    try:
+        for version in range(2):
+            shake(tied, seed=version)
+            engine.load_weights(policy_weights(tied), version=version)
+            (group,) = engine.generate([prompt(20)], 1, Sampling(8), seed=0)
+            expected = log_probs(tied, group.prompt, group.completions[0].token_ids)
+            np.testing.assert_allclose(group.completions[0].log_probs, expected, atol=2e-4, rtol=0)
+    finally:
+        engine.close()
+
+
 def test_seeded_prompts_longer_together_than_a_batch_of_tokens(model):
     """vLLM prefills 4,096 tokens at once; it must not cut a prompt in two, as the CPU's generators cannot go back."""
     engine = VLLMEngine(model, max_length=256, max_rows=32)
