@@ -214,7 +214,7 @@ class Spied:
 
         def batching(*arguments: Any) -> Any:
             made = batches(*arguments)
-            self.micro_batches = len(made)
+            self.micro_batches = sum(map(len, made))
             return made
 
         self.trainer.engine.generate = generating  # type: ignore[method-assign]
