@@ -92,6 +92,7 @@ class GRPO:
             stop=self.config.stop,
         )
         self.engine = make_engine(self.config, self.policy)
+        self._max_length = self.engine.max_length
         level = correction_level(
             self.config.importance_correction, exact=self.engine.exact, bypass=self.config.bypass_old_log_probs
         )
@@ -367,7 +368,7 @@ class GRPO:
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
         loaded = load_prompts(prompts, self.policy.tokenizer)
-        refuse_too_long(loaded, self.config.max_new_tokens, self.engine.max_length)
+        refuse_too_long(loaded, self.config.max_new_tokens, self._max_length)
         check_rewards(loaded, self.reward_fns)
         return loaded
 
