@@ -49,10 +49,11 @@ def launcher(make_tiny_model, byte_tokenizer, tmp_path_factory):
     command += ["--max-length", "256", "--restarts", "1", "--log-dir", str(folder), "--max-num-seqs", "16"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     said = []
-    threading.Thread(target=lambda: said.extend(process.stdout), daemon=True).start()
+    reader = threading.Thread(target=lambda: said.extend(process.stdout))
+    reader.start()
     process.url = f"http://127.0.0.1:{port}"
     process.said = said
-    deadline = time.monotonic() + 400
+    deadline = time.monotonic() + 580
     while not any(line.startswith("ready:") for line in said):
         assert process.poll() is None, said
         assert time.monotonic() < deadline, said
@@ -60,6 +61,8 @@ def launcher(make_tiny_model, byte_tokenizer, tmp_path_factory):
     yield process
     process.send_signal(signal.SIGTERM)
     process.wait(30)
+    reader.join()
+    process.stdout.close()
     del os.environ[FOLDER_VARIABLE]
 
 
