@@ -84,6 +84,7 @@ class GRPO:
         self.learner = Learner(
             self.config, self.policy, weights, ref_model, exact_engine=self.engine.exact, ranks=self.ranks
         )
+        self._max_length = self.engine.max_length
         self.origin: Mapping[str, Any] = {}
         """What started the run beside its configuration (model, data, rewards); it leads the run's config.toml."""
         self.step = 0
@@ -279,7 +280,7 @@ class GRPO:
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
         loaded = load_prompts(prompts, self.policy.tokenizer, self.config.prompt_template)
-        refuse_too_long(loaded, self.config.max_new_tokens, self.engine.max_length)
+        refuse_too_long(loaded, self.config.max_new_tokens, self._max_length)
         check_rewards(loaded, self.reward_fns)
         return loaded
 
