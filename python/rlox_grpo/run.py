@@ -171,7 +171,7 @@ class Run:
         if self._folder is None:
             return
         trainer, failure = self._trainer, ""
-        weights, moments = dict(trainer.updater.weights()), trainer.updater.state_dict()
+        weights, moments = trainer.whole_weights(), trainer.updater.state_dict()
         if self._writes:
             try:
                 self._write_checkpoint(weights, moments)
@@ -185,7 +185,7 @@ class Run:
         if self._trainer.ranks.size == 1 or isinstance(error, NonFiniteError):  # every rank has raised that
             self.save()
         elif self._writes and not updater.is_sharded:  # the other ranks may be gone, and they are not needed
-            self._write_checkpoint(dict(updater.weights()), updater.state_dict())
+            self._write_checkpoint(self._trainer.whole_weights(), updater.state_dict())
 
     def _write_checkpoint(self, weights: Mapping[str, Tensor], moments: Mapping[str, Any]) -> None:
         trainer = self._trainer

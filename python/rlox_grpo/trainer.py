@@ -226,9 +226,14 @@ class GRPO:
 
         With several ranks every one calls this, and rank 0 writes.
         """
-        whole = dict(self.updater.weights()) if self.updater.is_sharded else None
+        whole = self.whole_weights()
         if self.ranks.is_first:
-            export_model(Path(path), self.model, self.policy.tokenizer, whole)
+            export_model(Path(path), self.model, self.policy.tokenizer, whole if self.updater.is_sharded else None)
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """Every parameter on rank 0, in host memory where ranks hold shards; a collective that gives others nothing."""
+        sharded, weights = self.updater.is_sharded, self.updater.weights()
+        return {name: tensor.cpu() if sharded else tensor for name, tensor in weights if self.ranks.is_first}
 
     def _advantages(self, scored: Sequence[ScoredGroup]) -> np.ndarray:
         config = self.config
