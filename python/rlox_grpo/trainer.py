@@ -232,9 +232,11 @@ class GRPO:
 
         With several ranks every one calls this, and rank 0 writes.
         """
-        whole = dict(self.learner.updater.weights()) if self.learner.updater.is_sharded else None
+        whole = self.learner.whole_weights()
         if self.ranks.is_first:
-            export_model(Path(path), self.model, self.policy.tokenizer, whole)
+            export_model(
+                Path(path), self.model, self.policy.tokenizer, whole if self.learner.updater.is_sharded else None
+            )
 
     def _scored(self, batch: Pending) -> list[ScoredGroup]:
         """All groups of the batch: each rank scores those that it sampled, and they are exchanged."""
