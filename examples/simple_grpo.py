@@ -1,9 +1,34 @@
-"""Simple GRPO: word problems, and a reference policy in a process of its own.
+"""Simple GRPO: word problems, and a reference policy in a process of its own that answers over HTTP.
 
 python examples/simple_grpo.py [--out DIR] [--steps N] [--any_field value]
 """
 
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from learner import run, word_problems
 
+
+@contextmanager
+def reference_server(out: Path) -> Iterator[list[str]]:
+    """``rlox-grpo serve-reference`` on a free port of the loopback interface, with a token of its own."""
+    os.environ["RLOX_GRPO_REFERENCE_TOKEN"] = secrets.token_hex(32)
+    command = [sys.executable, "-m", "rlox_grpo.cli", "serve-reference", str(out / "policy"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            listens = server.stdout.readline()  # the end of the file where the server could not start
+            if not listens:
+                raise RuntimeError(f"the reference server ended with status {server.wait()}")
+            yield [f"--reference_url={listens.rpartition(' at ')[2].strip()}"]
+        finally:
+            server.terminate()
+
+
 if __name__ == "__main__":
-    run("simple_grpo", word_problems)
+    run("simple_grpo", word_problems, beside=reference_server)

@@ -254,6 +254,17 @@ def test_starting_leaves_the_trainers_random_states_alone(model):
     assert torch.get_num_threads() == threads
 
 
+def test_seeded_prompts_longer_together_than_a_batch_of_tokens(model):
+    """vLLM prefills 4,096 tokens at once; it must not cut a prompt in two, as the CPU's generators cannot go back."""
+    engine = VLLMEngine(model, max_length=256, max_rows=32)
+    try:
+        engine.load_weights(policy_weights(model), version=0)
+        groups = engine.generate([prompt(240, index) for index in range(32)], 1, Sampling(4), seed=0)
+        assert [len(group.completions[0].token_ids) for group in groups] == [4] * 32
+    finally:
+        engine.close()
+
+
 @pytest.mark.parametrize(
     ("prompts", "group_size", "sampling", "message"),
     [

@@ -41,6 +41,7 @@ def compose() -> Any:
     from pathlib import Path
 
     import hydra
+
     import verl
 
     def make(*overrides: str) -> Any:

@@ -125,6 +125,8 @@ class VLLMEngine:
             "distributed_executor_backend": "external_launcher" if world_size > 1 else "uni",
             "enforce_eager": not torch.cuda.is_available(),
             "enable_sleep_mode": self._sleeps,
+            # vLLM 0.32 winds a seeded request's generator back after each part of its prompt; the CPU's cannot.
+            "enable_chunked_prefill": torch.cuda.is_available(),
             "enable_prefix_caching": True,
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",

@@ -1,0 +1,74 @@
+"""What the examples' careless teacher writes, and the model that it teaches."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlox_grpo.rewards import GSM8KAnswer
+from rlox_grpo.tasks.closed_vocabulary import build_tokenizer
+from rlox_grpo.tasks.gsm8k import final_number, reasoning
+from rlox_grpo.tasks.warm_start import new_model, teach
+from rlox_grpo.tasks.word_problems import generate_problems
+
+
+@pytest.fixture(scope="module")
+def learner():
+    file = Path(__file__).parents[2] / "examples" / "learner.py"
+    specification = importlib.util.spec_from_file_location("learner", file)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_a_wrong_operation_is_carried_out_rightly_and_misses_the_answer(learner):
+    rng = np.random.default_rng(0)
+    rows = generate_problems(300, seed=0, numbers=(2, 9), largest=learner.LARGEST)
+    told = [learner.with_wrong_operation(row["answer"], rng) for row in rows]
+    changed = [(row["answer"], answer) for row, answer in zip(rows, told, strict=True) if answer != row["answer"]]
+    assert len(changed) > 240  # for the others no operation stays within the numbers
+    for right, wrong in changed:
+        left, operator, other, value = re.findall(r"(\d+)([-+*])(\d+)=<<[^>]*>>(\d+)", wrong)[-1]
+        assert int(value) == {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[operator](int(left), int(other))
+        assert final_number(wrong) == value
+        assert wrong.splitlines()[:-2] == right.splitlines()[:-2]
+    # 2 + 2 = 2 * 2: a wrong operation may still hit.
+    scores = GSM8KAnswer()(
+        completions=[reasoning(wrong) for _, wrong in changed], answer=[right for right, _ in changed]
+    )
+    assert np.mean(scores) < 0.02
+
+
+def test_a_number_starts_out_alike_with_and_without_a_blank_before_it():
+    tokenizer = build_tokenizer(["1 + 2"], 9)
+    torch.manual_seed(0)
+    weight = new_model(tokenizer, positions=16).get_input_embeddings().weight.detach()
+    words = tokenizer.get_vocab()
+    assert torch.equal(weight[words["7"], :40], weight[words[" 7"], :40])
+    assert not torch.equal(weight[words["7"], :40], weight[words["8"], :40])
+    # Period 2 is the first: 7 and 9 differ by a whole one, 7 and 8 by half.
+    assert weight[words["7"], 20] == pytest.approx(float(weight[words["9"], 20]), abs=1e-6)
+    assert weight[words["7"], 20] == pytest.approx(-float(weight[words["8"], 20]), abs=1e-6)
+
+
+def test_teaching_lowers_the_loss_of_completions_alone():
+    tokenizer = build_tokenizer(["1 + 2 = 3 ?"], 9)
+    torch.manual_seed(0)
+    model = new_model(tokenizer, positions=16)
+
+    @torch.no_grad()
+    def log_prob(text, start):
+        ids = torch.tensor([[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]])
+        log_probs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])
+        return float(log_probs[start - 1 :].sum())
+
+    def draw(rng, count):
+        return [("1 + 2 =", " 3")] * count
+
+    before = log_prob("1 + 2 = 3", 4)
+    teach(model, tokenizer, draw, seed=0, steps=30, rows=4, learning_rate=1e-2)
+    assert log_prob("1 + 2 = 3", 4) > -0.5 > before
+    assert log_prob("1 + 2", 1) < -2  # the prompt's own tokens are not taught
