@@ -84,8 +84,9 @@ def options(folder, **changes):
 def breaking(loss_fn):
     """The loss, but NaN at step DIE_AT on the last rank."""
 
-    def loss(log_probs, batch):
-        return loss_fn(log_probs * torch.nan if calls == DIE_AT and is_last_rank() else log_probs, batch)
+    def loss(log_probs, batch, **options):
+        log_probs = log_probs * torch.nan if calls == DIE_AT and is_last_rank() else log_probs
+        return loss_fn(log_probs, batch, **options)
 
     return loss
 

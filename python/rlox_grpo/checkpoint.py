@@ -83,7 +83,7 @@ def export_model(
     path: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, weights: Mapping[str, Tensor] | None
 ) -> None:
     """Write a Hugging Face checkpoint (a plain module: ``model.safetensors``) of ``model``, or of its ``weights``."""
-    if isinstance(model, PreTrainedModel) or hasattr(model, "peft_config"):
+    if hasattr(model, "save_pretrained"):
         save_pretrained: Any = model.save_pretrained
         save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
         if tokenizer is not None:

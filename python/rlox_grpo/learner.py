@@ -148,6 +148,11 @@ class Learner:
         with torch.no_grad(), self._reference_in_use():
             return [self._measured(part) for part in parts]
 
+    def whole_weights(self) -> dict[str, Tensor]:
+        """Every parameter on rank 0, in host memory where ranks hold shards; a collective that gives others nothing."""
+        sharded, weights = self.updater.is_sharded, self.updater.weights()
+        return {name: tensor.cpu() if sharded else tensor for name, tensor in weights if self._ranks.is_first}
+
     def refresh_reference(self, step: int) -> None:
         """Let a reference that follows the policy take over its weights, after ``step`` steps."""
         if self.reference is not None:

@@ -266,6 +266,8 @@ def _masked_attention(
         (layout.prompt_index, layout.prompt_mask, False),
         (layout.completion_index, layout.completion_mask, True),
     ):
+        if not table.shape[1]:
+            continue
         steps = torch.arange(table.shape[1], device=q.device)
         index, visible, at = table, mask, steps.expand_as(table)
         own_at = at
@@ -292,11 +294,10 @@ def _masked_attention(
     return out[None]
 
 
-def _tables(layout: PackedLayout) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    return (
-        (layout.prompt_index, layout.prompt_mask),
-        (layout.completion_index, layout.completion_mask),
-    )
+def _tables(layout: PackedLayout) -> list[tuple[Tensor, Tensor]]:
+    """Places and masks of prompts and of completions; none of width 0, by which the flash kernel divides."""
+    tables = [(layout.prompt_index, layout.prompt_mask), (layout.completion_index, layout.completion_mask)]
+    return [(index, mask) for index, mask in tables if index.shape[1]]
 
 
 def _rows(tensor: Tensor, index: Tensor) -> Tensor:

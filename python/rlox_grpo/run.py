@@ -183,8 +183,7 @@ class Run:
         if self._folder is None:
             return
         trainer, failure = self._trainer, ""
-        updater = trainer.learner.updater
-        weights, moments = dict(updater.weights()), updater.state_dict()
+        weights, moments = trainer.learner.whole_weights(), trainer.learner.updater.state_dict()
         under_way = joined_states(trainer.ranks.gather(trainer.sampler.ahead.state()))
         if self._writes:
             try:
@@ -200,7 +199,9 @@ class Run:
             self.save()
         elif self._writes and not updater.is_sharded:  # the other ranks may be gone, and they are not needed
             self._write_checkpoint(
-                dict(updater.weights()), updater.state_dict(), self._trainer.sampler.ahead.state(prompts_alone=True)
+                self._trainer.learner.whole_weights(),
+                updater.state_dict(),
+                self._trainer.sampler.ahead.state(prompts_alone=True),
             )
 
     def _write_checkpoint(

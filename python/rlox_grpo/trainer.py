@@ -84,6 +84,7 @@ class GRPO:
         self.learner = Learner(
             self.config, self.policy, weights, ref_model, exact_engine=self.engine.exact, ranks=self.ranks
         )
+        self._max_length = self.engine.max_length
         self.origin: Mapping[str, Any] = {}
         """What started the run beside its configuration (model, data, rewards); it leads the run's config.toml."""
         self.step = 0
@@ -231,9 +232,11 @@ class GRPO:
 
         With several ranks every one calls this, and rank 0 writes.
         """
-        whole = dict(self.learner.updater.weights()) if self.learner.updater.is_sharded else None
+        whole = self.learner.whole_weights()
         if self.ranks.is_first:
-            export_model(Path(path), self.model, self.policy.tokenizer, whole)
+            export_model(
+                Path(path), self.model, self.policy.tokenizer, whole if self.learner.updater.is_sharded else None
+            )
 
     def _scored(self, batch: Pending) -> list[ScoredGroup]:
         """All groups of the batch: each rank scores those that it sampled, and they are exchanged."""
@@ -279,7 +282,7 @@ class GRPO:
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
         loaded = load_prompts(prompts, self.policy.tokenizer, self.config.prompt_template)
-        refuse_too_long(loaded, self.config.max_new_tokens, self.engine.max_length)
+        refuse_too_long(loaded, self.config.max_new_tokens, self._max_length)
         check_rewards(loaded, self.reward_fns)
         return loaded
 

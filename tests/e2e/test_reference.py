@@ -62,8 +62,8 @@ def test_a_periodic_reference_resumes_exactly(tmp_path):
     resumed, _ = trained(tmp_path / "resumed", **options, max_steps=8, resume=str(checkpoint))
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(resumed)[name]), name
-    for name, tensor in whole.reference.state_dict().items():
-        assert torch.equal(tensor, resumed.reference.state_dict()[name]), name
+    for name, tensor in whole.learner.reference.state_dict().items():
+        assert torch.equal(tensor, resumed.learner.reference.state_dict()[name]), name
 
 
 def test_a_copy_that_rests_on_the_host_measures_the_same(tmp_path):

@@ -36,6 +36,8 @@ RUNS = {
     "bfloat2": {"zero_stage": 2, "dtype": "bfloat16", **ONE_STEP},
     "bfloat3": {"zero_stage": 3, "dtype": "bfloat16", **ONE_STEP},
     "twice3": {"zero_stage": 3, "updates_per_batch": 2},
+    # AdamW and clipping forgive a gradient of the wrong scale; a large epsilon without clipping does not.
+    "smooth3": {"zero_stage": 3, "max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
     # Two rows in one micro-batch: the other rank has none and forwards a stand-in.
     "few3": {"zero_stage": 3, "prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
 }

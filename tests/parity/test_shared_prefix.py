@@ -286,3 +286,22 @@ def test_the_two_ways_are_two(make_tiny_model: Any) -> None:
     assert make_forward(packed).shares_prompts
     assert not make_forward(plain, share_prompts=False).shares_prompts
     assert packed.config._attn_implementation == PACKED != plain.config._attn_implementation
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "mistral"])
+def test_completions_of_one_token_are_forwarded_packed(make_tiny_model: Any, architecture: str) -> None:
+    """Of these no completion token is forwarded at all; the flash kernel divides by the width of an empty table."""
+    rng = np.random.default_rng(0)
+    completions = tuple(Completion(rng.integers(3, 97, 1), np.full(1, -4, np.float32), "stop") for _ in range(3))
+    group = ScoredGroup(
+        RolloutGroup(Prompt(rng.integers(3, 97, 9), 0), completions), np.zeros(len(completions), np.float32), {}
+    )
+    [batch] = microbatches([group], np.array([1.0, -1.0, 0.5]), token_budget=64, share_prompts=True)
+    found = []
+    for share_prompts in (True, False):
+        model = make_tiny_model(architecture)
+        log_probs, _ = make_forward(model, share_prompts=share_prompts)(batch)
+        (log_probs * batch.advantages[:, None]).sum().backward()
+        found.append((log_probs.detach(), model.get_input_embeddings().weight.grad))
+    for packed, plain in zip(*found, strict=True):
+        torch.testing.assert_close(packed, plain, rtol=2e-4, atol=2e-4)  # float32 sums in another order

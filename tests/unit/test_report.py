@@ -233,6 +233,7 @@ def test_running_mean():
         (0, 0, [0, 0.25, 0.5, 0.75, 1]),
         (-3, 7, [-5, -2.5, 0, 2.5, 5, 7.5]),
         (0, 3e-6, [0, 1e-6, 2e-6, 3e-6]),
+        (1 - 2**-53, 1, [0, 0.5, 1, 1.5]),  # a constant but for rounding
     ],
 )
 def test_ticks_are_round_and_span_the_values(low, high, ticks):

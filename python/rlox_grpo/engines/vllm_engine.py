@@ -117,6 +117,7 @@ class VLLMEngine:
         self._own_heads = expected_manifest(self._untied).keys() - self._expected.keys()
         self._llm: Any = None
         self._sleeps = sleep and torch.cuda.is_available()
+        self._asleep: set[str] = set()
         self._settings: dict[str, Any] = {
             "dtype": dtype,
             "max_model_len": self.max_length,
@@ -170,7 +171,7 @@ class VLLMEngine:
             )
             for prompt_seed in prompt_seeds(prompts, seed)
         ]
-        self._wake(["weights", "kv_cache"])
+        self._wake({"weights", "kv_cache"})
         requests = [{"prompt_token_ids": prompt.token_ids.tolist()} for prompt in prompts]
         outputs = self._llm.generate(requests, parameters, use_tqdm=False)
         self._sleep()
@@ -212,6 +213,7 @@ class VLLMEngine:
         if self._llm is None:
             return
         llm, self._llm, self.policy_version = self._llm, None, -1
+        self._asleep = set()
         llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
@@ -239,20 +241,22 @@ class VLLMEngine:
             raise EngineError(f"vLLM does not take version {version} of the weights, started anew: {error}") from error
 
     def _reload(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
-        self._wake(["weights"])
+        self._wake({"weights"})
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
         # Blocks of the cache hold keys and values of the old weights.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not clear its prefix cache: requests are still running")
 
-    def _wake(self, tags: list[str]) -> None:
-        if self._sleeps:
-            self._llm.wake_up(tags=tags)
+    def _wake(self, parts: set[str]) -> None:
+        if asleep := parts & self._asleep:  # vLLM must not be woken where it is awake
+            self._llm.wake_up(tags=sorted(asleep))
+            self._asleep -= asleep
 
     def _sleep(self) -> None:
         # Level 1 keeps a copy of the weights in host memory, so that an evaluation needs no new sync.
         if self._sleeps:
             self._llm.sleep(level=1)
+            self._asleep = {"weights", "kv_cache"}
 
     def _completion(self, output: Any, sampling: Sampling) -> Completion:
         flat = output.logprobs

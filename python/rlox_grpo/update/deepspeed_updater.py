@@ -103,13 +103,14 @@ class DeepSpeedUpdater:
         return ((name, self._whole(parameter)) for name, parameter in self._model.named_parameters())
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments as ``{"<parameter>/<moment>": tensor}``, whole, on the CPU; a collective over ranks."""
+        """Moments as ``{"<parameter>/<moment>": tensor}``, on rank 0's CPU; a collective that gives others none."""
         if self._started is None or not self._steps:
             return {f"{name}/{key}": value for name, state in self._moments.items() for key, value in state.items()}
         return {
             f"{name}/{moment}": value
             for name, parameter in self._named.items()
             for moment, value in self._state_of(parameter).items()
+            if self._ranks.is_first
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,0 +1,57 @@
+"""The worker extension on a scripted worker: what it refuses, and how it ends when a reload fails half-way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rlox_grpo.engines.vllm_worker import HALF_LOADED, WeightReceiver
+
+
+@pytest.fixture
+def worker(make_tiny_model, tmp_path):
+    make_tiny_model("qwen2").save_pretrained(tmp_path / "model")
+    worker = WeightReceiver()
+    worker.model_config = SimpleNamespace(model=str(tmp_path / "model"))
+    worker.loaded = []
+    worker.reload_weights = lambda weights_iterator: worker.loaded.extend(weights_iterator)
+    return worker
+
+
+def test_whole_weights_are_loaded(worker, make_tiny_model, tmp_path):
+    make_tiny_model("qwen2").save_pretrained(tmp_path / "new")
+    assert worker.rlox_load(str(tmp_path / "new" / "model.safetensors")) == {"loaded": len(worker.rlox_manifest())}
+    assert {name: list(tensor.shape) for name, tensor in worker.loaded} == worker.rlox_manifest()
+
+
+def test_other_weights_are_refused_before_the_reload(worker, tmp_path):
+    save_file({"lm_head.weight": torch.zeros(2)}, tmp_path / "few.safetensors")
+    (tmp_path / "text.safetensors").write_text("no tensors")
+    for name in ("few", "text", "absent"):
+        refused = worker.rlox_load(str(tmp_path / f"{name}.safetensors"))["refused"]
+        assert f"{name}.safetensors" in refused
+    assert worker.loaded == []
+
+
+def test_a_half_loaded_worker_ends(worker, tmp_path):
+    program = f"""
+from types import SimpleNamespace
+from rlox_grpo.engines.vllm_worker import WeightReceiver
+
+def fail(weights_iterator):
+    next(weights_iterator)
+    raise AssertionError("wrong shape, half-way")
+
+worker = WeightReceiver()
+worker.model_config = SimpleNamespace(model={str(tmp_path / "model")!r})
+worker.reload_weights = fail
+worker.rlox_load({str(tmp_path / "model" / "model.safetensors")!r})
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == HALF_LOADED
+    assert "AssertionError: wrong shape, half-way" in ended.stderr
