@@ -103,6 +103,7 @@ def serve(
         say: Told what happens, a line at a time.
 
     Raises:
+        ValueError: on the CPU, a model whose output layer is its embeddings.
         EngineError: a server did not start, or died once more than ``restarts``; names it and the end of its log.
     """
     check_vllm_version()
@@ -115,6 +116,7 @@ def serve(
         command = _command(model, host, own_port, dtype, max_length, vllm_arguments)
         log = (logs / f"server_{own_port}.log").resolve()
         servers.append(_Server(f"http://{host}:{own_port}", command, _environment(token), log, restarts))
+    _refuse_tied_on_the_cpu(model)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         for server in servers:
@@ -188,7 +190,8 @@ def _command(
     if _has_gpu():
         command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
     else:
-        command += ["--enforce-eager"]
+        # vLLM 0.32 winds a seeded request's generator back after each part of its prompt; the CPU's cannot.
+        command += ["--enforce-eager", "--no-enable-chunked-prefill"]
     return [*command, *vllm_arguments]
 
 
@@ -221,6 +224,19 @@ def _refuse_taken(host: str, port: int) -> None:
         socket.create_server((host, port)).close()
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def _refuse_tied_on_the_cpu(model: str) -> None:
+    """On the CPU vLLM 0.32 packs a tied output layer when it starts, and keeps it when new weights come."""
+    if _has_gpu():
+        return
+    from transformers import AutoConfig
+
+    if getattr(AutoConfig.from_pretrained(model).get_text_config(decoder=True), "tie_word_embeddings", False):
+        raise ValueError(
+            f"{model} ties its output layer to its embeddings, and on the CPU vLLM would go on sampling from the first "
+            "output layer: take engine='vllm', or a model with an output layer of its own"
+        )
 
 
 def _has_gpu() -> bool:
