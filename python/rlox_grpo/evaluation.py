@@ -8,9 +8,10 @@ from typing import Any, Literal
 import numpy as np
 
 from rlox_grpo.engines import GenerationEngine
-from rlox_grpo.exchange import exchange_scores, generate_share
+from rlox_grpo.exchange import exchange_scores
 from rlox_grpo.ranks import Ranks
 from rlox_grpo.rewards import RewardFn, score
+from rlox_grpo.rollout import generate
 from rlox_grpo.types import Prompt, Sampling, ScoredGroup
 
 RIGHT = 1.0
@@ -37,7 +38,8 @@ def evaluate(
         ``rewards/<name>``; and the scored groups.
     """
     ranks = ranks or Ranks()
-    mine = generate_share(engine, prompts, samples, sampling, seed, ranks)
+    share = ranks.share(len(prompts))
+    mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share)
     groups = exchange_scores(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
     first = next(iter(groups[0].components))
     right = np.stack([group.components[first] >= RIGHT for group in groups])  # [B, samples]; NaN is not right

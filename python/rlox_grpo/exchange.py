@@ -13,20 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from rlox_grpo.engines import GenerationEngine
 from rlox_grpo.ranks import Ranks
-from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup
-
-
-def generate_share(
-    engine: GenerationEngine, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, ranks: Ranks
-) -> list[RolloutGroup]:
-    """Sample this rank's part of ``engine.generate(prompts, …)``: what a single process would have sampled for them."""
-    if ranks.size == 1:
-        return engine.generate(prompts, group_size, sampling, seed)
-    share = ranks.share(len(prompts))
-    mine = prompts[share]
-    return engine.generate(mine, group_size, sampling, seed, first_prompt=share.start) if mine else []
+from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
 
 def exchange_scores(mine: Sequence[ScoredGroup], prompts: Sequence[Prompt], ranks: Ranks) -> list[ScoredGroup]:
