@@ -60,7 +60,7 @@ def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBas
     if config.gradient_checkpointing:
         _checkpoint_activations(model)
     return Policy(
-        model, tokenizer, _end_tokens(model, tokenizer), _sampled_vocabulary(model, tokenizer), _positions(model)
+        model, tokenizer, _end_tokens(model, tokenizer), _sampled_vocabulary(model, tokenizer), max_positions(model)
     )
 
 
@@ -151,9 +151,10 @@ def _sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | None) -
     return known
 
 
-def _positions(model: nn.Module) -> int | None:
+def max_positions(model: nn.Module) -> int | None:
+    """The longest sequence that the model states to take, or None."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         return None
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return None if limit is None else int(limit)
+    limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None

@@ -22,6 +22,7 @@ from rlox_grpo.engines.live_rows import LiveRows, NonFiniteLogitsError, RowId, S
 from rlox_grpo.engines.sampling import check_sampling
 from rlox_grpo.engines.stop_strings import StopStrings, decode
 from rlox_grpo.engines.weight_sync import policy_weights
+from rlox_grpo.loading import max_positions
 from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
 
 __all__ = ["HFEngine", "NonFiniteLogitsError"]
@@ -111,7 +112,7 @@ class HFEngine:
         self.shares_prefixes = self.uses_cache and can_share_prefixes(model)
         self.exact = autocast_dtype is None
         self.policy_version = 0
-        self.max_length = _max_positions(model)
+        self.max_length = max_positions(model)
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
@@ -257,14 +258,6 @@ def _vocab_size(model: nn.Module) -> int | None:
         return None
     embeddings: Any = model.get_input_embeddings  # peft and transformers alike
     return int(embeddings().weight.shape[0])
-
-
-def _max_positions(model: nn.Module) -> int | None:
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "get_text_config"):
-        return None
-    limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def _sliding_window(model: nn.Module) -> float:
