@@ -164,11 +164,47 @@ def test_rows_that_finish_leave_the_batch(make_tiny_model: Any) -> None:
     sizes: list[int] = []
     model.register_forward_pre_hook(lambda _, __, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True)
     groups = engine.generate(MIXED, 4, Sampling(30, stop_token_ids=tuple(range(5, 15))), seed=0)
-    # After the prefill, a forward runs each live row once: the row-steps are the tokens but the first of each row.
-    row_steps = sum(len(completion.token_ids) - 1 for group in groups for completion in group.completions)
+    # After the prefill, a forward runs each live row once, and rows that agree so far as one.
     assert sizes[0] == len(MIXED)
-    assert sum(sizes[1:]) == row_steps
-    assert sizes[1:] == sorted(sizes[1:], reverse=True)
+    assert sizes[1:] == distinct_beginnings(groups)
+
+
+def distinct_beginnings(groups: list[RolloutGroup]) -> list[int]:
+    """For each length from 1: the beginnings so long that some completion of the group goes on from."""
+    rows = [[tuple(ids) for ids in group] for group in tokens(groups)]
+    longest = max(len(row) for group in rows for row in group)
+    return [
+        sum(len({row[:length] for row in group if len(row) > length}) for group in rows) for length in range(1, longest)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "share_prefixes"),
+    [(name, False) for name in CACHED] + [(name, True) for name in CACHED if name != "gemma2"],
+)
+def test_rows_that_agree_so_far_are_run_as_one(make_tiny_model: Any, architecture: str, share_prefixes: bool) -> None:
+    model = make_tiny_model(architecture)
+    engine = HFEngine(model)
+    assert engine.shares_prefixes or not share_prefixes
+    engine.shares_prefixes = share_prefixes
+    sizes: list[int] = []
+    noting = model.register_forward_pre_hook(
+        lambda _, __, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    sampling = Sampling(20, temperature=0.25, stop_token_ids=tuple(range(5, 15)))
+    groups = engine.generate(MIXED, 6, sampling, seed=2)
+    noting.remove()
+    assert sizes[1:] == distinct_beginnings(groups)
+    alive = [sum(len(row) > length for group in tokens(groups) for row in group) for length in range(1, len(sizes))]
+    together = [lines < rows for lines, rows in zip(sizes[1:], alive, strict=True)]
+    assert sum(together) > 3  # rows stay together for a while, and part at different times
+    assert len(set(sizes[1:])) > 3
+    for prompt, group in zip(MIXED, groups, strict=True):
+        for completion in group.completions:
+            want = fresh_log_probs(model, prompt, completion, 0.25)
+            # float32 noise of a two-layer model, divided by the temperature
+            np.testing.assert_allclose(completion.log_probs, want, atol=8e-5, rtol=0)
+    assert tokens(HFEngine(model, max_rows=4).generate(MIXED, 6, sampling, seed=2)) == tokens(groups)
 
 
 def test_seeds(make_tiny_model: Any) -> None:

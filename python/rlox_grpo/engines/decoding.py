@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from rlox_grpo.engines.kv_cache import PrefilledPrompts, RowCache
 from rlox_grpo.engines.live_rows import LiveRows, RowId
+from rlox_grpo.engines.shared_lines import SharedLines
 from rlox_grpo.engines.shared_prefix import SharedPrefixCache
 from rlox_grpo.forward import can_pack, close_activations, split_model
 from rlox_grpo.types import Int64Array
@@ -48,26 +49,30 @@ def decode_with_cache(
 ) -> None:
     """Sample every row by continuous batching: a finished row's place goes to a waiting one.
 
-    Each prompt is run once; its keys and values are shared by the rows of its group, or copied to each. Longest
-    prompts start first, so that prompts prefilled together are of like length, and a late one always fits beside the
-    live rows.
+    Each prompt is run once; its keys and values are shared by the rows of its group, or copied to each. Rows go on as
+    one while they sample the same tokens. Longest prompts start first, so that prompts prefilled together are of like
+    length, and a late one always fits beside the live rows.
     """
     waiting = _WaitingRows(model, prompts, group_size, rows.device)
     cache = (SharedPrefixCache if share_prefixes else RowCache)(max_rows, rows.device)
+    lines = SharedLines(cache, rows.device)
     while waiting or len(rows):
         free = max_rows - len(rows)
         if waiting and (free >= max_rows * _REFILL_FRACTION or not len(rows)):
             ids, prefilled, which = waiting.take(free)
-            cache.add_rows(prefilled, which)
+            lines.add_rows(prefilled, which)
             rows.add(ids, prefilled.logits[torch.from_numpy(which).to(rows.device)])
         else:
             cache.make_room()
-            logits = model(input_ids=rows.last_tokens(), use_cache=True, **cache.model_options()).logits[:, -1]
+            newest = lines.tokens(rows.last_tokens())
+            logits = model(input_ids=newest, use_cache=True, **cache.model_options()).logits[:, -1]
             cache.advance()
-            rows.draw(logits)
+            rows.draw(lines.logits(logits))
         moved = rows.retire()
         if moved is not None:
-            cache.move_rows(*moved, remaining=len(rows))
+            lines.move_rows(*moved, remaining=len(rows))
+        if len(rows):
+            lines.part(rows.last_tokens())
 
 
 @torch.no_grad()

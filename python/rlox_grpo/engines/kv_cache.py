@@ -115,6 +115,18 @@ class RowCache:
         extent.rows = remaining
         self._starts_changed()
 
+    def copy_rows(self, source: Int64Array) -> None:
+        """Append live rows: copies of rows ``source``."""
+        extent = self._extent
+        rows, columns = slice(extent.rows, extent.rows + len(source)), slice(extent.begin, extent.end)
+        device_source = torch.from_numpy(source).to(self._device)
+        for layer in self._layers:
+            layer.keys[rows, :, columns] = layer.keys[device_source, :, columns]
+            layer.values[rows, :, columns] = layer.values[device_source, :, columns]
+        self._starts[rows] = self._starts[source]
+        extent.rows += len(source)
+        self._starts_changed()
+
     def make_room(self) -> None:
         """Make sure that one more column can be written."""
         if self._extent.end == self._layers[0].keys.shape[2]:

@@ -63,6 +63,12 @@ class SharedPrefixCache:
         if remaining:
             self._rows_changed()
 
+    def copy_rows(self, source: Int64Array) -> None:
+        """Append live rows: copies of rows ``source``."""
+        self._own.copy_rows(source)
+        self._slot_of_row = np.concatenate([self._slot_of_row, self._slot_of_row[source]])
+        self._rows_changed()
+
     def make_room(self) -> None:
         """Make sure that one more column can be written."""
         self._own.make_room()
