@@ -30,14 +30,15 @@ def inputs(dtype=torch.float64, bias=True):
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 @pytest.mark.parametrize("bias", [True, False])
-def test_values_and_gradients_equal_full_logits(tile, softcap, scale, bias):
+@pytest.mark.parametrize("kept_bytes", [0, 11 * V * 8, None])
+def test_values_and_gradients_equal_full_logits(tile, softcap, scale, bias, kept_bytes):
     hidden, weight, offset, token_ids = inputs(bias=bias)
     head = OutputHead(weight, offset, scale, softcap)
     weights = torch.linspace(-1, 1, M, dtype=torch.float64)
     expected, expected_entropy = full(hidden, token_ids, head, 0.7)
     leaves = [hidden, weight] + ([offset] if bias else [])
     expected_gradients = torch.autograd.grad((expected * weights).sum(), leaves)
-    found, entropy = token_log_probs(hidden, token_ids, head, temperature=0.7, tile=tile)
+    found, entropy = token_log_probs(hidden, token_ids, head, temperature=0.7, tile=tile, kept_bytes=kept_bytes)
     gradients = torch.autograd.grad((found * weights).sum(), leaves)
     # float64: only the order of sums differs
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -85,25 +86,51 @@ def test_bfloat16_is_normalised_in_float32():
     assert weight.grad.dtype == torch.bfloat16
 
 
-def test_full_logits_never_exist():
-    """Peak allocation grows with the tile, not with tokens × vocabulary."""
+class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the most elements that any operation gave, of those it was not given."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        found = out if isinstance(out, (tuple, list)) else [out]
+        self.size = max([self.size, *(tensor.numel() for tensor in found if torch.is_tensor(tensor))])
+        return out
+
+
+@pytest.mark.parametrize("kept_tiles", [0, 3])
+def test_full_logits_never_exist(kept_tiles):
+    """Peak allocation is the tile's or the budget's, whatever tokens × vocabulary is."""
     tokens, vocabulary = 4096, 16384
     hidden = torch.randn(tokens, 4, requires_grad=True)
     weight = torch.randn(vocabulary, 4, requires_grad=True)
-    sizes = []
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            sizes.extend(t.numel() for t in (out if isinstance(out, (tuple, list)) else [out]) if torch.is_tensor(t))
-            return out
-
-    with Watch():
+    with LargestTensor() as largest:
         log_probs, _ = token_log_probs(
-            hidden, torch.zeros(tokens, dtype=torch.int64), OutputHead(weight), tile=(64, 1024)
+            hidden,
+            torch.zeros(tokens, dtype=torch.int64),
+            OutputHead(weight),
+            tile=(64, 1024),
+            kept_bytes=(kept_tiles * 64 + 63) * vocabulary * 4,
         )
         log_probs.sum().backward()
-    assert max(sizes) == 64 * 1024
+    assert largest.size == max(64 * 1024, kept_tiles * 64 * vocabulary)
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_logits_are_kept_for_a_backward_pass_alone(needed):
+    hidden, weight, _, token_ids = inputs(bias=False)
+    with LargestTensor() as largest, torch.set_grad_enabled(needed):
+        token_log_probs(hidden, token_ids, OutputHead(weight), tile=(2, 3))
+    assert largest.size == M * V if needed else largest.size < 2 * M
+
+
+def test_a_second_backward_pass_finds_the_kept_logits_as_they_were():
+    hidden, weight, _, token_ids = inputs(bias=False)
+    log_probs, _ = token_log_probs(hidden, token_ids, OutputHead(weight), tile=(2, 3))
+    first = torch.autograd.grad(log_probs.sum(), weight, retain_graph=True)[0]
+    assert torch.equal(torch.autograd.grad(log_probs.sum(), weight)[0], first)
 
 
 def test_entropies_are_left_out_when_nobody_reads_them():
