@@ -12,7 +12,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rlox_grpo.choices import KLEstimator, KLSchedule, PolicyLoss
+from rlox_grpo.choices import KLEstimator, KLSchedule, LossAggregation, PolicyLoss
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.prompt_templates import TEMPLATES
 from rlox_grpo.sinks import SinkName
@@ -135,9 +135,7 @@ class GRPOConfig(BaseModel):
     # Loss
     clip_low: float = Field(0.2, ge=0, le=1, description="ε below: the ratio is clipped at 1 − clip_low.")
     clip_high: float = Field(0.2, ge=0, description="ε above: the ratio is clipped at 1 + clip_high.")
-    loss_aggregation: Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum"] = Field(
-        "sequence_mean", description="How token losses become one number."
-    )
+    loss_aggregation: LossAggregation = Field("sequence_mean", description="How token losses become one number.")
     kl_coef: float = Field(0.0, ge=0, description="Weight β of the KL penalty against the reference policy.")
     kl_estimator: KLEstimator = Field("k3", description="Per-token estimator of that KL.")
     policy_loss: PolicyLoss = Field("clip", description="What a token's loss is; see rlox_grpo.policy_loss.")
@@ -203,6 +201,7 @@ class GRPOConfig(BaseModel):
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Where the decay ends, as a share of the peak.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decay, on matrices only.")
+    decay_vectors: bool = Field(False, description="Decay norms and biases too.")
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     adam_epsilon: float = Field(1e-8, gt=0)

@@ -31,6 +31,7 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
     - ``abs``: |d|.
     - ``k1+``, ``k3+``, ``abs+``: the value of the estimator with the gradient of k2, as in verl.
     - ``k1_inverted``: d, k1 with the wrong sign; only to reproduce code that has it (the preset ``r1_blog``).
+    - ``k3_clamped``: k3, at most 10 and there without a gradient, as in verl (the preset ``verl``).
 
     The divergence summed over the whole vocabulary is not among them: it needs both distributions at every position,
     and the reference hands over the log-probs of the tokens taken.
@@ -47,6 +48,8 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
         return difference.square() / 2
     if estimator == "k3":
         return torch.expm1(difference) - difference
+    if estimator == "k3_clamped":
+        return (torch.expm1(difference) - difference).clamp(max=10.0)
     if estimator == "abs":
         return difference.abs()
     if estimator == "k1+" or estimator == "k3+" or estimator == "abs+":

@@ -7,7 +7,7 @@ micro-batch losses add up to the step's loss. A masked position contributes exac
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ def aggregate(
     - ``token_mean``: sum over the number of tokens (DAPO, arXiv:2503.14476, eq. 8).
     - ``fixed_length``: sum over sequences × ``max_length`` (Dr. GRPO, arXiv:2503.20783).
     - ``sequence_sum``: mean over sequences of the sum over a sequence's tokens.
+    - ``sequence_mean_shifted``: ``sequence_mean`` whose count, but not its sum, leaves out a token at ``max_length``;
+      only to reproduce code whose count is shifted by one (the preset ``rl_from_scratch``).
 
     Args:
         values: any float dtype; positions outside ``mask`` may hold anything, NaN included.
@@ -45,10 +47,11 @@ def aggregate(
         how: one of the above.
         num_loss_tokens: tokens of the whole optimizer step; this tensor's own when None.
         num_sequences: sequences of the whole optimizer step that hold a token; this tensor's own when None.
-        max_length: tokens that every sequence counts for under ``fixed_length``.
+        max_length: tokens that every sequence counts for under ``fixed_length``; the longest completion's under
+            ``sequence_mean_shifted``.
 
     Raises:
-        ValueError: unknown ``how``; shapes that differ; a ``max_length`` that is missing under ``fixed_length``.
+        ValueError: unknown ``how``; shapes that differ; a ``max_length`` that is missing where it is needed.
     """
     if values.shape != mask.shape:
         raise ValueError(f"values has shape {tuple(values.shape)} and mask {tuple(mask.shape)}: they must be equal")
@@ -65,11 +68,13 @@ def aggregate(
         return kept.sum() / tokens
     if how == "sequence_sum":
         return kept.sum() / sequences
+    if how not in ("fixed_length", "sequence_mean_shifted"):
+        raise ValueError(f"how is {how!r}: expected one of {', '.join(get_args(LossAggregation))}")
+    if max_length is None or max_length < 1:
+        raise ValueError(f"max_length is {max_length}: loss_aggregation={how!r} needs a positive length")
     if how == "fixed_length":
-        if max_length is None or max_length < 1:
-            raise ValueError(f"max_length is {max_length}: loss_aggregation='fixed_length' needs a positive length")
         return kept.sum() / (sequences * max_length)
-    raise ValueError(f"how is {how!r}: expected 'sequence_mean', 'token_mean', 'fixed_length' or 'sequence_sum'")
+    return (kept.sum(dim=-1) / lengths.clamp(max=max_length - 1).clamp(min=1)).sum() / sequences
 
 
 def grpo_loss(

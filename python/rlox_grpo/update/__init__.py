@@ -60,6 +60,7 @@ def make_updater(
     """
     options: dict[str, Any] = {
         "weight_decay": config.weight_decay,
+        "decay_vectors": config.decay_vectors,
         "betas": (config.adam_beta1, config.adam_beta2),
         "epsilon": config.adam_epsilon,
         "max_grad_norm": config.max_grad_norm,
