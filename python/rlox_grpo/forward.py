@@ -2,8 +2,8 @@
 
 Three ways, the first that a model allows, chosen when the trainer is made by trying it on a few tokens:
 
-- packed: whole groups in one row, each prompt once, no padding, no logits (:mod:`rlox_grpo.packed_attention`); a batch
-  in which that spares little goes the next way (:data:`WORTH_PACKING`);
+- packed: whole groups in one row, each prompt and whatever else completions begin with once, no padding, no logits
+  (:mod:`rlox_grpo.packed_row`); a batch in which that spares little goes the next way (:data:`WORTH_PACKING`);
 - by hidden states: padded rows, no logits;
 - by logits: padded rows, for any module with ``forward(input_ids) -> logits``.
 
@@ -25,7 +25,9 @@ from transformers import PreTrainedModel
 
 from rlox_grpo.log_probs import OutputHead, token_log_probs
 from rlox_grpo.packed_attention import NAME as PACKED_ATTENTION
-from rlox_grpo.packed_attention import NO_MASK, packed_layout
+from rlox_grpo.packed_attention import NO_MASK
+from rlox_grpo.packed_row import PackedRow, packed_row
+from rlox_grpo.prefix_tree import PrefixTree, prefix_tree
 from rlox_grpo.types import Batch
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ class Forward:
     :func:`make_forward` is asked for them.
 
     Attributes:
-        shares_prompts: Whether a prompt that neighbouring rows share is forwarded once where that pays.
+        shares_prompts: Whether what neighbouring rows of a prompt share is forwarded once where that pays.
     """
 
     compute: Callable[[Batch], tuple[Tensor, Tensor]]
@@ -108,33 +110,36 @@ def make_forward(
     def arithmetic(device: torch.device) -> AbstractContextManager[object]:
         return nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
 
-    def of_hidden(hidden: Tensor, batch: Batch, split: SplitModel) -> tuple[Tensor, Tensor]:
-        """``hidden [M, H]``, of the positions that predict the tokens under ``loss_mask``, in row order."""
-        if autocast_dtype is not None:
-            hidden = hidden.to(autocast_dtype)
-        log_probs, entropy = token_log_probs(
-            hidden,
-            batch.completion_ids[batch.loss_mask],
+    def of_hidden(hidden: Tensor, token_ids: Tensor, split: SplitModel) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies ``[M]`` of tokens that ``hidden [M, H]`` predicts."""
+        return token_log_probs(
+            hidden if autocast_dtype is None else hidden.to(autocast_dtype),
+            token_ids,
             split.output_head(vocabulary),
             temperature=temperature,
             with_entropy=wants_entropy(),
             entropy_gradient=entropy_gradient and torch.is_grad_enabled(),
         )
-        return _rectangle(log_probs, batch.loss_mask), _rectangle(entropy, batch.loss_mask)
 
     def packed(batch: Batch) -> tuple[Tensor, Tensor]:
         assert split is not None
-        if not worth_packing(batch):
+        tree = prefix_tree(batch)
+        if not worth_packing(tree, batch):
             return by_hidden_states(batch)
+        row = packed_row(tree, batch)
         with arithmetic(batch.input_ids.device):
-            hidden = _packed_hidden(split.decoder, batch)
-        return of_hidden(hidden, batch, split)
+            hidden = _packed_hidden(split.decoder, row)
+        log_probs, entropy = of_hidden(hidden, row.predicted_ids, split)
+        of = row.predicted_of
+        return _rectangle(log_probs[of], batch.loss_mask), _rectangle(entropy[of], batch.loss_mask)
 
     def by_hidden_states(batch: Batch) -> tuple[Tensor, Tensor]:
         assert split is not None
         with arithmetic(batch.input_ids.device):
             hidden = split.decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [N, L, H]
-        return of_hidden(hidden[_predicting_positions(batch)], batch, split)
+        token_ids = batch.completion_ids[batch.loss_mask]
+        log_probs, entropy = of_hidden(hidden[_predicting_positions(batch)], token_ids, split)
+        return _rectangle(log_probs, batch.loss_mask), _rectangle(entropy, batch.loss_mask)
 
     def by_logits(batch: Batch) -> tuple[Tensor, Tensor]:
         with arithmetic(batch.input_ids.device):
@@ -157,51 +162,21 @@ def make_forward(
     return Forward(by_hidden_states, shares_prompts=False)
 
 
-def _packed_hidden(decoder: nn.Module, batch: Batch) -> Tensor:
-    """Hidden states ``[M, H]`` that predict the tokens under ``loss_mask``, each prompt forwarded once."""
-    device = batch.input_ids.device
-    prompt_index, prompt_lengths, lengths, ids = (
-        tensor.cpu()
-        for tensor in (batch.prompt_index, batch.prompt_lengths, batch.completion_mask.sum(dim=1), batch.input_ids)
-    )
-    groups = [rows.tolist() for rows in torch.split(torch.arange(len(ids)), _run_lengths(prompt_index))]
-    # A completion's last token predicts nothing that is asked for, so it is not forwarded.
-    forwarded = [[max(int(lengths[row]) - 1, 0) for row in rows] for rows in groups]
-    layout = packed_layout([int(prompt_lengths[rows[0]]) for rows in groups], forwarded, device)
-    tokens, positions = [], []
-    for rows, counts in zip(groups, forwarded, strict=True):
-        prompt = int(prompt_lengths[rows[0]])
-        tokens.append(ids[rows[0], :prompt])
-        positions.append(torch.arange(prompt))
-        for row, count in zip(rows, counts, strict=True):
-            tokens.append(ids[row, prompt : prompt + count])
-            positions.append(torch.arange(prompt, prompt + count))
+def _packed_hidden(decoder: nn.Module, row: PackedRow) -> Tensor:
+    """Hidden states ``[K, H]`` that predict the row's distinct tokens."""
     hidden: Tensor = decoder(
-        input_ids=torch.cat(tokens)[None].to(device),
-        position_ids=torch.cat(positions)[None].to(device),
-        attention_mask=NO_MASK.to(device),
+        input_ids=row.input_ids[None],
+        position_ids=row.position_ids[None],
+        attention_mask=NO_MASK.to(row.input_ids.device),
         use_cache=False,
-        packed_layout=layout,
+        packed_layout=row.layout,
     ).last_hidden_state[0]  # [S, H]
-    # Token 0 of a completion is predicted by its prompt's last token, token t by the completion's token t − 1.
-    last_of_prompt = torch.tensor([middle - 1 for _, middle, _ in layout.spans], device=device)[layout.prompt_of]
-    predicting = torch.cat([last_of_prompt[:, None], layout.completion_index], dim=1)[:, : batch.loss_mask.shape[1]]
-    return hidden[predicting[batch.loss_mask]]
+    return hidden[row.predicting]
 
 
-def worth_packing(batch: Batch) -> bool:
+def worth_packing(tree: PrefixTree, batch: Batch) -> bool:
     """Whether the packed row spares enough of the padded rows' tokens; the same for every model that sees the batch."""
-    first = torch.ones_like(batch.prompt_index, dtype=torch.bool)
-    first[1:] = batch.prompt_index[1:] != batch.prompt_index[:-1]
-    completions = (batch.completion_mask.sum(dim=1) - 1).clamp(min=0)  # the last token is not forwarded
-    tokens = int(batch.prompt_lengths[first].sum() + completions.sum())
-    return tokens <= WORTH_PACKING * batch.input_ids.numel()
-
-
-def _run_lengths(values: Tensor) -> list[int]:
-    """Lengths of the runs of equal neighbours."""
-    counts: list[int] = torch.unique_consecutive(values, return_counts=True)[1].tolist()
-    return counts
+    return tree.num_tokens <= WORTH_PACKING * batch.input_ids.numel()
 
 
 def can_pack(split: SplitModel) -> bool:
@@ -224,7 +199,8 @@ def can_pack(split: SplitModel) -> bool:
                 _predicting_positions(batch)
             ]
             decoder.set_attn_implementation(PACKED_ATTENTION)
-            same = close_activations(_packed_hidden(decoder, batch), expected)
+            row = packed_row(prefix_tree(batch), batch)
+            same = close_activations(_packed_hidden(decoder, row)[row.predicted_of], expected)
     except (ValueError, TypeError, RuntimeError, IndexError, KeyError) as error:
         logger.info("%s: %s", type(decoder).__name__, error)
         same = False
@@ -237,11 +213,11 @@ def can_pack(split: SplitModel) -> bool:
 
 
 def _trial_batch(device: torch.device, vocabulary: int) -> Batch:
-    """Two prompts of 3 and 2 tokens, two completions each of 1 to 4 tokens."""
+    """Two prompts of 3 and 2 tokens, two completions each of 1 to 4 tokens; the first two begin alike."""
     prompt_lengths, lengths = torch.tensor([3, 3, 2, 2]), torch.tensor([2, 4, 1, 3])
     mask = torch.arange(4) < lengths[:, None]
     ids = (torch.arange(28).reshape(4, 7) * 5 + 3) % vocabulary
-    ids[1, :3], ids[3, :2] = ids[0, :3], ids[2, :2]
+    ids[1, :4], ids[3, :2] = ids[0, :4], ids[2, :2]
     completion_ids = torch.stack([row[p : p + 4] for row, p in zip(ids, prompt_lengths.tolist(), strict=True)])
     return Batch(
         input_ids=ids.to(device),

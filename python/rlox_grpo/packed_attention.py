@@ -1,15 +1,15 @@
 """Attention over whole groups packed into one row: each prompt stands there once, and all its completions look at it.
 
 A group's G completions share their prompt. Other trainers forward it G times; here it is forwarded once, with
-gradient, and nothing is padded outside attention. What a completion token attends to is its prompt and its own past,
-so its softmax is computed in two parts that are merged by their log normalisers; the backward pass of each part is the
-ordinary one given the merged output and normaliser (the identity that ring attention rests on, arXiv:2310.01889).
+gradient, as is what completions have in common (:mod:`rlox_grpo.prefix_tree`), and nothing is padded outside attention.
+What a completion token attends to is its prompt and its own past, so its softmax is computed in two parts that are
+merged by their log normalisers; the backward pass of each part is the ordinary one given the merged output and
+normaliser (the identity that ring attention rests on, arXiv:2310.01889).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,11 @@ class PackedLayout:
     Attributes:
         prompt_index: ``int64 [B, P]``, places of each group's prompt tokens.
         prompt_mask: ``bool [B, P]``.
-        completion_index: ``int64 [N, T]``, places of each row's completion tokens; they follow their group's prompt.
-        completion_mask: ``bool [N, T]``.
-        prompt_of: ``int64 [N]``, the group of each row.
+        completion_index: ``int64 [R, T]``, places of each row's completion tokens; they follow their group's prompt.
+            Rows that begin alike name the same places; a row that has no token of its own is not there.
+        completion_mask: ``bool [R, T]``.
+        completion_owned: ``bool [R, T]``, where a row's attention is its place's; each place has one such row.
+        prompt_of: ``int64 [R]``, the group of each row.
         spans: for each group the bounds of its prompt and of its completions, ``(start, middle, end)``.
         longest: tokens of the longest prompt and completion together.
     """
@@ -41,6 +43,7 @@ class PackedLayout:
     prompt_mask: Tensor
     completion_index: Tensor
     completion_mask: Tensor
+    completion_owned: Tensor
     prompt_of: Tensor
     spans: tuple[tuple[int, int, int], ...]
     longest: int
@@ -65,42 +68,6 @@ class SharedPrefix:
     slot_of_row: Tensor
     place_of_row: Tensor
     own_mask: Tensor | None = None
-
-
-def packed_layout(
-    prompt_lengths: Sequence[int], completion_lengths: Sequence[Sequence[int]], device: torch.device
-) -> PackedLayout:
-    """The layout of groups given by their prompts' and completions' lengths, group after group."""
-    spans, rows, prompts, start = [], [], [], 0
-    for prompt_length, lengths in zip(prompt_lengths, completion_lengths, strict=True):
-        middle = place = start + prompt_length
-        prompts.append(range(start, middle))
-        for length in lengths:
-            rows.append(range(place, place + length))
-            place += length
-        spans.append((start, middle, place))
-        start = place
-    prompt_index, prompt_mask = _table(prompts)
-    completion_index, completion_mask = _table(rows)
-    group_sizes = torch.tensor([len(lengths) for lengths in completion_lengths])
-    longest = max(p + max(lengths, default=0) for p, lengths in zip(prompt_lengths, completion_lengths, strict=True))
-    return PackedLayout(
-        prompt_index.to(device),
-        prompt_mask.to(device),
-        completion_index.to(device),
-        completion_mask.to(device),
-        torch.arange(len(spans)).repeat_interleave(group_sizes).to(device),
-        tuple(spans),
-        longest,
-    )
-
-
-def _table(rows: Sequence[range]) -> tuple[Tensor, Tensor]:
-    lengths = torch.tensor([len(row) for row in rows])
-    starts = torch.tensor([row.start for row in rows])
-    steps = torch.arange(int(lengths.max()) if len(rows) else 0)
-    mask = steps < lengths[:, None]
-    return torch.where(mask, starts[:, None] + steps, 0), mask
 
 
 def packed_attention(
@@ -166,11 +133,11 @@ class _TwoPartAttention(torch.autograd.Function):
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         stats = torch.float64 if q.dtype == torch.float64 else torch.float32
         normaliser = torch.empty(q.shape[:2], dtype=stats)  # [S, H]
-        for index, mask in _tables(layout):
+        for index, _, owned in _tables(layout):
             part, log_sum = _flash(_rows(q, index), _rows(k, index), _rows(v, index), 0.0, True, scale=scale)
-            places = index[mask]
-            out[places] = part.transpose(1, 2)[mask]
-            normaliser[places] = log_sum.transpose(1, 2)[mask]
+            places = index[owned]
+            out[places] = part.transpose(1, 2)[owned]
+            normaliser[places] = log_sum.transpose(1, 2)[owned]
         for start, middle, end in layout.spans:
             if middle == end:
                 continue
@@ -193,10 +160,13 @@ class _TwoPartAttention(torch.autograd.Function):
         layout, scale = ctx.layout, ctx.scale
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         grad_out = grad_outputs[0][0].contiguous()
-        grad_q, grad_k, grad_v = (torch.empty(t.shape, dtype=t.dtype) for t in (q, k, v))
-        for index, mask in _tables(layout):
-            # Padding repeats place 0; its output gradient is set to zero, so nothing flows through it.
-            grad_rows = _rows(grad_out, index) * mask[:, None, :, None]
+        grad_q = torch.empty(q.shape, dtype=q.dtype)
+        # Rows that share a place add up in it, and prompts get more from their completions.
+        grad_k, grad_v = (torch.zeros(t.shape, dtype=normaliser.dtype) for t in (k, v))
+        for index, mask, owned in _tables(layout):
+            # Padding repeats place 0, and shared places stand in many rows. Their output gradient is set to zero but
+            # in the row that owns them, so nothing flows through them twice.
+            grad_rows = _rows(grad_out, index) * owned[:, None, :, None]
             log_sum = normaliser[index].transpose(1, 2).contiguous()
             parts = _flash_backward(
                 grad_rows,
@@ -209,8 +179,9 @@ class _TwoPartAttention(torch.autograd.Function):
                 True,
                 scale=scale,
             )
-            for grad, part in zip((grad_q, grad_k, grad_v), parts, strict=True):
-                grad[index[mask]] = part.transpose(1, 2)[mask]
+            grad_q[index[owned]] = parts[0].transpose(1, 2)[owned]
+            for grad, part in zip((grad_k, grad_v), parts[1:], strict=True):
+                grad.index_add_(0, index[mask], part.transpose(1, 2)[mask].to(grad.dtype))
         for start, middle, end in layout.spans:
             if middle == end:
                 continue
@@ -228,7 +199,8 @@ class _TwoPartAttention(torch.autograd.Function):
             )
             for grad, place, part in zip((grad_q, grad_k, grad_v), (own, of, of), parts, strict=True):
                 grad[place] += part[0].transpose(0, 1)
-        return (*(grad.transpose(0, 1)[None] for grad in (grad_q, grad_k, grad_v)), None, None)
+        grads = (grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype))
+        return (*(grad.transpose(0, 1)[None] for grad in grads), None, None)
 
 
 def _decoding_attention(
@@ -262,12 +234,7 @@ def _masked_attention(
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [S, H, D]
     prompt_lengths = layout.prompt_mask.sum(dim=1)
     out = q.new_zeros((*q.shape[:2], v.shape[-1]))
-    for table, mask, of_prompt in (
-        (layout.prompt_index, layout.prompt_mask, False),
-        (layout.completion_index, layout.completion_mask, True),
-    ):
-        if not table.shape[1]:
-            continue
+    for (table, mask, owned), of_prompt in zip(_tables(layout), (False, True), strict=False):
         steps = torch.arange(table.shape[1], device=q.device)
         index, visible, at = table, mask, steps.expand_as(table)
         own_at = at
@@ -290,14 +257,17 @@ def _masked_attention(
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )
-        out = out.index_put((table[mask],), part.transpose(1, 2)[mask])
+        out = out.index_put((table[owned],), part.transpose(1, 2)[owned])
     return out[None]
 
 
-def _tables(layout: PackedLayout) -> list[tuple[Tensor, Tensor]]:
-    """Places and masks of prompts and of completions; none of width 0, by which the flash kernel divides."""
-    tables = [(layout.prompt_index, layout.prompt_mask), (layout.completion_index, layout.completion_mask)]
-    return [(index, mask) for index, mask in tables if index.shape[1]]
+def _tables(layout: PackedLayout) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Places, mask and owned of prompts and of completions; none of width 0, by which the flash kernel divides."""
+    tables = [
+        (layout.prompt_index, layout.prompt_mask, layout.prompt_mask),
+        (layout.completion_index, layout.completion_mask, layout.completion_owned),
+    ]
+    return [table for table in tables if table[0].shape[1]]
 
 
 def _rows(tensor: Tensor, index: Tensor) -> Tensor:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from torch import device as Device
     from torch import nn
 
-    from rlox_grpo.types import Batch
+    from rlox_grpo.types import Batch, Int64Array
 
 # Dense bfloat16 peaks in TFLOP/s from NVIDIA's data sheets, which print twice that where they count sparsity.
 # The first pattern found in the device's name counts.
@@ -38,12 +41,14 @@ class UpdateWork:
     """Counts of one pass over the batches of an optimizer step.
 
     Attributes:
-        row_tokens: prompt and completion tokens of every row, a shared prompt counted with each of its rows.
+        row_tokens: prompt and completion tokens of every row, shared ones counted with each of its rows.
         forwarded: tokens that enter the decoder; padding is not among them.
         padding: places beside them that are padding. Tables inside packed attention pad too; they are not counted.
         prompt_tokens: prompt tokens of every row.
         saved: those of them that are not forwarded, as a neighbouring row has forwarded them.
-        predicted: tokens under the loss mask, at which the output layer runs.
+        completion_tokens: completion tokens of every row.
+        completion_saved: likewise those that a neighbouring row has forwarded; a row's last one is not among them.
+        predicted: tokens for which the output layer runs, those that rows share once.
         pairs: pairs of a token and one that it attends to, itself included.
     """
 
@@ -52,6 +57,8 @@ class UpdateWork:
     padding: int = 0
     prompt_tokens: int = 0
     saved: int = 0
+    completion_tokens: int = 0
+    completion_saved: int = 0
     predicted: int = 0
     pairs: int = 0
 
@@ -79,34 +86,48 @@ def update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> UpdateWork
     Args:
         batches: micro-batches of one optimizer step.
         shares_prompts: whether those worth it are forwarded packed (:attr:`rlox_grpo.forward.Forward.shares_prompts`):
-            each run of rows of one prompt forwards it once, completions go without their last tokens, and nothing is
-            padded.
+            each run of rows of one prompt forwards what they begin with once, completions go without their last
+            tokens, and nothing is padded.
     """
-    from rlox_grpo.forward import worth_packing
+    return reduce(_sum, (_batch_work(batch, shares_prompts) for batch in batches), UpdateWork())
 
-    row_tokens = forwarded = padding = prompt_tokens = saved = predicted = pairs = 0
-    for batch in batches:
-        completions: list[int] = batch.completion_mask.sum(dim=1).tolist()
-        prompts: list[int] = batch.prompt_lengths.tolist()
-        of: list[int] = batch.prompt_index.tolist()
-        row_tokens += sum(prompts) + sum(completions)
-        prompt_tokens += sum(prompts)
-        predicted += int(batch.loss_mask.sum())
-        if not (shares_prompts and worth_packing(batch)):
-            forwarded += sum(prompts) + sum(completions)
-            padding += batch.input_ids.numel() - sum(prompts) - sum(completions)
-            pairs += sum(_causal_pairs(p + c) for p, c in zip(prompts, completions, strict=True))
-            continue
-        for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-            own = max(completion - 1, 0)
-            forwarded += own
-            pairs += own * prompt + _causal_pairs(own)
-            if row and of[row] == of[row - 1]:
-                saved += prompt
-            else:
-                forwarded += prompt
-                pairs += _causal_pairs(prompt)
-    return UpdateWork(row_tokens, forwarded, padding, prompt_tokens, saved, predicted, pairs)
+
+def _sum(one: UpdateWork, other: UpdateWork) -> UpdateWork:
+    return UpdateWork(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
+
+
+def _batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
+    from rlox_grpo.forward import worth_packing
+    from rlox_grpo.prefix_tree import prefix_tree
+
+    tree = prefix_tree(batch)
+    prompts: Int64Array = tree.prompt_lengths[tree.group_of_row]  # of each row
+    prompt_tokens, completion_tokens = int(prompts.sum()), int(tree.lengths.sum())
+    row_tokens = prompt_tokens + completion_tokens
+    loss_mask = batch.loss_mask.cpu().numpy()
+    if not (shares_prompts and worth_packing(tree, batch)):
+        return UpdateWork(
+            row_tokens=row_tokens,
+            forwarded=row_tokens,
+            padding=batch.input_ids.numel() - row_tokens,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            predicted=int(loss_mask.sum()),
+            pairs=_causal_pairs(prompts + tree.lengths),
+        )
+    row, step = tree.forwarded.nonzero()
+    taken_row, taken_step = loss_mask.nonzero()
+    forwarded = len(row)
+    return UpdateWork(
+        row_tokens=row_tokens,
+        forwarded=tree.num_tokens,
+        prompt_tokens=prompt_tokens,
+        saved=prompt_tokens - int(tree.prompt_lengths.sum()),
+        completion_tokens=completion_tokens,
+        completion_saved=int(np.maximum(tree.lengths - 1, 0).sum()) - forwarded,
+        predicted=len(np.unique(tree.owner[taken_row, taken_step] * loss_mask.shape[1] + taken_step)),
+        pairs=_causal_pairs(tree.prompt_lengths) + int((prompts[row] + step + 1).sum()),
+    )
 
 
 def update_profile(
@@ -130,6 +151,7 @@ def update_profile(
 
     Returns:
         ``perf/padding_share`` of the places forwarded, ``perf/prompt_tokens_saved_share`` of the rows' prompt tokens,
+        ``perf/completion_tokens_saved_share`` of their completion tokens,
         ``perf/update_tokens_per_s`` in tokens of the rows, prompts counted with each completion, so that the two ways
         of forwarding compare; ``perf/mfu`` counts what was forwarded, without what checkpointing forwards again.
     """
@@ -139,6 +161,7 @@ def update_profile(
     metrics = {
         "perf/padding_share": work.padding / (work.forwarded + work.padding),
         "perf/prompt_tokens_saved_share": work.saved / work.prompt_tokens,
+        "perf/completion_tokens_saved_share": work.completion_saved / max(work.completion_tokens, 1),
     }
     if seconds > 0:
         metrics["perf/update_tokens_per_s"] = num_updates * work.row_tokens / seconds
@@ -196,8 +219,8 @@ def peak_flops_of(device: Device) -> float | None:
     return peak_flops(torch.cuda.get_device_name(device))
 
 
-def _causal_pairs(length: int) -> int:
-    return length * (length + 1) // 2
+def _causal_pairs(lengths: Int64Array) -> int:
+    return int((lengths * (lengths + 1) // 2).sum())
 
 
 def _attention_width(config: Any) -> int:

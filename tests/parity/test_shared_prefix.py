@@ -20,18 +20,26 @@ from rlox_grpo.reference import make_reference
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update.torch_updater import TorchUpdater
 
-SHAPES = [(5, [4, 1, 7]), (9, [3, 6]), (1, [2, 6, 5])]  # the longest row is past mistral's window of 8
+SHAPES = [(5, [4, 1, 7]), (9, [3, 6]), (1, [4, 5, 4])]  # the longest row is past mistral's window of 8
 PACKED_BUDGET = 14  # cuts the first two groups
 PLAIN_BUDGET = 40
 NUM_PACKED, NUM_PLAIN = 5, 3  # micro-batches that come of it
 
 
 def scored_groups(seed: int = 0) -> list[ScoredGroup]:
+    """Some completions begin alike, one of them is the beginning of another, and two are the same."""
     rng = np.random.default_rng(seed)
     groups = []
     for index, (prompt, lengths) in enumerate(SHAPES):
+        longest = rng.integers(3, 97, max(lengths))
+        common = (min(lengths), 2, 5)[index]
         completions = tuple(
-            Completion(rng.integers(3, 97, n), rng.normal(-4, 0.1, n).astype(np.float32), "stop") for n in lengths
+            Completion(
+                np.append(longest[:common], rng.integers(3, 97, max(lengths)))[:n],
+                rng.normal(-4, 0.1, n).astype(np.float32),
+                "stop",
+            )
+            for n in lengths
         )
         rollout = RolloutGroup(Prompt(rng.integers(3, 97, prompt), index), completions)
         groups.append(ScoredGroup(rollout, np.zeros(len(lengths), np.float32), {}))

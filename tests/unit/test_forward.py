@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -29,6 +30,7 @@ from transformers import (
 
 from rlox_grpo import packed_attention
 from rlox_grpo.forward import make_forward, split_model
+from rlox_grpo.prefix_tree import prefix_tree
 from rlox_grpo.types import Batch
 
 VOCABULARY = 40
@@ -124,6 +126,7 @@ def test_padding_ids_take_no_part():
     model = MODELS["qwen2 tied"]().eval()
     batch = batch_of([3], [4])
     batch.completion_ids.clamp_(max=29)
+    batch.input_ids.clamp_(max=29)
     log_probs, _ = make_forward(model, vocabulary=30)(batch)
     torch.testing.assert_close(log_probs, row_by_row(model, batch, 1.0, 30), rtol=2e-5, atol=2e-5)
     assert not torch.allclose(log_probs, row_by_row(model, batch, 1.0))
@@ -192,14 +195,18 @@ def test_bfloat16_arithmetic_keeps_float32_weights():
     assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
 
 
-def grouped(prompt_lengths, completion_lengths, seed=0):
-    """Rows of several groups: every prompt with each of its completions."""
+def grouped(prompt_lengths, completion_lengths, seed=0, letters=None):
+    """Rows of several groups: every prompt with each of its completions, these of so many ``letters`` if given."""
     flat = [(group, p, c) for group, p in enumerate(prompt_lengths) for c in completion_lengths[group]]
     batch = batch_of([p for _, p, _ in flat], [c for _, _, c in flat], seed)
     prompts = {}
     for row, (group, p, _) in enumerate(flat):
         prompts.setdefault(group, batch.input_ids[row, :p].clone())
         batch.input_ids[row, :p] = prompts[group]
+    if letters is not None:
+        batch.completion_ids.remainder_(letters).add_(3)
+        for row, (_, p, c) in enumerate(flat):
+            batch.input_ids[row, p : p + c] = batch.completion_ids[row, :c]
     return dataclasses.replace(batch, prompt_index=torch.tensor([group for group, _, _ in flat]))
 
 
@@ -208,7 +215,10 @@ PACKED = ["qwen2 tied", "qwen3", "llama", "mistral window", "cohere scale", "gra
 
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("device_path", ["two parts", "masked"])
-def test_packed_groups_equal_rows_alone(name, device_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("groups", "letters"), [([[4, 1, 7], [3], [2, 6]], None), ([[4, 1, 7], [3, 3, 3, 3], [2, 6, 1, 4, 4]], 2)]
+)
+def test_packed_groups_equal_rows_alone(name, device_path, groups, letters, monkeypatch):
     torch.manual_seed(1)
     model = MODELS[name]().eval()
     if device_path == "masked":  # what a GPU takes
@@ -217,7 +227,9 @@ def test_packed_groups_equal_rows_alone(name, device_path, monkeypatch):
         )
     forward = make_forward(model, temperature=0.8)
     assert split_model(model).decoder.config._attn_implementation == packed_attention.NAME
-    batch = grouped([5, 9, 1], [[4, 1, 7], [3], [2, 6]])
+    batch = grouped([5, 9, 1], groups, letters=letters)
+    shared = (prefix_tree(batch).owner != np.arange(len(batch.input_ids))[:, None]).mean()
+    assert shared > 0.1 if letters else shared < 0.05
     log_probs, _ = forward(batch)
     expected = row_by_row(model, batch, 0.8)
     # float32 with another batch shape and order of sums

@@ -22,11 +22,14 @@ from rlox_grpo.profile import (
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
 
-def groups_of(*shapes):
-    """Groups of (prompt length, completion lengths)."""
+def groups_of(*shapes, alike=False):
+    """Groups of (prompt length, completion lengths); completions of a group part at their first token, or never."""
     groups = []
     for index, (prompt, lengths) in enumerate(shapes):
-        completions = tuple(Completion(np.arange(1, n + 1), np.zeros(n, np.float32), "stop") for n in lengths)
+        completions = tuple(
+            Completion(np.arange(1, n + 1) + (0 if alike else 10 * row), np.zeros(n, np.float32), "stop")
+            for row, n in enumerate(lengths)
+        )
         rewards = np.zeros(len(lengths), np.float32)
         groups.append(ScoredGroup(RolloutGroup(Prompt(np.arange(3, 3 + prompt), index), completions), rewards, {}))
     return groups
@@ -45,14 +48,24 @@ def test_padded_work_by_hand():
     (batch,) = batches_of(GROUPS, 1000, share_prompts=False)
     # rows of 9, 6, 12, 5 and 2 tokens in a rectangle of 5 x 12
     pairs = 45 + 21 + 78 + 15 + 3
-    assert update_work([batch], shares_prompts=False) == UpdateWork(34, 34, 60 - 34, 19, 0, 15, pairs)
+    assert update_work([batch], shares_prompts=False) == UpdateWork(34, 34, 60 - 34, 19, 0, 15, 0, 15, pairs)
 
 
 def test_packed_work_by_hand():
     (batch,) = batches_of(GROUPS, 1000, share_prompts=True)
     # prompts 5 + 2 and completions without their last tokens 3 + 0 + 6, 2 + 0
     pairs = (15 + 3) + (3 * 5 + 6) + (6 * 5 + 21) + (2 * 2 + 3)
-    assert update_work([batch], shares_prompts=True) == UpdateWork(34, 18, 0, 19, 5 + 5 + 2, 15, pairs)
+    assert update_work([batch], shares_prompts=True) == UpdateWork(34, 18, 0, 19, 5 + 5 + 2, 15, 0, 15, pairs)
+
+
+def test_work_of_completions_that_begin_alike_by_hand():
+    groups = groups_of((5, [4, 1, 7]), (2, [3, 0, 3]), alike=True)
+    (batch,) = batches_of(groups, 1000, share_prompts=True)
+    # prompts 5 + 2 and the longest completion of each without its last token, 6 + 2; 3 + 0 and 0 + 2 are in them
+    pairs = (15 + 3) + (6 * 5 + 21) + (2 * 2 + 3)
+    assert update_work([batch], shares_prompts=True) == UpdateWork(39, 15, 0, 21, 14, 18, 5, 7 + 3, pairs)
+    metrics = update_profile([batch], num_updates=1, seconds=1.0, shares_prompts=True)
+    assert metrics["perf/completion_tokens_saved_share"] == 5 / 18
 
 
 def test_a_group_that_is_cut_forwards_its_prompt_again():
@@ -72,11 +85,12 @@ def test_masked_tokens_are_forwarded_and_not_predicted():
 
 @pytest.mark.parametrize("share_prompts", [False, True])
 @pytest.mark.parametrize("token_budget", [12, 30, 1000])
-def test_counts_are_what_the_model_is_given(make_tiny_model, share_prompts, token_budget):
+@pytest.mark.parametrize("groups", [GROUPS, groups_of((5, [4, 1, 7]), (2, [3, 0, 3]), alike=True)])
+def test_counts_are_what_the_model_is_given(make_tiny_model, share_prompts, token_budget, groups):
     model, seen = make_tiny_model("llama"), []
     forward = make_forward(model, share_prompts=share_prompts)
     assert forward.shares_prompts == share_prompts
-    batches = batches_of(GROUPS, token_budget, share_prompts=share_prompts)
+    batches = batches_of(groups, token_budget, share_prompts=share_prompts)
     model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].numel()))
     for batch in batches:
         forward(batch)
@@ -88,7 +102,12 @@ def test_metrics_by_hand():
     batches = batches_of(GROUPS, 1000, share_prompts=False)
     found = update_profile(batches, num_updates=2, seconds=4.0, shares_prompts=False)
     assert found == pytest.approx(
-        {"perf/padding_share": 26 / 60, "perf/prompt_tokens_saved_share": 0.0, "perf/update_tokens_per_s": 17.0}
+        {
+            "perf/padding_share": 26 / 60,
+            "perf/prompt_tokens_saved_share": 0.0,
+            "perf/completion_tokens_saved_share": 0.0,
+            "perf/update_tokens_per_s": 17.0,
+        }
     )
     batches = batches_of(GROUPS, 1000, share_prompts=True)
     size = ModelSize(body=100, body_trained=100, head=10, head_trained=10, attention_width=3)
@@ -98,6 +117,7 @@ def test_metrics_by_hand():
         {
             "perf/padding_share": 0.0,
             "perf/prompt_tokens_saved_share": 12 / 19,
+            "perf/completion_tokens_saved_share": 0.0,
             "perf/update_tokens_per_s": 17.0,
             "perf/mfu": 2 * flops / 4e5,
         }
@@ -111,7 +131,8 @@ def test_what_has_no_value_is_left_out():
     instant = update_profile(
         batches, num_updates=1, seconds=0.0, shares_prompts=True, size=ModelSize(1, 1), peak_flops=1.0
     )
-    assert set(instant) == {"perf/padding_share", "perf/prompt_tokens_saved_share"}
+    shares = {"perf/padding_share", "perf/prompt_tokens_saved_share", "perf/completion_tokens_saved_share"}
+    assert set(instant) == shares
 
 
 def test_frozen_parameters_cost_no_gradient_of_their_own():
