@@ -96,7 +96,7 @@ def token_log_probs(
         if low < 0 or high >= vocabulary:
             raise ValueError(f"token_ids hold {low if low < 0 else high}, outside the head's {vocabulary} rows")
     tile = tile_shape(vocabulary, hidden.device) if tile is None else tile
-    settings = _Settings(head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *tile)
+    settings = TileSettings(head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *tile)
     log_probs, entropy = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, token_ids, settings
     )
@@ -104,7 +104,9 @@ def token_log_probs(
 
 
 @dataclass(frozen=True)
-class _Settings:
+class TileSettings:
+    """What turns hidden states into tempered logits, what is asked of them, and the sizes of a tile."""
+
     scale: float
     softcap: float | None
     temperature: float
@@ -124,9 +126,9 @@ class _TiledLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, settings: _Settings
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, settings: TileSettings
     ) -> tuple[Tensor, Tensor]:
-        tiles = _Tiles(hidden, weight, bias, settings)
+        tiles = Tiles(hidden, weight, bias, settings)
         log_probs = torch.empty(hidden.shape[0], dtype=tiles.dtype, device=hidden.device)
         log_normalisers, entropy = torch.empty_like(log_probs), torch.zeros_like(log_probs)
         scratch = tiles.buffer()
@@ -165,9 +167,9 @@ class _TiledLogProbs(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         grad_log_probs, grad_entropy = grad_outputs
         hidden, weight, bias, token_ids, log_normalisers, entropy = ctx.saved_tensors
-        settings: _Settings = ctx.settings
+        settings: TileSettings = ctx.settings
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
-        tiles = _Tiles(hidden, weight, bias, settings)
+        tiles = Tiles(hidden, weight, bias, settings)
         # Tiles add up in float32 even under bfloat16.
         grad_hidden = torch.zeros_like(hidden, dtype=tiles.dtype) if want_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=tiles.dtype) if want_weight else None
@@ -191,9 +193,9 @@ class _TiledLogProbs(torch.autograd.Function):
                     grad_logits.mul_(slope)
                 operand = grad_logits.to(hidden.dtype)
                 if grad_hidden is not None:
-                    _add_product(grad_hidden[rows], operand, tiles.weight[columns])
+                    add_product(grad_hidden[rows], operand, tiles.weight[columns])
                 if grad_weight is not None:
-                    _add_product(grad_weight[columns], operand.t(), hidden[rows])
+                    add_product(grad_weight[columns], operand.t(), hidden[rows])
                 if grad_bias is not None:
                     grad_bias[columns] += grad_logits.sum(dim=0)
         return (
@@ -205,10 +207,10 @@ class _TiledLogProbs(torch.autograd.Function):
         )
 
 
-class _Tiles:
+class Tiles:
     """Logits of one tile at a time, in one buffer: what the caller did with the last tile is overwritten."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings) -> None:
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: TileSettings) -> None:
         self.weight = weight.to(hidden.dtype)
         self.dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         self._hidden, self._settings = hidden, settings
@@ -249,7 +251,7 @@ class _Tiles:
         return logits
 
     def softcap_slope(self, logits: Tensor) -> Tensor:
-        """D logit / d (hidden @ weightᵀ) over :attr:`_Settings.factor`, from what :meth:`logits` gave."""
+        """D logit / d (hidden @ weightᵀ) over :attr:`TileSettings.factor`, from what :meth:`logits` gave."""
         softcap = self._settings.softcap
         assert softcap is not None
         return (1 - (logits * (self._settings.temperature / softcap)).square_()).mul_(self._settings.scale)
@@ -266,7 +268,7 @@ def _places(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
     return torch.where(inside, place, 0)[:, None], inside
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """``total += left @ right``, the product in the operands' own dtype."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)

@@ -13,7 +13,7 @@ from rlox_grpo.ranks import Ranks
 from rlox_grpo.types import Batch, LossOutput, UpdateStats
 
 LossFn = Callable[..., LossOutput]
-"""``loss_fn(log_probs, batch, entropy=entropy)``: a micro-batch and what the forward gave for it → loss."""
+"""``loss_fn(log_probs, batch, entropy=entropy)``, and ``distribution_kl`` where the forward gives one → loss."""
 
 
 @runtime_checkable

@@ -80,8 +80,9 @@ class DeepSpeedUpdater:
         engine, report = self._engine(), StepReport()
         for index, batch in enumerate(batches):
             engine.set_gradient_accumulation_boundary(index + 1 == len(batches))
-            log_probs, entropy = engine(batch)
-            output = self._loss_fn(log_probs, batch, entropy=entropy)
+            log_probs, entropy, *kl = engine(batch)
+            terms = {"distribution_kl": kl[0]} if kl else {}
+            output = self._loss_fn(log_probs, batch, entropy=entropy, **terms)
             report.add(output, log_probs, entropy, batch)
             # One that is not finite goes backward too: every rank takes part in every collective of it, and the norm
             # of the gradient is then not finite on any of them.
@@ -245,7 +246,7 @@ class _Scored(nn.Module):
         self.model = model
         self._given = (forward,)  # in a tuple, which torch takes for no submodule
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """See :class:`rlox_grpo.forward.Forward`."""
         return self._given[0](batch)
 

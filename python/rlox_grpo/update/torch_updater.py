@@ -63,8 +63,9 @@ class TorchUpdater:
         self._optimizer.zero_grad(set_to_none=True)
         report = StepReport()
         for batch in batches:
-            log_probs, entropy = self.forward(batch)
-            output = self._loss_fn(log_probs, batch, entropy=entropy)
+            log_probs, entropy, *kl = self.forward(batch)
+            terms = {"distribution_kl": kl[0]} if kl else {}
+            output = self._loss_fn(log_probs, batch, entropy=entropy, **terms)
             if not report.add(output, log_probs, entropy, batch):
                 break
             output.loss.backward()  # type: ignore[no-untyped-call]
