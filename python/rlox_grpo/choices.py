@@ -17,6 +17,6 @@ PolicyLoss = Literal[
     "dppo",
     "reinforce",
 ]
-LossAggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum"]
-KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "k1_inverted"]
+LossAggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum", "sequence_mean_shifted"]
+KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "k1_inverted", "k3_clamped", "full"]
 KLSchedule = Literal["constant", "linear", "cosine", "cosine_inverted", "adaptive"]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rlox_grpo.choices import KLEstimator, KLSchedule, PolicyLoss
+from rlox_grpo.choices import KLEstimator, KLSchedule, LossAggregation, PolicyLoss
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.prompt_templates import TEMPLATES
 from rlox_grpo.sinks import SinkName
@@ -135,11 +135,9 @@ class GRPOConfig(BaseModel):
     # Loss
     clip_low: float = Field(0.2, ge=0, le=1, description="ε below: the ratio is clipped at 1 − clip_low.")
     clip_high: float = Field(0.2, ge=0, description="ε above: the ratio is clipped at 1 + clip_high.")
-    loss_aggregation: Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum"] = Field(
-        "sequence_mean", description="How token losses become one number."
-    )
+    loss_aggregation: LossAggregation = Field("sequence_mean", description="How token losses become one number.")
     kl_coef: float = Field(0.0, ge=0, description="Weight β of the KL penalty against the reference policy.")
-    kl_estimator: KLEstimator = Field("k3", description="Per-token estimator of that KL.")
+    kl_estimator: KLEstimator = Field("k3", description="How that KL is measured per token.")
     policy_loss: PolicyLoss = Field("clip", description="What a token's loss is; see rlox_grpo.policy_loss.")
     dual_clip: float | None = Field(None, gt=1, description="clip: most loss of a token with A < 0, in units of −A.")
     delta: float | None = Field(
@@ -203,6 +201,7 @@ class GRPOConfig(BaseModel):
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Where the decay ends, as a share of the peak.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decay, on matrices only.")
+    decay_vectors: bool = Field(False, description="Decay norms and biases too.")
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     adam_epsilon: float = Field(1e-8, gt=0)
@@ -397,6 +396,7 @@ def _contradictions_of_the_loss(config: GRPOConfig) -> Iterator[str]:
         yield f"kl_in='reward' needs a summed reward: reward_aggregation={config.reward_aggregation!r} has none"
     if config.kl_in == "reward" and config.kl_bias_correction:
         yield "kl_bias_correction=True corrects a term of the loss: kl_in='reward' has none"
+    yield from _contradictions_of_full_kl(config)
     if config.kl_in == "reward" and config.kl_estimator.endswith("+"):
         yield f"kl_estimator={config.kl_estimator!r} differs in its gradient alone: kl_in='reward' has none"
     if config.kl_schedule != "constant" and kl_coef == 0:
@@ -409,6 +409,19 @@ def _contradictions_of_the_loss(config: GRPOConfig) -> Iterator[str]:
         yield "baseline='batch' needs reward_aggregation='sum_then_normalize'"
     if config.mini_batches > config.prompts_per_step:
         yield f"mini_batches={config.mini_batches} is more than prompts_per_step={config.prompts_per_step}"
+
+
+def _contradictions_of_full_kl(config: GRPOConfig) -> Iterator[str]:
+    if config.kl_estimator != "full":
+        return
+    if config.kl_bias_correction:
+        yield "kl_estimator='full' is exact at each position and is of no one token: set kl_bias_correction=False"
+    if config.reference == "server":
+        yield "kl_estimator='full' needs whole distributions, and reference='server' sends log-probs of tokens"
+    if config.reference_offload:
+        yield "kl_estimator='full' reads the reference's output layer in each update: set reference_offload=False"
+    if config.updater == "deepspeed" and config.zero_stage == 3:
+        yield "kl_estimator='full' with zero_stage=3 was never tried: take a lower stage"
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlox_grpo.distribution_kl import TokenDistributions, distribution_kl
 from rlox_grpo.log_probs import OutputHead, token_log_probs
 from rlox_grpo.packed_attention import NAME as PACKED_ATTENTION
 from rlox_grpo.packed_attention import NO_MASK
@@ -42,17 +43,20 @@ slower at 0.9 (`benches/update.py`)."""
 class Forward:
     """Batch → log-probs ``[N, T]`` with gradient and entropies ``[N, T]``; zeros outside ``loss_mask``.
 
+    Where the batch has ``ref_distributions`` a third tensor follows: KL(policy ‖ reference) ``[N, T]``, with gradient.
     Where gradients are off, as for a reference, entropies are not computed and are zeros throughout, unless
     :func:`make_forward` is asked for them.
 
     Attributes:
         shares_prompts: Whether what neighbouring rows of a prompt share is forwarded once where that pays.
+        distributions: What the whole distributions of the tokens under ``loss_mask`` are made of, where it can be had.
     """
 
-    compute: Callable[[Batch], tuple[Tensor, Tensor]]
+    compute: Callable[[Batch], tuple[Tensor, ...]]
     shares_prompts: bool
+    distributions: Callable[[Batch], TokenDistributions] | None = None
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
         """Run the model over ``batch``."""
         return self.compute(batch)
 
@@ -110,56 +114,67 @@ def make_forward(
     def arithmetic(device: torch.device) -> AbstractContextManager[object]:
         return nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
 
-    def of_hidden(hidden: Tensor, token_ids: Tensor, split: SplitModel) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies ``[M]`` of tokens that ``hidden [M, H]`` predicts."""
-        return token_log_probs(
-            hidden if autocast_dtype is None else hidden.to(autocast_dtype),
-            token_ids,
-            split.output_head(vocabulary),
+    def hidden_of(batch: Batch, split: SplitModel) -> tuple[Tensor, PackedRow | None]:
+        """Hidden states ``[K, H]`` that predict the packed row's distinct tokens; ``[M, H]`` where there is no row."""
+        tree = prefix_tree(batch) if packs else None
+        row = packed_row(tree, batch) if tree is not None and worth_packing(tree, batch) else None
+        with arithmetic(batch.input_ids.device):
+            if row is not None:
+                hidden = _packed_hidden(split.decoder, row)
+            else:
+                states = split.decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [N, L, H]
+                hidden = states[_predicting_positions(batch)]
+        return hidden if autocast_dtype is None else hidden.to(autocast_dtype), row
+
+    def logits_of(batch: Batch) -> Tensor:
+        """``[M, V]``, float32 or better."""
+        with arithmetic(batch.input_ids.device):
+            output = model(batch.input_ids)
+        logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
+        logits = _predicting_logits(logits, batch)[:, :vocabulary]
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def with_kl(outputs: tuple[Tensor, Tensor], own: TokenDistributions, batch: Batch) -> tuple[Tensor, ...]:
+        rectangles = tuple(_rectangle(output, batch.loss_mask) for output in outputs)
+        if batch.ref_distributions is None:
+            return rectangles
+        kl = distribution_kl(own, batch.ref_distributions, temperature=temperature)
+        return (*rectangles, _rectangle(kl, batch.loss_mask))
+
+    def by_hidden_states(batch: Batch) -> tuple[Tensor, ...]:
+        assert split is not None
+        hidden, row = hidden_of(batch, split)
+        head = split.output_head(vocabulary)
+        log_probs, entropy = token_log_probs(
+            hidden,
+            batch.completion_ids[batch.loss_mask] if row is None else row.predicted_ids,
+            head,
             temperature=temperature,
             with_entropy=wants_entropy(),
             entropy_gradient=entropy_gradient and torch.is_grad_enabled(),
         )
+        if row is not None:
+            log_probs, entropy = log_probs[row.predicted_of], entropy[row.predicted_of]
+            hidden = hidden if batch.ref_distributions is None else hidden[row.predicted_of]
+        return with_kl((log_probs, entropy), TokenDistributions(hidden, head), batch)
 
-    def packed(batch: Batch) -> tuple[Tensor, Tensor]:
-        assert split is not None
-        tree = prefix_tree(batch)
-        if not worth_packing(tree, batch):
-            return by_hidden_states(batch)
-        row = packed_row(tree, batch)
-        with arithmetic(batch.input_ids.device):
-            hidden = _packed_hidden(split.decoder, row)
-        log_probs, entropy = of_hidden(hidden, row.predicted_ids, split)
-        of = row.predicted_of
-        return _rectangle(log_probs[of], batch.loss_mask), _rectangle(entropy[of], batch.loss_mask)
-
-    def by_hidden_states(batch: Batch) -> tuple[Tensor, Tensor]:
-        assert split is not None
-        with arithmetic(batch.input_ids.device):
-            hidden = split.decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [N, L, H]
-        token_ids = batch.completion_ids[batch.loss_mask]
-        log_probs, entropy = of_hidden(hidden[_predicting_positions(batch)], token_ids, split)
-        return _rectangle(log_probs, batch.loss_mask), _rectangle(entropy, batch.loss_mask)
-
-    def by_logits(batch: Batch) -> tuple[Tensor, Tensor]:
-        with arithmetic(batch.input_ids.device):
-            output = model(batch.input_ids)
-        logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
-        logits = _predicting_logits(logits, batch)[:, :vocabulary]  # [M, V]
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+    def by_logits(batch: Batch) -> tuple[Tensor, ...]:
+        logits = logits_of(batch)  # [M, V]
         log_softmax = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
         log_probs = log_softmax.gather(-1, batch.completion_ids[batch.loss_mask][:, None]).squeeze(-1)
-        if not wants_entropy():
-            return _rectangle(log_probs, batch.loss_mask), torch.zeros_like(batch.loss_mask, dtype=log_probs.dtype)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropy = -torch.linalg.vecdot(log_softmax.exp(), log_softmax)
-        return _rectangle(log_probs, batch.loss_mask), _rectangle(entropy, batch.loss_mask)
+        entropy = torch.zeros_like(log_probs)
+        if wants_entropy():
+            with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+                entropy = -torch.linalg.vecdot(log_softmax.exp(), log_softmax)
+        return with_kl((log_probs, entropy), TokenDistributions(logits, None), batch)
 
-    if split is None:
-        return Forward(by_logits, shares_prompts=False)
-    if packs:
-        return Forward(packed, shares_prompts=True)
-    return Forward(by_hidden_states, shares_prompts=False)
+    def distributions(batch: Batch) -> TokenDistributions:
+        if split is None:
+            return TokenDistributions(logits_of(batch), None)
+        hidden, row = hidden_of(batch, split)
+        return TokenDistributions(hidden if row is None else hidden[row.predicted_of], split.output_head(vocabulary))
+
+    return Forward(by_logits if split is None else by_hidden_states, packs, distributions)
 
 
 def _packed_hidden(decoder: nn.Module, row: PackedRow) -> Tensor:

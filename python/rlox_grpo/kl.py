@@ -31,12 +31,13 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
     - ``abs``: |d|.
     - ``k1+``, ``k3+``, ``abs+``: the value of the estimator with the gradient of k2, as in verl.
     - ``k1_inverted``: d, k1 with the wrong sign; only to reproduce code that has it (the preset ``r1_blog``).
+    - ``k3_clamped``: k3, at most 10 and there without a gradient, as in verl (the preset ``verl``).
 
-    The divergence summed over the whole vocabulary is not among them: it needs both distributions at every position,
-    and the reference hands over the log-probs of the tokens taken.
+    ``full``, the divergence itself, is no estimate from log-probs of the tokens taken: see
+    :func:`rlox_grpo.distribution_kl.distribution_kl`.
 
     Raises:
-        ValueError: unknown ``estimator``.
+        ValueError: unknown ``estimator``, or ``full``.
     """
     difference = (ref_log_probs - log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if estimator == "k1":
@@ -47,31 +48,31 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
         return difference.square() / 2
     if estimator == "k3":
         return torch.expm1(difference) - difference
+    if estimator == "k3_clamped":
+        return (torch.expm1(difference) - difference).clamp(max=10.0)
     if estimator == "abs":
         return difference.abs()
     if estimator == "k1+" or estimator == "k3+" or estimator == "abs+":
         plain: dict[str, KLEstimator] = {"k1+": "k1", "k3+": "k3", "abs+": "abs"}
         value, slope = kl_penalty(log_probs, ref_log_probs, plain[estimator]), difference.square() / 2
         return value.detach() + (slope - slope.detach())
-    raise ValueError(f"estimator is {estimator!r}: expected one of {', '.join(get_args(KLEstimator))}")
+    known = ", ".join(name for name in get_args(KLEstimator) if name != "full")
+    raise ValueError(f"estimator is {estimator!r}: expected one of {known}")
 
 
 @torch.no_grad()
 def sequence_kl(
     batches: Sequence[Batch],
-    policy: Callable[[Batch], Tensor],
-    reference: Callable[[Batch], Tensor],
-    estimator: KLEstimator,
+    token_kl: Callable[[Batch], Tensor],
     *,
     num_rows: int,
     ranks: Ranks | None = None,
 ) -> NDArray[np.float64]:
-    """Estimates summed over each completion, for a penalty in the reward (InstructGPT, arXiv:2203.02155; verl).
+    """KL summed over each completion, for a penalty in the reward (InstructGPT, arXiv:2203.02155; verl).
 
     Args:
         batches: micro-batches of all completions, or this rank's; ``row_index`` is each row's place in the result.
-        policy, reference: batch → log-probs ``[N, T]``.
-        estimator: see :func:`kl_penalty`.
+        token_kl: batch → KL of each token ``[N, T]``.
         num_rows: N, the rows of all batches of all ranks.
         ranks: those that have the other batches.
 
@@ -80,8 +81,7 @@ def sequence_kl(
     """
     sums = np.zeros(num_rows)
     for batch in batches:
-        token_kl = kl_penalty(policy(batch), reference(batch), estimator)
-        kept = torch.where(batch.loss_mask, token_kl, 0).double()
+        kept = torch.where(batch.loss_mask, token_kl(batch), 0).double()
         sums[batch.row_index.cpu().numpy()] += kept.sum(dim=-1).cpu().numpy()
     parts = (ranks or Ranks()).gather_bytes(sums.tobytes())
     total: NDArray[np.float64] = np.sum([np.frombuffer(part) for part in parts], axis=0)

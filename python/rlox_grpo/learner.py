@@ -19,7 +19,7 @@ from rlox_grpo.config import GRPOConfig
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.forward import Forward, make_forward
 from rlox_grpo.importance import correction_level, gap_shares, with_importance_weights
-from rlox_grpo.kl import sequence_kl
+from rlox_grpo.kl import kl_penalty, sequence_kl
 from rlox_grpo.loading import Policy
 from rlox_grpo.loss import make_loss
 from rlox_grpo.policy_loss import top_entropy_masks
@@ -90,7 +90,8 @@ class Learner:
         self.reference = make_reference(
             config.reference,
             self._model,
-            Forward(lambda batch: self._forward(batch), forward.shares_prompts),  # the updater's, once there is one
+            # The updater's, once there is one.
+            Forward(lambda batch: self._forward(batch), forward.shares_prompts, forward.distributions),
             kl_coef=config.kl_coef,
             ref_model=ref_model,
             offload=config.reference_offload,
@@ -177,7 +178,7 @@ class Learner:
                 entropies.append(entropy)
                 batch = replace(batch, old_log_probs=log_probs) if self._needs_old_log_probs else batch
             if self.reference is not None:
-                batch = replace(batch, ref_log_probs=self.reference(batch))
+                batch = self._with_reference(batch)
             filled.append(batch)
         filled = self._corrected(filled)
         if not uncertain:
@@ -232,8 +233,22 @@ class Learner:
             peak_flops=self._peak_flops,
         )
 
-    def _loss(self, log_probs: Tensor, batch: Batch, *, entropy: Tensor | None = None) -> LossOutput:
-        output = self._objective(log_probs, batch, entropy=entropy)
+    def _with_reference(self, batch: Batch) -> Batch:
+        assert self.reference is not None
+        if self._config.kl_estimator == "full":
+            return replace(batch, ref_distributions=self.reference.distributions(batch))
+        return replace(batch, ref_log_probs=self.reference(batch))
+
+    def _token_kl(self, batch: Batch) -> Tensor:
+        """``[N, T]``, of the policy as it is now."""
+        batch = self._with_reference(batch)
+        log_probs, _, *kl = self._forward(batch)
+        if batch.ref_log_probs is None:
+            return kl[0]
+        return kl_penalty(log_probs, batch.ref_log_probs, self._config.kl_estimator)
+
+    def _loss(self, log_probs: Tensor, batch: Batch, **terms: Any) -> LossOutput:
+        output = self._objective(log_probs, batch, **terms)
         if batch.old_log_probs is None or self._config.bypass_old_log_probs:  # else it is known before the update
             return replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
         return output
@@ -246,14 +261,7 @@ class Learner:
         batches = self._microbatches(scored, np.zeros_like(rewards), train_truncated=True)
         batches = [batch if len(batch.row_index) else stand_in(scored[0], batch) for batch in batches]
         with torch.no_grad(), self._reference_in_use():
-            kl = sequence_kl(
-                batches,
-                lambda batch: self._forward(batch)[0],
-                self.reference,
-                self._config.kl_estimator,
-                num_rows=len(rewards),
-                ranks=self._ranks,
-            )
+            kl = sequence_kl(batches, self._token_kl, num_rows=len(rewards), ranks=self._ranks)
         penalised: Float32Array = (rewards - self.kl_weight.value * kl).astype(np.float32)
         return penalised
 

@@ -108,7 +108,7 @@ def token_log_probs(
     if not (torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)):
         kept_bytes = 0
     kept = kept_bytes // (vocabulary * (8 if hidden.dtype == torch.float64 else 4))
-    settings = _Settings(head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *tile, kept)
+    settings = TileSettings(head.scale, head.softcap, temperature, with_entropy, entropy_gradient, *tile, kept)
     log_probs, entropy = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, token_ids, settings
     )
@@ -116,7 +116,9 @@ def token_log_probs(
 
 
 @dataclass(frozen=True)
-class _Settings:
+class TileSettings:
+    """What turns hidden states into tempered logits, what is asked of them, and the sizes of a tile."""
+
     scale: float
     softcap: float | None
     temperature: float
@@ -124,7 +126,7 @@ class _Settings:
     entropy_gradient: bool
     tile_tokens: int
     tile_rows: int
-    kept_tokens: int
+    kept_tokens: int = 0
 
     @property
     def factor(self) -> float:
@@ -137,9 +139,9 @@ class _TiledLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, settings: _Settings
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, settings: TileSettings
     ) -> tuple[Tensor, Tensor]:
-        tiles = _Tiles(hidden, weight, bias, settings)
+        tiles = Tiles(hidden, weight, bias, settings)
         log_probs = torch.empty(hidden.shape[0], dtype=tiles.dtype, device=hidden.device)
         log_normalisers, entropy = torch.empty_like(log_probs), torch.zeros_like(log_probs)
         scratch = tiles.buffer()
@@ -181,9 +183,9 @@ class _TiledLogProbs(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         grad_log_probs, grad_entropy = grad_outputs
         hidden, weight, bias, token_ids, log_normalisers, entropy, kept = ctx.saved_tensors
-        settings: _Settings = ctx.settings
+        settings: TileSettings = ctx.settings
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
-        tiles = _Tiles(hidden, weight, bias, settings)
+        tiles = Tiles(hidden, weight, bias, settings)
         # Tiles add up in float32 even under bfloat16.
         grad_hidden = torch.zeros_like(hidden, dtype=tiles.dtype) if want_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=tiles.dtype) if want_weight else None
@@ -207,9 +209,9 @@ class _TiledLogProbs(torch.autograd.Function):
                     grad_logits.mul_(slope)
                 operand = grad_logits.to(hidden.dtype)
                 if grad_hidden is not None:
-                    _add_product(grad_hidden[rows], operand, tiles.weight[columns])
+                    add_product(grad_hidden[rows], operand, tiles.weight[columns])
                 if grad_weight is not None:
-                    _add_product(grad_weight[columns], operand.t(), hidden[rows])
+                    add_product(grad_weight[columns], operand.t(), hidden[rows])
                 if grad_bias is not None:
                     grad_bias[columns] += grad_logits.sum(dim=0)
         return (
@@ -221,10 +223,10 @@ class _TiledLogProbs(torch.autograd.Function):
         )
 
 
-class _Tiles:
+class Tiles:
     """Logits of one tile at a time, in one buffer: what the caller did with the last tile is overwritten."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings) -> None:
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: TileSettings) -> None:
         self.weight = weight.to(hidden.dtype)
         self.dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         self._hidden, self._settings = hidden, settings
@@ -275,7 +277,7 @@ class _Tiles:
         return logits
 
     def softcap_slope(self, logits: Tensor) -> Tensor:
-        """D logit / d (hidden @ weightᵀ) over :attr:`_Settings.factor`, from what :meth:`logits` gave."""
+        """D logit / d (hidden @ weightᵀ) over :attr:`TileSettings.factor`, from what :meth:`logits` gave."""
         softcap = self._settings.softcap
         assert softcap is not None
         return (1 - (logits * (self._settings.temperature / softcap)).square_()).mul_(self._settings.scale)
@@ -292,7 +294,7 @@ def _places(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
     return torch.where(inside, place, 0)[:, None], inside
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """``total += left @ right``, the product in the operands' own dtype."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)

@@ -7,7 +7,7 @@ micro-batch losses add up to the step's loss. A masked position contributes exac
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ def aggregate(
     - ``token_mean``: sum over the number of tokens (DAPO, arXiv:2503.14476, eq. 8).
     - ``fixed_length``: sum over sequences × ``max_length`` (Dr. GRPO, arXiv:2503.20783).
     - ``sequence_sum``: mean over sequences of the sum over a sequence's tokens.
+    - ``sequence_mean_shifted``: ``sequence_mean`` whose count, but not its sum, leaves out a token at ``max_length``;
+      only to reproduce code whose count is shifted by one (the preset ``rl_from_scratch``).
 
     Args:
         values: any float dtype; positions outside ``mask`` may hold anything, NaN included.
@@ -45,10 +47,11 @@ def aggregate(
         how: one of the above.
         num_loss_tokens: tokens of the whole optimizer step; this tensor's own when None.
         num_sequences: sequences of the whole optimizer step that hold a token; this tensor's own when None.
-        max_length: tokens that every sequence counts for under ``fixed_length``.
+        max_length: tokens that every sequence counts for under ``fixed_length``; the longest completion's under
+            ``sequence_mean_shifted``.
 
     Raises:
-        ValueError: unknown ``how``; shapes that differ; a ``max_length`` that is missing under ``fixed_length``.
+        ValueError: unknown ``how``; shapes that differ; a ``max_length`` that is missing where it is needed.
     """
     if values.shape != mask.shape:
         raise ValueError(f"values has shape {tuple(values.shape)} and mask {tuple(mask.shape)}: they must be equal")
@@ -65,11 +68,13 @@ def aggregate(
         return kept.sum() / tokens
     if how == "sequence_sum":
         return kept.sum() / sequences
+    if how not in ("fixed_length", "sequence_mean_shifted"):
+        raise ValueError(f"how is {how!r}: expected one of {', '.join(get_args(LossAggregation))}")
+    if max_length is None or max_length < 1:
+        raise ValueError(f"max_length is {max_length}: loss_aggregation={how!r} needs a positive length")
     if how == "fixed_length":
-        if max_length is None or max_length < 1:
-            raise ValueError(f"max_length is {max_length}: loss_aggregation='fixed_length' needs a positive length")
         return kept.sum() / (sequences * max_length)
-    raise ValueError(f"how is {how!r}: expected 'sequence_mean', 'token_mean', 'fixed_length' or 'sequence_sum'")
+    return (kept.sum(dim=-1) / lengths.clamp(max=max_length - 1).clamp(min=1)).sum() / sequences
 
 
 def grpo_loss(
@@ -77,6 +82,7 @@ def grpo_loss(
     batch: Batch,
     *,
     entropy: Tensor | None = None,
+    distribution_kl: Tensor | None = None,
     policy_loss: PolicyLoss = "clip",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
@@ -104,6 +110,7 @@ def grpo_loss(
         batch: the micro-batch; its denominators are those of the whole optimizer step. Where it has a ``policy_mask``
             the policy term counts there alone; denominators and the other terms are unchanged.
         entropy: ``[N, T]`` in nats with gradient, of the distributions that ``log_probs`` are of; for ``entropy_coef``.
+        distribution_kl: ``[N, T]`` with gradient, the KL over the whole vocabulary, in place of an estimate of it.
         policy_loss, clip_low, clip_high, dual_clip, delta, sapo_temperatures, vespo_shape: see
             :func:`rlox_grpo.policy_loss.policy_term`.
         kl_coef: weight β of the penalty; 0 leaves it out.
@@ -123,7 +130,7 @@ def grpo_loss(
         raise ValueError(
             f"log_probs has shape {tuple(log_probs.shape)} and batch.loss_mask {tuple(batch.loss_mask.shape)}"
         )
-    if kl_coef > 0 and batch.ref_log_probs is None:
+    if kl_coef > 0 and batch.ref_log_probs is None and distribution_kl is None:
         raise ValueError(f"kl_coef is {kl_coef:g} and batch.ref_log_probs is None: a KL penalty needs a reference")
     if entropy_coef != 0 and (entropy is None or (log_probs.requires_grad and not entropy.requires_grad)):
         raise ValueError(f"entropy_coef is {entropy_coef:g} and entropy has no gradient: make_forward can give one")
@@ -149,9 +156,10 @@ def grpo_loss(
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     if batch.importance_weights is not None:
         token_loss = token_loss * batch.importance_weights
-    kl = None
-    if batch.ref_log_probs is not None:
+    kl = None if distribution_kl is None else torch.where(mask, distribution_kl, 0)
+    if kl is None and batch.ref_log_probs is not None:
         kl = kl_penalty(log_probs, torch.where(mask, batch.ref_log_probs, 0), kl_estimator)
+    if kl is not None:
         if kl_bias_correction:
             kl = kl * term.ratio
         if kl_coef > 0:
@@ -182,13 +190,16 @@ def grpo_loss(
 
 
 def make_loss(config: GRPOConfig, kl_coef: Callable[[], float]) -> Callable[..., LossOutput]:
-    """``loss(log_probs, batch, entropy=entropy)`` with the choices of ``config`` and the weight of KL as it is then."""
+    """``loss(log_probs, batch, …)`` with the choices of ``config`` and the weight of KL as it is then."""
 
-    def loss(log_probs: Tensor, batch: Batch, *, entropy: Tensor | None = None) -> LossOutput:
+    def loss(
+        log_probs: Tensor, batch: Batch, *, entropy: Tensor | None = None, distribution_kl: Tensor | None = None
+    ) -> LossOutput:
         return grpo_loss(
             log_probs,
             batch,
             entropy=entropy,
+            distribution_kl=distribution_kl,
             policy_loss=config.policy_loss,
             clip_low=config.clip_low,
             clip_high=config.clip_high,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.distribution_kl import TokenDistributions
 from rlox_grpo.forward import Forward, make_forward
 from rlox_grpo.types import Batch
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 def _nothing_to_do(step: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
     return None
+
+
+def _no_distributions(batch: Batch) -> TokenDistributions:
+    raise ValueError("kl_estimator='full': this reference hands over the log-probs of the tokens taken and no more")
 
 
 def _no_state() -> dict[str, Tensor]:
@@ -46,6 +51,8 @@ class Reference:
     """Batch → the reference's log-probs ``[N, T]``, no gradient.
 
     Attributes:
+        distributions: Batch → what its whole distributions are made of, no gradient. Its head is the model's own and
+            not a copy, so it is read before the reference changes.
         fingerprint: Tells frozen weights apart: a resumed run must measure against the same ones. None where the
             reference follows the policy's own weights.
         in_use: Context in which a step's batches are measured; where the copy rests in host memory, it is on the
@@ -58,6 +65,7 @@ class Reference:
 
     compute: Callable[[Batch], Tensor]
     fingerprint: str | None
+    distributions: Callable[[Batch], TokenDistributions] = _no_distributions
     in_use: Callable[[], Any] = nullcontext
     after_step: Callable[[int, Callable[[], Iterable[tuple[str, Tensor]]]], None] = _nothing_to_do
     state_dict: Callable[[], dict[str, Tensor]] = field(default=_no_state)
@@ -134,9 +142,10 @@ def make_reference(
     frozen = copy.deepcopy(policy) if ref_model is None else ref_model
     frozen.eval().requires_grad_(False)
     in_use = _resting_on_the_host(frozen) if offload else nullcontext
-    compute = _forward_of(make_forward(frozen, **forward_options))
+    forward = make_forward(frozen, **forward_options)
+    compute, distributions = _log_probs_of(forward), _distributions_of(forward)
     if kind == "frozen":
-        return Reference(compute, fingerprint(frozen), in_use)
+        return Reference(compute, fingerprint(frozen), distributions, in_use)
 
     if refresh_steps is None:
         raise ValueError("reference='periodic' needs refresh_steps")
@@ -148,6 +157,7 @@ def make_reference(
     return Reference(
         compute,
         None,
+        distributions,
         in_use,
         follow,
         state_dict=lambda: {name: tensor.detach().cpu().clone() for name, tensor in frozen.named_parameters()},
@@ -155,7 +165,7 @@ def make_reference(
     )
 
 
-def _forward_of(forward: Forward) -> Callable[[Batch], Tensor]:
+def _log_probs_of(forward: Forward) -> Callable[[Batch], Tensor]:
     @torch.no_grad()
     def compute(batch: Batch) -> Tensor:
         return forward(batch)[0]
@@ -163,16 +173,29 @@ def _forward_of(forward: Forward) -> Callable[[Batch], Tensor]:
     return compute
 
 
+def _distributions_of(forward: Forward) -> Callable[[Batch], TokenDistributions]:
+    @torch.no_grad()
+    def distributions(batch: Batch) -> TokenDistributions:
+        return (forward.distributions or _no_distributions)(batch)
+
+    return distributions
+
+
 def _adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
     if not hasattr(policy, "disable_adapter"):
         raise ValueError("reference='adapter_off' and the model has no adapter: set lora_rank or pass a PeftModel")
 
-    @torch.no_grad()
-    def without_adapter(batch: Batch) -> Tensor:
-        with policy.disable_adapter():  # type: ignore[operator]
-            return policy_forward(batch)[0]
+    log_probs, distributions = _log_probs_of(policy_forward), _distributions_of(policy_forward)
 
-    return Reference(without_adapter, fingerprint=None)
+    def log_probs_without_adapter(batch: Batch) -> Tensor:
+        with policy.disable_adapter():  # type: ignore[operator]
+            return log_probs(batch)
+
+    def distributions_without_adapter(batch: Batch) -> TokenDistributions:
+        with policy.disable_adapter():  # type: ignore[operator]
+            return distributions(batch)
+
+    return Reference(log_probs_without_adapter, None, distributions_without_adapter)
 
 
 def _resting_on_the_host(model: nn.Module) -> Callable[[], Any]:

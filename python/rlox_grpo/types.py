@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlox_grpo.distribution_kl import TokenDistributions
+
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 FinishReason = Literal["stop", "length"]
@@ -127,6 +129,7 @@ class Batch:
         policy_mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them. It enters no
             denominator.
         importance_weights: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.importance`.
+        ref_distributions: the reference's, of the tokens under ``loss_mask`` in row order, for ``kl_estimator="full"``.
     """
 
     input_ids: Tensor
@@ -146,6 +149,7 @@ class Batch:
     sampling_log_probs: Tensor | None = None
     policy_mask: Tensor | None = None
     importance_weights: Tensor | None = None
+    ref_distributions: TokenDistributions | None = None
 
 
 @dataclass(frozen=True, eq=False)

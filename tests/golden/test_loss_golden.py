@@ -1,10 +1,12 @@
 """The objective against arithmetic by hand (DeepSeekMath eq. 3 and 4; DAPO eq. 8; Dr. GRPO)."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
+from rlox_grpo.choices import LossAggregation
 from rlox_grpo.loss import aggregate, grpo_loss, kl_penalty
 from rlox_grpo.types import Batch
 
@@ -40,13 +42,14 @@ def batch_of(log_probs, advantages, **fields):
         ("token_mean", (1 + 3 + 2 + 4 + 9) / 5),  # 3.8
         ("fixed_length", (1 + 3 + 2 + 4 + 9) / (2 * 10)),  # 0.95
         ("sequence_sum", ((1 + 3) + (2 + 4 + 9)) / 2),  # 9.5
+        ("sequence_mean_shifted", ((1 + 3) / 2 + (2 + 4 + 9) / 3) / 2),  # no row is of 10 tokens
     ],
 )
 def test_aggregate(how, expected):
     assert float(aggregate(VALUES, MASK, how, max_length=10)) == pytest.approx(expected, abs=1e-15)
 
 
-@pytest.mark.parametrize("how", ["sequence_mean", "token_mean", "fixed_length", "sequence_sum"])
+@pytest.mark.parametrize("how", get_args(LossAggregation))
 def test_micro_batches_add_up_to_the_whole(how):
     whole = aggregate(VALUES, MASK, how, max_length=10)
     parts = [
@@ -54,6 +57,23 @@ def test_micro_batches_add_up_to_the_whole(how):
         for i in range(2)
     ]
     assert float(sum(parts)) == pytest.approx(float(whole), abs=1e-15)
+
+
+def test_the_shifted_count_leaves_out_the_token_at_the_longest_length():
+    # RLFromScratch: valid_mask = action_mask[:, :-1] counts the positions before the last column alone.
+    shifted = aggregate(VALUES, MASK, "sequence_mean_shifted", max_length=3)
+    assert float(shifted) == pytest.approx(((1 + 3) / 2 + (2 + 4 + 9) / 2) / 2, abs=1e-15)
+    one = aggregate(VALUES[:, :1], MASK[:, :1], "sequence_mean_shifted", max_length=1)
+    assert float(one) == pytest.approx((1 + 2) / 2)  # where the source divides by 0
+
+
+def test_clamped_k3_ends_at_ten_and_pulls_no_more():
+    # verl: d = 2 gives e^2 - 3 = 4.389; d = 3 gives e^3 - 4 = 16.09, so 10.
+    log_probs = torch.tensor([-2.0, -3.0], dtype=torch.float64, requires_grad=True)
+    kl = kl_penalty(log_probs, torch.zeros(2, dtype=torch.float64), "k3_clamped")
+    assert kl.tolist() == pytest.approx([math.e**2 - 3, 10.0])
+    kl.sum().backward()
+    assert log_probs.grad.tolist() == pytest.approx([1 - math.e**2, 0.0])
 
 
 def test_kl_estimators():

@@ -40,10 +40,13 @@ def data() -> SimpleNamespace:
     still = (change * mask).sum(1) / LENGTHS
     change[2], change[9] = change[2] - still[2] + 2e-4, change[9] - still[9] - 2e-4  # within GSPO's bounds
     change[3, 0], change[1, 0], change[10, 1] = 2.5, 2.5, 2.5  # past every upper bound, for gains and losses
-    return SimpleNamespace(lp=old + change, old=old, ref=old + rng.normal(0, 0.5, (12, T)), mask=mask, R=REWARDS)
+    ref = old + rng.normal(0, 0.5, (12, T))
+    ref[0, 1], ref[9, 2] = old[0, 1] + change[0, 1] + 3, old[9, 2] + change[9, 2] + 2.8  # k3 of 16.1 and 12.6
+    sampler = old + rng.normal(0, 0.1, (12, T))
+    return SimpleNamespace(lp=old + change, old=old, sampler=sampler, ref=ref, mask=mask, R=REWARDS)
 
 
-# --- the sources' formulas: x holds lp, old, ref, mask and R; sg is lp where a gradient is stopped ---
+# --- the sources' formulas: x holds lp, old, sampler, ref, mask and R; sg is lp where a gradient is stopped ---
 
 
 def grouped(x: Any) -> Any:
@@ -168,6 +171,18 @@ def simple_grpo(x: Any, sg: Any) -> float:
     return paper_mean(x, ppo(x, z(x, 1, 1e-4), 0.2, 0.2) + 0.04 * k3(x))
 
 
+def trained(x: Any) -> Any:
+    """Masks of systems whose padding is the end token and whose masks come of ids."""
+    return x.mask & ~(ENDED[: len(x.R), None] & (np.arange(T) == LENGTHS[: len(x.R), None] - 1))
+
+
+def simple_grpo_published(x: Any, sg: Any) -> float:
+    """Its own sampler's log-probs for the old ones, and no end token; a row of which nothing is left is no sequence."""
+    x = without_constant_groups(SimpleNamespace(**{**vars(x), "mask": trained(x), "old": x.sampler}))
+    losses = (ppo(x, z(x, 1, 1e-4), 0.2, 0.2) + 0.04 * k3(x)) * x.mask
+    return (losses.sum(1) / np.maximum(x.mask.sum(1), 1)).sum() / x.mask.any(1).sum()
+
+
 def lm_book(x: Any, sg: Any) -> float:
     return paper_mean(x, ppo(x, z(x, 1, 1e-4), 0.1, 0.1) + 0.04 * k3(x))
 
@@ -177,10 +192,11 @@ def rl_from_scratch(x: Any, sg: Any) -> float:
 
 
 def rl_from_scratch_published(x: Any, sg: Any) -> float:
-    """No end token; a row of which nothing is left is no sequence."""
-    mask = x.mask & ~(ENDED[:, None] & (np.arange(T) == LENGTHS[:, None] - 1))
+    """No end token, and a count whose mask lacks the last column; a row of which nothing is left is no sequence."""
+    mask = trained(x)
     losses = (ppo(x, z(x, 1, 0.0), 0.2, 0.2) + 0.005 * k3(x)) * mask
-    return (losses.sum(1) / np.maximum(mask.sum(1), 1)).sum() / mask.any(1).sum()
+    count = mask[:, :-1].sum(1)  # valid_mask = batch_action_mask[:, :-1]
+    return (losses.sum(1) / np.maximum(count, 1)).sum() / mask.any(1).sum()
 
 
 def rlox(x: Any, sg: Any) -> float:
@@ -214,6 +230,10 @@ def verl(x: Any, sg: Any) -> float:
     return token_mean(x, ppo(x, z(x, 1, 1e-6), 0.2, 0.2, 3.0) + 0.001 * k3(x))
 
 
+def verl_published(x: Any, sg: Any) -> float:
+    return token_mean(x, ppo(x, z(x, 1, 1e-6), 0.2, 0.2, 3.0) + 0.001 * np.clip(k3(x), -10, 10))
+
+
 FORMULAS: dict[tuple[str, bool], Any] = {
     ("grpo", False): grpo,
     ("deepseekmath", False): deepseekmath,
@@ -231,6 +251,7 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("nano_aha", False): nano_aha,
     ("grpo_zero", False): grpo_zero,
     ("simple_grpo", False): simple_grpo,
+    ("simple_grpo", True): simple_grpo_published,
     ("lm_book", False): lm_book,
     ("rl_from_scratch", False): rl_from_scratch,
     ("rl_from_scratch", True): rl_from_scratch_published,
@@ -240,6 +261,7 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("r1_blog", True): r1_blog_published,
     ("trl", False): trl,
     ("verl", False): verl,
+    ("verl", True): verl_published,
 }
 CASES = list(FORMULAS)
 
@@ -261,6 +283,8 @@ def expected(name: str, published: bool) -> tuple[float, Any]:
 def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     """The same by this library's functions, from the preset's configuration."""
     sizes = {"group_size": G, "prompts_per_step": 64}
+    if name == "rl_from_scratch":
+        sizes["max_new_tokens"] = T
     config = GRPOConfig.create(preset=name, published=published, **{**sizes, **changes})
     x = data()
     coef = kl_coef_at(
@@ -277,7 +301,13 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     ids = torch.zeros(12, T + 1, dtype=torch.int64)
     tensors = {
         name: torch.from_numpy(value[kept])
-        for name, value in {"mask": mask, "old": x.old, "ref": x.ref, "advantages": advantages}.items()
+        for name, value in {
+            "mask": mask,
+            "old": x.old,
+            "sampler": x.sampler,
+            "ref": x.ref,
+            "advantages": advantages,
+        }.items()
     }
     count = int(kept.sum())
     batch = Batch(
@@ -293,7 +323,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         prompt_index=torch.arange(count),
         num_loss_tokens=float(tensors["mask"].sum()),
         num_sequences=float(tensors["mask"].any(1).sum()),
-        old_log_probs=tensors["old"],
+        old_log_probs=tensors["sampler" if config.bypass_old_log_probs else "old"],
         ref_log_probs=tensors["ref"],
     )
     if not config.train_end_token:
@@ -337,6 +367,7 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "delta": ({"delta": 2.0},),
     "sapo_temperatures": ({"sapo_temperatures": (1.0, 1.0)},),
     "loss_aggregation": ({"loss_aggregation": "sequence_mean"}, {"loss_aggregation": "token_mean"}),
+    "bypass_old_log_probs": ({"bypass_old_log_probs": False},),
     "mask_truncated": ({"mask_truncated": True},),
     "train_end_token": ({"train_end_token": False}, {"train_end_token": True}),
     "kl_coef": ({"kl_coef": 0.3, "reference": "auto"},),
@@ -397,7 +428,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "grpo_zero": (32, 8, 1, 1, 1.0, 1.0, 1024, 1e-5, "constant", 0, 0.0, 0.0, 1.0, "none", "countdown_think"),
     "simple_grpo": (16, 8, 1, 4, 0.9, 1.0, 700, 1e-6, "constant", 0, 0.0, 0.0, 0.0, "frozen", "r1_think"),
     "lm_book": (4, 16, 1, 1, 1.0, 1.0, 500, 5e-6, "constant", 0, 0.0, 0.0, 0.1, "frozen", "lm_book"),
-    "rl_from_scratch": (4, 4, 4, 1, 1.0, 0.9, 256, 1e-5, "cosine", 187, 0.1, 0.1, 0.1, "frozen", "rl_from_scratch"),
+    "rl_from_scratch": (4, 4, 4, 1, 1.0, 0.9, 256, 1e-5, "cosine", 186, 0.1, 0.1, 0.1, "frozen", "rl_from_scratch"),
     "rlox": (1024, 4, 1, 1, 1.0, 1.0, 8, 1e-4, "constant", 0, 0.0, 0.0, 1.0, "frozen", None),
     "r1_blog": (16, 16, 1, 1, 0.7, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "frozen", None),
     "trl": (1, 8, 1, 1, 1.0, 1.0, 512, 1e-6, "linear", 0, 0.0, 0.0, 1.0, "auto", None),
@@ -413,6 +444,10 @@ REWARDS_OF = {
     "rl_from_scratch": 'published("rl_from_scratch")',
     "verl": 'published("verl_gsm8k")',
 }
+
+
+def test_every_published_form_of_a_loss_has_a_formula() -> None:
+    assert {name for name, preset in PRESETS.items() if preset.published} == {n for n, form in CASES if form}
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
@@ -467,8 +502,8 @@ def test_published_is_for_presets_with_a_defect_that_it_brings_back(name: str) -
         for field, value in preset.published_values.items():
             assert getattr(config, field) == value != getattr(GRPOConfig.create(preset=name), field)
         field = next(iter(preset.published))
-        kept = {field: preset.values[field]}
-        assert getattr(GRPOConfig.create(preset=name, published=True, **kept), field) == preset.values[field]
+        corrected = getattr(GRPOConfig.create(preset=name), field)
+        assert getattr(GRPOConfig.create(preset=name, published=True, **{field: corrected}), field) == corrected
     else:
         with pytest.raises(ConfigError, match=f"published=True: preset '{name}' has no defect"):
             GRPOConfig.create(preset=name, published=True)
@@ -488,3 +523,4 @@ def test_the_data_reaches_every_bound() -> None:
     assert (s < 0.999).any()
     assert (ratio(x)[x.mask] > exp(2)).sum() >= 3
     assert (ratio(x)[x.mask] < 0.4).any()
+    assert (k3(x)[x.mask] > 10).sum() >= 2

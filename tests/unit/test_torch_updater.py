@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from rlox_grpo.config import GRPOConfig
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.forward import make_forward
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.types import Batch
+from rlox_grpo.update import make_updater
 from rlox_grpo.update.torch_updater import TorchUpdater
 
 
@@ -104,6 +106,17 @@ def test_decay_spares_vectors():
     updater_of(model, weight_decay=0.5).step([batch_of(ROWS, [0.0, 0.0, 0.0], 6.0, 3.0)], 0.1)
     assert torch.equal(model.head.bias, bias)
     torch.testing.assert_close(model.head.weight, weight * (1 - 0.1 * 0.5))
+
+
+def test_decay_of_vectors_is_asked_for():
+    model = Bigram()
+    bias = model.head.bias.detach().clone()
+    batch = batch_of(ROWS, [0.0, 0.0, 0.0], 6.0, 3.0)
+    config = GRPOConfig.create(weight_decay=0.5, decay_vectors=True)
+    make_updater(
+        config, model, make_forward(model), lambda log_probs, batch, entropy: grpo_loss(log_probs, batch)
+    ).step([batch], 0.1)
+    torch.testing.assert_close(model.head.bias, bias * (1 - 0.1 * 0.5))
 
 
 def test_a_non_finite_log_prob_stops_the_step_and_names_its_row():

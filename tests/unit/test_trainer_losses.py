@@ -47,6 +47,7 @@ CHOICES = [
     {"mini_batches": 2},
     {"kl_coef": 0.5},
     {"kl_coef": 0.5, "kl_estimator": "k1+"},
+    {"kl_coef": 0.5, "kl_estimator": "full"},
     {"kl_coef": 0.5, "kl_bias_correction": True},
     {"kl_coef": 0.5, "kl_in": "reward", "kl_estimator": "k1"},
     {"kl_coef": 0.5, "kl_schedule": "linear"},
@@ -91,7 +92,7 @@ def test_sequence_kl_is_summed_over_each_completion():
     mask = torch.tensor([[True, True], [True, False]])
     batch = batch_with(mask)
     batch = replace(batch, row_index=torch.tensor([1, 0]))
-    found = sequence_kl([batch], lambda _: log_probs, lambda _: references, "k1", num_rows=len(log_probs))
+    found = sequence_kl([batch], lambda _: log_probs - references, num_rows=len(log_probs))
     assert found.tolist() == [0.5, 1.5]  # row 1 is the first of the batch: 1 + 0.5
 
 

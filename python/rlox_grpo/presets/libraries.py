@@ -104,10 +104,14 @@ LIBRARIES: Mapping[str, Preset] = MappingProxyType(
                 ),
                 Defect(
                     "It sums over prompt and padding too. Over a prompt the policy term cancels, as advantages add up "
-                    "to 0 in a group; the penalty does not. Here both are of the completion.",
+                    "to 0 in a group; the penalty does not. Here both are of the completion, whose log-probs are all "
+                    "that a forward gives.",
                     False,
                 ),
-                Defect("The KL that it logs is weighted by probability; here it is the estimator's own.", False),
+                Defect(
+                    "The KL that it logs is weighted by probability; here it is the estimator's own. No loss sees it.",
+                    False,
+                ),
             ),
         ),
         "trl": Preset(
@@ -176,7 +180,10 @@ LIBRARIES: Mapping[str, Preset] = MappingProxyType(
                     },
                 ),
                 ("compute_policy_loss_vanilla", {"policy_loss": "clip", "delta": None, "mask_truncated": False}),
-                ("actor.yaml", {"dual_clip": 3.0, "loss_aggregation": "token_mean", **_VERL_DEFAULTS}),
+                (
+                    "actor.yaml, optim/fsdp.yaml and rollout.yaml",
+                    {"dual_clip": 3.0, "loss_aggregation": "token_mean", **_VERL_DEFAULTS},
+                ),
                 (
                     "the example's overrides",
                     {
@@ -190,11 +197,16 @@ LIBRARIES: Mapping[str, Preset] = MappingProxyType(
                 ("ref.yaml: weights as loaded", {"reference": "frozen"}),
                 ("examples/data_preprocess/gsm8k.py", {"prompt_template": "verl_gsm8k"}),
             ),
+            published=cited(
+                ("kl_penalty_forward: low_var_kl", {"kl_estimator": "k3_clamped"}),
+                ("optim/fsdp.yaml, for all of model.parameters()", {"decay_vectors": True}),
+            ),
             defects=(
-                Defect("Its k3 stops at 10, and its weight decay is on every parameter; here neither.", False),
+                Defect("Its k3 stops at 10, where a token that has drifted far is no longer pulled back.", True),
+                Defect("Its weight decay is on every parameter, norms and biases too.", True),
                 Defect(
                     "A group of one keeps its reward as advantage, and float32 means leave a residue where all "
-                    "rewards are equal; here both are 0.",
+                    "rewards are equal; here both are 0. Groups are of five, and the kernel's statistics are float64.",
                     False,
                 ),
             ),
@@ -216,7 +228,7 @@ LIBRARIES: Mapping[str, Preset] = MappingProxyType(
                 ),
                 ("compute_policy_loss_cispo", {"policy_loss": "cispo_clip", "mask_truncated": False}),
                 (
-                    "actor.yaml",
+                    "actor.yaml, optim/fsdp.yaml and rollout.yaml",
                     {"loss_aggregation": "token_mean", "kl_coef": 0.0, "reference": "auto", **_VERL_DEFAULTS},
                 ),
                 ("the example's overrides", _VERL_RUN),
@@ -229,11 +241,11 @@ LIBRARIES: Mapping[str, Preset] = MappingProxyType(
             reward="yours",
             choices=cited(
                 (
-                    "advantage_normalization_type centered",
+                    "data_loader.py: advantage_normalization_type centered, filter_zero_std_samples",
                     {"baseline": "mean", "reward_scaling": "none", "zero_variance": "drop"},
                 ),
                 (
-                    "its loss",
+                    "grpo_utils.py: GRPOLossType.cispo, clip_higher",
                     {
                         "policy_loss": "cispo_upper",
                         "clip_high": 0.272,

@@ -96,8 +96,7 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
                 ("eq. 9", _MEAN_OF_GROUP),
                 ("eq. 8", {"policy_loss": "clip", "loss_aggregation": "token_mean"}),
                 ("section 3.2, without its refill", {"zero_variance": "drop"}),
-                ("section 3.1", {"kl_coef": 0.0}),
-                ("section 2.3", {"reference": "auto"}),
+                ("section 2.3", {"kl_coef": 0.0, "reference": "auto"}),
                 (
                     "section 4.1",
                     {
@@ -148,7 +147,7 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
                     },
                 ),
                 (
-                    "the experiments' command line",
+                    "sail-sg/understand-r1-zero, README.md and examples/",
                     {
                         "group_size": 8,
                         "max_new_tokens": 3000,
@@ -157,7 +156,7 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
                         **_PLAIN_SAMPLING,
                     },
                 ),
-                ("section 2.1, the Qwen-Math template", {"prompt_template": "boxed"}),
+                ("examples/qwen2.5-math-7b.sh: --prompt_template qwen_math", {"prompt_template": "boxed"}),
                 (
                     OURS,
                     {

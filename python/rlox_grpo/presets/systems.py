@@ -33,7 +33,7 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                     },
                 ),
                 (
-                    "the constants at its head",
+                    "main, and the arguments that it parses",
                     {
                         "kl_coef": 0.001,
                         "prompts_per_step": 16,
@@ -62,8 +62,17 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                 ("preprocess_example", {"prompt_template": "countdown_think"}),
             ),
             defects=(
-                Defect("With several ranks each divides by its own response tokens; here by those of all.", False),
-                Defect("A resumed run trains on one batch twice; here it draws what comes next.", False),
+                Defect(
+                    "With several ranks each divides by its own response tokens; here by those of all. Rows are dealt "
+                    "to ranks by their cost here, so a rank has no tokens of its own; on one rank there is no "
+                    "difference.",
+                    False,
+                ),
+                Defect(
+                    "A resumed run trains on one batch twice; here it draws what comes next. A property of its resume, "
+                    "not of its method.",
+                    False,
+                ),
             ),
         ),
         "grpo_zero": Preset(
@@ -99,17 +108,17 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                         "adam_beta1": 0.9,
                         "adam_beta2": 0.999,
                         "max_grad_norm": 1.0,
-                        "lr_schedule": "constant",
-                        "warmup_steps": 0,
-                        "min_lr_ratio": 0.0,
                     },
                 ),
+                ("train.py", {"lr_schedule": "constant", "warmup_steps": 0, "min_lr_ratio": 0.0}),
                 ("rollout", {"temperature": 1.0, "top_p": 1.0}),
                 ("countdown_task.py", {"prompt_template": "countdown_think"}),
             ),
             defects=(
+                Defect("An overview gives it a reference server and GSM8K; the source, and this, has neither.", False),
                 Defect(
-                    "An overview says that it has a reference server and trains on GSM8K; the source has neither.",
+                    "Groups are found by their prompt, so a problem that is drawn twice in a step is one group of 16; "
+                    "here it is two of 8. Prompts are drawn without repetition here, so that it cannot happen.",
                     False,
                 ),
             ),
@@ -145,12 +154,12 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                         **_NO_CLIP_FORMS,
                     },
                 ),
-                ("the constants at its head", {"kl_coef": 0.04, "clip_low": 0.2, "clip_high": 0.2, "group_size": 8}),
+                ("beta, clip_param, num_pre_Q", {"kl_coef": 0.04, "clip_low": 0.2, "clip_high": 0.2, "group_size": 8}),
                 ("gen_update_steps, a group each", {"prompts_per_step": 16, "updates_per_batch": 1}),
                 ("gradient_accumulation_steps 4: four steps of 16 groups", {"mini_batches": 4}),
                 ("ref_server.py, a process of its own", {"reference": "frozen"}),
                 (
-                    "ds_config",
+                    "ds_config, and DeepSpeed where it says nothing",
                     {
                         "learning_rate": 1e-6,
                         "lr_schedule": "constant",
@@ -163,13 +172,27 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                     },
                 ),
             ),
+            published=cited(
+                ("gen_worker: prompt_logprobs of the sampler", {"bypass_old_log_probs": True}),
+                ("GRPO_step: inputs != pad_token_id, the end token of its base model", {"train_end_token": False}),
+            ),
             defects=(
                 Defect(
                     "Its queues give out what came last, so a group can wait without end and the sampler runs ahead; "
-                    "here every group is trained on before the sampler's weights are taken anew.",
+                    "here every group is trained on before the sampler's weights are taken anew. What waits depends "
+                    "on the speed of its machines, so no run of it repeats.",
                     False,
                 ),
-                Defect("Old log-probs are the sampler's own; here the trainer recomputes them.", False),
+                Defect("Old log-probs are the sampler's own; here the trainer recomputes them.", True),
+                Defect(
+                    "Padding, masked by its id, is its base model's end token, so no end token is ever trained on.",
+                    True,
+                ),
+                Defect(
+                    "It samples at temperature 0.9 and takes log-probs at 1; here both are at 0.9. Brought back with "
+                    "the sampler's own log-probs, which are at 0.9 here, it would be a ratio of two temperatures.",
+                    False,
+                ),
             ),
         ),
         "lm_book": Preset(
@@ -178,13 +201,19 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
             reward='published("lm_book")',
             choices=cited(
                 (
-                    "grpo_loss",
+                    "compute_group_relative_advantages",
                     {
                         "baseline": "mean",
                         "reward_scaling": "group",
                         "ddof": 1,
                         "std_epsilon": 1e-4,
                         "zero_variance": "keep",
+                    },
+                ),
+                (
+                    "maximize_grpo_objective",
+                    {
+                        "max_grad_norm": 0.1,
                         "policy_loss": "clip",
                         "loss_aggregation": "sequence_mean",
                         "kl_in": "loss",
@@ -216,7 +245,6 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                         "weight_decay": 0.0,
                         "adam_beta1": 0.9,
                         "adam_beta2": 0.999,
-                        "max_grad_norm": 0.1,
                         "lr_schedule": "constant",
                         "warmup_steps": 0,
                         "min_lr_ratio": 0.0,
@@ -224,7 +252,11 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                 ),
                 ("prepare_dataset", {"prompt_template": "lm_book"}),
             ),
-            defects=(Defect("Rewards are computed again at every update of a batch; here once.", False),),
+            defects=(
+                Defect(
+                    "Rewards are computed again at every update of a batch; here once. The numbers are the same.", False
+                ),
+            ),
         ),
         "rl_from_scratch": Preset(
             source='mingyin0312/RLFromScratch and its article "GRPO From Scratch"',
@@ -232,12 +264,12 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
             reward='published("rl_from_scratch")',
             choices=cited(
                 (
-                    "compute advantages",
+                    "Compute Advantages",
                     {"baseline": "mean", "reward_scaling": "group", "ddof": 1, "zero_variance": "keep"},
                 ),
-                ("compute advantages: max(sd, 1e-6), which is sd where rewards differ", {"std_epsilon": 0.0}),
+                ("clamp_min(1e-6) of the deviation, which is the deviation where rewards differ", {"std_epsilon": 0.0}),
                 (
-                    "compute the overall loss",
+                    "Compute GRPO loss, and kl_coef and ppo_clip_range under Hyperparameters",
                     {
                         "policy_loss": "clip",
                         "clip_low": 0.2,
@@ -251,9 +283,9 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                         **_NO_CLIP_FORMS,
                     },
                 ),
-                ("a frozen model on the GPU", {"reference": "frozen"}),
+                ("Model Setup: ref_model", {"reference": "frozen"}),
                 (
-                    "its arguments",
+                    "Hyperparameters, generate and get_lr",
                     {
                         "prompts_per_step": 4,
                         "group_size": 4,
@@ -271,21 +303,29 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                         "max_grad_norm": 0.1,
                     },
                 ),
-                ("its arguments: a tenth of an epoch of GSM8K on one GPU", {"warmup_steps": 187}),
-                ("its data preparation", {"prompt_template": "rl_from_scratch", "train_end_token": True}),
+                ("get_lr: int(0.1 · 1,869 steps), an epoch of GSM8K on one GPU", {"warmup_steps": 186}),
+                ("collate_fn", {"prompt_template": "rl_from_scratch", "train_end_token": True}),
             ),
-            published=cited(("pad is the end token, and masks come of ids", {"train_end_token": False})),
+            published=cited(
+                ("Compute Masks & Labels: pad is the end token, and masks come of ids", {"train_end_token": False}),
+                ("valid_mask = batch_action_mask[:, :-1]", {"loss_aggregation": "sequence_mean_shifted"}),
+            ),
             defects=(
                 Defect("Padding is the end token and is masked by its id, so no end token is ever trained on.", True),
                 Defect(
                     "The mask that counts tokens is shifted by one: a truncated row is divided by one token too few. A "
                     "row that ended is not: its end token is the one that is missing.",
+                    True,
+                ),
+                Defect(
+                    "Positions outside the mask add a constant to the reported loss, which has no slope to train on.",
                     False,
                 ),
                 Defect(
-                    "Positions outside the mask add a constant to the reported loss, and nothing to its slope.", False
+                    "Rewards and advantages are float16: advantages are off by up to 5e-4 of themselves. The kernels "
+                    "here are float32 and float64, and which way it rounds is torch's.",
+                    False,
                 ),
-                Defect("Rewards and advantages are float16: advantages are off by up to 5e-4 of themselves.", False),
             ),
         ),
         "r1_blog": Preset(
@@ -349,7 +389,8 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                 ),
                 Defect(
                     "It sums log-probs over the whole vocabulary, not those of the tokens taken, so that its slope "
-                    "knows nothing of what was sampled. Never done here.",
+                    "knows nothing of what was sampled. Not brought back: it is no policy gradient, and needs the "
+                    "logits of every token.",
                     False,
                 ),
             ),

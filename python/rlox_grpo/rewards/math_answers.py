@@ -56,13 +56,13 @@ class MathAnswer:
     __name__: ClassVar[str] = "math_answer"
 
     def __post_init__(self) -> None:
-        _settings(self.tolerance, self.percent, self.units, self.base, self.brackets, self.unsolved)
+        _settings(self)
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. ValueError names the column, row and value that it cannot use."""
         gold = golds(columns, "answer", len(completions), self.__name__)
         answers = texts(completions, self.__name__)
-        settings = _settings(self.tolerance, self.percent, self.units, self.base, self.brackets, self.unsolved)
+        settings = _settings(self)
         return named(self.__name__, lambda: _native.score_math(answers, gold, settings), self.undecided)
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
@@ -96,13 +96,13 @@ class MajorityVote:
     def __post_init__(self) -> None:
         if self.group_size is not None and self.group_size < 1:
             raise ValueError(f"group_size is {self.group_size}, expected at least 1")
-        _settings(self.tolerance, self.percent, self.units, self.base, self.brackets, self.unsolved)
+        _settings(self)
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; reads ``prompts`` if there is no ``group_size``."""
         answers = texts(completions, self.__name__)
         groups = self._groups(answers, columns)
-        settings = _settings(self.tolerance, self.percent, self.units, self.base, self.brackets, self.unsolved)
+        settings = _settings(self)
         return named(self.__name__, lambda: _native.score_majority(answers, groups, settings), self.undecided)
 
     def _groups(self, answers: Sequence[str], columns: Mapping[str, Any]) -> list[int]:
@@ -146,21 +146,24 @@ def math_equal(
     The gold's shape decides where the answer can be read in several ways, and its real domain where functions are
     compared, so the order of the two matters. What is empty, cannot be read or has no value equals nothing.
     """
-    settings = _settings(tolerance, percent, units, base, brackets, unsolved)
-    return _native.math_equal(encodable(gold), encodable(answer), settings)
+    rule = MathAnswer(
+        tolerance=tolerance, percent=percent, units=units, base=base, brackets=brackets, unsolved=unsolved
+    )
+    return _native.math_equal(encodable(gold), encodable(answer), _settings(rule))
 
 
-def _settings(
-    tolerance: float | None, percent: str, units: str, base: str, brackets: str, unsolved: str
-) -> tuple[float | None, bool, str, bool, bool, bool]:
+def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str, bool, bool, bool]:
+    """The rule's options as the kernels take them; ValueError names the one that cannot be."""
+    tolerance = rule.tolerance
     if tolerance is not None and not (math.isfinite(tolerance) and 0 <= tolerance < 1):
         raise ValueError(f"tolerance is {tolerance}, expected None or a number from 0 to 1")
-    one_of("percent", percent, _CHOICE)
-    one_of("units", units, _UNITS)
-    one_of("base", base, _CHOICE)
-    one_of("brackets", brackets, _CHOICE)
-    one_of("unsolved", unsolved, ("wrong", "right"))
-    return tolerance, percent == "optional", units, base == "optional", brackets == "optional", unsolved == "right"
+    one_of("percent", rule.percent, _CHOICE)
+    one_of("units", rule.units, _UNITS)
+    one_of("base", rule.base, _CHOICE)
+    one_of("brackets", rule.brackets, _CHOICE)
+    one_of("unsolved", rule.unsolved, ("wrong", "right"))
+    percent, base, brackets = (choice == "optional" for choice in (rule.percent, rule.base, rule.brackets))
+    return tolerance, percent, rule.units, base, brackets, rule.unsolved == "right"
 
 
 def _same(left: Any, right: Any) -> bool:

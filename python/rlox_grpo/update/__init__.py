@@ -13,7 +13,7 @@ from rlox_grpo.ranks import Ranks
 from rlox_grpo.types import Batch, LossOutput, UpdateStats
 
 LossFn = Callable[..., LossOutput]
-"""``loss_fn(log_probs, batch, entropy=entropy)``: a micro-batch and what the forward gave for it → loss."""
+"""``loss_fn(log_probs, batch, entropy=entropy)``, and ``distribution_kl`` where the forward gives one → loss."""
 
 
 @runtime_checkable
@@ -60,6 +60,7 @@ def make_updater(
     """
     options: dict[str, Any] = {
         "weight_decay": config.weight_decay,
+        "decay_vectors": config.decay_vectors,
         "betas": (config.adam_beta1, config.adam_beta2),
         "epsilon": config.adam_epsilon,
         "max_grad_norm": config.max_grad_norm,

@@ -48,6 +48,7 @@ class DeepSpeedUpdater:
         offload_optimizer: bool = False,
         offload_params: bool = False,
         weight_decay: float = 0.0,
+        decay_vectors: bool = False,
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
         max_grad_norm: float = 1.0,
@@ -64,7 +65,7 @@ class DeepSpeedUpdater:
             zero_stage, bfloat16, offload_optimizer, offload_params, max_grad_norm, self._ranks.size
         )
         self._adamw_options: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": epsilon}
-        self._weight_decay = weight_decay
+        self._decays = (weight_decay, weight_decay if decay_vectors else 0.0)  # of matrices and of vectors
         self._plain_forward = forward
         self.forward = Forward(lambda batch: self._engine()(batch), forward.shares_prompts)
         self.is_sharded = zero_stage > 0
@@ -79,8 +80,9 @@ class DeepSpeedUpdater:
         engine, report = self._engine(), StepReport()
         for index, batch in enumerate(batches):
             engine.set_gradient_accumulation_boundary(index + 1 == len(batches))
-            log_probs, entropy = engine(batch)
-            output = self._loss_fn(log_probs, batch, entropy=entropy)
+            log_probs, entropy, *kl = engine(batch)
+            terms = {"distribution_kl": kl[0]} if kl else {}
+            output = self._loss_fn(log_probs, batch, entropy=entropy, **terms)
             report.add(output, log_probs, entropy, batch)
             # One that is not finite goes backward too: every rank takes part in every collective of it, and the norm
             # of the gradient is then not finite on any of them.
@@ -145,7 +147,8 @@ class DeepSpeedUpdater:
         whole = _Scored(self._model, self._plain_forward)
         matrices = [parameter for parameter in self._named.values() if parameter.dim() >= 2]
         vectors = [parameter for parameter in self._named.values() if parameter.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": self._weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        parts = zip((matrices, vectors), self._decays, strict=True)
+        groups = [{"params": part, "weight_decay": decay} for part, decay in parts]
         self._adamw = torch.optim.AdamW([group for group in groups if group["params"]], **self._adamw_options)
         # DeepSpeed makes its master weights from rounded ones, so a resume would not be exact.
         exact = {name: parameter.detach().cpu().clone() for name, parameter in self._named.items() if self._bfloat16}
@@ -243,7 +246,7 @@ class _Scored(nn.Module):
         self.model = model
         self._given = (forward,)  # in a tuple, which torch takes for no submodule
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """See :class:`rlox_grpo.forward.Forward`."""
         return self._given[0](batch)
 

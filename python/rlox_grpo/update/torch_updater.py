@@ -33,6 +33,7 @@ class TorchUpdater:
         loss_fn: LossFn,
         *,
         weight_decay: float = 0.0,
+        decay_vectors: bool = False,
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
         max_grad_norm: float = 1.0,
@@ -46,10 +47,13 @@ class TorchUpdater:
         self.forward = forward
         self._loss_fn = loss_fn
         self._max_grad_norm = max_grad_norm
-        # Norms and biases are not decayed, as in every trainer that decays at all.
+        # Norms and biases are not decayed unless asked for, as in most trainers that decay at all.
         matrices = [parameter for parameter in self._named.values() if parameter.dim() >= 2]
         vectors = [parameter for parameter in self._named.values() if parameter.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        decays = (weight_decay, weight_decay if decay_vectors else 0.0)
+        groups = [
+            {"params": part, "weight_decay": decay} for part, decay in zip((matrices, vectors), decays, strict=True)
+        ]
         self._optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=0.0, betas=betas, eps=epsilon, fused=True
         )
@@ -59,8 +63,9 @@ class TorchUpdater:
         self._optimizer.zero_grad(set_to_none=True)
         report = StepReport()
         for batch in batches:
-            log_probs, entropy = self.forward(batch)
-            output = self._loss_fn(log_probs, batch, entropy=entropy)
+            log_probs, entropy, *kl = self.forward(batch)
+            terms = {"distribution_kl": kl[0]} if kl else {}
+            output = self._loss_fn(log_probs, batch, entropy=entropy, **terms)
             if not report.add(output, log_probs, entropy, batch):
                 break
             output.loss.backward()  # type: ignore[no-untyped-call]
