@@ -103,20 +103,21 @@ def serve(
         say: Told what happens, a line at a time.
 
     Raises:
-        ValueError: on the CPU, a model whose output layer is its embeddings.
+        ValueError: on the CPU, a model of more than text whose output layer is its embeddings.
         EngineError: a server did not start, or died once more than ``restarts``; names it and the end of its log.
     """
     check_vllm_version()
     token = _token(token_file)
     logs = Path(log_dir)
     logs.mkdir(parents=True, exist_ok=True)
-    servers = []
     for own_port in range(port, port + count):
         _refuse_taken(host, own_port)
-        command = _command(model, host, own_port, dtype, max_length, vllm_arguments)
+    own_output_layer = [] if _has_gpu() else _own_output_layer(model)
+    servers = []
+    for own_port in range(port, port + count):
+        command = _command(model, host, own_port, dtype, max_length, [*own_output_layer, *vllm_arguments])
         log = (logs / f"server_{own_port}.log").resolve()
         servers.append(_Server(f"http://{host}:{own_port}", command, _environment(token), log, restarts))
-    _refuse_tied_on_the_cpu(model)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         for server in servers:
@@ -226,17 +227,23 @@ def _refuse_taken(host: str, port: int) -> None:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def _refuse_tied_on_the_cpu(model: str) -> None:
-    """On the CPU vLLM 0.32 packs a tied output layer when it starts, and keeps it when new weights come."""
-    if _has_gpu():
-        return
+def _own_output_layer(model: str) -> list[str]:
+    """Arguments that give vLLM an output layer of its own where the model's is its embeddings.
+
+    See :func:`rlox_grpo.engines.weight_sync.untied`. The checkpoint has no weights for it, so they all come by sync.
+    """
     from transformers import AutoConfig
 
-    if getattr(AutoConfig.from_pretrained(model).get_text_config(decoder=True), "tie_word_embeddings", False):
+    config = AutoConfig.from_pretrained(model)
+    text_config = config.get_text_config(decoder=True)
+    if not getattr(text_config, "tie_word_embeddings", False):
+        return []
+    if text_config is not config:
         raise ValueError(
-            f"{model} ties its output layer to its embeddings, and on the CPU vLLM would go on sampling from the first "
-            "output layer: take engine='vllm', or a model with an output layer of its own"
+            f"{model} ties the output layer of its text model to its embeddings, and on the CPU vLLM would go on "
+            "sampling from the first output layer: take engine='vllm', or a model of text alone"
         )
+    return ["--hf-overrides", json.dumps({"tie_word_embeddings": False}), "--load-format", "dummy"]
 
 
 def _has_gpu() -> bool:
