@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
 from rlox_grpo.engines.server_guard import TOKEN_VARIABLE
 from rlox_grpo.engines.server_records import ServerRecord, remove_record, write_record
@@ -60,6 +61,27 @@ class _Server:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
+
+    def how_it_ended(self) -> str | None:
+        """In words; None while it runs and listens.
+
+        vLLM 0.32 whose engine has died stops to listen, and then waits for answers that the engine owes for ever.
+        """
+        if self.process.poll() is None and self._listens():
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"died with status {self.process.wait(_POLL_SECONDS)}"
+        return "no longer listens"
+
+    def _listens(self) -> bool:
+        address = urlsplit(self.url)
+        try:
+            socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=2).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # it is busy
+            return True
+        return True
 
     def end(self, how: signal.Signals) -> None:
         try:
@@ -141,14 +163,15 @@ def _watch(servers: Sequence[_Server], start_timeout: float, say: Callable[[str]
     while True:
         time.sleep(_POLL_SECONDS)
         for server in servers:
-            status = server.process.poll()
-            if status is None:
+            how = server.how_it_ended()
+            if how is None:
                 continue
-            server.end(signal.SIGKILL)  # what it left of its workers
+            server.end(signal.SIGKILL)  # what is left of it and its workers
+            server.process.wait()
             if server.restarts_left == 0:
-                raise EngineError(f"the server at {server.url} died with status {status}{_tail(server)}")
+                raise EngineError(f"the server at {server.url} {how}{_tail(server)}")
             server.restarts_left -= 1
-            say(f"the server at {server.url} died with status {status}: starting it again")
+            say(f"the server at {server.url} {how}: starting it again")
             server.start()
             _wait_until_healthy(server, start_timeout)
             say(f"ready: {server.url}")

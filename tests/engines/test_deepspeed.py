@@ -186,7 +186,7 @@ def test_the_deepspeed_launcher(tmp_path):
         [*command, str(TESTS / "ranked.py"), *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
     )
     assert done.returncode == 0, done.stderr
