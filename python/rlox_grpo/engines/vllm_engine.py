@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib.metadata
@@ -210,6 +211,7 @@ class VLLMEngine:
         """Shut vLLM down and give its memory back."""
         if self._llm is None:
             return
+        atexit.unregister(self.close)
         llm, self._llm, self.policy_version = self._llm, None, -1
         self._asleep = set()
         llm.llm_engine.engine_core.shutdown()
@@ -228,6 +230,8 @@ class VLLMEngine:
                 self._tokenizer.save_pretrained(folder)
             settings = {name: value for name, value in self._settings.items() if value is not None}
             self._llm = LLM(model=folder, **settings)
+        if torch.distributed.is_initialized():
+            atexit.register(self.close)  # else vLLM ends after the ranks' process group, and prints a traceback
 
     def _restart(self, tensors: Sequence[tuple[str, Tensor]], version: int) -> None:
         self.close()
