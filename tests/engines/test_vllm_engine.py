@@ -271,7 +271,10 @@ def test_tied_embeddings_are_reloaded_into_the_output_layer_too(make_tiny_model)
 def test_seeded_prompts_longer_together_than_a_batch_of_tokens(synced):
     """vLLM prefills 4,096 tokens at once; it must not cut a prompt in two, as the CPU's generators cannot go back."""
     groups = synced.generate([prompt(240, index) for index in range(32)], 1, Sampling(4), seed=0)
-    assert [len(group.completions[0].token_ids) for group in groups] == [4] * 32
+    assert len(groups) == 32
+    for group in groups:
+        token_ids = group.completions[0].token_ids
+        assert len(token_ids) == 4 or token_ids[-1] == END
 
 
 @pytest.mark.parametrize(
