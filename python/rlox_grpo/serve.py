@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
 from rlox_grpo.engines.server_guard import TOKEN_VARIABLE
 from rlox_grpo.engines.server_records import ServerRecord, remove_record, write_record
@@ -61,6 +62,27 @@ class _Server:
         except (urllib.error.URLError, OSError):
             return False
 
+    def how_it_ended(self) -> str | None:
+        """In words; None while it runs and listens.
+
+        vLLM 0.32 whose engine has died stops to listen, and then waits for answers that the engine owes for ever.
+        """
+        if self.process.poll() is None and self._listens():
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"died with status {self.process.wait(_POLL_SECONDS)}"
+        return "no longer listens"
+
+    def _listens(self) -> bool:
+        address = urlsplit(self.url)
+        try:
+            socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=2).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # it is busy
+            return True
+        return True
+
     def end(self, how: signal.Signals) -> None:
         try:
             os.killpg(self.process.pid, how)
@@ -103,20 +125,21 @@ def serve(
         say: Told what happens, a line at a time.
 
     Raises:
-        ValueError: on the CPU, a model whose output layer is its embeddings.
+        ValueError: on the CPU, a model of more than text whose output layer is its embeddings.
         EngineError: a server did not start, or died once more than ``restarts``; names it and the end of its log.
     """
     check_vllm_version()
     token = _token(token_file)
     logs = Path(log_dir)
     logs.mkdir(parents=True, exist_ok=True)
-    servers = []
     for own_port in range(port, port + count):
         _refuse_taken(host, own_port)
-        command = _command(model, host, own_port, dtype, max_length, vllm_arguments)
+    own_output_layer = [] if _has_gpu() else _own_output_layer(model)
+    servers = []
+    for own_port in range(port, port + count):
+        command = _command(model, host, own_port, dtype, max_length, [*own_output_layer, *vllm_arguments])
         log = (logs / f"server_{own_port}.log").resolve()
         servers.append(_Server(f"http://{host}:{own_port}", command, _environment(token), log, restarts))
-    _refuse_tied_on_the_cpu(model)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         for server in servers:
@@ -140,14 +163,15 @@ def _watch(servers: Sequence[_Server], start_timeout: float, say: Callable[[str]
     while True:
         time.sleep(_POLL_SECONDS)
         for server in servers:
-            status = server.process.poll()
-            if status is None:
+            how = server.how_it_ended()
+            if how is None:
                 continue
-            server.end(signal.SIGKILL)  # what it left of its workers
+            server.end(signal.SIGKILL)  # what is left of it and its workers
+            server.process.wait()
             if server.restarts_left == 0:
-                raise EngineError(f"the server at {server.url} died with status {status}{_tail(server)}")
+                raise EngineError(f"the server at {server.url} {how}{_tail(server)}")
             server.restarts_left -= 1
-            say(f"the server at {server.url} died with status {status}: starting it again")
+            say(f"the server at {server.url} {how}: starting it again")
             server.start()
             _wait_until_healthy(server, start_timeout)
             say(f"ready: {server.url}")
@@ -226,17 +250,23 @@ def _refuse_taken(host: str, port: int) -> None:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def _refuse_tied_on_the_cpu(model: str) -> None:
-    """On the CPU vLLM 0.32 packs a tied output layer when it starts, and keeps it when new weights come."""
-    if _has_gpu():
-        return
+def _own_output_layer(model: str) -> list[str]:
+    """Arguments that give vLLM an output layer of its own where the model's is its embeddings.
+
+    See :func:`rlox_grpo.engines.weight_sync.untied`. The checkpoint has no weights for it, so they all come by sync.
+    """
     from transformers import AutoConfig
 
-    if getattr(AutoConfig.from_pretrained(model).get_text_config(decoder=True), "tie_word_embeddings", False):
+    config = AutoConfig.from_pretrained(model)
+    text_config = config.get_text_config(decoder=True)
+    if not getattr(text_config, "tie_word_embeddings", False):
+        return []
+    if text_config is not config:
         raise ValueError(
-            f"{model} ties its output layer to its embeddings, and on the CPU vLLM would go on sampling from the first "
-            "output layer: take engine='vllm', or a model with an output layer of its own"
+            f"{model} ties the output layer of its text model to its embeddings, and on the CPU vLLM would go on "
+            "sampling from the first output layer: take engine='vllm', or a model of text alone"
         )
+    return ["--hf-overrides", json.dumps({"tie_word_embeddings": False}), "--load-format", "dummy"]
 
 
 def _has_gpu() -> bool:

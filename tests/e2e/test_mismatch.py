@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 from rlox_grpo import GRPO
+from rlox_grpo.types import Prompt
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 
@@ -103,3 +106,39 @@ def test_the_engine_is_synced_before_it_samples(monkeypatch, tmp_path):
     resumed.train(PROMPTS)
     assert [version for version, _ in seen] == [2]
     assert all(torch.equal(seen[0][1][name], trained[name]) for name in trained)
+
+
+def test_an_adapter_is_sampled_a_step_behind_from_whole_merged_weights():
+    """``async_steps=1``: each batch comes from the merged weights of its version, not from those in training."""
+    import ranked
+
+    steps, versions = 4, []
+    trainer = GRPO(
+        ranked.tiny_policy(),
+        ranked.share_of_even,
+        **ranked.options(None, output_dir=None, lora_rank=4, async_steps=1, learning_rate=0.05, max_steps=steps),
+    )
+    prompts = [Prompt(row.numpy(), index) for index, row in enumerate(ranked.PROMPTS)]
+    for step in range(steps):
+        versions.append(copy.deepcopy(trainer.model).merge_and_unload())
+        trainer.train_step(lambda later: prompts if later < steps else [])
+        groups = [scored.group for scored in trainer.last_rollout[0]]
+        assert {group.policy_version for group in groups} == {max(0, step - 1)}
+        gaps = {version: largest_gap(versions[version], groups) for version in (max(0, step - 1), step)}
+        assert gaps[max(0, step - 1)] < 1e-4  # float32, by another forward
+        if step > 0:
+            assert gaps[step] > 0.01  # the newest weights would not pass
+    trainer.engine.close()
+
+
+@torch.no_grad()
+def largest_gap(model, groups):
+    """Between the reported log-probs and those of ``model``."""
+    gaps = []
+    for group in groups:
+        for completion in group.completions:
+            ids = torch.from_numpy(np.concatenate([group.prompt.token_ids, completion.token_ids]))[None]
+            logits = model(ids).logits[0, len(group.prompt.token_ids) - 1 : -1]
+            expected = torch.log_softmax(logits, dim=-1).gather(1, torch.from_numpy(completion.token_ids)[:, None])
+            gaps.append(np.abs(expected[:, 0].numpy() - completion.log_probs).max())
+    return max(gaps)

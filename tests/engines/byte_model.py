@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -13,6 +15,10 @@ END = 1
 
 SIZES = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 96, "max_position_embeddings": 512}
 """For ``make_tiny_model("qwen2", **SIZES)``: sharp enough that weights matter."""
+
+
+SERVED = {**SIZES, "intermediate_size": 512, "tie_word_embeddings": True}
+"""Of the demo's half a million parameters; on the CPU vLLM samples from an output layer of its own."""
 
 
 def prompt(length: int, index: int = 0) -> Prompt:
@@ -46,3 +52,24 @@ def shake(model, seed: int, scale: float = 0.05) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+
+
+PROMPTS = [f"{index}:" for index in range(8)]
+
+
+def share_of_low_bytes(completion_ids, **columns):
+    """Share of a completion's tokens in the lower half of the vocabulary; a random model has about a half."""
+    return [float(np.mean(np.asarray(ids) < 131)) for ids in completion_ids]
+
+
+def training(**changes) -> dict[str, Any]:
+    """Options of a run that takes a second a step."""
+    return {
+        "engine_max_length": 64,
+        "group_size": 8,
+        "prompts_per_step": 8,
+        "learning_rate": 3e-3,
+        "max_new_tokens": 12,
+        "log_to": (),
+        **changes,
+    }

@@ -26,10 +26,14 @@ SAME_IN_BFLOAT16 = 0.03
 ONE_STEP = {"max_steps": 1, "adam_epsilon": 1.0, "learning_rate": 0.1}
 
 RUNS = {
+    # Before ZeRO 3, which puts its own linear layer in the place of torch's for as long as the process lives.
+    "bfloat16": {"zero_stage": 2, "dtype": "bfloat16"},
+    "bfloat16 resumed": {"zero_stage": 2, "dtype": "bfloat16", "resume": "bfloat16"},
     "zero0": {"zero_stage": 0},
     "zero1": {"zero_stage": 1},
     "zero2": {"zero_stage": 2},
     "zero3": {"zero_stage": 3},
+    "zero3 resumed": {"zero_stage": 3, "resume": "zero3"},
     "offload2": {"zero_stage": 2, "offload_optimizer": True},
     "offload3": {"zero_stage": 3, "offload_optimizer": True, "offload_params": True},
     "bfloat1": {"zero_stage": 1, "dtype": "bfloat16", **ONE_STEP},
@@ -40,7 +44,9 @@ RUNS = {
     "smooth3": {"zero_stage": 3, "max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
     # Two rows in one micro-batch: the other rank has none and forwards a stand-in.
     "few3": {"zero_stage": 3, "prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
+    "adapters": {"zero_stage": 3, "tied": True, "lora_rank": 2},
 }
+"""Options of each; ``resume`` names the run whose fifth step it continues."""
 
 
 def launched(ranks, *arguments, **environment):
@@ -72,23 +78,32 @@ def difference(left, right):
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    """A folder of each of ``RUNS``, all trained on two ranks in one launch."""
+    """A folder of each of ``RUNS``, all trained on two ranks in one launch, and ``extensions`` for compiled ones."""
     root = tmp_path_factory.mktemp("two")
-    arguments = [(root / name, json.dumps({"updater": "deepspeed", **changes})) for name, changes in RUNS.items()]
-    launch(2, *(word for pair in arguments for word in pair))
+    words = []
+    for name, changes in RUNS.items():
+        options = {"updater": "deepspeed", **changes}
+        if "resume" in changes:
+            options["resume"] = str(checkpoint(root / changes["resume"]))
+        words += [root / name, json.dumps(options)]
+    launch(2, *words, TORCH_EXTENSIONS_DIR=str(root / "extensions"), CXX="/nonexistent")
     return root
+
+
+def checkpoint(folder):
+    return folder / "checkpoints" / "step_000005"
 
 
 def plain(root, name):
     """The folder of the same run by the torch updater in this process."""
-    kind = {key: value for key, value in RUNS[name].items() if not key.startswith(("zero", "offload"))}
+    kind = {key: value for key, value in RUNS[name].items() if not key.startswith(("zero", "offload", "resume"))}
     folder = root / "-".join(["plain", *map(str, kind.values())])
     if not folder.exists():
         ranked.train(folder, **kind)
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name, changes in RUNS.items() if "dtype" not in changes])
+@pytest.mark.parametrize("name", [name for name, run in RUNS.items() if not {"dtype", "tied"} & run.keys()])
 def test_two_ranks_take_the_step_of_one_process(name, two_ranks):
     alone = plain(two_ranks, name)
     print(f"{name}: {difference(alone, two_ranks / name):.1e}")
@@ -118,23 +133,16 @@ def test_weights_moved_further_than_the_tolerance(two_ranks):
 
 @pytest.mark.parametrize("of", ["zero2", "zero3"])
 def test_one_process_continues_what_two_ranks_saved(of, two_ranks, tmp_path):
-    checkpoint = str(two_ranks / of / "checkpoints" / "step_000005")
     stage = RUNS[of]["zero_stage"]
-    ranked.train(tmp_path / "one", updater="deepspeed", zero_stage=stage, resume=checkpoint)
+    ranked.train(tmp_path / "one", updater="deepspeed", zero_stage=stage, resume=str(checkpoint(two_ranks / of)))
     assert difference(two_ranks / of, tmp_path / "one") < SAME_WEIGHTS
 
 
-def test_a_resume_on_as_many_ranks_is_exact(two_ranks, tmp_path):
-    # Before ZeRO 3, which puts its own linear layer in the place of torch's for as long as the process lives.
-    bfloat16 = {"updater": "deepspeed", "zero_stage": 2, "dtype": "bfloat16"}
-    resumed = {**bfloat16, "resume": str(tmp_path / "bfloat16" / "checkpoints" / "step_000005")}
-    zero3 = {"updater": "deepspeed", "zero_stage": 3}
-    zero3["resume"] = str(two_ranks / "zero3" / "checkpoints" / "step_000005")
-    runs = {"bfloat16": bfloat16, "bfloat16 resumed": resumed, "zero3 resumed": zero3}
-    launch(2, *(word for name, changes in runs.items() for word in (tmp_path / name, json.dumps(changes))))
-    for whole, name in ((tmp_path / "bfloat16", "bfloat16 resumed"), (two_ranks / "zero3", "zero3 resumed")):
-        one, other = weights(whole), weights(tmp_path / name)
-        assert all(torch.equal(one[key], other[key]) for key in one), name
+@pytest.mark.parametrize("name", ["bfloat16", "zero3"])
+def test_a_resume_on_as_many_ranks_is_exact(name, two_ranks):
+    one, other = weights(two_ranks / name), weights(two_ranks / f"{name} resumed")
+    assert len(list((two_ranks / f"{name} resumed" / "completions").iterdir())) == 5  # steps 6 to 10 alone
+    assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_a_killed_rank_is_named(tmp_path):
@@ -156,13 +164,13 @@ def test_what_is_not_finite_stops_all_ranks_with_what_was_right_saved(tmp_path):
 
 
 def test_adapters_and_tied_weights_under_zero_3(two_ranks, tmp_path):
-    adapted = {"zero_stage": 3, "lora_rank": 2, "max_steps": 4, "checkpoint_steps": 2}
-    launch(2, tmp_path / "two", json.dumps({"updater": "deepspeed", **adapted}), TIED="1")
-    resumed = {"updater": "deepspeed", **adapted, "resume": str(tmp_path / "two" / "checkpoints" / "step_000002")}
-    launch(1, tmp_path / "one", json.dumps({k: v for k, v in adapted.items() if k != "zero_stage"}), TIED="1")
-    launch(1, tmp_path / "resumed", json.dumps(resumed), TIED="1")
+    options = {key: value for key, value in RUNS["adapters"].items() if key != "zero_stage"}
+    ranked.train(tmp_path / "one", **options)
+    resume = str(checkpoint(two_ranks / "adapters"))
+    ranked.train(tmp_path / "resumed", updater="deepspeed", **RUNS["adapters"], resume=resume)
     one, two, again = (
-        load_file(tmp_path / name / "saved" / "adapter_model.safetensors") for name in ("one", "two", "resumed")
+        load_file(folder / "saved" / "adapter_model.safetensors")
+        for folder in (tmp_path / "one", two_ranks / "adapters", tmp_path / "resumed")
     )
     assert one.keys() == two.keys() == again.keys()
     for name, tensor in one.items():
@@ -178,7 +186,7 @@ def test_the_deepspeed_launcher(tmp_path):
         [*command, str(TESTS / "ranked.py"), *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
     )
     assert done.returncode == 0, done.stderr
@@ -186,13 +194,5 @@ def test_the_deepspeed_launcher(tmp_path):
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_no_compiler_is_asked_for(two_ranks, tmp_path):
-    launch(
-        1,
-        tmp_path / "run",
-        json.dumps({"updater": "deepspeed", "zero_stage": 3, "max_steps": 1}),
-        TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"),
-        CXX="/nonexistent",
-        TIED="1",
-    )
-    assert not list((tmp_path / "extensions").glob("**/*"))
+def test_no_compiler_is_asked_for(two_ranks):
+    assert not list((two_ranks / "extensions").glob("**/*"))

@@ -1,24 +1,21 @@
-"""vLLM behind HTTP on this host. One launcher and one server serve the module; the last test kills them."""
+"""vLLM behind HTTP on this host."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 
 import httpx
 import numpy as np
 import pytest
-from byte_model import END, SIZES, greedy, log_probs, prompt, shake
+from byte_model import END, PROMPTS, SERVED, greedy, log_probs, prompt, shake, share_of_low_bytes, training
 
 from rlox_grpo.engines.server_guard import TOKEN_VARIABLE
-from rlox_grpo.engines.server_records import FOLDER_VARIABLE, find_record
+from rlox_grpo.engines.server_records import find_record
 from rlox_grpo.engines.vllm_server import VLLMServerEngine
 from rlox_grpo.engines.weight_sync import WeightMismatchError, policy_weights
 from rlox_grpo.errors import EngineError
@@ -30,45 +27,9 @@ LONG = 140  # more than one block of the CPU's prefix cache, 128 tokens
 GREEDY = Sampling(8, temperature=0.0)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def launcher(make_tiny_model, byte_tokenizer, tmp_path_factory):
-    """``rlox-grpo serve`` on a random model, with one restart left. Its records and token are this module's own."""
-    folder = tmp_path_factory.mktemp("server")
-    make_tiny_model("qwen2", **SIZES).save_pretrained(folder / "model")
-    byte_tokenizer.save_pretrained(folder / "model")
-    os.environ[FOLDER_VARIABLE] = str(folder / "state")
-    os.environ.pop(TOKEN_VARIABLE, None)
-    port = free_port()
-    command = [sys.executable, "-m", "rlox_grpo.cli", "serve", str(folder / "model"), "--port", str(port)]
-    command += ["--max-length", "256", "--restarts", "1", "--log-dir", str(folder), "--max-num-seqs", "16"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    said = []
-    reader = threading.Thread(target=lambda: said.extend(process.stdout))
-    reader.start()
-    process.url = f"http://127.0.0.1:{port}"
-    process.said = said
-    deadline = time.monotonic() + 580
-    while not any(line.startswith("ready:") for line in said):
-        assert process.poll() is None, said
-        assert time.monotonic() < deadline, said
-        time.sleep(0.2)
-    yield process
-    process.send_signal(signal.SIGTERM)
-    process.wait(30)
-    reader.join()
-    process.stdout.close()
-    del os.environ[FOLDER_VARIABLE]
-
-
 @pytest.fixture
 def model(make_tiny_model):
-    return make_tiny_model("qwen2", **SIZES)
+    return make_tiny_model("qwen2", **SERVED)
 
 
 @pytest.fixture
@@ -164,7 +125,7 @@ def test_two_hundred_syncs_without_a_stale_token(engine, model):
 
 
 def test_weights_of_somebody_else_are_noticed_and_replaced(engine, launcher, model, make_tiny_model):
-    other = make_tiny_model("qwen2", **SIZES)
+    other = make_tiny_model("qwen2", **SERVED)
     shake(other, 3)
     stranger = VLLMServerEngine([launcher.url], other, max_length=256, timeout=120.0)
     stranger.load_weights(policy_weights(other), version=5)
@@ -202,7 +163,7 @@ def test_ranks_share_the_servers(launcher, model, byte_tokenizer, monkeypatch):
 def test_wrong_weights_move_nothing(engine, model):
     before = greedy(model, prompt(9), 6)
     shake(model, 1)
-    with pytest.raises(WeightMismatchError, match=r"missing: lm_head\.weight"):
+    with pytest.raises(WeightMismatchError, match=r"missing: model\.norm\.weight"):
         engine.load_weights(list(policy_weights(model))[:-1], version=6)
     (group,) = engine.generate([prompt(9)], 1, Sampling(6, temperature=0.0), seed=0)
     assert group.completions[0].token_ids.tolist() == before
@@ -216,7 +177,7 @@ def test_a_file_that_the_server_cannot_use_is_refused_whole(engine, launcher, mo
     save_file(short, tmp_path / "short.safetensors")
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "short.safetensors").read_bytes()[:-9])
     token = {"Authorization": f"Bearer {find_record(launcher.url).token}"}
-    for name, message in [("none", "No such file"), ("short", "missing: lm_head.weight"), ("cut", "")]:
+    for name, message in [("none", "No such file"), ("short", "missing: model.norm.weight"), ("cut", "")]:
         call = {"method": "rlox_load", "args": [str(tmp_path / f"{name}.safetensors")]}
         answer = httpx.post(f"{launcher.url}/collective_rpc", json=call, headers=token, trust_env=False, timeout=60)
         assert message in answer.json()["results"][0]["refused"]
@@ -226,7 +187,7 @@ def test_a_file_that_the_server_cannot_use_is_refused_whole(engine, launcher, mo
 
 def test_another_model_is_refused_at_the_start(launcher, make_tiny_model):
     with pytest.raises(EngineError, match=rf"{launcher.url} serves another model: model\.layers\.0\.mlp"):
-        VLLMServerEngine([launcher.url], make_tiny_model("qwen2", **{**SIZES, "intermediate_size": 64}))
+        VLLMServerEngine([launcher.url], make_tiny_model("qwen2", **{**SERVED, "intermediate_size": 64}))
 
 
 class Forwarder:
@@ -307,65 +268,25 @@ def test_what_is_missing_is_named(model, monkeypatch):
 def test_a_run_learns_through_the_server(launcher, model, byte_tokenizer, tmp_path):
     from rlox_grpo import GRPO
 
-    def share_of_low_bytes(completion_ids, **columns):
-        return [float(np.mean(np.asarray(ids) < 131)) for ids in completion_ids]
-
     trainer = GRPO(
         model,
         share_of_low_bytes,
         tokenizer=byte_tokenizer,
-        engine="vllm_server",
-        server_urls=[launcher.url],
-        server_timeout=120.0,
-        engine_max_length=256,
-        group_size=8,
-        prompts_per_step=8,
-        learning_rate=3e-3,
-        max_new_tokens=12,
-        max_steps=8,
-        log_to=(),
-        output_dir=tmp_path,
+        **training(
+            engine="vllm_server",
+            server_urls=[launcher.url],
+            server_timeout=120.0,
+            engine_max_length=256,
+            max_steps=8,
+            output_dir=tmp_path,
+        ),
     )
-    trainer.train([f"{index}:" for index in range(8)])
+    trainer.train(PROMPTS)
     trainer.engine.close()
     steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     rewards = [step["reward/mean"] for step in steps]
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.1
     assert max(step["mismatch/gap_max"] for step in steps) < 1e-3
-
-
-def test_a_killed_server_comes_back_with_the_weights_and_then_ends_the_run(launcher, model):
-    """The launcher has one restart: the first kill costs nothing but time, the second is an error that says so."""
-    engine = VLLMServerEngine([launcher.url], model, eos_token_ids=[END], max_length=256, timeout=450.0)
-    port = launcher.url.rpartition(":")[2]
-    shake(model, 8)
-    engine.load_weights(policy_weights(model), version=9)
-    os.kill(server_pid(port), signal.SIGKILL)
-    (group,) = engine.generate([prompt(LONG)], 1, GREEDY, seed=0)
-    assert group.completions[0].token_ids.tolist() == greedy(model, prompt(LONG), 8)
-    assert group.policy_version == 9
-    while not any("starting it again" in line for line in launcher.said):
-        time.sleep(0.1)
-    os.kill(server_pid(port), signal.SIGKILL)
-    launcher.wait(60)
-    time.sleep(0.2)  # its last lines are read by a thread
-    assert launcher.returncode == 2
-    assert f"the server at {launcher.url} died with status -9" in "".join(launcher.said)
-    assert "server_" in "".join(launcher.said)
-    start = time.monotonic()
-    with pytest.raises(EngineError, match=f"no server answered within 450 s\n{launcher.url}: ConnectError") as raised:
-        engine.generate([prompt(LONG)], 1, GREEDY, seed=0)
-    assert time.monotonic() - start < 10
-    assert "POST /v1/completions" in str(raised.value) or "INFO" in str(raised.value)  # of the server's own log
-    engine.close()
-
-
-def server_pid(port: str) -> int:
-    """The API server's process, by its command line."""
-    found = subprocess.run(
-        ["pgrep", "-f", f"vllm.entrypoints.openai.api_server.*--port {port}"], capture_output=True, text=True
-    )
-    return int(found.stdout.split()[0])
 
 
 def test_the_control_plane_of_a_transfer_by_nccl(model):

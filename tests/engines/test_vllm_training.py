@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from byte_model import SIZES
+from byte_model import PROMPTS, SIZES, log_probs, prompt, share_of_low_bytes, training
 
 from rlox_grpo import GRPO
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-PROMPTS = [f"{index}:" for index in range(8)]
-
-
-def share_of_low_bytes(completion_ids, **columns):
-    """Share of a completion's tokens in the lower half of the vocabulary; a random model has about a half."""
-    return [float(np.mean(np.asarray(ids) < 131)) for ids in completion_ids]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+TORCHRUN += [str(Path(__file__).with_name("byte_run.py"))]
 
 
 def options(**changes):
-    return {
-        "engine": "vllm",
-        "engine_max_length": 64,
-        "group_size": 8,
-        "prompts_per_step": 8,
-        "learning_rate": 3e-3,
-        "max_new_tokens": 12,
-        "max_steps": 12,
-        "log_to": (),
-        **changes,
-    }
+    return training(**{"engine": "vllm", "max_steps": 12, **changes})
 
 
 def steps_of(folder):
@@ -86,6 +77,58 @@ def test_an_adapter_trains_with_merged_weights(make_tiny_model, byte_tokenizer, 
     trainer.engine.close()
 
 
+def test_an_adapter_is_sampled_a_step_behind_from_merged_weights(make_tiny_model, byte_tokenizer):
+    """``async_steps=1``: each batch comes from the merged weights of its version, not from those in training."""
+    steps, merged = 3, []
+    trainer = GRPO(
+        make_tiny_model("qwen2", **SIZES),
+        share_of_low_bytes,
+        tokenizer=byte_tokenizer,
+        **options(max_steps=steps, lora_rank=4, learning_rate=0.05, async_steps=1),
+    )
+    prompts = [prompt(8, index) for index in range(4)]
+    for step in range(steps):
+        merged.append(copy.deepcopy(trainer.model).merge_and_unload())
+        trainer.train_step(lambda later: prompts if later < steps else [])
+        groups = [scored.group for scored in trainer.last_rollout[0]]
+        behind = max(0, step - 1)
+        assert {group.policy_version for group in groups} == {behind}
+        assert largest_gap(merged[behind], groups) < 1e-3
+        assert step == behind or largest_gap(merged[step], groups) > 0.01  # the newest weights would not pass
+    trainer.engine.close()
+
+
+def largest_gap(model, groups):
+    """Between the reported log-probs and those of ``model``."""
+    return max(
+        np.abs(log_probs(model, group.prompt, completion.token_ids) - completion.log_probs).max()
+        for group in groups
+        for completion in group.completions
+    )
+
+
+@pytest.mark.deepspeed
+def test_an_adapter_in_shards_reaches_the_engine_merged_and_whole(make_tiny_model, byte_tokenizer, tmp_path):
+    """ZeRO 3 on two ranks, each with an engine of its own; the trainer's log-probs are those of the merged weights."""
+    make_tiny_model("qwen2", **SIZES).save_pretrained(tmp_path / "model")
+    byte_tokenizer.save_pretrained(tmp_path / "model")
+    changes = {"updater": "deepspeed", "zero_stage": 3, "lora_rank": 4, "learning_rate": 0.03, "max_steps": 4}
+    trained = subprocess.run(
+        [*TORCHRUN, str(tmp_path / "model"), json.dumps(options(output_dir=str(tmp_path / "run"), **changes))],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert "Traceback" not in trained.stderr  # each vLLM ends before the ranks part
+    steps = steps_of(tmp_path / "run")
+    assert len(steps) == 4
+    assert all(step["update/grad_norm"] > 0 for step in steps)
+    # Four steps of 0.03 move the log-probs by 0.1 and more: an engine without the adapter would be that far off.
+    assert max(step["mismatch/gap_max"] for step in steps) < 1e-3
+
+
 def test_bfloat16_differs_and_is_corrected(make_tiny_model, byte_tokenizer, tmp_path):
     trainer = GRPO(
         make_tiny_model("qwen2", **SIZES),
@@ -110,10 +153,11 @@ def test_a_prompt_too_long_for_the_engine_is_refused_before_the_first_step(make_
 
 
 def test_the_demos_model_syncs_in_a_fifth_of_a_second(tmp_path):
-    from rlox_grpo.demo import LARGEST, new_model
+    from rlox_grpo.demo import LARGEST
     from rlox_grpo.engines.vllm_engine import VLLMEngine
     from rlox_grpo.engines.weight_sync import policy_weights
     from rlox_grpo.tasks.countdown_tokenizer import build_tokenizer
+    from rlox_grpo.tasks.warm_start import new_model
 
     model = new_model(build_tokenizer(LARGEST))
     engine = VLLMEngine(model, max_rows=16)

@@ -172,17 +172,18 @@ def test_serve_without_vllm_names_the_extra(capsys, monkeypatch):
     assert 'pip install "rlox-grpo[vllm]"' in capsys.readouterr().err
 
 
-def test_serve_refuses_a_model_that_vllm_would_sample_from_stale_weights(
-    capsys, monkeypatch, tmp_path, make_tiny_model
-):
-    from rlox_grpo import serve
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ({"tie_word_embeddings": False}, []),
+        ({"tie_word_embeddings": True}, ["--hf-overrides", '{"tie_word_embeddings": false}', "--load-format", "dummy"]),
+    ],
+)
+def test_serve_gives_a_tied_model_an_output_layer_of_its_own(model, expected, make_tiny_model, tmp_path):
+    from rlox_grpo.serve import _own_output_layer
 
-    monkeypatch.setattr(serve, "check_vllm_version", lambda: None)
-    monkeypatch.setattr(serve, "_has_gpu", lambda: False)
-    make_tiny_model("qwen2", tie_word_embeddings=True).save_pretrained(tmp_path / "tied")
-    capsys.readouterr()
-    assert main(["serve", str(tmp_path / "tied"), "--port", "18764", "--log-dir", str(tmp_path)]) == 2
-    assert "ties its output layer to its embeddings" in capsys.readouterr().err
+    make_tiny_model("qwen2", **model).save_pretrained(tmp_path)
+    assert _own_output_layer(str(tmp_path)) == expected
 
 
 def test_serve_refuses_a_port_that_is_taken(capsys, monkeypatch, tmp_path):

@@ -16,8 +16,12 @@ from rlox_grpo.engines.vllm_worker import HALF_LOADED, WeightReceiver
 @pytest.fixture
 def worker(make_tiny_model, tmp_path):
     make_tiny_model("qwen2").save_pretrained(tmp_path / "model")
+    return scripted_worker(tmp_path / "model")
+
+
+def scripted_worker(model, *, tied=False):
     worker = WeightReceiver()
-    worker.model_config = SimpleNamespace(model=str(tmp_path / "model"))
+    worker.model_config = SimpleNamespace(model=str(model), hf_config=SimpleNamespace(tie_word_embeddings=tied))
     worker.loaded = []
     worker.reload_weights = lambda weights_iterator: worker.loaded.extend(weights_iterator)
     return worker
@@ -27,6 +31,18 @@ def test_whole_weights_are_loaded(worker, make_tiny_model, tmp_path):
     make_tiny_model("qwen2").save_pretrained(tmp_path / "new")
     assert worker.rlox_load(str(tmp_path / "new" / "model.safetensors")) == {"loaded": len(worker.rlox_manifest())}
     assert {name: list(tensor.shape) for name, tensor in worker.loaded} == worker.rlox_manifest()
+
+
+@pytest.mark.parametrize("tied_in_vllm", [False, True])
+def test_a_tied_model_brings_its_output_layer_where_vllm_has_one(make_tiny_model, tmp_path, tied_in_vllm):
+    make_tiny_model("qwen2", tie_word_embeddings=True).save_pretrained(tmp_path / "tied")
+    worker = scripted_worker(tmp_path / "tied", tied=tied_in_vllm)
+    worker.rlox_load(str(tmp_path / "tied" / "model.safetensors"))
+    loaded = dict(worker.loaded)
+    assert "lm_head.weight" not in worker.rlox_manifest()  # the trainer sends what a checkpoint holds
+    assert ("lm_head.weight" in loaded) is not tied_in_vllm
+    if not tied_in_vllm:
+        assert torch.equal(loaded["lm_head.weight"], loaded["model.embed_tokens.weight"])
 
 
 def test_other_weights_are_refused_before_the_reload(worker, tmp_path):
@@ -48,7 +64,7 @@ def fail(weights_iterator):
     raise AssertionError("wrong shape, half-way")
 
 worker = WeightReceiver()
-worker.model_config = SimpleNamespace(model={str(tmp_path / "model")!r})
+worker.model_config = SimpleNamespace(model={str(tmp_path / "model")!r}, hf_config=None)
 worker.reload_weights = fail
 worker.rlox_load({str(tmp_path / "model" / "model.safetensors")!r})
 """

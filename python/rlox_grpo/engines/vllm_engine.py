@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import copy
 import gc
 import importlib.metadata
 import logging
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.engines.vllm_requests import check_request, completion_of, prompt_seeds, request_fields, texts_of
-from rlox_grpo.engines.weight_sync import check_weights, expected_manifest
+from rlox_grpo.engines.weight_sync import check_weights, expected_manifest, tied_layers, untied
 from rlox_grpo.errors import EngineError
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
@@ -113,8 +113,8 @@ class VLLMEngine:
         self._vocab_limit = vocab_limit
         self.max_length = max_length or getattr(text_config, "max_position_embeddings", None)
         self._expected = expected_manifest(model.config)
-        self._untied = _untied(model.config) if not torch.cuda.is_available() else model.config
-        self._own_heads = expected_manifest(self._untied).keys() - self._expected.keys()
+        self._config = model.config if torch.cuda.is_available() else untied(model.config)
+        self._tied_layers = {} if torch.cuda.is_available() else tied_layers(model.config)
         self._llm: Any = None
         self._sleeps = sleep and torch.cuda.is_available()
         self._asleep: set[str] = set()
@@ -195,9 +195,8 @@ class VLLMEngine:
         start = time.perf_counter()
         tensors = list(weights)
         check_weights(tensors, self._expected)
-        if self._own_heads:
-            embeddings = dict(tensors)[next(iter(self._expected))]  # they come first in a checkpoint
-            tensors += [(name, embeddings) for name in self._own_heads]
+        given = dict(tensors)
+        tensors += [(layer, given[embeddings]) for layer, embeddings in self._tied_layers.items()]
         if self._llm is None:
             self._start()
         try:
@@ -212,6 +211,7 @@ class VLLMEngine:
         """Shut vLLM down and give its memory back."""
         if self._llm is None:
             return
+        atexit.unregister(self.close)
         llm, self._llm, self.policy_version = self._llm, None, -1
         self._asleep = set()
         llm.llm_engine.engine_core.shutdown()
@@ -225,11 +225,13 @@ class VLLMEngine:
         from vllm import LLM
 
         with tempfile.TemporaryDirectory(prefix="rlox-grpo-") as folder, _random_states_kept():
-            self._untied.save_pretrained(folder)
+            self._config.save_pretrained(folder)
             if self._tokenizer is not None:
                 self._tokenizer.save_pretrained(folder)
             settings = {name: value for name, value in self._settings.items() if value is not None}
             self._llm = LLM(model=folder, **settings)
+        if torch.distributed.is_initialized():
+            atexit.register(self.close)  # else vLLM ends after the ranks' process group, and prints a traceback
 
     def _restart(self, tensors: Sequence[tuple[str, Tensor]], version: int) -> None:
         self.close()
@@ -264,18 +266,6 @@ class VLLMEngine:
         if list(flat.token_ids) != token_ids.tolist():
             raise EngineError("vLLM reported log-probs of other tokens than it sampled")
         return completion_of(token_ids, flat.logprobs, str(output.finish_reason), sampling, self._vocab_limit, "vLLM")
-
-
-def _untied(config: Any) -> Any:
-    """The same model with an output layer of its own.
-
-    On the CPU vLLM 0.32 packs the output layer when it starts and not when weights are reloaded: tied to the
-    embeddings, it would go on sampling by the first weights (6.3 nats off; 3e-7 with a layer of its own).
-    """
-    untied = copy.deepcopy(config)
-    untied.get_text_config(decoder=True).tie_word_embeddings = False
-    untied.tie_word_embeddings = False
-    return untied
 
 
 def check_vllm_version() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlox_grpo.engines.weight_sync import WeightMismatchError, check_weights, expected_manifest
+from rlox_grpo.engines.weight_sync import WeightMismatchError, check_weights, expected_manifest, tied_layers
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class WeightReceiver:
         try:
             weights = load_file(path)
             check_weights(list(weights.items()), self._rlox_expected())
+            weights |= {layer: weights[embeddings] for layer, embeddings in self._rlox_tied_layers.items()}
         except (OSError, SafetensorError, WeightMismatchError) as error:
             return {"refused": f"{path}: {error}"}
         loaded = False
@@ -60,5 +61,9 @@ class WeightReceiver:
         from transformers import AutoConfig
 
         if not hasattr(self, "_rlox_manifest"):
-            self._rlox_manifest = expected_manifest(AutoConfig.from_pretrained(self.model_config.model))
+            config = AutoConfig.from_pretrained(self.model_config.model)
+            self._rlox_manifest = expected_manifest(config)
+            # Where the launcher gave vLLM an output layer of its own, it takes the embeddings' weights.
+            is_tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False)
+            self._rlox_tied_layers = {} if is_tied else tied_layers(config)
         return self._rlox_manifest

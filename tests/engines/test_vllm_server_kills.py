@@ -1,0 +1,255 @@
+"""kill -9 at random: a run of two ranks, a vLLM server and a reference server ends as one that nobody disturbed.
+
+``RLOX_GRPO_KILL_ROUNDS=5`` kills twenty times, ``RLOX_GRPO_KILL_SEED`` repeats what a failure printed. The last test
+ends the launcher that the tests of servers share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import psutil
+import pytest
+from byte_model import SERVED, greedy, prompt, training
+from safetensors.torch import load_file
+
+from rlox_grpo.checkpoint import checkpoints
+from rlox_grpo.engines.vllm_server import VLLMServerEngine
+from rlox_grpo.engines.weight_sync import policy_weights
+from rlox_grpo.errors import EngineError
+from rlox_grpo.reference_client import TOKEN_VARIABLE
+from rlox_grpo.run_files import read_jsonl
+from rlox_grpo.types import Sampling
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+VICTIMS = ("vLLM server", "rank 0", "rank 1", "reference server")
+STEPS_A_KILL = 5  # most that lie between two kills: one or two, those within a step's time, two to see a recovery
+DEADLINE = 400.0  # for what takes 10 to 30 s on a machine of one's own
+SAME_WEIGHTS = 5e-5
+"""Sampled log-probs differ in their last bits with the batch that vLLM makes of the requests as they arrive."""
+
+
+def wait_for(condition, what, seconds=DEADLINE):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what()} after {seconds:g} s"
+        time.sleep(0.05)
+    return found
+
+
+def steps_of(folder: Path) -> int:
+    """Steps that the run has recorded."""
+    return len(read_jsonl(folder / "metrics.jsonl")) if (folder / "metrics.jsonl").exists() else 0
+
+
+def difference(one: Path, other: Path) -> float:
+    """The largest between the weights of two checkpoints."""
+    left, right = (load_file(folder / "model.safetensors") for folder in (one, other))
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+def completions(folder: Path):
+    files = sorted((folder / "completions").glob("step_*.jsonl"))
+    return [[(row["prompt"], row["completion"], row["reward"]) for row in read_jsonl(file)] for file in files]
+
+
+class ReferenceServer:
+    """``rlox-grpo serve-reference``, which can be started again at the same address."""
+
+    def __init__(self, model: Path) -> None:
+        self._model, self.url = model, "http://127.0.0.1:0"
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "rlox_grpo.cli", "serve-reference", str(self._model)]
+        command += ["--port", self.url.rpartition(":")[2]]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.url = self.process.stdout.readline().rpartition(" at ")[2].strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+class Training:
+    """One folder's run, started as often as it takes."""
+
+    def __init__(self, folder: Path, launcher, reference: ReferenceServer, max_steps: int) -> None:
+        self.folder, self._starts = folder, 0
+        options = training(
+            engine="vllm_server",
+            server_urls=[launcher.url],
+            server_timeout=DEADLINE,
+            engine_max_length=256,
+            reference="server",
+            reference_url=reference.url,
+            reference_timeout=10.0,
+            kl_coef=0.05,
+            group_size=4,
+            prompts_per_step=4,
+            max_new_tokens=8,
+            learning_rate=1e-3,
+            max_steps=max_steps,
+            checkpoint_steps=1,
+            keep_checkpoints=max_steps,
+            rank_timeout=20.0,
+            output_dir=str(folder),
+        )
+        self._command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        self._command += [str(Path(__file__).with_name("byte_run.py")), str(launcher.model), json.dumps(options)]
+
+    def start(self) -> None:
+        self._starts += 1
+        self._log = self.folder.with_name(f"{self.folder.name}_{self._starts}.log")
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self._command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def rank(self, number: int) -> psutil.Process:
+        ranks = psutil.Process(self.process.pid).children()
+        return next(rank for rank in ranks if rank.environ().get("RANK") == str(number))
+
+    def wait_for_step(self, step: int) -> None:
+        def reached():
+            assert steps_of(self.folder) >= step or self.process.poll() is None, self.said()
+            return steps_of(self.folder) >= step
+
+        wait_for(reached, lambda: f"step {steps_of(self.folder)} instead of {step}: {self.said()}")
+
+    def wait_for_end(self) -> int:
+        try:
+            return self.process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {DEADLINE:g} s: {self.said()}")
+
+    def newest_checkpoint(self) -> Path:
+        return checkpoints(self.folder / "checkpoints")[-1]
+
+    def close(self) -> None:
+        """End what is left of it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+
+
+@pytest.fixture
+def reference(launcher, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "a-token-of-the-test")
+    server = ReferenceServer(launcher.model)
+    yield server
+    server.kill()
+
+
+def server_processes(launcher) -> list[psutil.Process]:
+    """The server's own, first, and those of its engine and worker; none while it is being started again."""
+    for own in psutil.Process(launcher.pid).children():
+        parts = own.children(recursive=True)
+        return [own, *(part for part in parts if "resource_tracker" not in " ".join(part.cmdline()))]
+    return []
+
+
+def restarts(launcher) -> int:
+    how = rf"the server at {launcher.url} (died with status -?\d+|no longer listens): starting it again"
+    return sum(bool(re.search(how, line)) for line in launcher.said)
+
+
+def test_whatever_is_killed_the_run_ends_as_one_that_was_not(launcher, reference, tmp_path):
+    seed = int(os.environ.get("RLOX_GRPO_KILL_SEED", secrets.randbits(32)))
+    draw = random.Random(seed)
+    victims = [*VICTIMS] * launcher.restarts
+    draw.shuffle(victims)
+    print(f"\nRLOX_GRPO_KILL_SEED={seed}: {', '.join(victims)}")
+    max_steps = STEPS_A_KILL * len(victims) + 2
+    whole = Training(tmp_path / "whole", launcher, reference, max_steps)
+    run = Training(tmp_path / "killed", launcher, reference, max_steps)
+    begun = time.monotonic()
+    whole.start()
+    assert whole.wait_for_end() == 0, whole.said()
+    undisturbed = checkpoints(whole.folder / "checkpoints")
+    step_s = median(step["time/step_s"] for step in read_jsonl(whole.folder / "metrics.jsonl"))
+    print(f"undisturbed: {max_steps} steps in {time.monotonic() - begun:.0f} s")
+    run.start()
+    try:
+        for victim in victims:
+            run.wait_for_step(steps_of(run.folder) + draw.choice((1, 2)))
+            time.sleep(draw.uniform(0, step_s))  # any moment of a step
+            done, begun = steps_of(run.folder), time.monotonic()
+            assert done < max_steps - 1, "it is nearly over"
+            if victim == "vLLM server":
+                before = restarts(launcher)
+                part = draw.choice(server_processes(launcher))
+                what = f"{victim}, {part.name()} {part.pid}"
+                part.kill()
+                wait_for(lambda before=before: restarts(launcher) > before, lambda: launcher.said)
+                run.wait_for_step(done + 2)  # the one after the step that was under way: it has recovered
+            elif victim == "reference server":
+                what = victim
+                reference.kill()
+                assert run.wait_for_end() != 0
+                assert f"the reference server {reference.url} did not answer" in run.said(), run.said()
+                reference.start()
+            else:
+                rank = run.rank(int(victim[-1]))
+                what = f"{victim}, process {rank.pid}"
+                rank.kill()
+                assert run.wait_for_end() != 0
+                assert re.search(rf"{victim} \(\S+, process {rank.pid}\) has given no sign of life", run.said()), (
+                    run.said()
+                )
+            newest = run.newest_checkpoint()
+            gap = difference(newest, undisturbed[int(newest.name[-6:]) - 1])
+            print(f"{what}, after step {done}: {time.monotonic() - begun:.1f} s; {newest.name} differs by {gap:.1e}")
+            assert int(newest.name[-6:]) >= done - 1  # only what was under way is lost
+            assert gap < SAME_WEIGHTS
+            if run.process.poll() is not None:
+                run.start()
+        run.wait_for_step(max_steps)
+        assert run.wait_for_end() == 0, run.said()
+    finally:
+        run.close()
+    assert [step["step"] for step in read_jsonl(run.folder / "metrics.jsonl")] == [*range(1, max_steps + 1)]
+    assert completions(run.folder) == completions(whole.folder)
+    assert difference(run.newest_checkpoint(), undisturbed[-1]) < SAME_WEIGHTS
+    assert difference(undisturbed[-1], undisturbed[0]) > 20 * SAME_WEIGHTS
+
+
+def test_a_server_that_dies_once_more_than_it_may_ends_the_run(launcher, make_tiny_model):
+    """The launcher stops and names it, and a rollout's error shows the end of the server's log."""
+    model = make_tiny_model("qwen2", **SERVED)
+    engine = VLLMServerEngine([launcher.url], model, max_length=256, timeout=450.0)
+    engine.load_weights(policy_weights(model), version=9)
+    while launcher.poll() is None:  # one turn, if the tests above have used up the restarts
+        seen = restarts(launcher)
+        server_processes(launcher)[0].send_signal(signal.SIGKILL)
+        wait_for(lambda seen=seen: launcher.poll() is not None or restarts(launcher) > seen, lambda: launcher.said)
+        if launcher.poll() is None:
+            (group,) = engine.generate([prompt(140)], 1, Sampling(8, temperature=0.0), seed=0)
+            assert group.completions[0].token_ids.tolist() == greedy(model, prompt(140), 8)
+            assert group.policy_version == 9
+    launcher.reader.join()  # its last lines
+    assert launcher.returncode == 2
+    assert f"the server at {launcher.url} died with status -9" in "".join(launcher.said)
+    assert "server_" in "".join(launcher.said)
+    start = time.monotonic()
+    with pytest.raises(EngineError, match=f"no server answered within 450 s\n{launcher.url}: ConnectError") as raised:
+        engine.generate([prompt(140)], 1, Sampling(8, temperature=0.0), seed=0)
+    assert time.monotonic() - start < 60
+    assert "POST /v1/completions" in str(raised.value) or "INFO" in str(raised.value)  # of the server's own log
+    engine.close()
