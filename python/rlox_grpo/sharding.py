@@ -1,4 +1,4 @@
-"""A model's parameters in shards over the ranks by FSDP2, torch's ``fully_shard`` (SimpleFSDP's and ZeRO 3's idea)."""
+"""A model's parameters in shards over the ranks by FSDP2, torch's ``fully_shard`` (ZeRO 3, arXiv:1910.02054)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def shard_parameters(model: nn.Module, forward: Forward, ranks: Ranks) -> Forwar
 
     Args:
         model: whole and the same on every rank. Its parameters become DTensors under their own names.
-        forward: the whole forward over ``model``; it reads the output layer's weight outside of that layer, and the
-            decoder without the model around it, so what is gathered and let go is all of this at once, but for the
-            decoder's blocks, which are gathered one at a time.
+        forward: of ``model``. It reads the output layer's weight outside of that layer, and runs the decoder without
+            the model around it, so the parameters outside of the decoder's blocks are gathered for all of it; each
+            block's are gathered as it runs.
         ranks: all of the run's.
 
     Returns:

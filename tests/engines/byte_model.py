@@ -20,6 +20,11 @@ def prompt(length: int, index: int = 0) -> Prompt:
     return Prompt(np.random.default_rng([7, index]).integers(3, VOCAB, length), index=index)
 
 
+def share_of_low_bytes(completion_ids, **columns):
+    """Share of a completion's tokens in the lower half of the vocabulary; a random model has about a half."""
+    return [float(np.mean(np.asarray(ids) < 131)) for ids in completion_ids]
+
+
 @torch.no_grad()
 def greedy(model, prompt: Prompt, count: int) -> list[int]:
     """What the trainer's own forward would say next, without a cache, up to the end token."""

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-from byte_model import END, SIZES, greedy, log_probs, prompt, shake
+from byte_model import END, SIZES, greedy, log_probs, prompt, shake, share_of_low_bytes
 
 from rlox_grpo.engines.server_guard import TOKEN_VARIABLE
 from rlox_grpo.engines.server_records import FOLDER_VARIABLE, find_record
@@ -111,6 +112,13 @@ def test_the_token_is_on_no_command_line(launcher):
     token = find_record(launcher.url).token
     assert len(token) >= 32
     assert token not in subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True).stdout
+
+
+def test_other_hosts_cannot_reach_it_by_default(launcher):
+    port = int(launcher.url.rpartition(":")[2])
+    rows = [row.split() for file in ("tcp", "tcp6") for row in Path("/proc/net", file).read_text().splitlines()]
+    listening = [row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")]
+    assert listening == [f"0100007F:{port:04X}"]  # 127.0.0.1
 
 
 def test_greedy_and_log_probs_are_the_trainers(engine, model):
@@ -306,9 +314,6 @@ def test_what_is_missing_is_named(model, monkeypatch):
 
 def test_a_run_learns_through_the_server(launcher, model, byte_tokenizer, tmp_path):
     from rlox_grpo import GRPO
-
-    def share_of_low_bytes(completion_ids, **columns):
-        return [float(np.mean(np.asarray(ids) < 131)) for ids in completion_ids]
 
     trainer = GRPO(
         model,

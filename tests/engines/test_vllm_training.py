@@ -7,18 +7,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from byte_model import SIZES
+from byte_model import SIZES, share_of_low_bytes
 
 from rlox_grpo import GRPO
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 PROMPTS = [f"{index}:" for index in range(8)]
-
-
-def share_of_low_bytes(completion_ids, **columns):
-    """Share of a completion's tokens in the lower half of the vocabulary; a random model has about a half."""
-    return [float(np.mean(np.asarray(ids) < 131)) for ids in completion_ids]
 
 
 def options(**changes):
