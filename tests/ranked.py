@@ -91,14 +91,26 @@ def breaking(loss_fn):
     return loss
 
 
-def train(folder, *, held_out=False, tied=False, **changes):
+def held_bytes(tensors):
+    """Bytes that this process holds of them: of its shards alone where they lie in shards."""
+    own = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    return sum(tensor.untyped_storage().nbytes() for tensor in own)
+
+
+def train(folder, *, held_out=False, evaluate_first=False, tied=False, **changes):
     trainer = GRPO(tiny_policy(tied=tied), share_of_even, **options(folder, **changes))
     if HOW == "nan":
         trainer.learner.updater._loss_fn = breaking(trainer.learner.updater._loss_fn)
+    if evaluate_first:
+        trainer.evaluate(PROMPTS[:3])
     metrics = trainer.train(PROMPTS, eval_prompts=PROMPTS[:3] if held_out else None)
     trainer.save(Path(folder) / "saved")
     if trainer.ranks.is_first:
         (Path(folder) / "metrics.json").write_text(json.dumps(metrics))
+    if trainer.config.updater == "torch":
+        moments = [value for state in trainer.learner.updater._optimizer.state.values() for value in state.values()]
+        held = trainer.ranks.gather([held_bytes(trainer.model.parameters()), held_bytes(moments)])
+        (Path(folder) / "held.json").write_text(json.dumps(held))
     return trainer
 
 

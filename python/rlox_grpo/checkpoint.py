@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlox_grpo.errors import CheckpointError
+from rlox_grpo.sharding import placed_like
 
 _NAME = re.compile(r"step_(\d{6,})")
 _PARTIAL = ".writing_"
@@ -131,7 +132,7 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
             raise CheckpointError(f"{checkpoint} is of another model: {name} has shape {there}, here {here}")
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(saved[name])
+            tensor.copy_(placed_like(saved[name], tensor))
 
 
 def load_optimizer(checkpoint: Path) -> dict[str, Tensor]:

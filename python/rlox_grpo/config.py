@@ -186,6 +186,9 @@ class GRPOConfig(BaseModel):
     )
     offload_optimizer: bool = Field(False, description="DeepSpeed keeps moments and master weights in host memory.")
     offload_params: bool = Field(False, description="DeepSpeed keeps sharded parameters in host memory; zero_stage 3.")
+    shard_parameters: bool = Field(
+        False, description="updater='torch': parameters, gradients and moments in shards over ranks (FSDP2)."
+    )
     rank_timeout: float = Field(
         30.0, gt=0, description="Seconds without a sign of life after which another rank counts as dead."
     )
@@ -345,7 +348,11 @@ class GRPOConfig(BaseModel):
             given = [name for name in ("offload_optimizer", "offload_params") if getattr(self, name)]
             if given:
                 raise ConfigError(f"{given[0]}=True needs updater='deepspeed', got {self.updater!r}")
+            if self.shard_parameters and self.torch_compile:
+                raise ConfigError("shard_parameters=True with torch_compile=True was never tried: choose one of them")
             return
+        if self.shard_parameters:
+            raise ConfigError("shard_parameters=True needs updater='torch'; DeepSpeed's is zero_stage=3")
         if self.offload_params and self.zero_stage != 3:
             raise ConfigError(f"offload_params=True needs zero_stage=3, got {self.zero_stage}")
         if self.zero_stage == 0 and self.offload_optimizer:

@@ -61,6 +61,19 @@ class Forward:
         return self.compute(batch)
 
 
+class ForwardModule(nn.Module):
+    """A model with a forward around it, as the one module that DeepSpeed or FSDP2 runs and gathers parameters for."""
+
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.model = model
+        self._given = (forward,)  # in a tuple, which torch takes for no submodule
+
+    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
+        """See :class:`Forward`."""
+        return self._given[0](batch)
+
+
 @dataclass(frozen=True, eq=False)
 class SplitModel:
     """A transformers model as its decoder and its output layer, so that logits need never exist at once."""

@@ -49,32 +49,47 @@ def is_lost_connection(error: BaseException) -> bool:
 
 
 class Lifeline:
-    """One rank's end of it. A thread tells the others that this process lives, and watches them."""
+    """One rank's end of it. One thread speaks with the store, another watches what it has heard.
+
+    They are two because a store beyond a broken network answers nothing and fails nothing, for as long as TCP tries.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
         self._store, self._rank, self._timeout = store, rank, timeout
         now = time.monotonic()
+        self._answered = now
+        """When the store last answered."""
         self._seen: dict[int, tuple[bytes, float]] = {other: (b"", now) for other in range(size) if other != rank}
+        self._names: dict[int, str] = {}
+        self._first_error: dict[str, Any] | None = None
+        self._last_words: str | None = None
+        self._told = False
         self._store_lost = False
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="rlox-grpo-lifeline", daemon=True)
+        self._ended, self._something_to_tell, self._spoken = (threading.Event() for _ in range(3))
+        self._threads = [
+            threading.Thread(target=target, name=f"rlox-grpo-lifeline-{target.__name__}", daemon=True)
+            for target in (self._speak, self._watch)
+        ]
 
     def start(self) -> None:
         """Begin to give signs of life."""
-        self._store.set(f"name/{self._rank}", f"rank {self._rank} ({socket.gethostname()}, process {os.getpid()})")
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """End them: the run is over."""
         self._ended.set()
-        self._thread.join(timeout=self._timeout)
+        self._something_to_tell.set()
+        for thread in self._threads:
+            thread.join(timeout=self._timeout if self._store_trouble(SILENCE_AFTER_LOSS_S) is None else 0.0)
 
     def tell(self, error: BaseException) -> None:
         """Let the others know what ended this rank; the first to tell is who they name."""
-        text = f"{type(error).__name__}: {error}"
-        try:
-            self._store.compare_set("error", "", json.dumps({"rank": self._rank, "error": text}))
-        except RuntimeError as lost:
+        self._last_words = json.dumps({"rank": self._rank, "error": f"{type(error).__name__}: {error}"})
+        self._something_to_tell.set()
+        self._spoken.wait(self._timeout)
+        if not self._told:
+            lost = self._store_trouble(0.0) or "the store did not answer"
             print(f"rank {self._rank}: the others cannot be told of its end: {lost}", file=sys.stderr)
 
     def find_culprit(self) -> str:
@@ -87,11 +102,46 @@ class Lifeline:
             time.sleep(SIGN_OF_LIFE_S / 2)
         return "a connection to another rank was lost, and all of them give signs of life"
 
+    def _speak(self) -> None:
+        count = 0
+        try:
+            self._store.set(f"name/{self._rank}", f"rank {self._rank} ({socket.gethostname()}, process {os.getpid()})")
+            while not self._ended.is_set():
+                count += 1
+                self._exchange_signs(str(count))
+                if self._last_words is not None and not self._told:
+                    self._store.compare_set("error", "", self._last_words)
+                    self._told = True
+                    self._spoken.set()
+                self._something_to_tell.wait(SIGN_OF_LIFE_S)
+                self._something_to_tell.clear()
+        except RuntimeError:  # the process that holds the store is gone
+            self._store_lost = True
+        self._spoken.set()
+
+    def _exchange_signs(self, mine: str) -> None:
+        self._store.set(f"alive/{self._rank}", mine)
+        for other, (sign, _) in self._seen.items():
+            if not self._store.check([f"alive/{other}"]):
+                continue
+            new = self._store.get(f"alive/{other}")
+            if new != sign:
+                self._seen[other] = (new, time.monotonic())
+            self._learn_name(other)
+        if self._first_error is None and self._store.check(["error"]):
+            first = json.loads(self._store.get("error"))
+            self._learn_name(first["rank"])
+            self._first_error = first
+        self._answered = time.monotonic()
+
+    def _learn_name(self, rank: int) -> None:
+        """A rank gives its name before anything else."""
+        if rank not in self._names:
+            self._names[rank] = self._store.get(f"name/{rank}").decode()
+
     def _watch(self) -> None:
-        count, known_since = 0, None
+        known_since = None
         while not self._ended.wait(SIGN_OF_LIFE_S):
-            count += 1
-            self._exchange_signs(str(count))
             found = self._verdict(self._timeout)
             if found is None:
                 continue
@@ -100,37 +150,31 @@ class Lifeline:
                 print(f"rlox-grpo: rank {self._rank} stops: {found}", file=sys.stderr, flush=True)
                 os._exit(1)  # the main thread hangs in a collective: nothing else ends it
 
-    def _exchange_signs(self, mine: str) -> None:
-        try:
-            self._store.set(f"alive/{self._rank}", mine)
-            for other, (sign, _) in self._seen.items():
-                if not self._store.check([f"alive/{other}"]):
-                    continue
-                new = self._store.get(f"alive/{other}")
-                if new != sign:
-                    self._seen[other] = (new, time.monotonic())
-        except RuntimeError:  # the process that holds the store is gone
-            self._store_lost = True
-
-    def _name(self, rank: int) -> str:
-        key = f"name/{rank}"
-        return self._store.get(key).decode() if self._store.check([key]) else f"rank {rank}"
-
     def _verdict(self, silence: float) -> str | None:
         """Which other rank has ended and why, in words; None while all seem to live."""
-        try:
-            if self._store.check(["error"]):
-                first = json.loads(self._store.get("error"))
-                if first["rank"] != self._rank:
-                    return f"{self._name(first['rank'])} stopped with {first['error']}"
-            if not self._store_lost:
-                now = time.monotonic()
-                silent = [(since, other) for other, (_, since) in self._seen.items() if now - since > silence]
-                if not silent:
-                    return None
-                since, other = min(silent)
-                return f"{self._name(other)} has given no sign of life for {now - since:.0f} s: it or its host is dead"
-        except RuntimeError:
-            self._store_lost = True
+        first = self._first_error
+        if first is not None and first["rank"] != self._rank:
+            return f"{self._name(first['rank'])} stopped with {first['error']}"
+        if trouble := self._store_trouble(silence):
+            return trouble
+        # Others are silent only where the store that would tell of them speaks.
+        silent = [(since, other) for other, (_, since) in self._seen.items() if self._answered - since > silence]
+        if not silent:
+            return None
+        since, other = min(silent)
+        return (
+            f"{self._name(other)} has given no sign of life for {self._answered - since:.0f} s: "
+            "it or its host is dead, or out of reach"
+        )
+
+    def _store_trouble(self, silence: float) -> str | None:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        return f"the store of the ranks at {address} is gone, and with it rank 0 or its launcher"
+        if self._store_lost:
+            return f"the store of the ranks at {address} is gone, and with it rank 0 or its launcher"
+        unanswered = time.monotonic() - self._answered
+        if unanswered <= max(silence, 2 * SIGN_OF_LIFE_S):
+            return None
+        return f"the store of the ranks at {address} has not answered for {unanswered:.0f} s: that host is out of reach"
+
+    def _name(self, rank: int) -> str:
+        return self._names.get(rank, f"rank {rank}")

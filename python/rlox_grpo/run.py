@@ -62,6 +62,7 @@ FREE_TO_CHANGE = frozenset(
         "reward_workers",
         "on_reward_error",
         "zero_stage",
+        "shard_parameters",
         "offload_optimizer",
         "offload_params",
         "rank_timeout",

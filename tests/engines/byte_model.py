@@ -26,7 +26,6 @@ def prompt(length: int, index: int = 0) -> Prompt:
     return Prompt(np.random.default_rng([7, index]).integers(3, VOCAB, length), index=index)
 
 
-@torch.no_grad()
 def greedy(model, prompt: Prompt, count: int) -> list[int]:
     """What the trainer's own forward would say next, without a cache, up to the end token."""
     ids = torch.from_numpy(prompt.token_ids)[None]

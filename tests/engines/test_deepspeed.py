@@ -131,11 +131,23 @@ def test_weights_moved_further_than_the_tolerance(two_ranks):
     assert min(moved) > 20 * SAME_WEIGHTS
 
 
-@pytest.mark.parametrize("of", ["zero2", "zero3"])
-def test_one_process_continues_what_two_ranks_saved(of, two_ranks, tmp_path):
-    stage = RUNS[of]["zero_stage"]
+@pytest.mark.parametrize(("of", "stage"), [("zero2", 2), ("zero3", 3), ("zero3", 1), ("zero3", 0), ("zero1", 3)])
+def test_one_process_continues_what_two_ranks_saved_at_any_stage(of, stage, two_ranks, tmp_path):
     ranked.train(tmp_path / "one", updater="deepspeed", zero_stage=stage, resume=str(checkpoint(two_ranks / of)))
+    print(f"{of} on two ranks to stage {stage} on one: {difference(two_ranks / of, tmp_path / 'one'):.1e}")
     assert difference(two_ranks / of, tmp_path / "one") < SAME_WEIGHTS
+
+
+def test_three_ranks_continue_what_two_saved_at_any_stage(two_ranks, tmp_path):
+    runs = {f"{of} to {stage}": (of, stage) for of, stage in [("zero3", 1), ("zero1", 3), ("zero3", 3)]}
+    words = []
+    for name, (of, stage) in runs.items():
+        changes = {"updater": "deepspeed", "zero_stage": stage, "resume": str(checkpoint(two_ranks / of))}
+        words += [tmp_path / name, json.dumps(changes)]
+    launch(3, *words)
+    for name, (of, _) in runs.items():
+        print(f"{name}: {difference(two_ranks / of, tmp_path / name):.1e}")
+        assert difference(two_ranks / of, tmp_path / name) < SAME_WEIGHTS
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "zero3"])

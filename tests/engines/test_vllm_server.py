@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -72,6 +73,13 @@ def test_the_token_is_on_no_command_line(launcher):
     token = find_record(launcher.url).token
     assert len(token) >= 32
     assert token not in subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True).stdout
+
+
+def test_other_hosts_cannot_reach_it_by_default(launcher):
+    port = int(launcher.url.rpartition(":")[2])
+    rows = [row.split() for file in ("tcp", "tcp6") for row in Path("/proc/net", file).read_text().splitlines()]
+    listening = [row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")]
+    assert listening == [f"0100007F:{port:04X}"]  # 127.0.0.1
 
 
 def test_greedy_and_log_probs_are_the_trainers(engine, model):

@@ -97,6 +97,8 @@ def test_a_half_set_launcher_is_refused(monkeypatch):
     ("options", "said"),
     [
         ({"offload_optimizer": True}, "offload_optimizer=True needs updater='deepspeed', got 'torch'"),
+        ({"updater": "deepspeed", "shard_parameters": True}, "shard_parameters=True needs updater='torch'"),
+        ({"shard_parameters": True, "torch_compile": True}, "shard_parameters=True with torch_compile=True"),
         ({"updater": "deepspeed", "offload_params": True}, "offload_params=True needs zero_stage=3, got 2"),
         ({"updater": "deepspeed", "zero_stage": 0, "offload_optimizer": True}, "needs zero_stage of 1 to 3, got 0"),
         ({"updater": "deepspeed", "zero_stage": 0, "dtype": "bfloat16"}, "use zero_stage=1"),

@@ -81,4 +81,4 @@ def make_updater(
         )
     from rlox_grpo.update.torch_updater import TorchUpdater
 
-    return TorchUpdater(model, forward, loss_fn, **options)
+    return TorchUpdater(model, forward, loss_fn, shards=config.shard_parameters, **options)

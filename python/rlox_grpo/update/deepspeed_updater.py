@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.forward import Forward
+from rlox_grpo.forward import Forward, ForwardModule
 from rlox_grpo.ranks import Ranks
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update import LossFn
@@ -144,7 +144,7 @@ class DeepSpeedUpdater:
 
     def _start(self) -> Any:
         _join_alone()
-        whole = _Scored(self._model, self._plain_forward)
+        whole = ForwardModule(self._model, self._plain_forward)
         matrices = [parameter for parameter in self._named.values() if parameter.dim() >= 2]
         vectors = [parameter for parameter in self._named.values() if parameter.dim() < 2]
         parts = zip((matrices, vectors), self._decays, strict=True)
@@ -236,19 +236,6 @@ class DeepSpeedUpdater:
             utils.safe_set_local_fp32_param(parameter, mine)
         else:
             utils.safe_set_local_optimizer_state(parameter, mine, moment)
-
-
-class _Scored(nn.Module):
-    """The model with our forward around it, as the one module that DeepSpeed runs."""
-
-    def __init__(self, model: nn.Module, forward: Forward) -> None:
-        super().__init__()
-        self.model = model
-        self._given = (forward,)  # in a tuple, which torch takes for no submodule
-
-    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """See :class:`rlox_grpo.forward.Forward`."""
-        return self._given[0](batch)
 
 
 def _settings(

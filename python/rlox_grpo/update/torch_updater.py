@@ -1,4 +1,4 @@
-"""Backward, clip and step in plain torch: one process, or ranks that hold the whole model each (DDP)."""
+"""Backward, clip and step in torch: one process, ranks that hold the whole model each (DDP), or a part each (FSDP2)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.forward import Forward
 from rlox_grpo.ranks import Ranks
+from rlox_grpo.sharding import placed_like, shard_parameters, whole
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update import LossFn
 from rlox_grpo.update.reports import StepReport
@@ -22,9 +23,10 @@ class TorchUpdater:
 
     With several ranks each takes its own micro-batches and gradients are added up once, after the last: their losses
     are parts of one sum already, so they are not averaged. Every rank then takes the same step.
-    """
 
-    is_sharded = False
+    With ``shards`` each holds a part of every parameter, gradient and moment (:mod:`rlox_grpo.sharding`), gradients
+    are added up after each micro-batch, and each rank steps on its part. State is saved whole either way.
+    """
 
     def __init__(
         self,
@@ -37,14 +39,16 @@ class TorchUpdater:
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
         max_grad_norm: float = 1.0,
+        shards: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks or Ranks()
+        self.is_sharded = shards and self._ranks.size > 1
+        self.forward = shard_parameters(model, forward, self._ranks) if self.is_sharded else forward
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not self._named:
             raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
         self._model = model
-        self._ranks = ranks or Ranks()
-        self.forward = forward
         self._loss_fn = loss_fn
         self._max_grad_norm = max_grad_norm
         # Norms and biases are not decayed unless asked for, as in most trainers that decay at all.
@@ -66,8 +70,10 @@ class TorchUpdater:
             log_probs, entropy, *kl = self.forward(batch)
             terms = {"distribution_kl": kl[0]} if kl else {}
             output = self._loss_fn(log_probs, batch, entropy=entropy, **terms)
-            if not report.add(output, log_probs, entropy, batch):
+            finite = report.add(output, log_probs, entropy, batch)
+            if not finite and not self.is_sharded:
                 break
+            # In shards one that is not finite goes backward too, as every rank takes part in every gather.
             output.loss.backward()  # type: ignore[no-untyped-call]
         try:
             metrics = report.over_ranks(self._ranks)
@@ -83,11 +89,11 @@ class TorchUpdater:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See :class:`rlox_grpo.update.Updater`."""
-        return iter(self._model.named_parameters())
+        return ((name, whole(parameter.detach())) for name, parameter in self._model.named_parameters())
 
     def _sum_gradients(self) -> None:
         """Add up the ranks' gradients; a parameter that no rank used keeps none."""
-        if self._ranks.size == 1:
+        if self._ranks.size == 1 or self.is_sharded:
             return
         parameters = list(self._named.values())
         used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
@@ -104,9 +110,9 @@ class TorchUpdater:
 
     def _clipped_grad_norm(self, named: Iterable[tuple[str, nn.Parameter]]) -> float:
         gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
-        norm = torch.nn.utils.get_total_norm(gradients.values())
+        norm = whole(torch.nn.utils.get_total_norm(gradients.values()))
         if not torch.isfinite(norm):
-            broken = [name for name, gradient in gradients.items() if not torch.isfinite(gradient).all()]
+            broken = [name for name, gradient in gradients.items() if not torch.isfinite(whole(gradient)).all()]
             self._optimizer.zero_grad(set_to_none=True)
             where = ", ".join(broken[:4]) or "their norm alone (it overflowed)"
             raise NonFiniteError(f"the gradient norm is {float(norm)}: not finite in {where}")
@@ -115,12 +121,19 @@ class TorchUpdater:
         return float(norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer moments as ``{"<parameter>/<moment>": tensor}``, by parameter name so that order cannot matter."""
-        return {
-            f"{name}/{moment}": value
-            for name, parameter in self._named.items()
-            for moment, value in self._optimizer.state.get(parameter, {}).items()
-        }
+        """Optimizer moments as ``{"<parameter>/<moment>": tensor}``, by parameter name so that order cannot matter.
+
+        Of shards whole ones on rank 0's CPU; a collective that gives others none.
+        """
+        if not self.is_sharded:
+            return dict(self._moments())
+        gathered = ((key, whole(moment)) for key, moment in self._moments())
+        return {key: value.cpu() for key, value in gathered if self._ranks.is_first}
+
+    def _moments(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._named.items():
+            for moment, value in self._optimizer.state.get(parameter, {}).items():
+                yield f"{name}/{moment}", value
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what :meth:`state_dict` gave.
@@ -138,6 +151,7 @@ class TorchUpdater:
                 raise ValueError(
                     f"optimizer state {key!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}"
                 )
-            moments[parameter][moment] = value.to(parameter.device, copy=True)
+            own = placed_like(value, parameter) if value.dim() else value.to(parameter.device)  # steps are one number
+            moments[parameter][moment] = own.detach().clone()
         for parameter, values in moments.items():
             self._optimizer.state[parameter] = values

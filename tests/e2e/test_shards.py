@@ -1,0 +1,149 @@
+"""FSDP2 by real processes over gloo: parameters in shards take the step of one process, and resume anywhere."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_ranks import difference, launch
+
+import ranked
+
+pytestmark = pytest.mark.slow
+
+# Sums of float32 gradients in another order, through ten AdamW steps of 1e-3; measured 2e-6.
+SAME_WEIGHTS = 1e-5
+SHARDS = {"shard_parameters": True}
+RUNS = {
+    "plain": {},
+    "recomputed": {"gradient_checkpointing": True},
+    # AdamW and clipping forgive a gradient of the wrong scale; a large epsilon without clipping does not.
+    "smooth": {"max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
+    # The norm is many times this, so that a norm of one rank's shards alone would be another step.
+    "clipped": {"max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 1.0, "max_grad_norm": 0.1},
+    "twice": {"updates_per_batch": 2, "mini_batches": 2, "max_steps": 3},
+    # Two rows in one micro-batch: the other rank has none and forwards a stand-in.
+    "few": {"prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
+    "periodic": {"reference": "periodic", "reference_refresh_steps": 2, "reference_mix": 0.5, "max_steps": 5},
+    "ahead": {"async_steps": 1, "max_steps": 5},
+    "adapter": {"lora_rank": 2, "max_steps": 4, "checkpoint_steps": 2},
+}
+
+# Two ranks round in other places than one process does, so this is compared with two ranks that hold the whole.
+BFLOAT16 = {"dtype": "bfloat16", "max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 0.1}
+
+
+def weights(folder):
+    (file,) = Path(folder, "saved").glob("*.safetensors")
+    return load_file(file)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """A folder of each of ``RUNS`` in shards on two ranks, and of two resumed ones, all trained in one launch."""
+    root = tmp_path_factory.mktemp("two")
+    middle = {"resume": str(root / "plain" / "checkpoints" / "step_000005")}
+    runs = {**RUNS, "resumed": middle, "evaluated": {"evaluate_first": True, **middle}}
+    runs |= {"bfloat16": BFLOAT16, "bfloat16 whole": {**BFLOAT16, "shard_parameters": False}}
+    arguments = [(str(root / name), json.dumps({**SHARDS, **changes})) for name, changes in runs.items()]
+    done = launch(2, *(word for pair in arguments for word in pair))
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_shards_take_the_step_of_one_process(name, two_ranks, tmp_path):
+    ranked.train(tmp_path, **RUNS[name])
+    one, many = weights(tmp_path), weights(two_ranks / name)
+    assert one.keys() == many.keys()
+    largest = max(float((one[key] - many[key]).abs().max()) for key in one)
+    print(f"{name}: {largest:.1e}")
+    assert largest < SAME_WEIGHTS
+    one, many = (json.loads((folder / "metrics.json").read_text()) for folder in (tmp_path, two_ranks / name))
+    assert many["update/grad_norm"] == pytest.approx(one["update/grad_norm"], rel=1e-3)
+    assert many["policy/kl"] == pytest.approx(one["policy/kl"], rel=1e-3, abs=1e-6)
+
+
+def test_bfloat16_rounds_as_whole_ranks_do(two_ranks):
+    largest = difference(two_ranks / "bfloat16", two_ranks / "bfloat16 whole")
+    print(f"bfloat16: {largest:.1e}")
+    assert largest < SAME_WEIGHTS
+
+
+def test_weights_moved_further_than_the_tolerance(two_ranks):
+    before = ranked.tiny_policy().state_dict()
+    for name in set(RUNS) - {"adapter"}:
+        moved = [float((before[key] - after).abs().max()) for key, after in weights(two_ranks / name).items()]
+        assert min(moved) > 20 * SAME_WEIGHTS, name
+    moved = [float(after.abs().max()) for key, after in weights(two_ranks / "adapter").items() if "lora_B" in key]
+    assert min(moved) > 20 * SAME_WEIGHTS
+
+
+def test_each_rank_holds_its_part_alone(two_ranks, tmp_path):
+    ranked.train(tmp_path, max_steps=1)
+    ((parameters, moments),) = json.loads((tmp_path / "held.json").read_text())
+    for name in ("plain", "resumed"):
+        for own_parameters, own_moments in json.loads((two_ranks / name / "held.json").read_text()):
+            # A last row of 61 that one rank lacks, and the counts of steps, which every rank holds.
+            assert own_parameters < 0.52 * parameters
+            assert own_moments < 0.52 * moments
+
+
+@pytest.mark.parametrize("name", ["resumed", "evaluated"])
+def test_a_resume_on_as_many_ranks_is_exact(name, two_ranks):
+    one, other = weights(two_ranks / "plain"), weights(two_ranks / name)
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_checkpoint_resumes_on_other_numbers_of_ranks_and_without_shards(two_ranks, tmp_path):
+    middle = {"resume": str(two_ranks / "plain" / "checkpoints" / "step_000005")}
+    ranked.train(tmp_path / "one", **middle)
+    assert difference(two_ranks / "plain", tmp_path / "one") < SAME_WEIGHTS
+    whole = {"resume": str(tmp_path / "whole" / "checkpoints" / "step_000005")}
+    ranked.train(tmp_path / "whole")
+    done = launch(
+        3,
+        *(str(tmp_path / "three"), json.dumps({**SHARDS, **middle})),
+        *(str(tmp_path / "from whole"), json.dumps({**SHARDS, **whole})),
+    )
+    assert done.returncode == 0, done.stderr
+    assert difference(two_ranks / "plain", tmp_path / "three") < SAME_WEIGHTS
+    assert difference(tmp_path / "whole", tmp_path / "from whole") < SAME_WEIGHTS
+
+
+def test_a_checkpoint_is_a_model(two_ranks):
+    from transformers import AutoModelForCausalLM
+
+    for folder in (two_ranks / "plain" / "saved", two_ranks / "plain" / "checkpoints" / "step_000010"):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        assert type(model).__name__ == "Qwen2ForCausalLM"
+        saved = weights(two_ranks / "plain")
+        assert all(torch.equal(saved[name], tensor) for name, tensor in model.named_parameters())
+
+
+def test_tied_weights(tmp_path):
+    changes = {"max_steps": 4}
+    done = launch(2, str(tmp_path / "two"), json.dumps({**SHARDS, **changes}), TIED="1")
+    assert done.returncode == 0, done.stderr
+    done = launch(1, str(tmp_path / "one"), json.dumps(changes), TIED="1")
+    assert done.returncode == 0, done.stderr
+    assert "lm_head.weight" not in weights(tmp_path / "two")
+    assert difference(tmp_path / "one", tmp_path / "two") < SAME_WEIGHTS
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("kill", ["rank 1 (", "no sign of life"]),
+        ("nan", [f"[rank{r}]: rlox_grpo.errors.NonFiniteError: step 3: the loss is nan" for r in (0, 1)]),
+    ],
+)
+def test_one_rank_ends_all(how, said, tmp_path):
+    changes = {**SHARDS, "checkpoint_steps": 1 if how == "kill" else 0}
+    done = launch(2, str(tmp_path), json.dumps(changes), DIE_AT="3", HOW=how)
+    assert done.returncode != 0
+    for words in said:
+        assert words in done.stderr, done.stderr
+    assert "prompt" in done.stderr or how == "kill", done.stderr  # the sample
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[-1] == "step_000002"

@@ -1,0 +1,86 @@
+"""The lifeline beside a store that no longer answers, as one beyond a broken network. Doubles: torch's would hang."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from rlox_grpo.lifeline import Lifeline
+
+
+class Store:
+    """A dictionary with torch's store calls. While ``broken`` is set every call waits, as on a dead connection."""
+
+    def __init__(self, shared):
+        self.shared, self.broken = shared, threading.Event()
+
+    def _wait(self):
+        while self.broken.is_set():
+            time.sleep(0.01)
+
+    def set(self, key, value):
+        self._wait()
+        self.shared[key] = value.encode()
+
+    def get(self, key):
+        self._wait()
+        return self.shared[key]
+
+    def check(self, keys):
+        self._wait()
+        return all(key in self.shared for key in keys)
+
+    def compare_set(self, key, expected, value):
+        self._wait()
+        self.shared.setdefault(key, value.encode())
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """The stores and lifelines of two ranks that have seen each other."""
+    monkeypatch.setenv("MASTER_ADDR", "host0")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    shared = {}
+    stores = [Store(shared), Store(shared)]
+    lifelines = [Lifeline(store, rank, 2, timeout=2.0) for rank, store in enumerate(stores)]
+    for lifeline in lifelines:
+        lifeline.start()
+    while not all(lifeline._names for lifeline in lifelines):
+        time.sleep(0.01)
+    yield stores, lifelines
+    for store in stores:
+        store.broken.clear()
+    for lifeline in lifelines:
+        lifeline.stop()
+
+
+def test_a_store_that_does_not_answer_is_named_within_the_timeout(two):
+    stores, (_, second) = two
+    stores[1].broken.set()
+    start = time.monotonic()
+    assert second.find_culprit().startswith("the store of the ranks at host0:29500 has not answered for ")
+    assert time.monotonic() - start < 7
+
+
+def test_the_rank_behind_it_is_named_where_the_store_is(two):
+    stores, (first, _) = two
+    stores[1].broken.set()
+    assert first.find_culprit().startswith("rank 1 (")
+    assert "has given no sign of life" in first.find_culprit()
+
+
+def test_telling_of_an_error_does_not_wait_for_ever(two, capsys):
+    stores, (_, second) = two
+    stores[1].broken.set()
+    second.tell(ArithmeticError("one"))
+    assert "the others cannot be told of its end: the store of the ranks at host0:29500" in capsys.readouterr().err
+
+
+def test_the_first_error_is_told_with_its_rank(two):
+    stores, (first, second) = two
+    second.tell(ArithmeticError("one"))
+    assert json.loads(stores[0].shared["error"]) == {"rank": 1, "error": "ArithmeticError: one"}
+    found = first.find_culprit()
+    assert found.startswith("rank 1 (")
+    assert found.endswith("stopped with ArithmeticError: one")
