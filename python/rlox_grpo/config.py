@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlox_grpo.choices import KLEstimator, KLSchedule, LossAggregation, PolicyLoss
+from rlox_grpo.contradictions import contradictions
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.prompt_templates import TEMPLATES
 from rlox_grpo.sinks import SinkName
@@ -267,98 +267,12 @@ class GRPOConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fields_that_depend_on_each_other(self) -> GRPOConfig:
-        if self.group_size == 1 and self.baseline == "leave_one_out":
-            raise ConfigError("baseline='leave_one_out' needs group_size of at least 2, got 1")
-        if self.async_steps > 0 and self.zero_variance == "refill":
-            raise ConfigError(
-                f"zero_variance='refill' samples more within a step, async_steps={self.async_steps} samples ahead "
-                "of it: choose one of them"
-            )
-        if self.max_group_size is not None and self.max_group_size < self.group_size:
-            raise ConfigError(f"max_group_size is {self.max_group_size}, below group_size={self.group_size}")
-        if self.reference == "none" and self.kl_coef > 0:
-            raise ConfigError(f"reference='none' leaves kl_coef={self.kl_coef:g} nothing to be measured against")
-        if self.reward_aggregation == "normalize_then_sum" and self.reward_scaling != "group":
-            raise ConfigError(
-                f"reward_aggregation='normalize_then_sum' divides by the group's deviation: "
-                f"reward_scaling='group' is what it needs, got {self.reward_scaling!r}"
-            )
-        self._refuse_contradictions_of_the_engine()
-        if self.importance_floor >= self.importance_cap:
-            raise ConfigError(
-                f"importance_floor={self.importance_floor:g} is not below importance_cap={self.importance_cap:g}"
-            )
-        if self.bypass_old_log_probs and self.importance_correction not in ("auto", "none"):
-            raise ConfigError(
-                f"bypass_old_log_probs leaves importance_correction={self.importance_correction!r} nothing to correct: "
-                "the ratio of the loss is against the sampler already"
-            )
-        if self.output_dir is None and set(self.log_to) - {"console"}:
-            raise ConfigError(f"log_to={list(self.log_to)} writes files: set output_dir")
-        self._refuse_contradicting_shards()
-        self._refuse_contradicting_reference()
-        if self.reference == "adapter_off" and self.lora_rank == 0:
-            raise ConfigError("reference='adapter_off' needs an adapter: set lora_rank")
         if self.prompt_template is not None and self.prompt_template not in TEMPLATES:
             known = nearest(self.prompt_template, list(TEMPLATES))
             raise ConfigError(f"unknown prompt_template {self.prompt_template!r}{known}")
-        for contradiction in _contradictions_of_the_loss(self):
+        for contradiction in contradictions(self):
             raise ConfigError(contradiction)
         return self
-
-    def _refuse_contradictions_of_the_engine(self) -> None:
-        owners = dict.fromkeys(("engine_sleep", "gpu_memory_utilization", "tensor_parallel_size"), "vllm")
-        owners |= dict.fromkeys(
-            ("server_urls", "server_timeout", "server_sync_dir", "server_nccl_address"), "vllm_server"
-        )
-        for name, owner in owners.items():
-            value = getattr(self, name)
-            if self.engine != owner and value != type(self).model_fields[name].default:
-                raise ConfigError(f"{name}={value!r} is for engine={owner!r}, and engine={self.engine!r}")
-        if self.engine == "hf" and self.engine_max_length is not None:
-            raise ConfigError(f"engine_max_length={self.engine_max_length} is for engine='vllm', and engine='hf'")
-        if self.engine == "vllm_server" and not self.server_urls:
-            raise ConfigError("engine='vllm_server' needs server_urls, such as ['http://127.0.0.1:8000']")
-        if self.server_sync_dir is not None and self.server_nccl_address is not None:
-            raise ConfigError("server_sync_dir and server_nccl_address are two ways for new weights: choose one")
-        for url in self.server_urls:
-            if not re.fullmatch(r"https?://[^/\s]+:\d+/?", url):
-                raise ConfigError(f"server_urls holds {url!r}: expected http://host:port")
-
-    def _refuse_contradicting_reference(self) -> None:
-        for name, of in (("reference_refresh_steps", "periodic"), ("reference_url", "server")):
-            if (getattr(self, name) is not None) != (self.reference == of):
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} and reference={self.reference!r}: reference={of!r} needs it, "
-                    "and nothing else takes it"
-                )
-        if self.reference_mix != 1 and self.reference != "periodic":
-            raise ConfigError(
-                f"reference_mix={self.reference_mix:g} needs reference='periodic', got {self.reference!r}"
-            )
-        if self.reference_token_file is not None and self.reference != "server":
-            raise ConfigError(f"reference_token_file needs reference='server', got {self.reference!r}")
-        if self.reference_offload and self.reference not in ("auto", "frozen", "periodic"):
-            raise ConfigError(f"reference_offload=True needs a copy, and reference={self.reference!r} holds none")
-        if self.reference_url is not None and not self.reference_url.startswith(("http://", "https://")):
-            raise ConfigError(f"reference_url={self.reference_url!r}: expected http(s)://host:port")
-
-    def _refuse_contradicting_shards(self) -> None:
-        if self.updater != "deepspeed":
-            given = [name for name in ("offload_optimizer", "offload_params") if getattr(self, name)]
-            if given:
-                raise ConfigError(f"{given[0]}=True needs updater='deepspeed', got {self.updater!r}")
-            if self.shard_parameters and self.torch_compile:
-                raise ConfigError("shard_parameters=True with torch_compile=True was never tried: choose one of them")
-            return
-        if self.shard_parameters:
-            raise ConfigError("shard_parameters=True needs updater='torch'; DeepSpeed's is zero_stage=3")
-        if self.offload_params and self.zero_stage != 3:
-            raise ConfigError(f"offload_params=True needs zero_stage=3, got {self.zero_stage}")
-        if self.zero_stage == 0 and self.offload_optimizer:
-            raise ConfigError("offload_optimizer=True needs zero_stage of 1 to 3, got 0")
-        if self.zero_stage == 0 and self.dtype == "bfloat16":
-            raise ConfigError("zero_stage=0 keeps no float32 weights beside dtype='bfloat16': use zero_stage=1")
 
     @classmethod
     def create(cls, **options: Any) -> GRPOConfig:
@@ -380,55 +294,6 @@ class GRPOConfig(BaseModel):
         preset = PRESETS[self.preset].values
         cleared = {name: "none" for name in CLEARABLE if getattr(self, name) is None and preset.get(name) is not None}
         return tomli_w.dumps({**(origin or {}), **self.model_dump(exclude_none=True), **cleared})
-
-
-def _contradictions_of_the_loss(config: GRPOConfig) -> Iterator[str]:
-    """What in the fields of the loss cannot be meant together, in words."""
-    loss, kl_coef = config.policy_loss, config.kl_coef
-    if config.dual_clip is not None and loss != "clip":
-        yield f"dual_clip={config.dual_clip:g} is read by policy_loss='clip' alone, got {loss!r}"
-    if config.delta is not None and loss not in ("clip", "gspo", "gspo_token", "dppo"):
-        yield f"delta={config.delta:g} is not read by policy_loss={loss!r}"
-    if config.delta is not None and loss != "dppo" and config.delta <= 1 + config.clip_high:
-        yield f"delta={config.delta:g} is no more than 1 + clip_high={1 + config.clip_high:g}: it would undo the clip"
-    if loss == "cispo_cap" and config.clip_high < 1:
-        yield f"policy_loss='cispo_cap' takes clip_high as the cap itself, about 5, got {config.clip_high:g}"
-    if loss == "gmpo" and config.loss_aggregation != "sequence_mean":
-        yield f"policy_loss='gmpo' is one loss for a sequence: sequence_mean, got {config.loss_aggregation!r}"
-    if min(config.sapo_temperatures) <= 0:
-        yield f"sapo_temperatures={config.sapo_temperatures}: both are above 0"
-    if min(config.vespo_shape) < 0:
-        yield f"vespo_shape={config.vespo_shape}: none is below 0"
-    if config.kl_in == "reward" and config.reward_aggregation != "sum_then_normalize":
-        yield f"kl_in='reward' needs a summed reward: reward_aggregation={config.reward_aggregation!r} has none"
-    if config.kl_in == "reward" and config.kl_bias_correction:
-        yield "kl_bias_correction=True corrects a term of the loss: kl_in='reward' has none"
-    yield from _contradictions_of_full_kl(config)
-    if config.kl_in == "reward" and config.kl_estimator.endswith("+"):
-        yield f"kl_estimator={config.kl_estimator!r} differs in its gradient alone: kl_in='reward' has none"
-    if config.kl_schedule != "constant" and kl_coef == 0:
-        yield f"kl_schedule={config.kl_schedule!r} starts from kl_coef: set it above 0"
-    if (config.kl_schedule == "adaptive") != (config.kl_target is not None):
-        yield f"kl_schedule={config.kl_schedule!r} with kl_target={config.kl_target}: adaptive needs one, no other does"
-    if config.baseline == "batch" and config.reward_scaling not in ("batch", "none"):
-        yield f"baseline='batch' goes with reward_scaling='batch' or 'none', got {config.reward_scaling!r}"
-    if config.baseline == "batch" and config.reward_aggregation != "sum_then_normalize":
-        yield "baseline='batch' needs reward_aggregation='sum_then_normalize'"
-    if config.mini_batches > config.prompts_per_step:
-        yield f"mini_batches={config.mini_batches} is more than prompts_per_step={config.prompts_per_step}"
-
-
-def _contradictions_of_full_kl(config: GRPOConfig) -> Iterator[str]:
-    if config.kl_estimator != "full":
-        return
-    if config.kl_bias_correction:
-        yield "kl_estimator='full' is exact at each position and is of no one token: set kl_bias_correction=False"
-    if config.reference == "server":
-        yield "kl_estimator='full' needs whole distributions, and reference='server' sends log-probs of tokens"
-    if config.reference_offload:
-        yield "kl_estimator='full' reads the reference's output layer in each update: set reference_offload=False"
-    if config.updater == "deepspeed" and config.zero_stage == 3:
-        yield "kl_estimator='full' with zero_stage=3 was never tried: take a lower stage"
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
