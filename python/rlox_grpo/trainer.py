@@ -257,7 +257,6 @@ class GRPO:
         self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
     ) -> tuple[dict[str, float], list[ScoredGroup]]:
         self._sync_engine()
-        self._sync_engine()
         return evaluate(
             self.engine,
             prompts,
