@@ -98,6 +98,7 @@ def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:
     spared = {
         "perf/padding_share": "places that are padding",
         "perf/prompt_tokens_saved_share": "prompt tokens shared",
+        "perf/completion_tokens_saved_share": "completion tokens shared",
     }
     charts = [
         chart("Reward", "mean of the weighted total", {"reward/mean": "reward"}),
