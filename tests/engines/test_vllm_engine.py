@@ -239,6 +239,18 @@ def test_a_merged_adapter_is_what_samples(synced, model):
         assert group.completions[0].token_ids.tolist() != greedy(adapted, prompt(30), 8)
 
 
+def test_seeded_prompts_longer_together_than_a_batch_of_tokens(synced):
+    """vLLM prefills 4,096 tokens at once; it must not cut a prompt in two, as the CPU's generators cannot go back."""
+    groups = synced.generate([prompt(240, index) for index in range(32)], 1, Sampling(4), seed=0)
+    assert len(groups) == 32
+    for group in groups:
+        token_ids = group.completions[0].token_ids
+        assert len(token_ids) == 4 or token_ids[-1] == END
+
+
+# An engine that is closed takes vLLM's process groups with it: the shared one generates nothing from here on.
+
+
 def test_starting_leaves_the_trainers_random_states_alone(model):
     torch.manual_seed(3)
     np.random.seed(3)
@@ -266,15 +278,6 @@ def test_tied_embeddings_are_reloaded_into_the_output_layer_too(make_tiny_model)
             np.testing.assert_allclose(group.completions[0].log_probs, expected, atol=2e-4, rtol=0)
     finally:
         engine.close()
-
-
-def test_seeded_prompts_longer_together_than_a_batch_of_tokens(synced):
-    """vLLM prefills 4,096 tokens at once; it must not cut a prompt in two, as the CPU's generators cannot go back."""
-    groups = synced.generate([prompt(240, index) for index in range(32)], 1, Sampling(4), seed=0)
-    assert len(groups) == 32
-    for group in groups:
-        token_ids = group.completions[0].token_ids
-        assert len(token_ids) == 4 or token_ids[-1] == END
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from byte_model import END, PROMPTS, SERVED, greedy, log_probs, prompt, shake, share_of_low_bytes, training
 
+from rlox_grpo.engines.server_connection import MARK, ServerConnection, Unavailable
 from rlox_grpo.engines.server_guard import TOKEN_VARIABLE
 from rlox_grpo.engines.server_records import find_record
 from rlox_grpo.engines.vllm_server import VLLMServerEngine
@@ -249,6 +251,33 @@ def test_another_server_takes_over(launcher, model, monkeypatch, caplog):
     (group,) = engine.generate([prompt(LONG)], 1, GREEDY, seed=0)
     assert group.completions[0].token_ids.tolist() == greedy(model, prompt(LONG), 8)
     engine.close()
+
+
+def test_a_server_whose_engine_is_dead_holds_no_weights(monkeypatch):
+    """Until its launcher notices, vLLM goes on naming its models; a small server stands for it."""
+    monkeypatch.setenv(TOKEN_VARIABLE, "any")
+    health = [200]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(health[0] if self.path == "/health" else 200)
+            self.send_header(MARK, "3:abc")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        connection = ServerConnection(f"http://127.0.0.1:{http.server_port}", 1)
+        try:
+            assert connection.held_weights(time.monotonic() + 60) == "3:abc"
+            health[0] = 503
+            with pytest.raises(Unavailable, match="HTTP 503"):
+                connection.held_weights(time.monotonic() + 60)
+        finally:
+            connection.close()
+            http.shutdown()
+            thread.join()
 
 
 def test_a_server_that_does_not_answer_is_an_error_within_the_deadline(model, monkeypatch):

@@ -75,7 +75,12 @@ class ServerConnection:
         return self._usable(path, self._client.post(path, timeout=self._limits(deadline), **content))
 
     def held_weights(self, deadline: float) -> str:
-        """The mark of the weights that it holds."""
+        """The mark of the weights that it holds.
+
+        Raises:
+            Unavailable, httpx.TransportError: also where its engine is dead, which other answers do not show.
+        """
+        self.get("/health", deadline)
         return str(self.get("/v1/models", deadline).headers.get(MARK, ""))
 
     def note(self, error: Exception) -> None:
