@@ -236,7 +236,7 @@ def rlox(shape: Shape) -> Callable[[], Any]:
         learning_rate=LEARNING_RATE,
     )
     prompts = torch.from_numpy(prompt_ids(shape))
-    return lambda: trainer.train_step(lambda step: prompts)
+    return lambda: trainer.train_step(prompts)
 
 
 def trl_checkpointed(shape: Shape) -> Callable[[], Any]:

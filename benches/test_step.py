@@ -17,6 +17,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from importlib.metadata import version
@@ -131,11 +132,12 @@ class Worker:
 
     def __init__(self, system: str, shape: Shape, threads: int) -> None:
         count = str(threads)
+        self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [sys.executable, step_systems.__file__, system, json.dumps(asdict(shape))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "RAYON_NUM_THREADS": count},
         )
@@ -145,7 +147,9 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if not line:
-            raise RuntimeError(f"it ended with status {self._process.wait()}")
+            status = self._process.wait()
+            self._errors.seek(0)
+            raise RuntimeError(f"it ended with status {status}: {self._errors.read()[-2000:]}")
         return line
 
     def step(self) -> dict[str, float]:
