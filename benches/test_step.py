@@ -132,7 +132,7 @@ class Worker:
 
     def __init__(self, system: str, shape: Shape, threads: int) -> None:
         count = str(threads)
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it ends with the worker
         self._process = subprocess.Popen(
             [sys.executable, step_systems.__file__, system, json.dumps(asdict(shape))],
             stdin=subprocess.PIPE,
