@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+signalled = threading.Event()
+"""Set once a signal that `stop_on_signal` caught has asked this process to end. Launchers kill 30 s after it."""
+
 
 class StopRequest:
     """Whether someone asked to stop, and by which signal."""
@@ -35,6 +38,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
         if request and number == signal.SIGINT:
             raise KeyboardInterrupt
         request.name = signal.Signals(number).name
+        signalled.set()
 
     caught = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in caught}

@@ -11,10 +11,14 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+
+from rlox_grpo.interrupt import signalled
 
 SIGN_OF_LIFE_S = 0.5
 """Seconds between two signs of life."""
@@ -142,13 +146,16 @@ class Lifeline:
     def _watch(self) -> None:
         known_since = None
         while not self._ended.wait(SIGN_OF_LIFE_S):
-            found = self._verdict(self._timeout)
+            # A launcher that lost a rank asks the others to end, and kills them before the run's own timeout is over.
+            found = self._verdict(min(self._timeout, SILENCE_AFTER_LOSS_S) if signalled.is_set() else self._timeout)
             if found is None:
+                known_since = None
                 continue
             known_since = known_since or time.monotonic()
             if time.monotonic() - known_since > GRACE_S:
-                print(f"rlox-grpo: rank {self._rank} stops: {found}", file=sys.stderr, flush=True)
-                os._exit(1)  # the main thread hangs in a collective: nothing else ends it
+                where = f"its main thread hangs in {_place_of_the_main_thread()}"
+                print(f"rlox-grpo: rank {self._rank} stops: {found}; {where}", file=sys.stderr, flush=True)
+                os._exit(1)  # as in a collective: nothing else ends it
 
     def _verdict(self, silence: float) -> str | None:
         """Which other rank has ended and why, in words; None while all seem to live."""
@@ -178,3 +185,10 @@ class Lifeline:
 
     def _name(self, rank: int) -> str:
         return self._names.get(rank, f"rank {rank}")
+
+
+def _place_of_the_main_thread() -> str:
+    """Its innermost calls, the last first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    calls = traceback.extract_stack(frame)[-4:] if frame is not None else []
+    return ", from ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in reversed(calls))

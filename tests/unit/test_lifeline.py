@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from rlox_grpo import lifeline as module
 from rlox_grpo.lifeline import Lifeline
 
 
@@ -84,3 +85,25 @@ def test_the_first_error_is_told_with_its_rank(two):
     found = first.find_culprit()
     assert found.startswith("rank 1 (")
     assert found.endswith("stopped with ArithmeticError: one")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_rank_that_hangs_says_so_before_its_launcher_kills_it(asked, monkeypatch, capsys):
+    """Asked to end it takes silence for death early; else only after the run's own timeout."""
+    monkeypatch.setenv("MASTER_ADDR", "host0")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setattr(module, "SILENCE_AFTER_LOSS_S", 0.2)
+    monkeypatch.setattr(module, "GRACE_S", 0.2)
+    monkeypatch.setattr(module, "signalled", threading.Event())
+    ended = threading.Event()
+    monkeypatch.setattr(module.os, "_exit", lambda status: ended.set())
+    store = Store({"alive/1": b"7", "name/1": b"rank 1 (there, process 5)"})
+    first = Lifeline(store, 0, 2, timeout=60.0)
+    if asked:
+        module.signalled.set()
+    first.start()
+    assert ended.wait(20.0 if asked else 3.0) == asked
+    first.stop()
+    said = capsys.readouterr().err
+    assert ("rank 0 stops: rank 1 (there, process 5) has given no sign of life for" in said) == asked
+    assert ("its main thread hangs in threading.py" in said) == asked
