@@ -274,6 +274,11 @@ class GRPOConfig(BaseModel):
             raise ConfigError(contradiction)
         return self
 
+    @property
+    def shards_weights(self) -> bool:
+        """Whether a rank holds parts of the parameters only."""
+        return self.shard_parameters or (self.updater == "deepspeed" and self.zero_stage == 3)
+
     @classmethod
     def create(cls, **options: Any) -> GRPOConfig:
         """The configuration with these fields.

@@ -143,5 +143,5 @@ def _of_full_kl(config: GRPOConfig) -> Iterator[str]:
         yield "kl_estimator='full' needs whole distributions, and reference='server' sends log-probs of tokens"
     if config.reference_offload:
         yield "kl_estimator='full' reads the reference's output layer in each update: set reference_offload=False"
-    if config.shard_parameters or (config.updater == "deepspeed" and config.zero_stage == 3):
+    if config.shards_weights:
         yield "kl_estimator='full' with parameters in shards was never tried: leave them whole on each rank"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlox_grpo.log_probs import OutputHead, Tiles, TileSettings, add_product, tile_shape
+from rlox_grpo.log_probs import OutputHead, TileGradients, Tiles, TileSettings, tile_shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +106,8 @@ class _TiledKL(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         hidden, weight, bias, *ref_tensors, log_normalisers, ref_log_normalisers, kl = ctx.saved_tensors
         settings, ref_settings = ctx.settings
-        want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         own, other = Tiles(hidden, weight, bias, settings), _tiles(ref_tensors, ref_settings)
-        # Tiles add up in float32 even under bfloat16.
-        grad_hidden = torch.zeros_like(hidden, dtype=own.dtype) if want_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=own.dtype) if want_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=own.dtype) if want_bias else None
+        gradients = TileGradients(own, (hidden, weight, bias), ctx.needs_input_grad[:3])
         for rows in own.token_slices():
             grad = grad_outputs[0][rows, None] * settings.factor
             for columns in own.vocabulary_slices():
@@ -120,21 +116,8 @@ class _TiledKL(torch.autograd.Function):
                 log_p = logits.sub_(log_normalisers[rows, None])
                 surplus = log_p - ref_logits.sub_(ref_log_normalisers[rows, None]) - kl[rows, None]
                 grad_logits = log_p.exp_().mul_(surplus).mul_(grad)
-                if slope is not None:
-                    grad_logits.mul_(slope)
-                operand = grad_logits.to(hidden.dtype)
-                if grad_hidden is not None:
-                    add_product(grad_hidden[rows], operand, own.weight[columns])
-                if grad_weight is not None:
-                    add_product(grad_weight[columns], operand.t(), hidden[rows])
-                if grad_bias is not None:
-                    grad_bias[columns] += grad_logits.sum(dim=0)
-        return (
-            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
-            *[None] * 5,
-        )
+                gradients.add(rows, columns, grad_logits if slope is None else grad_logits.mul_(slope))
+        return (*gradients.sums(), *[None] * 5)
 
 
 class _OnlineSum:

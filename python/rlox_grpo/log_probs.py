@@ -21,7 +21,7 @@ same speed within 10 %, 128 tokens 10 % slower, whole rows half as fast."""
 
 CPU_KEPT_BYTES = 128 * 2**20
 """Logits that a forward keeps for its backward on a CPU: computing them again is a quarter of the output layer's work.
-With all of them kept it takes 0.77 (hidden size 896) to 0.87 of the time (256), one thread."""
+With all of them kept it takes 0.77 (hidden size 896) to 0.86 of the time (256), one thread."""
 
 GPU_TILE_BYTES = (64 * 2**20, 2**30)
 """Least and most bytes of a tile's float32 logits on a GPU; between them a sixteenth of the memory that is free. Whole
@@ -184,12 +184,8 @@ class _TiledLogProbs(torch.autograd.Function):
         grad_log_probs, grad_entropy = grad_outputs
         hidden, weight, bias, token_ids, log_normalisers, entropy, kept = ctx.saved_tensors
         settings: TileSettings = ctx.settings
-        want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         tiles = Tiles(hidden, weight, bias, settings)
-        # Tiles add up in float32 even under bfloat16.
-        grad_hidden = torch.zeros_like(hidden, dtype=tiles.dtype) if want_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=tiles.dtype) if want_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=tiles.dtype) if want_bias else None
+        gradients = TileGradients(tiles, (hidden, weight, bias), ctx.needs_input_grad[:3])
         scratch = tiles.buffer() if settings.entropy_gradient else None
         for rows in tiles.token_slices():
             grad = grad_log_probs[rows, None] * settings.factor
@@ -205,22 +201,8 @@ class _TiledLogProbs(torch.autograd.Function):
                     slope_of_p.mul_(grad_entropy[rows, None] * settings.factor).add_(grad)
                     grad_logits = log_p.exp_().mul_(slope_of_p).neg_()
                 grad_logits.scatter_add_(1, place, torch.where(inside[:, None], grad, 0))
-                if slope is not None:
-                    grad_logits.mul_(slope)
-                operand = grad_logits.to(hidden.dtype)
-                if grad_hidden is not None:
-                    add_product(grad_hidden[rows], operand, tiles.weight[columns])
-                if grad_weight is not None:
-                    add_product(grad_weight[columns], operand.t(), hidden[rows])
-                if grad_bias is not None:
-                    grad_bias[columns] += grad_logits.sum(dim=0)
-        return (
-            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-        )
+                gradients.add(rows, columns, grad_logits if slope is None else grad_logits.mul_(slope))
+        return (*gradients.sums(), None, None)
 
 
 class Tiles:
@@ -283,6 +265,37 @@ class Tiles:
         return (1 - (logits * (self._settings.temperature / softcap)).square_()).mul_(self._settings.scale)
 
 
+class TileGradients:
+    """Gradients of the head's operands, added up over tiles: in float32 even under bfloat16."""
+
+    def __init__(
+        self, tiles: Tiles, operands: tuple[Tensor, Tensor, Tensor | None], wanted: tuple[bool, bool, bool]
+    ) -> None:
+        self._tiles, self._operands = tiles, operands
+        self._hidden, self._weight, self._bias = (
+            torch.zeros_like(operand, dtype=tiles.dtype) if operand is not None and want else None
+            for operand, want in zip(operands, wanted, strict=True)
+        )
+
+    def add(self, rows: slice, columns: slice, grad_logits: Tensor) -> None:
+        """Take in ``d loss / d (hidden @ weightᵀ + bias)`` of one tile."""
+        hidden = self._operands[0]
+        factor = grad_logits.to(hidden.dtype)
+        if self._hidden is not None:
+            _add_product(self._hidden[rows], factor, self._tiles.weight[columns])
+        if self._weight is not None:
+            _add_product(self._weight[columns], factor.t(), hidden[rows])
+        if self._bias is not None:
+            self._bias[columns] += grad_logits.sum(dim=0)
+
+    def sums(self) -> tuple[Tensor | None, ...]:
+        """Of hidden, weight and bias, each in its operand's dtype; None where it is not wanted."""
+        return tuple(
+            None if total is None or operand is None else total.to(operand.dtype)
+            for total, operand in zip((self._hidden, self._weight, self._bias), self._operands, strict=True)
+        )
+
+
 def _slices(size: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
@@ -294,7 +307,7 @@ def _places(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
     return torch.where(inside, place, 0)[:, None], inside
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """``total += left @ right``, the product in the operands' own dtype."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.packed_attention import PackedLayout
-from rlox_grpo.prefix_tree import PrefixTree
+from rlox_grpo.prefix_tree import PrefixTree, owners
 from rlox_grpo.types import Batch, Int64Array
 
 
@@ -37,7 +37,7 @@ class PackedRow:
 def packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     """Lay out ``batch``, whose tree is ``tree``, on its own device."""
     starts, middles, ends = _spans(tree)
-    places = _places(tree, middles)
+    places = _places(tree, middles, ends)
     input_ids, position_ids = np.zeros((2, tree.num_tokens), dtype=np.int64)
     rows: Any = batch.input_ids.cpu().numpy()
     first_rows = np.searchsorted(tree.group_of_row, np.arange(len(starts)))
@@ -51,11 +51,9 @@ def packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
 
     # Token 0 of a completion is predicted by its prompt's last token, token t by the completion's token t - 1.
     loss_mask: Any = batch.loss_mask.cpu().numpy()
+    predicted = owners(tree.owner, loss_mask)
     row, step = loss_mask.nonzero()
-    row = tree.owner[row, step]
-    predicted = np.zeros_like(loss_mask)
-    predicted[row, step] = True
-    predicted_of = np.cumsum(predicted).reshape(predicted.shape)[row, step] - 1
+    predicted_of = np.cumsum(predicted).reshape(predicted.shape)[tree.owner[row, step], step] - 1
     row, step = predicted.nonzero()
     before = np.maximum(step - 1, 0)
     predicting = np.where(step == 0, middles[tree.group_of_row[row]] - 1, places[tree.owner[row, before], before])
@@ -92,17 +90,18 @@ def _layout(
     )
 
 
-def _places(tree: PrefixTree, middles: Int64Array) -> Int64Array:
+def _places(tree: PrefixTree, middles: Int64Array, ends: Int64Array) -> Int64Array:
     """Where each forwarded token stands, ``int64 [N, T]``: what a row owns in its order, row after row."""
     order = np.cumsum(tree.forwarded).reshape(tree.forwarded.shape) - 1  # over the batch
-    own = np.bincount(tree.group_of_row, tree.forwarded.sum(axis=1), minlength=len(middles)).astype(np.int64)
+    own = ends - middles
     places: Int64Array = order + (middles - (np.cumsum(own) - own))[tree.group_of_row][:, None]
     return places
 
 
 def _spans(tree: PrefixTree) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Of each tree: where its prompt begins and ends, and where its completions end."""
-    own = np.bincount(tree.group_of_row, tree.forwarded.sum(axis=1), minlength=len(tree.prompt_lengths))
-    ends = np.cumsum(tree.prompt_lengths + own.astype(np.int64))
-    middles = ends - own.astype(np.int64)
+    groups = len(tree.prompt_lengths)
+    own = np.bincount(tree.group_of_row, tree.forwarded.sum(axis=1), minlength=groups).astype(np.int64)
+    ends = np.cumsum(tree.prompt_lengths + own)
+    middles = ends - own
     return middles - tree.prompt_lengths, middles, ends

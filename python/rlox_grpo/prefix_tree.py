@@ -62,7 +62,13 @@ def prefix_tree(batch: Batch) -> PrefixTree:
         _, first, which, counts = np.unique(branch, return_index=True, return_inverse=True, return_counts=True)
         owner[together, step] = alike[together] = together[first[which]]
         together = together[counts[which] > 1]
-    forwarded = np.zeros(ids.shape, dtype=bool)
-    row, step = (np.arange(ids.shape[1]) < lengths[:, None] - 1).nonzero()
-    forwarded[owner[row, step], step] = True
+    forwarded = owners(owner, np.arange(ids.shape[1]) < lengths[:, None] - 1)
     return PrefixTree(np.repeat(np.arange(len(starts)), sizes), prompt_lengths[starts], lengths, owner, forwarded)
+
+
+def owners(owner: Int64Array, mask: BoolArray) -> BoolArray:
+    """``bool [N, T]``: the tokens that stand for those under ``mask``, each once."""
+    found = np.zeros(mask.shape, dtype=bool)
+    row, step = mask.nonzero()
+    found[owner[row, step], step] = True
+    return found

@@ -98,7 +98,7 @@ def _sum(one: UpdateWork, other: UpdateWork) -> UpdateWork:
 
 def _batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
     from rlox_grpo.forward import worth_packing
-    from rlox_grpo.prefix_tree import prefix_tree
+    from rlox_grpo.prefix_tree import owners, prefix_tree
 
     tree = prefix_tree(batch)
     prompts: Int64Array = tree.prompt_lengths[tree.group_of_row]  # of each row
@@ -116,16 +116,14 @@ def _batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
             pairs=_causal_pairs(prompts + tree.lengths),
         )
     row, step = tree.forwarded.nonzero()
-    taken_row, taken_step = loss_mask.nonzero()
-    forwarded = len(row)
     return UpdateWork(
         row_tokens=row_tokens,
         forwarded=tree.num_tokens,
         prompt_tokens=prompt_tokens,
         saved=prompt_tokens - int(tree.prompt_lengths.sum()),
         completion_tokens=completion_tokens,
-        completion_saved=int(np.maximum(tree.lengths - 1, 0).sum()) - forwarded,
-        predicted=len(np.unique(tree.owner[taken_row, taken_step] * loss_mask.shape[1] + taken_step)),
+        completion_saved=int(np.maximum(tree.lengths - 1, 0).sum()) - len(row),
+        predicted=int(owners(tree.owner, loss_mask).sum()),
         pairs=_causal_pairs(tree.prompt_lengths) + int((prompts[row] + step + 1).sum()),
     )
 

@@ -67,8 +67,7 @@ def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
     from rlox_grpo.engines.hf_engine import HFEngine
 
     # Of a policy whose parameters lie in shards a rank can sample only from a copy, and so beside an update.
-    is_sharded = config.shard_parameters or (config.updater == "deepspeed" and config.zero_stage == 3)
-    is_copy = config.async_steps > 0 or is_sharded
+    is_copy = config.async_steps > 0 or config.shards_weights
     return HFEngine(
         _copied(policy.model) if is_copy else policy.model,
         policy.tokenizer,

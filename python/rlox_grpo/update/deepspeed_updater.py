@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from rlox_grpo.forward import Forward, ForwardModule
 from rlox_grpo.ranks import Ranks
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update import LossFn
+from rlox_grpo.update.parameter_groups import parameter_groups
 from rlox_grpo.update.reports import StepReport
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -65,7 +67,7 @@ class DeepSpeedUpdater:
             zero_stage, bfloat16, offload_optimizer, offload_params, max_grad_norm, self._ranks.size
         )
         self._adamw_options: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": epsilon}
-        self._decays = (weight_decay, weight_decay if decay_vectors else 0.0)  # of matrices and of vectors
+        self._groups = partial(parameter_groups, weight_decay=weight_decay, decay_vectors=decay_vectors)
         self._plain_forward = forward
         self.forward = Forward(lambda batch: self._engine()(batch), forward.shares_prompts)
         self.is_sharded = zero_stage > 0
@@ -145,11 +147,7 @@ class DeepSpeedUpdater:
     def _start(self) -> Any:
         _join_alone()
         whole = ForwardModule(self._model, self._plain_forward)
-        matrices = [parameter for parameter in self._named.values() if parameter.dim() >= 2]
-        vectors = [parameter for parameter in self._named.values() if parameter.dim() < 2]
-        parts = zip((matrices, vectors), self._decays, strict=True)
-        groups = [{"params": part, "weight_decay": decay} for part, decay in parts]
-        self._adamw = torch.optim.AdamW([group for group in groups if group["params"]], **self._adamw_options)
+        self._adamw = torch.optim.AdamW(self._groups(self._named.values()), **self._adamw_options)
         # DeepSpeed makes its master weights from rounded ones, so a resume would not be exact.
         exact = {name: parameter.detach().cpu().clone() for name, parameter in self._named.items() if self._bfloat16}
         engine, *_ = self._deepspeed.initialize(

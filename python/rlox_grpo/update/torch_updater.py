@@ -15,6 +15,7 @@ from rlox_grpo.ranks import Ranks
 from rlox_grpo.sharding import placed_like, shard_parameters, whole
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update import LossFn
+from rlox_grpo.update.parameter_groups import parameter_groups
 from rlox_grpo.update.reports import StepReport
 
 
@@ -51,16 +52,8 @@ class TorchUpdater:
         self._model = model
         self._loss_fn = loss_fn
         self._max_grad_norm = max_grad_norm
-        # Norms and biases are not decayed unless asked for, as in most trainers that decay at all.
-        matrices = [parameter for parameter in self._named.values() if parameter.dim() >= 2]
-        vectors = [parameter for parameter in self._named.values() if parameter.dim() < 2]
-        decays = (weight_decay, weight_decay if decay_vectors else 0.0)
-        groups = [
-            {"params": part, "weight_decay": decay} for part, decay in zip((matrices, vectors), decays, strict=True)
-        ]
-        self._optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=0.0, betas=betas, eps=epsilon, fused=True
-        )
+        groups = parameter_groups(self._named.values(), weight_decay, decay_vectors=decay_vectors)
+        self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=epsilon, fused=True)
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """See :class:`rlox_grpo.update.Updater`."""
