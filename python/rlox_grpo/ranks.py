@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 # dead. What they wait for within an update differs by one micro-batch.
 _PATIENCE = timedelta(days=7)
 _UPDATE_PATIENCE = timedelta(minutes=30)
+
+_LET_GO_S = 0.5
+"""Seconds for threads that have microseconds of work left and may wait for a processor."""
 
 _BUCKET = 2**25
 """Numbers summed over ranks at once: 128 MiB of float32."""
@@ -164,13 +168,34 @@ def join_ranks(timeout: float = 30.0) -> Ranks:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=_UPDATE_PATIENCE)
-        atexit.register(_leave)
+    _leave_at_exit()
     if dist.get_world_size() == 1:
         return Ranks(timeout=timeout)
     host_group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return Ranks(dist.get_rank(), dist.get_world_size(), timeout, host_group)
 
 
+def join_alone() -> None:
+    """A process group of this process, without a port, unless it is in one already: DeepSpeed wants one."""
+    if not dist.is_initialized():
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        _leave_at_exit()
+    os.environ.setdefault("LOCAL_RANK", "0")
+
+
+def _leave_at_exit() -> None:
+    atexit.unregister(_leave)  # once is enough
+    atexit.register(_leave)
+
+
 def _leave() -> None:
+    """Close the groups, and let gloo's threads let go of their tensors while Python still runs.
+
+    The last to hold a tensor that Python knows takes the interpreter's lock; where the interpreter has begun to end,
+    that ends the process by SIGABRT (pytorch/pytorch#179291). A closed group waits for its threads only where nobody
+    holds it, and a DeepSpeed engine or a trainer does.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+    time.sleep(_LET_GO_S)

@@ -22,9 +22,13 @@ SAME_WEIGHTS = 5e-5
 
 def launch(ranks, *arguments, **environment):
     """The finished launch of ``tests/ranked.py`` on so many ranks."""
+    return run_ranks(ranks, TESTS / "ranked.py", *arguments, **environment)
+
+
+def run_ranks(ranks, script, *arguments, **environment):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     return subprocess.run(
-        [*command, str(TESTS / "ranked.py"), *arguments],
+        [*command, str(script), *arguments],
         capture_output=True,
         text=True,
         timeout=300,
@@ -92,3 +96,24 @@ def test_one_rank_ends_all(how, said, saved, tmp_path):
         assert words in done.stderr, done.stderr
     assert time.monotonic() - start < 120
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [saved]
+
+
+LATE = """
+import time
+import torch
+import torch.distributed as dist
+from rlox_grpo.ranks import join_ranks
+
+ranks = join_ranks()
+held = dist.new_group(backend="gloo")
+work = dist.all_reduce(torch.ones(1), group=held, async_op=True)
+work.get_future().then(lambda _: time.sleep(0.2))
+"""
+
+
+def test_a_thread_of_gloo_that_needs_python_late_does_not_abort_the_exit(tmp_path):
+    """As one does that is the last to hold a tensor, and has waited for a processor meanwhile."""
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    ended = run_ranks(2, script)
+    assert ended.returncode == 0, ended.stderr

@@ -10,12 +10,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.forward import Forward, ForwardModule
-from rlox_grpo.ranks import Ranks
+from rlox_grpo.ranks import Ranks, join_alone
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update import LossFn
 from rlox_grpo.update.parameter_groups import parameter_groups
@@ -145,7 +144,7 @@ class DeepSpeedUpdater:
         return self._started
 
     def _start(self) -> Any:
-        _join_alone()
+        join_alone()
         whole = ForwardModule(self._model, self._plain_forward)
         self._adamw = torch.optim.AdamW(self._groups(self._named.values()), **self._adamw_options)
         # DeepSpeed makes its master weights from rounded ones, so a resume would not be exact.
@@ -282,11 +281,3 @@ def _import_deepspeed() -> Any:
         with contextlib.suppress(AttributeError, KeyError):
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
-
-
-def _join_alone() -> None:
-    """DeepSpeed wants a process group also where there is one process: one without a port."""
-    if not dist.is_initialized():
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    os.environ.setdefault("LOCAL_RANK", "0")
