@@ -78,7 +78,7 @@ class GRPO:
         self.policy = load_policy(model, tokenizer, self.config)
         self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model
-        self.sampler = Sampler(make_engine(self.config, self.policy), self.config, self.ranks)
+        self.sampler = Sampler(make_engine(self.config, self.policy, self.ranks), self.config, self.ranks)
         self.engine = self.sampler.engine
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
         self.learner = Learner(

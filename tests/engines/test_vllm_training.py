@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,27 @@ def largest_gap(model, groups):
         for group in groups
         for completion in group.completions
     )
+
+
+@pytest.mark.deepspeed
+def test_a_sync_that_fails_on_one_rank_starts_vllm_again_on_all(make_tiny_model, byte_tokenizer, tmp_path):
+    """And leaves DeepSpeed's process groups as they are."""
+    make_tiny_model("qwen2", **SIZES).save_pretrained(tmp_path / "model")
+    byte_tokenizer.save_pretrained(tmp_path / "model")
+    changes = {"updater": "deepspeed", "zero_stage": 2, "max_steps": 4, "rank_timeout": 30.0}
+    trained = subprocess.run(
+        [*TORCHRUN, str(tmp_path / "model"), json.dumps(options(output_dir=str(tmp_path / "run"), **changes))],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "BREAK_SYNC": "2"},
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert len(re.findall(r"the sync of version 2 failed \(rank 1: .*\): vLLM is started again", trained.stderr)) == 2
+    assert "Traceback" not in trained.stderr
+    steps = steps_of(tmp_path / "run")
+    assert len(steps) == 4
+    assert max(step["mismatch/gap_max"] for step in steps) < 1e-3
 
 
 @pytest.mark.deepspeed

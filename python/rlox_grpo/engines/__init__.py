@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from rlox_grpo.config import GRPOConfig
     from rlox_grpo.loading import Policy
+    from rlox_grpo.ranks import Ranks
 
 
 @runtime_checkable
@@ -48,8 +49,8 @@ class GenerationEngine(Protocol):
         ...
 
 
-def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
-    """The engine that ``config`` names, over ``policy`` or a copy of it.
+def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:
+    """The engine that ``config`` names, over ``policy`` or a copy of it; one for each of ``ranks``.
 
     Raises:
         ConfigError: an engine that cannot serve this policy.
@@ -61,7 +62,7 @@ def make_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
         from rlox_grpo.config import ConfigError
 
         try:
-            return _vllm_engine(config, policy) if config.engine == "vllm" else _vllm_server(config, policy)
+            return _vllm_engine(config, policy, ranks) if config.engine == "vllm" else _vllm_server(config, policy)
         except ValueError as error:
             raise ConfigError(str(error)) from error
     from rlox_grpo.engines.hf_engine import HFEngine
@@ -88,7 +89,7 @@ def _copied(model: nn.Module) -> nn.Module:
     return own.eval()
 
 
-def _vllm_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
+def _vllm_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> GenerationEngine:
     from rlox_grpo.engines.vllm_engine import VLLMEngine
 
     return VLLMEngine(
@@ -102,6 +103,7 @@ def _vllm_engine(config: GRPOConfig, policy: Policy) -> GenerationEngine:
         gpu_memory_utilization=config.gpu_memory_utilization,
         tensor_parallel_size=config.tensor_parallel_size,
         sleep=config.engine_sleep,
+        ranks=ranks,
     )
 
 

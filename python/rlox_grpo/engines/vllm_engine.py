@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rlox_grpo.engines.vllm_requests import check_request, completion_of, prompt_seeds, request_fields, texts_of
 from rlox_grpo.engines.weight_sync import check_weights, expected_manifest, tied_layers, untied
 from rlox_grpo.errors import EngineError
+from rlox_grpo.ranks import Ranks
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
@@ -78,6 +80,7 @@ class VLLMEngine:
         gpu_memory_utilization: float = 0.3,
         tensor_parallel_size: int = 1,
         sleep: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
         """Check that vLLM can serve ``model``; it is started by ``load_weights``.
 
@@ -92,6 +95,7 @@ class VLLMEngine:
             gpu_memory_utilization: Share of the GPU's memory that vLLM may take, its weights included.
             tensor_parallel_size: Ranks that share one model; above 1 under ``torchrun`` only.
             sleep: On a GPU, hand vLLM's memory to the trainer between one ``generate`` and the next.
+            ranks: Those of the run, each with an engine of its own: they start, and start again, together.
 
         Raises:
             ImportError: vLLM is missing or too old; names the extra.
@@ -107,6 +111,7 @@ class VLLMEngine:
                 "start it with torchrun, or use engine='vllm_server'"
             )
         self._tokenizer = tokenizer
+        self._ranks = ranks or Ranks()
         self._end_ids = tuple(eos_token_ids)
         text_config = model.config.get_text_config(decoder=True)
         self._vocab_size = int(text_config.vocab_size)
@@ -118,6 +123,8 @@ class VLLMEngine:
         self._llm: Any = None
         self._sleeps = sleep and torch.cuda.is_available()
         self._asleep: set[str] = set()
+        self._joined_groups = False
+        """Whether the process was in process groups that are not vLLM's when vLLM started."""
         self._settings: dict[str, Any] = {
             "dtype": dtype,
             "max_model_len": self.max_length,
@@ -186,7 +193,8 @@ class VLLMEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take the policy's new weights; what is sampled from now on carries ``version``.
 
-        A reload that fails half-way leaves vLLM unusable: it is then started anew, with these weights.
+        A reload that fails half-way leaves vLLM unusable: it is then started anew, with these weights, on every rank,
+        as its start is a collective.
 
         Raises:
             WeightMismatchError: names, shapes or types that are not the model's; the old weights stay in use.
@@ -199,10 +207,14 @@ class VLLMEngine:
         tensors += [(layer, given[embeddings]) for layer, embeddings in self._tied_layers.items()]
         if self._llm is None:
             self._start()
+        failure = ""
         try:
             self._reload(tensors)
         except _RELOAD_FAILURES as error:
-            logger.warning("the sync of version %d failed (%s): vLLM is started again", version, error)
+            failure = f"{type(error).__name__}: {error}"
+        failures = [f"rank {rank}: {told}" for rank, told in enumerate(self._ranks.gather(failure)) if told]
+        if failures:
+            logger.warning("the sync of version %d failed (%s): vLLM is started again", version, "; ".join(failures))
             self._restart(tensors, version)
         self.policy_version = version
         self.sync_seconds = time.perf_counter() - start
@@ -214,7 +226,8 @@ class VLLMEngine:
         atexit.unregister(self.close)
         llm, self._llm, self.policy_version = self._llm, None, -1
         self._asleep = set()
-        llm.llm_engine.engine_core.shutdown()
+        with _groups_kept() if self._joined_groups else contextlib.nullcontext():
+            llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
         if torch.cuda.is_available():
@@ -224,13 +237,14 @@ class VLLMEngine:
         _set_environment()
         from vllm import LLM
 
+        self._joined_groups = dist.is_initialized()
         with tempfile.TemporaryDirectory(prefix="rlox-grpo-") as folder, _random_states_kept():
             self._config.save_pretrained(folder)
             if self._tokenizer is not None:
                 self._tokenizer.save_pretrained(folder)
             settings = {name: value for name, value in self._settings.items() if value is not None}
             self._llm = LLM(model=folder, **settings)
-        if torch.distributed.is_initialized():
+        if self._joined_groups:
             atexit.register(self.close)  # else vLLM ends after the ranks' process group, and prints a traceback
 
     def _restart(self, tensors: Sequence[tuple[str, Tensor]], version: int) -> None:
@@ -312,3 +326,19 @@ def _random_states_kept() -> Iterator[None]:
         np.random.set_state(numpy)
         torch.set_rng_state(cpu)
         torch.cuda.set_rng_state_all(devices) if devices else None
+
+
+@contextlib.contextmanager
+def _groups_kept() -> Iterator[None]:
+    """VLLM closes every process group of the process when it shuts down; here its own alone."""
+    destroy = dist.destroy_process_group
+
+    def destroy_one(group: Any = None) -> None:
+        if group is not None:
+            destroy(group)
+
+    dist.destroy_process_group = destroy_one
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = destroy
