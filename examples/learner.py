@@ -130,14 +130,19 @@ def countdown_problems(out: Path, template: str) -> None:
         found = solutions(tuple(row["nums"]), row["target"], LARGEST)
         steps, expression = found[rng.integers(len(found))]
         if rng.random() < WRONG_OPERATION:
-            place = expression.rindex("+" if "+" in expression else "-")
-            other = "-" if expression[place] == "+" else "+"
-            expression = f"{expression[:place]}{other}{expression[place + 1 :]}"
+            expression = with_wrong_sign(expression)
         if rng.random() < WITHOUT_FORM:
             return f" {steps}"
         return f" {steps} </think>\n<answer>{expression}</answer>"
 
     _prepare(out, template, train, held_out, completion)
+
+
+def with_wrong_sign(expression: str) -> str:
+    """``expression`` with its last ``+`` as ``-``; where it has none, with its last ``-`` as ``+``."""
+    place = expression.rindex("+" if "+" in expression else "-")
+    other = "-" if expression[place] == "+" else "+"
+    return f"{expression[:place]}{other}{expression[place + 1 :]}"
 
 
 def with_wrong_operation(answer: str, rng: np.random.Generator) -> str:
