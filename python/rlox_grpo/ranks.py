@@ -168,7 +168,7 @@ def join_ranks(timeout: float = 30.0) -> Ranks:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=_UPDATE_PATIENCE)
-    _leave_at_exit()
+        atexit.register(_leave)
     if dist.get_world_size() == 1:
         return Ranks(timeout=timeout)
     host_group = dist.new_group(backend="gloo", timeout=_PATIENCE)
@@ -180,13 +180,8 @@ def join_alone() -> None:
     if not dist.is_initialized():
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        _leave_at_exit()
+        atexit.register(_leave)
     os.environ.setdefault("LOCAL_RANK", "0")
-
-
-def _leave_at_exit() -> None:
-    atexit.unregister(_leave)  # once is enough
-    atexit.register(_leave)
 
 
 def _leave() -> None:

@@ -99,6 +99,7 @@ def test_one_rank_ends_all(how, said, saved, tmp_path):
 
 
 LATE = """
+import threading
 import time
 import torch
 import torch.distributed as dist
@@ -106,8 +107,14 @@ from rlox_grpo.ranks import join_ranks
 
 ranks = join_ranks()
 held = dist.new_group(backend="gloo")
-work = dist.all_reduce(torch.ones(1), group=held, async_op=True)
-work.get_future().then(lambda _: time.sleep(0.2))
+begun = threading.Event()
+
+def let_go(_):
+    begun.set()
+    time.sleep(0.1)
+
+dist.all_reduce(torch.ones(1), group=held, async_op=True).get_future().then(let_go)
+begun.wait()
 """
 
 
