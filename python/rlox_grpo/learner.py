@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -220,14 +220,12 @@ class Learner:
         self.weights_are_whole = True
         return updates
 
-    def profile(
-        self, parts: Sequence[Sequence[Batch]], updates: Sequence[UpdateStats], timings: Mapping[str, float]
-    ) -> dict[str, float]:
-        """``perf/*`` of the update; see :func:`rlox_grpo.profile.update_profile`."""
+    def profile(self, batches: Sequence[Batch], updates: Sequence[UpdateStats], seconds: float) -> dict[str, float]:
+        """``perf/*`` of an update that took so long; see :func:`rlox_grpo.profile.update_profile`."""
         return update_profile(
-            [batch for part in parts for batch in part],
+            batches,
             num_updates=self._config.updates_per_batch if updates else 0,
-            seconds=timings["update"],
+            seconds=seconds,
             shares_prompts=self._forward.shares_prompts,
             size=self._size,
             peak_flops=self._peak_flops,

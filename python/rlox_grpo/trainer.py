@@ -134,13 +134,15 @@ class GRPO:
         if self.sampler.measures_pass_rates:
             self.sampler.pass_rates.measure(rollout.groups)
         self.last_rollout = scored, advantages
-        timings = {stage: max(seconds) for stage, seconds in over_ranks(clock.timings(), self.ranks).items()}
+        mine, batches = clock.timings(), [batch for part in parts for batch in part]
+        measured = {**mine, **self.learner.profile(batches, updates, mine["update"]), **mismatch_metrics(batches)}
+        everywhere = over_ranks(measured, self.ranks)
+        timings = {stage: max(everywhere.pop(stage)) for stage in mine}
         metrics = step_metrics(rollout.groups, advantages, updates, timings)
         return {
             **metrics,
             **self.learner.kl_weight.finish(metrics, advantages.size),
-            **combined(over_ranks(self.learner.profile(parts, updates, timings), self.ranks)),
-            **combined(over_ranks(mismatch_metrics([batch for part in parts for batch in part]), self.ranks)),
+            **combined(everywhere),
             **rollout.metrics(),
             **staleness([scored.group for scored in rollout.groups], self.step - 1),
             **self.sampler.pass_rates.metrics(),
