@@ -42,6 +42,20 @@ def test_a_wrong_operation_is_carried_out_rightly_and_misses_the_answer(learner)
     assert np.mean(scores) < 0.02
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("3 + 9 - 1", "3 - 9 - 1"),
+        ("3 - 1 + 9", "3 - 1 - 9"),
+        ("20 - 7 - 2", "20 - 7 + 2"),
+        ("9 - ( 4 + 2 )", "9 - ( 4 - 2 )"),
+        ("9 - ( 4 - 2 ) </answer>", "9 - ( 4 + 2 ) </answer>"),
+    ],
+)
+def test_a_wrong_sign_keeps_the_numbers_and_their_order(learner, right, wrong):
+    assert learner.with_wrong_sign(right) == wrong
+
+
 def test_a_number_starts_out_alike_with_and_without_a_blank_before_it():
     tokenizer = build_tokenizer(["1 + 2"], 9)
     torch.manual_seed(0)
