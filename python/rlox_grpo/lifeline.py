@@ -188,7 +188,9 @@ class Lifeline:
 
 
 def _place_of_the_main_thread() -> str:
-    """Its innermost calls, the last first."""
+    """Its innermost call, and the innermost of this library's that led there."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    calls = traceback.extract_stack(frame)[-4:] if frame is not None else []
-    return ", from ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in reversed(calls))
+    calls = traceback.extract_stack(frame) if frame is not None else []
+    ours = [call for call in calls if Path(__file__).parent in Path(call.filename).parents]
+    shown = dict.fromkeys(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in calls[-1:] + ours[-1:])
+    return ", from ".join(shown)

@@ -1,13 +1,16 @@
 """The lifeline beside a store that no longer answers, as one beyond a broken network. Doubles: torch's would hang."""
 
 import json
+import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from rlox_grpo import lifeline as module
 from rlox_grpo.lifeline import Lifeline
+from rlox_grpo.ranks import Ranks
 
 
 class Store:
@@ -107,3 +110,26 @@ def test_a_rank_that_hangs_says_so_before_its_launcher_kills_it(asked, monkeypat
     said = capsys.readouterr().err
     assert ("rank 0 stops: rank 1 (there, process 5) has given no sign of life for" in said) == asked
     assert ("its main thread hangs in threading.py" in said) == asked
+
+
+def test_the_place_of_the_main_thread_is_what_it_waits_in_and_the_innermost_call_of_this_library():
+    waiting, ended, found = threading.Event(), threading.Event(), []
+
+    def gather_bytes(data):
+        waiting.set()
+        ended.wait(20.0)
+        return [data]
+
+    def read():
+        waiting.wait(20.0)
+        time.sleep(0.2)  # until it waits
+        found.append(module._place_of_the_main_thread())
+        ended.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    ranks = SimpleNamespace(size=2, gather_bytes=gather_bytes)
+    ranks.gather = lambda value: Ranks.gather(ranks, value)
+    assert Ranks.any(ranks, True)
+    reader.join()
+    assert re.fullmatch(r"threading\.py:\d+ wait, from ranks\.py:\d+ gather", found[0])
