@@ -244,8 +244,7 @@ class VLLMEngine:
                 self._tokenizer.save_pretrained(folder)
             settings = {name: value for name, value in self._settings.items() if value is not None}
             self._llm = LLM(model=folder, **settings)
-        if self._joined_groups:
-            atexit.register(self.close)  # else vLLM ends after the ranks' process group, and prints a traceback
+        atexit.register(self.close)  # else vLLM ends after the process groups that it is in, and prints a traceback
 
     def _restart(self, tensors: Sequence[tuple[str, Tensor]], version: int) -> None:
         self.close()
