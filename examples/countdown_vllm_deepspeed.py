@@ -6,13 +6,12 @@ ZeRO 2; ``zero_stage = 3`` in the run file, or ``--zero_stage 3`` here, shards t
 pip install "rlox-grpo[vllm,deepspeed]".
 """
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from learner import NUM_HELD_OUT, WRONG_OPERATION, run, with_wrong_sign
+from learner import WRONG_OPERATION, run, with_wrong_sign, write_problems
 from rlox_grpo import demo
 from rlox_grpo.tasks.countdown_examples import worked_example
 from rlox_grpo.tasks.countdown_tokenizer import build_tokenizer
@@ -24,18 +23,22 @@ TWO_RANKS = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--n
 
 def demo_problems(out: Path, _: str) -> None:
     """The demo's problems and a policy of the demo's kind, whose teacher is careless, written in ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
     train, held_out = demo.problems(seed=0)
-    for name, rows in (("train", train), ("held_out", held_out[:NUM_HELD_OUT])):
-        lines = [json.dumps(row) + "\n" for row in demo.prompts(rows, seed=0)]
-        (out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    write_problems(out, demo.prompts(train, seed=0), demo.prompts(held_out, seed=0))
 
     def draw(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
         examples = [worked_example(train[index], rng, demo.LARGEST) for index in rng.integers(len(train), size=count)]
         return [(prompt, careless(completion, rng)) for prompt, completion in examples]
 
-    tokenizer = build_tokenizer(demo.LARGEST)
-    warm_start(out / "policy", tokenizer, draw, seed=0, steps=240, rows=128, learning_rate=demo.WARM_START_RATE)
+    warm_start(
+        out / "policy",
+        build_tokenizer(demo.LARGEST),
+        draw,
+        seed=0,
+        steps=demo.WARM_START_STEPS,
+        rows=demo.WARM_START_ROWS,
+        learning_rate=demo.WARM_START_RATE,
+    )
 
 
 def careless(completion: str, rng: np.random.Generator) -> str:

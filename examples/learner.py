@@ -138,6 +138,13 @@ def countdown_problems(out: Path, template: str) -> None:
     _prepare(out, template, train, held_out, completion)
 
 
+def write_problems(out: Path, train: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]) -> None:
+    """Rows to train on and the first of those held out, as the run files name them, in ``out``."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in (("train", train), ("held_out", held_out[:NUM_HELD_OUT])):
+        (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
 def with_wrong_sign(expression: str) -> str:
     """``expression`` with its last ``+`` as ``-``; where it has none, with its last ``-`` as ``+``."""
     place = expression.rindex("+" if "+" in expression else "-")
@@ -165,9 +172,7 @@ def _prepare(
     held_out: Sequence[Mapping[str, Any]],
     completion: Completion,
 ) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("train", train), ("held_out", held_out[:NUM_HELD_OUT])):
-        (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_problems(out, train, held_out)
     tokenizer = build_tokenizer(_texts(train[:2000], template, completion), LARGEST)
 
     def draw(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:

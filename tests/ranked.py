@@ -26,6 +26,11 @@ HOW = os.environ.get("HOW", "")
 calls = 0
 
 
+def torchrun(ranks):
+    """A script on so many ranks of this machine: the command before its name."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+
+
 def tiny_policy(*, tied=False):
     torch.manual_seed(0)
     config = AutoConfig.for_model(

@@ -167,8 +167,7 @@ def join_ranks(timeout: float = 30.0) -> Ranks:
             )
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=_UPDATE_PATIENCE)
-        atexit.register(_leave)
+        _enter(timeout=_UPDATE_PATIENCE)
     if dist.get_world_size() == 1:
         return Ranks(timeout=timeout)
     host_group = dist.new_group(backend="gloo", timeout=_PATIENCE)
@@ -178,10 +177,13 @@ def join_ranks(timeout: float = 30.0) -> Ranks:
 def join_alone() -> None:
     """A process group of this process, without a port, unless it is in one already: DeepSpeed wants one."""
     if not dist.is_initialized():
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        atexit.register(_leave)
+        _enter(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     os.environ.setdefault("LOCAL_RANK", "0")
+
+
+def _enter(**how: Any) -> None:
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", **how)
+    atexit.register(_leave)
 
 
 def _leave() -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -26,9 +25,8 @@ def launch(ranks, *arguments, **environment):
 
 
 def run_ranks(ranks, script, *arguments, **environment):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     return subprocess.run(
-        [*command, str(script), *arguments],
+        [*ranked.torchrun(ranks), str(script), *arguments],
         capture_output=True,
         text=True,
         timeout=300,

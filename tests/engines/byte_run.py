@@ -15,19 +15,19 @@ from byte_model import PROMPTS, share_of_low_bytes, training
 from rlox_grpo import GRPO
 
 
-def break_sync(engine, version):
+def break_sync(engine, broken):
     load, reload = engine.load_weights, engine._reload
 
     def reload_with_a_wrong_shape(tensors):
         engine._reload = reload  # the next one is right
         reload([(name, tensor[:1]) if name.endswith("o_proj.weight") else (name, tensor) for name, tensor in tensors])
 
-    def load_weights(weights, version_to_load):
-        if version_to_load == version:
+    def load_weights(weights, version):
+        if version == broken:
             engine._reload = reload_with_a_wrong_shape
-        load(weights, version_to_load)
+        load(weights, version)
 
-    engine.load_weights = lambda weights, version: load_weights(weights, version)
+    engine.load_weights = load_weights
 
 
 if __name__ == "__main__":

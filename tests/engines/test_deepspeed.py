@@ -51,9 +51,8 @@ RUNS = {
 
 def launched(ranks, *arguments, **environment):
     """Train by ``tests/ranked.py`` on so many ranks, one run after another in the same processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     return subprocess.run(
-        [*(command if ranks > 1 else [sys.executable]), str(TESTS / "ranked.py"), *map(str, arguments)],
+        [*(ranked.torchrun(ranks) if ranks > 1 else [sys.executable]), str(TESTS / "ranked.py"), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=500,

@@ -23,6 +23,7 @@ import pytest
 from byte_model import SERVED, greedy, prompt, training
 from safetensors.torch import load_file
 
+from ranked import torchrun
 from rlox_grpo.checkpoint import checkpoints
 from rlox_grpo.engines.vllm_server import VLLMServerEngine
 from rlox_grpo.engines.weight_sync import policy_weights
@@ -110,8 +111,8 @@ class Training:
             rank_timeout=20.0,
             output_dir=str(folder),
         )
-        self._command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        self._command += [str(Path(__file__).with_name("byte_run.py")), str(launcher.model), json.dumps(options)]
+        script = str(Path(__file__).with_name("byte_run.py"))
+        self._command = [*torchrun(2), script, str(launcher.model), json.dumps(options)]
 
     def start(self) -> None:
         self._starts += 1

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,12 @@ import pytest
 import torch
 from byte_model import PROMPTS, SIZES, log_probs, prompt, share_of_low_bytes, training
 
+from ranked import torchrun
 from rlox_grpo import GRPO
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-TORCHRUN += [str(Path(__file__).with_name("byte_run.py"))]
+ON_TWO_RANKS = [*torchrun(2), str(Path(__file__).with_name("byte_run.py"))]
 
 
 def options(**changes):
@@ -115,7 +114,7 @@ def test_a_sync_that_fails_on_one_rank_starts_vllm_again_on_all(make_tiny_model,
     byte_tokenizer.save_pretrained(tmp_path / "model")
     changes = {"updater": "deepspeed", "zero_stage": 2, "max_steps": 4, "rank_timeout": 30.0}
     trained = subprocess.run(
-        [*TORCHRUN, str(tmp_path / "model"), json.dumps(options(output_dir=str(tmp_path / "run"), **changes))],
+        [*ON_TWO_RANKS, str(tmp_path / "model"), json.dumps(options(output_dir=str(tmp_path / "run"), **changes))],
         capture_output=True,
         text=True,
         timeout=500,
@@ -136,7 +135,7 @@ def test_an_adapter_in_shards_reaches_the_engine_merged_and_whole(make_tiny_mode
     byte_tokenizer.save_pretrained(tmp_path / "model")
     changes = {"updater": "deepspeed", "zero_stage": 3, "lora_rank": 4, "learning_rate": 0.03, "max_steps": 4}
     trained = subprocess.run(
-        [*TORCHRUN, str(tmp_path / "model"), json.dumps(options(output_dir=str(tmp_path / "run"), **changes))],
+        [*ON_TWO_RANKS, str(tmp_path / "model"), json.dumps(options(output_dir=str(tmp_path / "run"), **changes))],
         capture_output=True,
         text=True,
         timeout=500,
