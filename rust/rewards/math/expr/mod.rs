@@ -8,9 +8,11 @@
 mod apply;
 mod build;
 mod evaluate;
+mod exact;
 mod factor;
 mod function;
 pub mod identity;
+pub mod order;
 mod points;
 mod radical;
 mod residues;
@@ -62,6 +64,9 @@ pub enum Kind {
     /// `Σ` or `Π` of the body over the bound letter, where a bound has letters.
     Range(Range),
 }
+
+/// An expression with its arena.
+pub type Part<'e> = (&'e Exprs, Id);
 
 /// A sum or product that is written out where its bounds have values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

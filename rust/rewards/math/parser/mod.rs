@@ -2,7 +2,8 @@
 //!
 //! From the outside in: [`statement`] (lists, relations), [`expression`] (sets, ratios, sums), [`product`], [`power`],
 //! [`primary`] (numbers, roots, named sets), [`name`] (letters), [`function`], [`bracket`] (everything in brackets),
-//! [`suffix`] and [`measure`] (what stands behind a value: degrees, bases, money, units), [`prose`] (words).
+//! [`suffix`] and [`measure`] (what stands behind a value: degrees, bases, money, units), [`time`] (times of day), [`prose`]
+//! (words).
 
 mod bracket;
 mod expression;
@@ -15,6 +16,7 @@ mod product;
 mod prose;
 mod statement;
 mod suffix;
+mod time;
 
 use super::super::Status;
 use super::ast::{Ast, Node, NodeId};
