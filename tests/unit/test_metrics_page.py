@@ -57,6 +57,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, byte
             group_size=2,
             prompts_per_step=3,
             max_new_tokens=5,
+            stop=tuple("abcdefghijklmnopqrstuvwxyz"),  # some completions end before the limit
             max_steps=2,
             eval_steps=2,
             checkpoint_steps=0,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md",)
+PAGES = ("README.md", "docs/rewards.md", "docs/training.md")
 BLOCK = re.compile(r"^( *)```python *\n(.*?)^\1``` *$", re.MULTILINE | re.DOTALL)
 
 # The pages name real models and sizes. A folder of the model's name holds a tiny one, and sizes are cut.
@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-SIZES_MODULE = """
+SMALLER = """
 import rlox_grpo
 from rlox_grpo.trainer import GRPO
 
@@ -34,7 +34,7 @@ def small(model, *given, **options):
 
 rlox_grpo.GRPO = small
 """
-"""Runs before the page's program. A module that the page passes itself keeps the page's sizes."""
+"""Runs before the pages' programs. A module that the page passes itself keeps the page's sizes."""
 
 
 def runnable(text: str) -> str:
@@ -68,20 +68,23 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, b
     return folder
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_page_runs(page: str, tmp_path: Path, tiny_model: Path) -> None:
-    program = runnable((ROOT / page).read_text(encoding="utf-8"))
-    assert program.strip(), f"{page} shows no Python that runs"
+def test_the_pages_run(tmp_path: Path, tiny_model: Path) -> None:
+    """In one process: most of the time goes to importing torch and transformers."""
     (tmp_path / MODEL).parent.mkdir()
     (tmp_path / MODEL).symlink_to(tiny_model)
     rows = [{"question": f"{number} + {number}?", "answer": str(2 * number)} for number in range(4)]
     for name in ("train", "held_out"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (tmp_path / "sizes.py").write_text(SIZES_MODULE, encoding="utf-8")
-    script = tmp_path / Path(page).name.replace(".md", ".py")
-    script.write_text("import sizes;" + program, encoding="utf-8")  # on the first line, where no page has code
+    scripts = []
+    for page in PAGES:
+        program = runnable((ROOT / page).read_text(encoding="utf-8"))
+        assert program.strip(), f"{page} shows no Python that runs"
+        scripts.append(Path(page).name.replace(".md", ".py"))
+        (tmp_path / scripts[-1]).write_text(program, encoding="utf-8")
+    runs = "".join(f"runpy.run_path({script!r}, run_name='__main__')\n" for script in scripts)
+    (tmp_path / "every_page.py").write_text(f"import runpy\n{SMALLER}\n{runs}", encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, "every_page.py"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
