@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from learner import WRONG_OPERATION, run, with_wrong_sign, write_problems
-from rlox_grpo import demo
-from rlox_grpo.tasks.countdown_examples import worked_example
-from rlox_grpo.tasks.countdown_tokenizer import build_tokenizer
-from rlox_grpo.tasks.warm_start import warm_start
+from rlox_grpo.demo import run as demo
+from rlox_grpo.demo.examples import worked_example
+from rlox_grpo.demo.tokenizer import build_tokenizer
+from rlox_grpo.demo.warm_start import warm_start
 
 TWO_RANKS = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 """The torchrun command."""

@@ -24,15 +24,15 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from problems.closed_vocabulary import build_tokenizer
+from problems.word_problems import generate_problems
 from rlox_grpo import cli
-from rlox_grpo.prompt_templates import apply_template
-from rlox_grpo.prompts import load_prompts
-from rlox_grpo.run_file import read_run_file
-from rlox_grpo.tasks import countdown, gsm8k
-from rlox_grpo.tasks.closed_vocabulary import build_tokenizer
-from rlox_grpo.tasks.countdown_examples import solutions
-from rlox_grpo.tasks.warm_start import warm_start
-from rlox_grpo.tasks.word_problems import generate_problems
+from rlox_grpo.config.run_file import read_run_file
+from rlox_grpo.demo.examples import solutions
+from rlox_grpo.demo.warm_start import warm_start
+from rlox_grpo.prompts.load import load_prompts
+from rlox_grpo.prompts.tasks import countdown, gsm8k
+from rlox_grpo.prompts.templates import apply_template
 
 WRONG_OPERATION, WITHOUT_FORM = 0.5, 0.3
 """Shares of the supervised examples; the first only counts examples in which a wrong operation is possible."""

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo import _native
-from rlox_grpo.ragged import integers
+from rlox_grpo.batch.ragged import integers
 
 if TYPE_CHECKING:
-    from rlox_grpo.config import GRPOConfig
+    from rlox_grpo.config.schema import GRPOConfig
 
 Scaling = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out"]
