@@ -19,7 +19,7 @@ import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from rlox_grpo.engines.hf_engine import HFEngine
+from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import Prompt, Sampling
 
 END = 1

@@ -96,7 +96,7 @@ def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
 def rlox_grpo(shape: Shape, **options: Any) -> Callable[[], Any]:
     """This library, through its public face."""
     from rlox_grpo import GRPO
-    from rlox_grpo.prompts import load_prompts
+    from rlox_grpo.prompts.load import load_prompts
 
     tokenizer = make_tokenizer(shape.vocabulary)
     trainer = GRPO(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import rlox
-from rlox_grpo import oracle
+from oracle import kernels as oracle
 from rlox_grpo.advantages import group_advantages
 from rlox_grpo.batch import pack, pad, share_prefixes
 

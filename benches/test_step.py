@@ -32,7 +32,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 import step_systems
 from rlox_grpo import GRPO
-from rlox_grpo.prompts import load_prompts
+from rlox_grpo.prompts.load import load_prompts
 from step_systems import Shape
 
 SMALL = Shape(prompt=200, new=64, group=8, prompts=4, vocabulary=8192)

@@ -34,7 +34,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rlox_grpo.forward import make_forward
+from rlox_grpo.model.forward import make_forward
 from rlox_grpo.types import Batch
 from step_systems import forget_peak, peak_resident_mib, resident_mib
 

@@ -26,13 +26,13 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 from learner import word_problems  # noqa: E402 - it lies in another folder
 from rlox_grpo import GRPO, GRPOConfig  # noqa: E402
-from rlox_grpo.batch import microbatches  # noqa: E402
-from rlox_grpo.evaluation import evaluate  # noqa: E402
-from rlox_grpo.forward import make_forward  # noqa: E402
-from rlox_grpo.loading import load_policy  # noqa: E402
-from rlox_grpo.prompts import load_prompts  # noqa: E402
+from rlox_grpo.batch.build import microbatches  # noqa: E402
+from rlox_grpo.model.forward import make_forward  # noqa: E402
+from rlox_grpo.model.load import load_policy  # noqa: E402
+from rlox_grpo.prompts.load import load_prompts  # noqa: E402
+from rlox_grpo.prompts.tasks import gsm8k  # noqa: E402
 from rlox_grpo.rewards import published  # noqa: E402
-from rlox_grpo.tasks import gsm8k  # noqa: E402
+from rlox_grpo.run.evaluation import evaluate  # noqa: E402
 from rlox_grpo.types import Sampling, ScoredGroup  # noqa: E402
 
 PRESETS = ("grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo", "nano_aha", "rl_from_scratch")

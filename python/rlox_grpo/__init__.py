@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from rlox_grpo._native import __version__
 
 if TYPE_CHECKING:
-    from rlox_grpo.config import GRPOConfig
+    from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.trainer import GRPO
 
-_HOMES = {"GRPO": "rlox_grpo.trainer", "GRPOConfig": "rlox_grpo.config"}
+_HOMES = {"GRPO": "rlox_grpo.trainer", "GRPOConfig": "rlox_grpo.config.schema"}
 
 __all__ = ["GRPO", "GRPOConfig", "__version__"]
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo import _native
-from rlox_grpo.ragged import integers
+from rlox_grpo.batch.ragged import integers
 
 if TYPE_CHECKING:
-    from rlox_grpo.config import GRPOConfig
+    from rlox_grpo.config.schema import GRPOConfig
 
 Scaling = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out"]
@@ -150,7 +150,8 @@ def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:
 
     Raises:
         TypeError: Arguments of another type or shape.
-        ValueError: A negative length, or lengths of another number.
+        ValueError: A negative length, lengths of another number, or a sum of lengths that cannot be addressed.
+        MemoryError: The result does not fit in memory.
     """
     return _native.broadcast_advantages(_floats(advantages, "advantages"), integers(lengths, "lengths", 1))
 

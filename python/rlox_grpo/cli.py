@@ -101,13 +101,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.demo import run_demo
+    from rlox_grpo.demo.run import run_demo
 
     run_demo(Path(arguments.out), seed=arguments.seed)
 
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.run_file import load_data, make_rewards, read_run_file
+    from rlox_grpo.config.run_file import load_data, read_run_file
+    from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.trainer import GRPO
 
     origin, config = read_run_file(arguments.file, parse_overrides(rest))
@@ -119,7 +120,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.run_file import make_rewards
+    from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.trainer import GRPO
 
     trainer = GRPO(
@@ -135,8 +136,8 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.reference_client import read_token
-    from rlox_grpo.reference_server import serve
+    from rlox_grpo.reference.client import read_token
+    from rlox_grpo.reference.server import serve
 
     token = read_token(arguments.token_file)
     serve(
@@ -150,7 +151,7 @@ def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None
 
 
 def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.serve import serve
+    from rlox_grpo.rollout.engines.vllm.serve import serve
 
     serve(
         arguments.model,
@@ -169,15 +170,15 @@ def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.report import write_report
+    from rlox_grpo.run.report import write_report
 
     print(write_report(Path(arguments.run_dir)))
 
 
 def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.config import ConfigError, nearest
-    from rlox_grpo.presets import PRESETS
-    from rlox_grpo.presets.page import describe_preset, presets_page
+    from rlox_grpo.config.presets import PRESETS
+    from rlox_grpo.config.presets.page import describe_preset, presets_page
+    from rlox_grpo.errors import ConfigError, nearest
 
     if arguments.name is not None and arguments.name not in PRESETS:
         raise ConfigError(f"unknown preset {arguments.name!r}{nearest(arguments.name, list(PRESETS))}")
@@ -196,7 +197,8 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a word that is not ``--key``, or a key without a value.
     """
-    from rlox_grpo.config import ConfigError, parse_toml
+    from rlox_grpo.config.schema import parse_toml
+    from rlox_grpo.errors import ConfigError
 
     overrides: dict[str, Any] = {}
     remaining = list(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 
 
@@ -31,3 +32,13 @@ class RankError(RuntimeError):
 
 class ReferenceServerError(RuntimeError):
     """A reference server that does not answer, refuses, or serves another model; the message names it."""
+
+
+class ConfigError(ValueError):
+    """A name or value in the configuration that cannot be meant; the message says which and what would do."""
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """``: did you mean 'x'?`` when something known is near, else ``; known: …``."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f": did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"

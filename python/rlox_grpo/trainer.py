@@ -12,27 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from rlox_grpo.checkpoint import export_model
-from rlox_grpo.config import ConfigError, GRPOConfig
-from rlox_grpo.engines import make_engine
-from rlox_grpo.engines.weight_sync import policy_weights
-from rlox_grpo.evaluation import evaluate
-from rlox_grpo.exchange import exchange_scores
-from rlox_grpo.importance import mismatch_metrics
-from rlox_grpo.interrupt import stop_on_signal
-from rlox_grpo.learner import Learner
-from rlox_grpo.loading import load_policy
-from rlox_grpo.metrics import combined, over_ranks, step_metrics
-from rlox_grpo.overlap import Pending, staleness
-from rlox_grpo.prompts import PromptDraws, PromptsLike, fingerprint, load_prompts, refuse_too_long
-from rlox_grpo.ranks import join_ranks
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.distributed.ranks import join_ranks
+from rlox_grpo.distributed.signals import stop_on_signal
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.loss.importance import mismatch_metrics
+from rlox_grpo.model.load import load_policy
+from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint, load_prompts, refuse_too_long
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
+from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.workers import closing_workers
-from rlox_grpo.rollout import Rollout, refilled
-from rlox_grpo.run import Run
-from rlox_grpo.sampler import Sampler, derived_seed
-from rlox_grpo.stage_clock import StageClock
+from rlox_grpo.rollout.async_generation import Pending, staleness
+from rlox_grpo.rollout.engines import make_engine
+from rlox_grpo.rollout.engines.weight_sync import policy_weights
+from rlox_grpo.rollout.exchange import exchange_scores
+from rlox_grpo.rollout.generate import Rollout, refilled
+from rlox_grpo.rollout.sampler import Sampler, derived_seed
+from rlox_grpo.run.checkpoint import export_model
+from rlox_grpo.run.evaluation import evaluate
+from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
+from rlox_grpo.run.run import Progress, Run
+from rlox_grpo.run.timer import StageClock
 from rlox_grpo.types import Prompt, ScoredGroup
+from rlox_grpo.update.learner import Learner
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,12 +89,14 @@ class GRPO:
         self._max_length = self.engine.max_length
         self.origin: Mapping[str, Any] = {}
         """What started the run beside its configuration (model, data, rewards); it leads the run's config.toml."""
-        self.step = 0
-        """Steps taken since the weights were loaded, resumed ones included."""
-        self.draws = 0
-        """Turns of prompts that have passed, likewise; see :class:`rlox_grpo.prompts.PromptDraws`."""
+        self.progress = Progress()
         self._total_steps = 1
         self._engine_step: int | None = None  # whose weights the engine was given
+
+    @property
+    def step(self) -> int:
+        """Training steps taken since the weights were loaded, those before a resume included."""
+        return self.progress.step
 
     def train_step(
         self, prompts_of: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
@@ -128,7 +132,7 @@ class GRPO:
             parts = self.learner.with_log_probs(parts)
         with clock("update"):
             updates = self.learner.update(parts, scored, self.step, self._total_steps)
-        self.step += 1
+        self.progress.step += 1
         self.sampler.done()
         self.learner.refresh_reference(self.step)
         if self.sampler.measures_pass_rates:
@@ -154,7 +158,7 @@ class GRPO:
         """Train on ``prompts``, continuing what ``output_dir`` holds.
 
         Args:
-            prompts: see :func:`rlox_grpo.prompts.load_prompts`.
+            prompts: see :func:`rlox_grpo.prompts.load.load_prompts`.
             n_epochs: times that every prompt is drawn; ``max_steps`` overrides it.
             eval_prompts: held-out prompts, evaluated every ``eval_steps`` and at the end.
 
@@ -177,7 +181,17 @@ class GRPO:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
         per_step = min(self.config.prompts_per_step, len(train_prompts))
         reference = None if self.learner.reference is None else self.learner.reference.fingerprint
-        run = Run(self, data={"prompts": fingerprint(train_prompts), "frozen reference": reference})
+        run = Run(
+            self.config,
+            self.policy,
+            self.learner,
+            self.sampler,
+            self.ranks,
+            self.progress,
+            rewards=[function_name(reward_fn) for reward_fn in self.reward_fns],
+            data={"prompts": fingerprint(train_prompts), "frozen reference": reference},
+            origin=self.origin,
+        )
         last_draw = run.start_draw + n_epochs * len(train_prompts)
         if self.config.max_steps is not None:
             last_draw = run.start_draw + self.config.max_steps * per_step
@@ -185,7 +199,7 @@ class GRPO:
         if self.step == self._total_steps:
             logger.info("%s is complete: all %d steps are done", self.config.output_dir, self.step)
             return _with_short_names(run.last_metrics)
-        draws = PromptDraws(train_prompts, self.config.seed, self.draws, self.sampler.chance)
+        draws = PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         self.sampler.ahead.restore(
             run.batches_under_way,
             train_prompts,
@@ -196,7 +210,7 @@ class GRPO:
         def prompts_of(step: int) -> list[Prompt]:
             left = last_draw - run.start_draw - (step - run.start_step) * per_step  # but for refills
             taken = draws.take(max(0, min(per_step, left)))
-            self.draws = draws.draws
+            self.progress.draws = draws.draws
             return taken
 
         with run.recording(self._total_steps), closing_workers(self.reward_fns), stop_on_signal() as stop:
@@ -204,7 +218,7 @@ class GRPO:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
             while self.step < self._total_steps and not self.ranks.any(bool(stop)):
                 metrics = self.train_step(prompts_of, draws.take)
-                self.draws = draws.draws
+                self.progress.draws = draws.draws
                 if held_out is not None and self._evaluation_is_due():
                     evaluation, groups = self._evaluate_held_out(held_out)
                     run.record_evaluation(evaluation, groups)
@@ -219,7 +233,7 @@ class GRPO:
         return _with_short_names(run.last_metrics)
 
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
-        """Accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.evaluation.evaluate`.
+        """Accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
 
         Args:
             prompts: held-out prompts, in any form that ``train`` takes.

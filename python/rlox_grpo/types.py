@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlox_grpo.distribution_kl import TokenDistributions
-
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 FinishReason = Literal["stop", "length"]
@@ -107,6 +105,36 @@ class ScoredGroup:
 
 
 @dataclass(frozen=True, eq=False)
+class OutputHead:
+    """The last layer of a language model: logits = cap(scale · (hidden @ weightᵀ + bias)).
+
+    Attributes:
+        weight: ``[V, H]``, tied to the embedding or not.
+        bias: ``[V]`` or None.
+        scale: multiplies the logits (Cohere's ``logit_scale``, the inverse of Granite's ``logits_scaling``).
+        softcap: logits become softcap · tanh(logits / softcap) (Gemma 2's ``final_logit_softcapping``).
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TokenDistributions:
+    """What the distributions of M tokens are made of.
+
+    Attributes:
+        hidden: ``[M, H]`` final hidden states, or ``[M, V]`` logits where there is no head.
+        head: the output layer, or None.
+    """
+
+    hidden: Tensor
+    head: OutputHead | None
+
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Rows of one micro-batch: prompt then completion, padded on the right.
 
@@ -128,7 +156,7 @@ class Batch:
         old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]`` where they are known.
         policy_mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them. It enters no
             denominator.
-        importance_weights: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.importance`.
+        importance_weights: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.loss.importance`.
         ref_distributions: the reference's, of the tokens under ``loss_mask`` in row order, for ``kl_estimator="full"``.
     """
 

@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlox_grpo.cli import main
-from rlox_grpo.tasks.countdown_tokenizer import build_tokenizer
+from rlox_grpo.demo.tokenizer import build_tokenizer
 
 
 @pytest.fixture

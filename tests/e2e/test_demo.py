@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlox_grpo import demo
+from rlox_grpo.demo import run as demo
+from rlox_grpo.demo.examples import prompt_text, solutions, worked_example
+from rlox_grpo.demo.tokenizer import build_tokenizer
 from rlox_grpo.rewards import Countdown, TagFormat
-from rlox_grpo.tasks.countdown_examples import prompt_text, solutions, worked_example
-from rlox_grpo.tasks.countdown_tokenizer import build_tokenizer
 
 SHORT = (
-    "from pathlib import Path; from rlox_grpo.demo import run_demo; "
+    "from pathlib import Path; from rlox_grpo.demo.run import run_demo; "
     "run_demo(Path({out!r}), seed=1, warm_start_steps=8, settings=dict(max_steps=6, group_size=4, prompts_per_step=4, "
     "checkpoint_steps=2, eval_steps=0, eval_samples=1, learning_rate=1e-3))"
 )

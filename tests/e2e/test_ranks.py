@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 import ranked
-from rlox_grpo.run_files import read_jsonl
+from rlox_grpo.run.files import read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +101,7 @@ import threading
 import time
 import torch
 import torch.distributed as dist
-from rlox_grpo.ranks import join_ranks
+from rlox_grpo.distributed.ranks import join_ranks
 
 ranks = join_ranks()
 held = dist.new_group(backend="gloo")

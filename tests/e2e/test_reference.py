@@ -14,11 +14,12 @@ import torch
 
 import ranked
 from rlox_grpo import GRPO
-from rlox_grpo.config import ConfigError, GRPOConfig
-from rlox_grpo.errors import ReferenceServerError
-from rlox_grpo.forward import make_forward
-from rlox_grpo.reference import ServerAddress, make_reference
-from rlox_grpo.reference_client import TOKEN_VARIABLE, connect
+from rlox_grpo.config import GRPOConfig
+from rlox_grpo.errors import ConfigError, ReferenceServerError
+from rlox_grpo.model.forward import make_forward
+from rlox_grpo.reference.client import TOKEN_VARIABLE, connect
+from rlox_grpo.reference.local import make_reference
+from rlox_grpo.reference.protocol import ServerAddress
 
 BUDGET = ("--token-budget", "60")
 TOKEN = "a-token-of-the-test"
@@ -136,7 +137,7 @@ def test_a_run_against_a_served_reference_is_that_against_a_frozen_one(served, t
 def test_several_clients_at_once_get_their_own_answers(served, token_file, monkeypatch):
     url, _ = served
     model = ranked.tiny_policy()
-    from rlox_grpo.forward import _trial_batch
+    from rlox_grpo.model.forward import _trial_batch
 
     batch = _trial_batch(torch.device("cpu"), ranked.VOCABULARY)
     expected = {t: make_forward(model, temperature=t)(batch)[0].detach() for t in (1.0, 0.5)}
@@ -201,7 +202,7 @@ def test_bad_requests_are_answered_in_words(served, method, path, body, headers,
 
 
 def test_ids_beyond_the_model_are_refused_by_name(served, token_file):
-    from rlox_grpo.forward import _trial_batch
+    from rlox_grpo.model.forward import _trial_batch
 
     reference = connect(ServerAddress(served[0], token_file))
     with pytest.raises(ReferenceServerError, match="HTTP 400: input_ids or vocabulary go beyond the model's 61 ids"):

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from rlox_grpo import GRPO, GRPOConfig
-from rlox_grpo.config import ConfigError
-from rlox_grpo.errors import CheckpointError, NonFiniteError
+from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
 from rlox_grpo.rewards import GSM8KAnswer, RewardError
 from toy import PROMPTS, TARGET, ToyLM, options, share_of_target
 
@@ -151,7 +150,9 @@ def test_groups_without_spread_are_replaced_by_other_prompts():
     assert metrics["rollout/groups_chosen"] == 4
     assert metrics["rollout/groups"] > 4
     assert metrics["rollout/refills"] >= 1
-    assert trainer.draws == sum(map(len, seen))  # every prompt that was sampled was drawn, and none twice an epoch
+    assert trainer.progress.draws == sum(
+        map(len, seen)
+    )  # every prompt that was sampled was drawn, and none twice an epoch
     drawn = [prompt for call in seen for prompt in call]
     for epoch in range(len(drawn) // 8):
         assert sorted(drawn[8 * epoch : 8 * epoch + 8]) == sorted(PROMPTS[:, 0].tolist())
@@ -193,7 +194,7 @@ def test_generation_ahead_is_exactly_so_stale_and_learns(steps):
     assert [step["rollout/staleness_max"] for step in seen] == [min(step, steps) for step in range(40)]
     assert metrics["mean_reward"] > 0.5
     assert len(trainer.sampler.ahead) == 0
-    assert trainer.draws == 40 * 4
+    assert trainer.progress.draws == 40 * 4
     again = GRPO(ToyLM(), share_of_target, **options(async_steps=steps, max_steps=40))
     again.train(PROMPTS)
     assert_equal(weights(trainer), weights(again))  # whatever the timing
@@ -290,7 +291,7 @@ def test_a_non_finite_loss_names_the_sample_and_saves_what_was_right(tmp_path):
 
 
 def test_a_checkpoint_that_cannot_be_written_is_tried_again(tmp_path, monkeypatch):
-    import rlox_grpo.run as run
+    import rlox_grpo.run.run as run
 
     real, failures = run.save_checkpoint, []
 
@@ -312,7 +313,7 @@ def test_a_disk_too_small_is_refused_before_any_work(tmp_path, monkeypatch):
     import shutil
 
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("rlox_grpo.run.shutil.disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr("rlox_grpo.run.run.shutil.disk_usage", lambda path: usage._replace(free=1000))
     calls = []
     trainer = GRPO(ToyLM(), lambda completions, prompts: calls.append(1), **options(output_dir=tmp_path))
     with pytest.raises(CheckpointError, match="free space or choose another output_dir"):

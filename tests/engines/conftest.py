@@ -13,8 +13,8 @@ import time
 import pytest
 from byte_model import SERVED
 
-from rlox_grpo.engines.server_guard import TOKEN_VARIABLE
-from rlox_grpo.engines.server_records import FOLDER_VARIABLE
+from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
+from rlox_grpo.rollout.engines.vllm.records import FOLDER_VARIABLE
 
 RESTARTS = int(os.environ.get("RLOX_GRPO_KILL_ROUNDS", "1"))
 """Of the server; test_vllm_server_kills.py uses them up."""

@@ -17,13 +17,13 @@ from byte_model import greedy, prompt
 from transformers import AutoModelForCausalLM
 
 import ranked
-from rlox_grpo.engines.server_guard import TOKEN_VARIABLE
-from rlox_grpo.engines.vllm_server import VLLMServerEngine
-from rlox_grpo.engines.weight_sync import policy_weights
 from rlox_grpo.errors import EngineError, ReferenceServerError
-from rlox_grpo.forward import _trial_batch, make_forward
-from rlox_grpo.reference import ServerAddress
-from rlox_grpo.reference_client import connect
+from rlox_grpo.model.forward import _trial_batch, make_forward
+from rlox_grpo.reference.client import connect
+from rlox_grpo.reference.protocol import ServerAddress
+from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
+from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
+from rlox_grpo.rollout.engines.weight_sync import policy_weights
 from rlox_grpo.types import Sampling
 
 TIMEOUT = 5.0

@@ -20,9 +20,9 @@ from hosts import two_hosts
 from safetensors.torch import load_file
 
 import ranked
-from rlox_grpo.engines.server_guard import TOKEN_VARIABLE as SERVER_TOKEN
-from rlox_grpo.engines.server_records import FOLDER_VARIABLE
-from rlox_grpo.reference_client import TOKEN_VARIABLE as REFERENCE_TOKEN
+from rlox_grpo.reference.client import TOKEN_VARIABLE as REFERENCE_TOKEN
+from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE as SERVER_TOKEN
+from rlox_grpo.rollout.engines.vllm.records import FOLDER_VARIABLE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.deepspeed, pytest.mark.filterwarnings("ignore")]
 

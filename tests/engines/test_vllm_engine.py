@@ -10,10 +10,10 @@ import pytest
 import torch
 from byte_model import END, SIZES, greedy, log_probs, prompt, shake
 
-from rlox_grpo.engines import GenerationEngine, make_engine
-from rlox_grpo.engines.vllm_engine import VLLMEngine, check_vllm_version
-from rlox_grpo.engines.weight_sync import WeightMismatchError, policy_weights
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines import GenerationEngine, make_engine
+from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine, check_vllm_version
+from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, policy_weights
 from rlox_grpo.types import Sampling
 
 # What vLLM and the libraries below it warn of when they are imported is theirs.
@@ -316,8 +316,9 @@ def test_versions(monkeypatch, caplog):
 
 
 def test_a_plain_module_is_refused():
-    from rlox_grpo.config import ConfigError, GRPOConfig
-    from rlox_grpo.loading import Policy
+    from rlox_grpo.config import GRPOConfig
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.model.load import Policy
 
     policy = Policy(torch.nn.Linear(2, 2), None, (), None, None)
     with pytest.raises(ConfigError, match="engine='vllm' needs a transformers model, got Linear"):

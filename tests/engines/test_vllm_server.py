@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from byte_model import END, PROMPTS, SERVED, greedy, log_probs, prompt, shake, share_of_low_bytes, training
 
-from rlox_grpo.engines.server_connection import MARK, ServerConnection, Unavailable
-from rlox_grpo.engines.server_guard import TOKEN_VARIABLE
-from rlox_grpo.engines.server_records import find_record
-from rlox_grpo.engines.vllm_server import VLLMServerEngine
-from rlox_grpo.engines.weight_sync import WeightMismatchError, policy_weights
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
+from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
+from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, Unavailable
+from rlox_grpo.rollout.engines.vllm.records import find_record
+from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, policy_weights
 from rlox_grpo.types import Sampling
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -330,7 +330,7 @@ def test_the_control_plane_of_a_transfer_by_nccl(model):
     """What can be checked without a GPU: vLLM's engine sends our metadata over our connection, in its order."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
-    from rlox_grpo.engines.nccl_transfer import ControlPlane, PolicySource
+    from rlox_grpo.rollout.engines.vllm.nccl_transfer import ControlPlane, PolicySource
 
     sent = []
     source = PolicySource()

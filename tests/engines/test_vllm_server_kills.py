@@ -24,12 +24,12 @@ from byte_model import SERVED, greedy, prompt, training
 from safetensors.torch import load_file
 
 from ranked import torchrun
-from rlox_grpo.checkpoint import checkpoints
-from rlox_grpo.engines.vllm_server import VLLMServerEngine
-from rlox_grpo.engines.weight_sync import policy_weights
 from rlox_grpo.errors import EngineError
-from rlox_grpo.reference_client import TOKEN_VARIABLE
-from rlox_grpo.run_files import read_jsonl
+from rlox_grpo.reference.client import TOKEN_VARIABLE
+from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
+from rlox_grpo.rollout.engines.weight_sync import policy_weights
+from rlox_grpo.run.checkpoint import checkpoints
+from rlox_grpo.run.files import read_jsonl
 from rlox_grpo.types import Sampling
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

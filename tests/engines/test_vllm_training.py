@@ -175,11 +175,11 @@ def test_a_prompt_too_long_for_the_engine_is_refused_before_the_first_step(make_
 
 
 def test_the_demos_model_syncs_in_a_fifth_of_a_second(tmp_path):
-    from rlox_grpo.demo import LARGEST
-    from rlox_grpo.engines.vllm_engine import VLLMEngine
-    from rlox_grpo.engines.weight_sync import policy_weights
-    from rlox_grpo.tasks.countdown_tokenizer import build_tokenizer
-    from rlox_grpo.tasks.warm_start import new_model
+    from rlox_grpo.demo.run import LARGEST
+    from rlox_grpo.demo.tokenizer import build_tokenizer
+    from rlox_grpo.demo.warm_start import new_model
+    from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
+    from rlox_grpo.rollout.engines.weight_sync import policy_weights
 
     model = new_model(build_tokenizer(LARGEST))
     engine = VLLMEngine(model, max_rows=16)

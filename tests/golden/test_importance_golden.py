@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from rlox_grpo.batch import build_batch
-from rlox_grpo.importance import (
+from rlox_grpo.loss import grpo_loss
+from rlox_grpo.loss.importance import (
     correction_level,
     effective_sample_size,
     gap_shares,
     importance_weights,
     mismatch_metrics,
 )
-from rlox_grpo.loss import grpo_loss
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
 NAN = float("nan")

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 import torch
 
-from rlox_grpo.choices import LossAggregation
+from rlox_grpo.config.choices import LossAggregation
 from rlox_grpo.loss import aggregate, grpo_loss, kl_penalty
 from rlox_grpo.types import Batch
 

@@ -6,8 +6,8 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
-from rlox_grpo.kl import kl_penalty
-from rlox_grpo.policy_loss import policy_term, top_entropy_masks
+from rlox_grpo.loss.kl import kl_penalty
+from rlox_grpo.loss.policy import policy_term, top_entropy_masks
 
 TINY = 1e-12  # float64 sums of two or three numbers of size 1
 

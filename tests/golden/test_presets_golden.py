@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from rlox_grpo.advantages import make_advantages
-from rlox_grpo.batch import without_end_tokens
-from rlox_grpo.config import ConfigError, GRPOConfig
+from rlox_grpo.batch.build import without_end_tokens
+from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.presets.page import GROUPS
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss import make_loss
+from rlox_grpo.loss.kl_weight import kl_coef_at
 from rlox_grpo.presets import PRESETS
-from rlox_grpo.presets.page import GROUPS
-from rlox_grpo.schedules import kl_coef_at
 from rlox_grpo.types import Batch
 
 G, T = 4, 5

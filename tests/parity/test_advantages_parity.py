@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rlox_grpo import oracle
+from oracle import kernels as oracle
 from rlox_grpo.advantages import broadcast_advantages, group_advantages
 
 CHOICES = st.fixed_dictionaries(

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlox_grpo import _native, oracle
+from oracle import kernels as oracle
+from rlox_grpo import _native
 from rlox_grpo.batch import pack, pad, share_prefixes
 
 TOKEN = st.integers(-1, 2)

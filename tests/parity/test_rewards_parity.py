@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlox_grpo.rewards import Countdown, GSM8KAnswer, Overlong, Repetition, TagCount, TagFormat, oracle
+from oracle import rules as oracle
+from rlox_grpo.rewards import Countdown, GSM8KAnswer, Overlong, Repetition, TagCount, TagFormat
 
 # Pieces of which near-misses are made: whole matches need luck that random text does not have.
 PIECES = st.sampled_from(

@@ -13,10 +13,10 @@ import torch
 
 from rlox_grpo import GRPO
 from rlox_grpo.batch import microbatches
-from rlox_grpo.forward import make_forward
 from rlox_grpo.loss import grpo_loss
-from rlox_grpo.packed_attention import NAME as PACKED
-from rlox_grpo.reference import make_reference
+from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.packed_attention import NAME as PACKED
+from rlox_grpo.reference.local import make_reference
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update.torch_updater import TorchUpdater
 

@@ -506,7 +506,7 @@ def test_aggregations_are_verls(core_algos: Any, mode: str) -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+"])
 def test_kl_estimators_are_verls(core_algos: Any, estimator: str) -> None:
-    from rlox_grpo.kl import kl_penalty
+    from rlox_grpo.loss.kl import kl_penalty
 
     generator = torch.Generator().manual_seed(0)
     log_probs = torch.randn(5, 7, generator=generator, dtype=torch.float64).requires_grad_()
@@ -520,7 +520,7 @@ def test_kl_estimators_are_verls(core_algos: Any, estimator: str) -> None:
 
 
 def test_the_adaptive_controller_is_verls(core_algos: Any) -> None:
-    from rlox_grpo.schedules import adapted_kl_coef
+    from rlox_grpo.loss.kl_weight import adapted_kl_coef
 
     controller = core_algos.AdaptiveKLController(init_kl_coef=0.1, target_kl=0.05, horizon=1000)
     coef = 0.1

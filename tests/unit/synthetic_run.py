@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlox_grpo.metrics import step_metrics
-from rlox_grpo.run_files import write_completions
-from rlox_grpo.sinks import JsonlSink
+from rlox_grpo.run.files import write_completions
+from rlox_grpo.run.metrics import step_metrics
+from rlox_grpo.run.sinks import JsonlSink
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup, UpdateStats
 
 GROUP_SIZE = 8

@@ -27,7 +27,7 @@ import torch
 
 from rlox_grpo.adapters import open_instruct, openrlhf, verl
 from rlox_grpo.adapters.samples import columns_of, filled, score_samples
-from rlox_grpo.config import ConfigError
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards import Composite, Countdown, GSM8KAnswer, Overlong, RewardError, TagFormat
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "integrations.md"

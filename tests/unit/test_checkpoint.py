@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from rlox_grpo.checkpoint import (
+from rlox_grpo.errors import CheckpointError
+from rlox_grpo.run.checkpoint import (
     checkpoints,
     load_optimizer,
     load_random_states,
@@ -17,7 +18,6 @@ from rlox_grpo.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from rlox_grpo.errors import CheckpointError
 
 
 def tied_model():
@@ -70,7 +70,7 @@ def test_a_failed_write_leaves_nothing_and_says_what(tmp_path, monkeypatch):
     def full(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rlox_grpo.checkpoint.save_file", full)
+    monkeypatch.setattr("rlox_grpo.run.checkpoint.save_file", full)
     with pytest.raises(CheckpointError, match="step_000002: .*No space left"):
         save_checkpoint(tmp_path, 2, tied_model(), {}, {}, keep=2)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]

@@ -3,13 +3,14 @@
 import json
 
 import pytest
+from word_problems import generate_problems
 
 from rlox_grpo.cli import main, parse_overrides
-from rlox_grpo.config import ConfigError
-from rlox_grpo.prompt_templates import apply_template
-from rlox_grpo.run_file import load_data, make_rewards, read_run_file
-from rlox_grpo.tasks import countdown
-from rlox_grpo.tasks.word_problems import generate_problems
+from rlox_grpo.config.run_file import load_data, read_run_file
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.prompts.tasks import countdown
+from rlox_grpo.prompts.templates import apply_template
+from rlox_grpo.rewards.registry import make_rewards
 
 
 def test_overrides_are_toml_or_text():
@@ -180,7 +181,7 @@ def test_serve_without_vllm_names_the_extra(capsys, monkeypatch):
     ],
 )
 def test_serve_gives_a_tied_model_an_output_layer_of_its_own(model, expected, make_tiny_model, tmp_path):
-    from rlox_grpo.serve import _own_output_layer
+    from rlox_grpo.rollout.engines.vllm.serve import _own_output_layer
 
     make_tiny_model("qwen2", **model).save_pretrained(tmp_path)
     assert _own_output_layer(str(tmp_path)) == expected
@@ -189,7 +190,7 @@ def test_serve_gives_a_tied_model_an_output_layer_of_its_own(model, expected, ma
 def test_serve_refuses_a_port_that_is_taken(capsys, monkeypatch, tmp_path):
     import socket
 
-    from rlox_grpo import serve
+    from rlox_grpo.rollout.engines.vllm import serve
 
     monkeypatch.setattr(serve, "check_vllm_version", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:

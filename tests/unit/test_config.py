@@ -4,7 +4,8 @@ import pytest
 import tomllib
 from pydantic import ValidationError
 
-from rlox_grpo.config import ConfigError, GRPOConfig, read_toml
+from rlox_grpo.config.schema import GRPOConfig, read_toml
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.presets import PRESETS
 
 

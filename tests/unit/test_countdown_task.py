@@ -7,7 +7,8 @@ import datasets
 import numpy as np
 import pytest
 
-from rlox_grpo.tasks.countdown import (
+from rlox_grpo.demo.tokenizer import build_tokenizer, load_tokenizer
+from rlox_grpo.prompts.tasks.countdown import (
     chat_prompt,
     check_rows,
     every_problem,
@@ -16,7 +17,6 @@ from rlox_grpo.tasks.countdown import (
     split,
     worked_solution,
 )
-from rlox_grpo.tasks.countdown_tokenizer import build_tokenizer, load_tokenizer
 
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 

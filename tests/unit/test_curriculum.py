@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rlox_grpo.curriculum import PassRates
-from rlox_grpo.prompts import PromptDraws
+from rlox_grpo.prompts.curriculum import PassRates
+from rlox_grpo.prompts.load import PromptDraws
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
 

@@ -11,11 +11,11 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from rlox_grpo import GRPO
-from rlox_grpo.config import ConfigError, GRPOConfig
-from rlox_grpo.distribution_kl import TokenDistributions, distribution_kl
-from rlox_grpo.forward import make_forward
-from rlox_grpo.log_probs import OutputHead
-from rlox_grpo.types import Batch
+from rlox_grpo.config import GRPOConfig
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.full_kl import distribution_kl
+from rlox_grpo.types import Batch, OutputHead, TokenDistributions
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 M, H, V = 23, 8, 37

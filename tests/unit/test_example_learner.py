@@ -2,25 +2,31 @@
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from closed_vocabulary import build_tokenizer
+from word_problems import generate_problems
 
+from rlox_grpo.demo.warm_start import new_model, teach
+from rlox_grpo.prompts.tasks.gsm8k import final_number, reasoning
 from rlox_grpo.rewards import GSM8KAnswer
-from rlox_grpo.tasks.closed_vocabulary import build_tokenizer
-from rlox_grpo.tasks.gsm8k import final_number, reasoning
-from rlox_grpo.tasks.warm_start import new_model, teach
-from rlox_grpo.tasks.word_problems import generate_problems
 
 
 @pytest.fixture(scope="module")
 def learner():
-    file = Path(__file__).parents[2] / "examples" / "learner.py"
+    examples = Path(__file__).parents[2] / "examples"
+    file = examples / "learner.py"
     specification = importlib.util.spec_from_file_location("learner", file)
     module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    sys.path.insert(0, str(examples))  # as for a script that runs there
+    try:
+        specification.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(examples))
     return module
 
 

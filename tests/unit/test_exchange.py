@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from rlox_grpo.batch import microbatches, stand_in
-from rlox_grpo.config import ConfigError, GRPOConfig
-from rlox_grpo.exchange import exchange_scores, pack_groups, unpack_groups
-from rlox_grpo.ranks import LAUNCHER_VARIABLES, Ranks, join_ranks
+from rlox_grpo.batch.build import microbatches, stand_in
+from rlox_grpo.config import GRPOConfig
+from rlox_grpo.distributed.ranks import LAUNCHER_VARIABLES, Ranks, join_ranks
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.rollout.exchange import exchange_scores, pack_groups, unpack_groups
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
 

@@ -28,9 +28,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rlox_grpo import packed_attention
-from rlox_grpo.forward import make_forward, split_model
-from rlox_grpo.prefix_tree import prefix_tree
+from rlox_grpo.model import packed_attention
+from rlox_grpo.model.forward import make_forward, split_model
+from rlox_grpo.model.prefix_tree import prefix_tree
 from rlox_grpo.types import Batch
 
 VOCABULARY = 40

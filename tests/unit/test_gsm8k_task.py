@@ -3,12 +3,11 @@ import re
 
 import datasets
 import pytest
+from closed_vocabulary import build_tokenizer
+from word_problems import NAMES, TEMPLATES, THINGS, generate_problems
 
-from rlox_grpo.prompt_templates import apply_template
-from rlox_grpo.rewards import GSM8KAnswer, published
-from rlox_grpo.tasks import gsm8k
-from rlox_grpo.tasks.closed_vocabulary import build_tokenizer
-from rlox_grpo.tasks.gsm8k import (
+from rlox_grpo.prompts.tasks import gsm8k
+from rlox_grpo.prompts.tasks.gsm8k import (
     COMPLETIONS,
     check_rows,
     final_number,
@@ -18,7 +17,8 @@ from rlox_grpo.tasks.gsm8k import (
     split,
     worked_completion,
 )
-from rlox_grpo.tasks.word_problems import NAMES, TEMPLATES, THINGS, generate_problems
+from rlox_grpo.prompts.templates import apply_template
+from rlox_grpo.rewards import GSM8KAnswer, published
 
 CLIPS = {
     "question": "In April there were 48 clips and in May half as many. How many in all?",

@@ -6,8 +6,9 @@ import logging
 import pytest
 from synthetic_run import write_run
 
-from rlox_grpo import GRPO, guards
-from rlox_grpo.guards import GUARDS, History, Watch
+from rlox_grpo import GRPO
+from rlox_grpo.run import guards
+from rlox_grpo.run.guards import GUARDS, History, Watch
 from toy import PROMPTS, ToyLM, options
 
 STEPS = 60
@@ -138,7 +139,7 @@ def hopeless(completions, prompts):
 
 @pytest.mark.parametrize("on", [True, False])
 def test_a_run_warns_once_of_rewards_that_never_differ(on, caplog):
-    with caplog.at_level(logging.WARNING, logger="rlox_grpo.guards"):
+    with caplog.at_level(logging.WARNING, logger="rlox_grpo.run.guards"):
         GRPO(ToyLM(), hopeless, **options(max_steps=30, guards=on)).train(PROMPTS)
     assert len(caplog.messages) == int(on)
     assert all(message.startswith("constant_rewards: in 100% of the groups") for message in caplog.messages)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlox_grpo.engines import GenerationEngine, hf_engine
-from rlox_grpo.engines.hf_engine import HFEngine, NonFiniteLogitsError
+from rlox_grpo.rollout.engines import GenerationEngine
+from rlox_grpo.rollout.engines.hf import engine as hf_engine
+from rlox_grpo.rollout.engines.hf.engine import HFEngine, NonFiniteLogitsError
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 CACHED = ["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox"]

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlox_grpo import lifeline as module
-from rlox_grpo.lifeline import Lifeline
-from rlox_grpo.ranks import Ranks
+from rlox_grpo.distributed import heartbeat as module
+from rlox_grpo.distributed.heartbeat import Lifeline
+from rlox_grpo.distributed.ranks import Ranks
 
 
 class Store:

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from rlox_grpo import GRPO, GRPOConfig
-from rlox_grpo.loading import load_policy
+from rlox_grpo.demo.tokenizer import build_tokenizer
+from rlox_grpo.model.load import load_policy
 from rlox_grpo.rewards import TagFormat
-from rlox_grpo.tasks.countdown_tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer(20)
 SIZES = {

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from rlox_grpo.log_probs import OutputHead, tile_shape, token_log_probs
+from rlox_grpo.model.log_probs import tile_shape, token_log_probs
+from rlox_grpo.types import OutputHead
 
 M, H, V = 23, 8, 37
 

@@ -3,7 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from rlox_grpo.metrics import has_zero_std, repeated_share, step_metrics
+from rlox_grpo.groups import has_zero_std
+from rlox_grpo.run.metrics import repeated_share, step_metrics
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup, UpdateStats
 
 NAN = math.nan

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlox_grpo.overlap import Ahead, BackgroundEngine, Pending, joined_states, staleness
-from rlox_grpo.ranks import Ranks
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.rollout.async_generation import Ahead, BackgroundEngine, Pending, joined_states, staleness
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 PROMPTS = [Prompt(np.array([index + 1]), index) for index in range(6)]

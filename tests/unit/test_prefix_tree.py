@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlox_grpo.packed_row import packed_row
-from rlox_grpo.prefix_tree import prefix_tree
+from rlox_grpo.model.packed_row import packed_row
+from rlox_grpo.model.prefix_tree import prefix_tree
 from rlox_grpo.types import Batch
 
 

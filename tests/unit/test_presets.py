@@ -8,12 +8,13 @@ import torch
 
 from rlox_grpo import GRPO
 from rlox_grpo.cli import main
-from rlox_grpo.config import ConfigError, GRPOConfig
+from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.presets.page import describe_preset, presets_page
+from rlox_grpo.config.presets.preset import cited
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.presets import PRESETS
-from rlox_grpo.presets.page import describe_preset, presets_page
-from rlox_grpo.presets.preset import cited
-from rlox_grpo.prompt_templates import COUNTDOWN_PREFILL, TEMPLATES, apply_template
-from rlox_grpo.prompts import load_prompts
+from rlox_grpo.prompts.load import load_prompts
+from rlox_grpo.prompts.templates import COUNTDOWN_PREFILL, TEMPLATES, apply_template
 from toy import PROMPTS, ToyLM, share_of_target
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

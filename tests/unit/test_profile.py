@@ -8,8 +8,7 @@ import torch
 
 from rlox_grpo import GRPO
 from rlox_grpo.batch import microbatches
-from rlox_grpo.forward import make_forward
-from rlox_grpo.profile import (
+from rlox_grpo.model.flops import (
     ModelSize,
     UpdateWork,
     model_size,
@@ -19,6 +18,7 @@ from rlox_grpo.profile import (
     update_profile,
     update_work,
 )
+from rlox_grpo.model.forward import make_forward
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
 

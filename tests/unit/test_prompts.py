@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rlox_grpo.prompts import fingerprint, load_prompts, prompt_order, read_rows, refuse_too_long
+from rlox_grpo.prompts.load import fingerprint, load_prompts, prompt_order, read_rows, refuse_too_long
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 import pytest
 from synthetic_run import write_run
 
-from rlox_grpo.report import write_report
-from rlox_grpo.report.charts import Chart, _extremes, _running_mean, _ticks, draw
-from rlox_grpo.report.text import MAX_CHARACTERS, escape, model_text, number
+from rlox_grpo.run.report import write_report
+from rlox_grpo.run.report.charts import Chart, _extremes, _running_mean, _ticks, draw
+from rlox_grpo.run.report.text import MAX_CHARACTERS, escape, model_text, number
 
 VOID = {"meta", "link", "br", "img", "input"}
 HOSTILE = "</pre></style></script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&amp;"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oracle import rules as oracle
 from rlox_grpo import rewards
-from rlox_grpo.rewards import oracle
 
 FOLDER = Path(__file__).parents[1] / "reward_cases"
 MATH_ACCURACY = 0.98

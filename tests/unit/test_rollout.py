@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rlox_grpo.rollout import Rollout, generate, group_offsets, refilled, sample_of
+from rlox_grpo.groups import group_offsets, sample_of
+from rlox_grpo.rollout.generate import Rollout, generate, refilled
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup
 
 

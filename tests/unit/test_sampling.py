@@ -13,7 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rlox_grpo.engines.sampling import check_sampling, row_uniforms, sample_tokens
+from rlox_grpo.rollout.engines.sampling import check_sampling, row_uniforms, sample_tokens
 from rlox_grpo.types import Sampling
 
 

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from rlox_grpo.schedules import adapted_kl_coef, kl_coef_at, learning_rate_at
+from rlox_grpo.loss.kl_weight import adapted_kl_coef, kl_coef_at
+from rlox_grpo.update.learning_rate import learning_rate_at
 
 
 def test_warm_up_learns_from_the_first_step():

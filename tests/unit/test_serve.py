@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rlox_grpo.serve import _Server
+from rlox_grpo.rollout.engines.vllm.serve import _Server
 
 PROGRAM = """
 import socket, sys

@@ -8,8 +8,8 @@ import stat
 
 import pytest
 
-from rlox_grpo.engines.server_guard import LOADING, TOKEN_VARIABLE, TokenGuard
-from rlox_grpo.engines.server_records import (
+from rlox_grpo.rollout.engines.vllm.auth import LOADING, TOKEN_VARIABLE, TokenGuard
+from rlox_grpo.rollout.engines.vllm.records import (
     FOLDER_VARIABLE,
     ServerRecord,
     find_record,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rlox_grpo.console import ConsoleSink, duration
-from rlox_grpo.run_files import cut_after, read_jsonl, replace_file, write_completions
-from rlox_grpo.sinks import JsonlSink, MetricSink, Sinks, TensorBoardSink, TrackingSink, make_sinks
+from rlox_grpo.run.console import ConsoleSink, duration
+from rlox_grpo.run.files import cut_after, read_jsonl, replace_file, write_completions
+from rlox_grpo.run.sinks import JsonlSink, MetricSink, Sinks, TensorBoardSink, TrackingSink, make_sinks
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
 

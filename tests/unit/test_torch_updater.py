@@ -8,11 +8,11 @@ from torch import nn
 
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.forward import make_forward
 from rlox_grpo.loss import grpo_loss
+from rlox_grpo.model.forward import make_forward
 from rlox_grpo.types import Batch
-from rlox_grpo.update import make_updater
 from rlox_grpo.update.torch_updater import TorchUpdater
+from rlox_grpo.update.updaters import make_updater
 
 
 class Bigram(nn.Module):

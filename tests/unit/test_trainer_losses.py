@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rlox_grpo import GRPO
-from rlox_grpo.batch import build_batch, without_end_tokens
-from rlox_grpo.kl import sequence_kl
+from rlox_grpo.batch.build import build_batch, without_end_tokens
+from rlox_grpo.loss.kl import sequence_kl
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 from toy import PROMPTS, ToyLM, options, share_of_target
 

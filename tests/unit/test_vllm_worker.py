@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlox_grpo.engines.vllm_worker import HALF_LOADED, WeightReceiver
+from rlox_grpo.rollout.engines.vllm.worker import HALF_LOADED, WeightReceiver
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_other_weights_are_refused_before_the_reload(worker, tmp_path):
 def test_a_half_loaded_worker_ends(worker, tmp_path):
     program = f"""
 from types import SimpleNamespace
-from rlox_grpo.engines.vllm_worker import WeightReceiver
+from rlox_grpo.rollout.engines.vllm.worker import WeightReceiver
 
 def fail(weights_iterator):
     next(weights_iterator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlox_grpo.engines.weight_sync import (
+from rlox_grpo.rollout.engines.weight_sync import (
     WeightMismatchError,
     check_weights,
     expected_manifest,

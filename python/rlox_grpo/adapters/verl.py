@@ -131,7 +131,7 @@ def _rules(source: str, rule: Any, rules: Mapping[str, Any] | None) -> tuple[Rew
 
 @lru_cache(maxsize=256)
 def _made(tables: str) -> tuple[RewardFn, ...]:
-    from rlox_grpo.run_file import make_rewards
+    from rlox_grpo.rewards.registry import make_rewards
 
     named = json.loads(tables)
     several = named if isinstance(named, list) else [named]
@@ -246,7 +246,7 @@ def compute_policy_loss(
     """
     import torch
 
-    from rlox_grpo.loss import LOG_RATIO_LIMIT, aggregate
+    from rlox_grpo.loss.objective import LOG_RATIO_LIMIT, aggregate
 
     if config is None:
         raise ValueError("config is None, expected verl's actor configuration")
@@ -291,7 +291,7 @@ def _aggregated(
     loss_scale_factor: float | None = None,
 ) -> Tensor:
     """As verl aggregates: the sum over all ranks of what this gives is dp_size times the mini-batch's loss."""
-    from rlox_grpo.loss import aggregate
+    from rlox_grpo.loss.objective import aggregate
 
     denominator = batch_num_tokens if mode == "token-mean" else global_batch_size
     if dp_size > 1 and denominator is None and mode != "token-sum":

@@ -11,8 +11,7 @@ from rlox_grpo.rewards.lengths import CosineLength, Overlong, ReasoningLength, R
 from rlox_grpo.rewards.math_answers import MajorityVote, MathAnswer, math_equal
 from rlox_grpo.rewards.published_rewards import PUBLISHED, PublishedAnswer, PublishedCountdown, published
 from rlox_grpo.rewards.scoring import check_rewards, reward_weights, score, status_counts
-from rlox_grpo.rewards.verdicts import STATUSES, Rule, Verdicts
-from rlox_grpo.rewards.worker_pool import OUTCOMES
+from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Rule, Verdicts
 from rlox_grpo.rewards.workers import InWorkers, in_workers
 
 __all__ = [

@@ -13,6 +13,7 @@ import numpy as np
 from rlox_grpo.rewards.columns import Columns, golds, ragged_whole_numbers, texts, whole_numbers
 from rlox_grpo.rewards.formats import TagCount, TagFormat
 from rlox_grpo.rewards.lengths import CosineLength, ReasoningLength, Repetition
+from rlox_grpo.rewards.math_answers import MathAnswer
 from rlox_grpo.rewards.systems import ANSWERS, EQUATIONS, Judgement, exact, gold_of
 from rlox_grpo.rewards.verdicts import Rule, Verdicts, floats, one_of
 
@@ -91,19 +92,10 @@ def published(system: str, accuracy: Rule | None = None) -> tuple[Rule, ...]:
     """
     one_of("system", system, PUBLISHED)
     if system in _AROUND:
-        return _AROUND[system](_math_answer() if accuracy is None else accuracy)
+        return _AROUND[system](MathAnswer() if accuracy is None else accuracy)
     if accuracy is not None:
         raise ValueError(f"accuracy is {accuracy!r}, expected None: {system} has a rule of its own")
     return _OWN[system]
-
-
-def _math_answer() -> Rule:
-    from rlox_grpo import rewards
-
-    if not hasattr(rewards, "MathAnswer"):
-        raise ValueError("accuracy is None, expected a right-or-wrong rule such as GSM8KAnswer()")
-    rule: Rule = rewards.MathAnswer()
-    return rule
 
 
 def _verdicts(judged: Sequence[Judgement]) -> Verdicts:

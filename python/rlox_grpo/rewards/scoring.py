@@ -24,8 +24,17 @@ from rlox_grpo.rewards.calls import (
     function_name,
     gather,
 )
-from rlox_grpo.rewards.verdicts import STATUSES, Float64Array, Rule, UInt8Array, weighted_sum
-from rlox_grpo.rewards.worker_pool import ERROR, OK, OUTCOMES, TIMEOUT
+from rlox_grpo.rewards.verdicts import (
+    ERROR,
+    OK,
+    OUTCOMES,
+    STATUSES,
+    TIMEOUT,
+    Float64Array,
+    Rule,
+    UInt8Array,
+    weighted_sum,
+)
 from rlox_grpo.rewards.workers import InWorkers
 from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup
 

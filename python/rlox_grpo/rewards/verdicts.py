@@ -101,3 +101,10 @@ def check_tags(first: str, second: str) -> None:
     check_tag("second", second)
     if first == second:
         raise ValueError(f"second is {second!r}, expected another tag than the first")
+
+
+OUTCOMES = ("ok", "timeout", "error")
+"""How a call of a user's function ended, by number; a sample without a score can be ``ok`` (it does not apply)."""
+
+
+OK, TIMEOUT, ERROR = range(len(OUTCOMES))

@@ -26,13 +26,8 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.rewards.calls import RewardError, function_name
-from rlox_grpo.rewards.verdicts import Float64Array, UInt8Array
+from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Float64Array, UInt8Array
 from rlox_grpo.rewards.worker import LONGEST_MESSAGE, Job, write_frame
-
-OUTCOMES = ("ok", "timeout", "error")
-"""How a call of a user's function ended, by number; a sample without a score can be ``ok`` (it does not apply)."""
-
-OK, TIMEOUT, ERROR = range(len(OUTCOMES))
 
 START_SECONDS = 120.0
 """What a worker may take to start and to import what the function needs; no sample's deadline runs meanwhile."""

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from rlox_grpo.rewards.calls import RewardError, RewardFn, arguments, function_name
-from rlox_grpo.rewards.verdicts import Rule, one_of
+from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Rule, one_of
 from rlox_grpo.rewards.worker import Job
-from rlox_grpo.rewards.worker_pool import ERROR, TIMEOUT, Outcomes, Pool, Task
+from rlox_grpo.rewards.worker_pool import Outcomes, Pool, Task
 
 _ASYNC_GRACE = 1.0
 """Past its own deadlines, what an event loop gets before it counts as blocked."""

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.distributed.ranks import Ranks, join_alone
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.forward import Forward, ForwardModule
-from rlox_grpo.ranks import Ranks, join_alone
+from rlox_grpo.model.forward import Forward, ForwardModule
 from rlox_grpo.types import Batch, UpdateStats
-from rlox_grpo.update import LossFn
 from rlox_grpo.update.parameter_groups import parameter_groups
-from rlox_grpo.update.reports import StepReport
+from rlox_grpo.update.protocol import LossFn
+from rlox_grpo.update.step_metrics import StepReport
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -77,7 +77,7 @@ class DeepSpeedUpdater:
         """Loaded moments that wait for the engine."""
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
-        """See :class:`rlox_grpo.update.Updater`."""
+        """See :class:`rlox_grpo.update.protocol.Updater`."""
         engine, report = self._engine(), StepReport()
         for index, batch in enumerate(batches):
             engine.set_gradient_accumulation_boundary(index + 1 == len(batches))
@@ -101,7 +101,7 @@ class DeepSpeedUpdater:
         return UpdateStats(norm, learning_rate, metrics)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See :class:`rlox_grpo.update.Updater`: master weights, gathered one parameter at a time."""
+        """See :class:`rlox_grpo.update.protocol.Updater`: master weights, gathered one parameter at a time."""
         self._engine()
         return ((name, self._whole(parameter)) for name, parameter in self._model.named_parameters())
 

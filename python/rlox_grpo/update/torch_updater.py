@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.distributed.shards import placed_like, whole
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.forward import Forward
-from rlox_grpo.ranks import Ranks
-from rlox_grpo.sharding import placed_like, shard_parameters, whole
+from rlox_grpo.model.forward import Forward
 from rlox_grpo.types import Batch, UpdateStats
-from rlox_grpo.update import LossFn
 from rlox_grpo.update.parameter_groups import parameter_groups
-from rlox_grpo.update.reports import StepReport
+from rlox_grpo.update.protocol import LossFn
+from rlox_grpo.update.sharding import shard_parameters
+from rlox_grpo.update.step_metrics import StepReport
 
 
 class TorchUpdater:
@@ -25,7 +26,7 @@ class TorchUpdater:
     With several ranks each takes its own micro-batches and gradients are added up once, after the last: their losses
     are parts of one sum already, so they are not averaged. Every rank then takes the same step.
 
-    With ``shards`` each holds a part of every parameter, gradient and moment (:mod:`rlox_grpo.sharding`), gradients
+    With ``shards`` each holds a part of every parameter, gradient and moment (:mod:`rlox_grpo.update.sharding`), gradients
     are added up after each micro-batch, and each rank steps on its part. State is saved whole either way.
     """
 
@@ -56,7 +57,7 @@ class TorchUpdater:
         self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=epsilon, fused=True)
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
-        """See :class:`rlox_grpo.update.Updater`."""
+        """See :class:`rlox_grpo.update.protocol.Updater`."""
         self._optimizer.zero_grad(set_to_none=True)
         report = StepReport()
         for batch in batches:
@@ -81,7 +82,7 @@ class TorchUpdater:
         return UpdateStats(grad_norm, learning_rate, metrics)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See :class:`rlox_grpo.update.Updater`."""
+        """See :class:`rlox_grpo.update.protocol.Updater`."""
         return ((name, whole(parameter.detach())) for name, parameter in self._model.named_parameters())
 
     def _sum_gradients(self) -> None:

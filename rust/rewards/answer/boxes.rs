@@ -6,11 +6,11 @@ use memchr::{memchr3_iter, memmem};
 
 use super::super::{is_space, strip};
 
-/// A box longer than this is not an answer.
+/// Longest content of a box in bytes; a longer box is ignored.
 pub(super) const LONGEST_BOX: usize = 16 * 1024;
-/// What may stand between two boxes of one answer, in bytes.
+/// Longest text between two boxes of one answer, in bytes.
 const LONGEST_JOINT: usize = 40;
-/// Boxes that are joined to one answer.
+/// Largest number of boxes in one answer.
 const MOST_BOXES: usize = 16;
 /// The longest `x_{10} = ` before a box.
 const LONGEST_NAME: usize = 24;
@@ -22,7 +22,7 @@ struct Boxed {
     end: usize,
 }
 
-/// All balanced boxes, in the order of their ends.
+/// All balanced boxes, ordered by their ends.
 fn boxes(text: &str) -> Vec<Boxed> {
     let bytes = text.as_bytes();
     let mut found = Vec::new();
@@ -48,19 +48,19 @@ fn boxes(text: &str) -> Vec<Boxed> {
     found
 }
 
-/// Where the box command starts that ends before the brace here.
+/// Start of the box command at the end of `before`, the text up to a brace.
 fn box_command(before: &[u8]) -> Option<usize> {
     let before = before.trim_ascii_end();
     [&b"\\boxed"[..], b"\\fbox"].iter().find(|name| before.ends_with(name)).map(|name| before.len() - name.len())
 }
 
-/// Content of the `\boxed{…}` or `\fbox{…}` that starts last among those whose braces balance (`\{` and `\}` are text).
+/// Content of the last `\boxed{…}` or `\fbox{…}` with balanced braces, by its start; `\{` and `\}` are text.
 #[must_use]
 pub fn boxed(text: &str) -> Option<&str> {
     boxes(text).into_iter().max_by_key(|found| found.start).map(|found| &text[found.start..found.end])
 }
 
-/// What [`stated`](super::stated) makes of boxes: the one that starts last, and before it those that are listed with it.
+/// The answer from boxes, as in [`stated`](super::stated): the box that starts last, and the boxes of its list.
 ///
 /// In `$x = \boxed{1}$ and $y = \boxed{2}$` the names belong to the answer: `x=1, y=2`. A minus sign before a box and a
 /// percent or degree sign behind it belong to its content.
@@ -224,7 +224,7 @@ fn name_at(text: &str, found: &Boxed) -> Option<(usize, usize)> {
     Some((first + letters.len() - length, end))
 }
 
-/// Whether only a comma, `and` or `or` stands between two boxes.
+/// Whether the text between two boxes joins them: commas, `and`, `or` and math delimiters only.
 fn is_joint(text: &str) -> bool {
     if text.len() > LONGEST_JOINT {
         return false;

@@ -21,11 +21,11 @@ pub(super) fn last_value(text: &str) -> Option<&str> {
     }
 }
 
-/// The inside of the last `$…$`, `$$…$$`, `\(…\)` or `\[…\]` that holds a letter or a digit.
+/// Bounds of the content of the last `$…$`, `$$…$$`, `\(…\)` or `\[…\]` that contains a letter or a digit.
 pub(in super::super) fn last_formula(text: &str) -> Option<(usize, usize)> {
     let bytes = text.as_bytes();
     let mut found = None;
-    // Where the open formula started, and whether dollars opened it.
+    // Start of the open formula, and whether a dollar opened it.
     let mut open: Option<(usize, bool)> = None;
     let mut skip_to = 0;
     for at in memchr2_iter(b'$', b'\\', bytes) {
@@ -46,7 +46,7 @@ pub(in super::super) fn last_formula(text: &str) -> Option<(usize, usize)> {
         skip_to = at + length;
         if closes && let Some((start, _)) = open.filter(|(_, by_dollar)| *by_dollar == dollar) {
             let inside = &text[start..at];
-            // `$5 and $10`: another amount starts, nothing ends.
+            // `$5 and $10`: the second dollar starts another amount and closes no formula.
             let amount =
                 dollar && length == 1 && next.is_ascii_digit() && inside.ends_with(|c: char| " -+/,(=".contains(c));
             if !amount {

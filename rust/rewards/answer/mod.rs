@@ -1,7 +1,8 @@
-//! Find the stated answer in a completion: linear byte scans, no backtracking.
+//! Answer extraction: find the answer that a completion states, by linear byte scans without backtracking.
 //!
-//! Reasoning is not a statement: only what follows the last `</think>` is searched, up to a `<think>` that nothing closes.
-//! One module for each kind of statement: [`boxes`], [`spoken`] ("the answer is"), [`formula`] (the last formula or number).
+//! Reasoning states no answer: only the text after the last `</think>` is searched, up to a `<think>` without a
+//! `</think>`. One module for each kind of answer: [`boxes`], [`spoken`] ("the answer is"), [`formula`] (the last formula
+//! or number).
 
 mod boxes;
 mod formula;
@@ -19,7 +20,7 @@ pub(super) use formula::last_formula;
 use formula::last_value;
 pub use spoken::said;
 
-/// What follows the last `</think>`, or everything, without a think block that is never closed.
+/// The text after the last `</think>`, or the whole text; without an unclosed think block.
 #[must_use]
 pub fn after_thinking(text: &str) -> &str {
     const OPEN: &[u8] = b"<think>";
@@ -28,13 +29,17 @@ pub fn after_thinking(text: &str) -> &str {
     memmem::find(text.as_bytes(), OPEN).map_or(text, |at| &text[..at])
 }
 
-/// The answer that a completion states: the last balanced `\boxed{…}` or `\fbox{…}` with those that are listed with it,
-/// else the last closed `<answer>`, else the last `####` line, else what follows the last "answer is" or "answer:", else
-/// the last formula (`$…$`, `\(…\)`, `\[…\]`) or number, whichever ends later; stripped.
+/// The answer that a completion states, stripped. The first of these that the text contains:
 ///
-/// Boxes are listed with each other when nothing but `and`, `or` or a comma, and marks of math, stands between them:
-/// `\boxed{2} and \boxed{3}` states `2, 3`. Equal boxes count once. A number that is part of an unmarked formula is no
-/// answer of its own: `x^2 + 1` states `x^2 + 1`, and never 1.
+/// 1. the last balanced `\boxed{…}` or `\fbox{…}`, with the boxes of the same list
+/// 2. the last closed `<answer>`
+/// 3. the last `####` line
+/// 4. the text after the last "answer is" or "answer:"
+/// 5. the last formula (`$…$`, `\(…\)`, `\[…\]`) or number, whichever ends later
+///
+/// Boxes form a list when only `and`, `or`, a comma and math delimiters separate them: `\boxed{2} and \boxed{3}` states
+/// `2, 3`. Equal boxes count once. A number inside an unmarked formula stands for the formula: `x^2 + 1` states
+/// `x^2 + 1`, never 1.
 #[must_use]
 pub fn stated(text: &str) -> Option<Cow<'_, str>> {
     let text = after_thinking(text);
@@ -48,7 +53,7 @@ pub fn stated(text: &str) -> Option<Cow<'_, str>> {
         .map(|answer| Cow::Borrowed(strip(answer)))
 }
 
-/// Content of the last `<tag>` that is closed, up to its first closing tag.
+/// Content of the last closed `<tag>`, up to its first closing tag.
 #[must_use]
 pub fn tagged<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
@@ -58,7 +63,7 @@ pub fn tagged<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     Some(&text[start..start + end])
 }
 
-/// What follows `####` on its line, or on the next line with any text when that is blank; from the last line upwards.
+/// The text after `####` on its line, or the next line that is not blank; from the last `####` line upwards.
 pub fn hashed(text: &str) -> impl Iterator<Item = &str> {
     let mut before = text;
     std::iter::from_fn(move || {
@@ -88,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_is_not_a_statement() {
+    fn reasoning_states_no_answer() {
         assert_eq!(stated("<think>\\boxed{2}</think> 3").as_deref(), Some("3"));
         assert_eq!(stated("<think>\\boxed{2}</think>"), None);
         assert_eq!(stated("<think>\\boxed{2}"), None);

@@ -4,11 +4,11 @@ use memchr::{memchr_iter, memchr2_iter, memmem};
 
 use super::super::is_space;
 
-/// A spoken answer ("the answer is …") is read no further than this, so that repeating the phrase stays linear.
+/// Longest sentence read after "the answer is", in bytes: text that repeats the phrase still takes linear time.
 const LONGEST_SENTENCE: usize = 512;
 
-/// What follows each "answer is", "answer:" or "answer =" (any case, bold marks allowed), and 答案是, 答案为 or 答案：, to
-/// the end of its sentence.
+/// The text after each "answer is", "answer:" or "answer =", to the end of its sentence, and after 答案是, 答案为 or 答案：.
+/// Any case; bold marks allowed.
 pub fn said(text: &str) -> impl DoubleEndedIterator<Item = &str> {
     let bytes = text.as_bytes();
     // The end of each `answer` and each 答案.
@@ -32,7 +32,7 @@ pub fn said(text: &str) -> impl DoubleEndedIterator<Item = &str> {
     })
 }
 
-/// What follows "is", directly or after "to …" (the answer to this question is).
+/// The text after "is", directly or after "to …" as in "the answer to this question is".
 fn after_is(rest: &str) -> Option<&str> {
     const LONGEST: usize = 80;
     if let Some(rest) = rest.strip_prefix("is") {
@@ -44,8 +44,9 @@ fn after_is(rest: &str) -> Option<&str> {
     question.get(at + 4..)
 }
 
-/// Up to a newline, a `。`, or a stop that a space or the end follows, capped. A display that starts here is read over its
-/// newlines; a stop inside closing marks, as in `$5.$`, ends the sentence behind them.
+/// The first sentence, of at most [`LONGEST_SENTENCE`] bytes: up to a newline, a `。`, or a full stop before whitespace or
+/// the end. Display math at the start is read across newlines. A stop inside closing marks, as in `$5.$`, ends the
+/// sentence after the marks.
 fn sentence(text: &str) -> &str {
     let cap = (0..=LONGEST_SENTENCE.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     let text = &text[..cap.unwrap_or(0)];

@@ -11,6 +11,7 @@ pub mod expr;
 pub mod fuel;
 #[cfg(test)]
 mod hostile;
+mod id;
 mod label;
 mod lexer;
 mod literal;

@@ -2,7 +2,7 @@
 
 use dashu_ratio::RBig;
 
-use super::ast::{NodeId, SymbolId};
+use super::id::{NodeId, SymbolId};
 use super::unit::Unit;
 
 /// One construct. Fields of type [`NodeId`] are operands.

@@ -5,7 +5,8 @@ use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
 
 use super::super::fuel::{Fuel, Stop};
-use super::{MOST_BITS, Op};
+use super::MOST_BITS;
+use super::op::Op;
 
 /// The exact value of a function of rationals, where it is rational by definition.
 pub(super) fn exact(op: Op, numbers: &[RBig], fuel: &Fuel) -> Result<Option<RBig>, Stop> {

@@ -8,34 +8,8 @@ use super::super::fuel::{Fuel, Stop};
 use super::super::modular::{Residue, mix};
 use super::exact::{exact, product_down};
 use super::factor::factors_of;
+use super::op::Op;
 use super::{Class, Exprs, Id, Kind, MOST_BITS};
-
-/// A function that is evaluated as itself.
-#[expect(missing_docs, reason = "the names say it")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Op {
-    Sin,
-    Cos,
-    Arcsin,
-    Arccos,
-    Arctan,
-    Ln,
-    Abs,
-    Floor,
-    Ceil,
-    Sign,
-    Max,
-    Min,
-    Gcd,
-    Lcm,
-    Re,
-    Im,
-    Conj,
-    Arg,
-    Factorial,
-    DoubleFactorial,
-}
 
 impl Exprs {
     /// `op(arguments)`.

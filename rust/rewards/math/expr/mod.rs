@@ -12,6 +12,7 @@ mod exact;
 mod factor;
 mod function;
 pub mod identity;
+mod op;
 pub mod order;
 mod points;
 mod radical;
@@ -28,7 +29,7 @@ use super::fuel::{Fuel, Stop};
 use super::modular::{Residue, hash_text, mix};
 
 pub use evaluate::{Evaluator, Point};
-pub use function::Op;
+pub use op::Op;
 
 /// Bits of a numerator or denominator that is still written out; beyond them powers and factorials stay symbolic.
 pub const MOST_BITS: usize = 1 << 16;

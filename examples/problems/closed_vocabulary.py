@@ -1,0 +1,43 @@
+"""A lossless tokenizer with the words of given texts as its vocabulary, for small models trained from scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rlox_grpo.demo.tokenizer import EOS, PAD
+
+PIECE = r" ?(?:</?[a-z]+>|[0-9]+|[A-Za-z]+|#+|[^\s0-9A-Za-z])|\s"
+"""A tag, number, word, sequence of # or other character with the blank before it; or a single blank or line break."""
+
+ROLES = ("<system>", "<user>", "<assistant>")
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def build_tokenizer(texts: Iterable[str], largest: int) -> PreTrainedTokenizerFast:
+    """Build a tokenizer from the pieces of ``texts`` and the numbers 0 to ``largest``, sorted by text.
+
+    Encoding and decoding restore every text. There is no unknown token: a piece outside the vocabulary is an error,
+    because the model was not trained on it. The chat template writes ``<role>`` and the content of each message.
+    """
+    splitter = pre_tokenizers.Split(Regex(PIECE), "isolated")
+    pieces = {piece for text in texts for piece, _ in splitter.pre_tokenize_str(text)}
+    pieces |= {f"{blank}{number}" for number in range(largest + 1) for blank in ("", " ")}
+    vocabulary = {piece: index for index, piece in enumerate([PAD, EOS, *sorted(pieces | set(ROLES))])}
+    backend = Tokenizer(models.WordLevel(vocabulary))
+    backend.pre_tokenizer = splitter
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=EOS,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )

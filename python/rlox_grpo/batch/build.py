@@ -1,0 +1,409 @@
+"""Rows of completions as padded batches and as micro-batches within a token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlox_grpo import _native
+from rlox_grpo.batch.ragged import as_ragged, concatenated, integers
+from rlox_grpo.types import Batch, Completion, Float32Array, Int64Array, ScoredGroup
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlox_grpo.distributed.ranks import Ranks
+
+BoolArray = NDArray[np.bool_]
+
+# What a token costs beside the square of its row's length: 6 * hidden_size for a dense transformer, here of 4,096.
+LINEAR_COST = 24_576
+
+
+class Padded(NamedTuple):
+    """Rows as a rectangle: ``token_ids`` int64, ``attention_mask`` bool, ``position_ids`` int64, each ``[N, L]``.
+
+    Positions count from 0 at each row's first real token and are 0 on padding.
+    """
+
+    token_ids: Int64Array
+    attention_mask: BoolArray
+    position_ids: Int64Array
+
+
+class Packing(NamedTuple):
+    """Micro-batches: m holds ``rows[offsets[m]:offsets[m + 1]]`` and belongs to rank ``m % num_ranks``."""
+
+    rows: Int64Array
+    offsets: Int64Array
+    num_ranks: int
+
+    def of_rank(self, rank: int) -> list[Int64Array]:
+        """Row indices of each of the rank's micro-batches, in the order in which to take them."""
+        if not 0 <= rank < self.num_ranks:
+            raise ValueError(f"rank is {rank}: it is below num_ranks, {self.num_ranks}")
+        return np.split(self.rows, self.offsets[1:-1])[rank :: self.num_ranks] if len(self.offsets) > 1 else []
+
+
+class SharedPrefixes(NamedTuple):
+    """Unique prompts in first-seen order, and the rows that belong to each.
+
+    Attributes:
+        prompt_of_row: ``int64 [N]``, the unique prompt of each row.
+        first_row: ``int64 [P]``, the first row of each unique prompt.
+        rows: ``int64 [N]``, grouped by prompt: prompt p has ``rows[offsets[p]:offsets[p + 1]]``.
+        offsets: ``int64 [P + 1]``.
+    """
+
+    prompt_of_row: Int64Array
+    first_row: Int64Array
+    rows: Int64Array
+    offsets: Int64Array
+
+
+def pad(
+    rows: Any,
+    offsets: Any = None,
+    *,
+    side: Literal["left", "right"] = "right",
+    pad_token_id: int = 0,
+    multiple_of: int = 1,
+) -> Padded:
+    """Pad rows of token ids to the longest; masks and positions come from lengths, never from ids.
+
+    Args:
+        rows: Lists of ints, 1-D integer arrays, one 2-D array, or a flat array with ``offsets``.
+        offsets: ``int64 [N + 1]``: row i is ``rows[offsets[i]:offsets[i + 1]]``.
+        side: Where the padding goes: ``"left"`` for generation, ``"right"`` for training.
+        pad_token_id: What it is made of.
+        multiple_of: Round the width up to a multiple of this.
+
+    Another thread may write to ``rows`` and ``offsets`` during the call: the offsets are copied first, and a change of
+    the token ids can change the result but cannot cause an error.
+
+    Raises:
+        TypeError: Rows that are not integers of one dimension, naming the row.
+        ValueError: Offsets that do not fit, an unknown side, a multiple below 1.
+        MemoryError: The padded rows do not fit in memory, naming ``rows`` or ``multiple_of``.
+    """
+    multiple_of = _at_least(multiple_of, 1, "multiple_of")
+    if offsets is None and type(rows) is list and rows and type(rows[0]) is np.ndarray:
+        padded = _native.pad_arrays(rows, side, pad_token_id, multiple_of)  # without a flat copy between
+        if padded is not None:
+            return Padded(*padded)
+    return Padded(*_native.pad(*as_ragged(rows, offsets, "rows"), side, pad_token_id, multiple_of))
+
+
+def pack(
+    lengths: Any,
+    *,
+    token_budget: int,
+    padded: bool = True,
+    num_ranks: int = 1,
+    linear_cost: int = LINEAR_COST,
+    oversize: Literal["error", "alone"] = "error",
+) -> Packing:
+    """Put rows into micro-batches within a token budget, of balanced cost ``linear_cost * L + L**2``.
+
+    The number of micro-batches is a multiple of ``num_ranks``, and those of one turn cost about the same on every rank.
+    None is empty unless rows are fewer than micro-batches. The same arguments give the same packing.
+
+    Args:
+        lengths: ``int64 [N]``, tokens of each row.
+        token_budget: Most tokens in a micro-batch.
+        padded: Count a micro-batch as rows times its longest row; otherwise as the sum of its lengths.
+        num_ranks: Processes that share the rows.
+        linear_cost: Cost of a token beside attention; about ``6 * hidden_size``.
+        oversize: A row over the budget is an ``"error"``, or goes ``"alone"``.
+
+    Raises:
+        TypeError: Lengths that are not integers of one dimension.
+        ValueError: A row over the budget (naming it and its length), a negative length, a budget or ranks below 1.
+    """
+    lengths = integers(lengths, "lengths", 1)
+    num_ranks, linear_cost = _at_least(num_ranks, 1, "num_ranks"), _at_least(linear_cost, 0, "linear_cost")
+    rows, offsets = _native.pack(lengths, token_budget, padded, num_ranks, linear_cost, oversize)
+    return Packing(rows, offsets, num_ranks)
+
+
+def share_prefixes(rows: Any, offsets: Any = None) -> SharedPrefixes:
+    """Find the rows that have exactly the same tokens, in time linear in the number of tokens.
+
+    Takes rows as `pad` does, and raises as it does. Another thread may write to the arguments during the call: the
+    offsets are copied first, and a change of the token ids can change the groups but cannot cause an error.
+    """
+    return SharedPrefixes(*_native.share_prefixes(*as_ragged(rows, offsets, "rows")))
+
+
+def build_batch(
+    scored_groups: Sequence[ScoredGroup],
+    advantages: Any,
+    *,
+    train_truncated: bool = True,
+    pad_token_id: int = 0,
+    multiple_of: int = 1,
+    num_loss_tokens: float | None = None,
+    num_sequences: float | None = None,
+    device: torch.device | str | None = None,
+) -> Batch:
+    """Lay out every completion of the groups as one batch.
+
+    Args:
+        scored_groups: Prompts and their completions.
+        advantages: ``[N]``, one for each completion, prompt-major over the groups.
+        train_truncated: Whether completions cut off at the length limit are trained on (DAPO's overlong filtering,
+            arXiv:2503.14476, is False).
+        pad_token_id: What padding is made of; masks come from lengths.
+        multiple_of: Round the width L up to a multiple of this.
+        num_loss_tokens: Denominator of the whole optimizer step over all ranks; this batch's own count when None.
+        num_sequences: Likewise, of sequences that hold a loss token.
+        device: Where the tensors go; CPU when None.
+
+    Raises:
+        TypeError: An array of the wrong type, naming it and its index.
+        ValueError: Advantages that are not finite or not one for each completion, an empty prompt, log-probs that do
+            not match their tokens.
+    """
+    step = _Rows.of(scored_groups, advantages, train_truncated)
+    denominators = step.denominators(num_loss_tokens, num_sequences)
+    return step.batch(np.arange(step.count), denominators, pad_token_id, multiple_of, device)
+
+
+def microbatches(
+    scored_groups: Sequence[ScoredGroup],
+    advantages: Any,
+    *,
+    token_budget: int,
+    padded: bool = True,
+    share_prompts: bool = False,
+    num_ranks: int = 1,
+    rank: int = 0,
+    linear_cost: int = LINEAR_COST,
+    oversize: Literal["error", "alone"] = "error",
+    train_truncated: bool = True,
+    pad_token_id: int = 0,
+    multiple_of: int = 1,
+    num_loss_tokens: float | None = None,
+    num_sequences: float | None = None,
+    device: torch.device | str | None = None,
+) -> list[Batch]:
+    """Lay out the completions of the groups as micro-batches within a token budget.
+
+    Every micro-batch carries the denominators of all of them, so that their losses add up to the loss of the whole;
+    ``row_index`` says where each row came from. With ``num_ranks`` above 1 every rank is given the same groups and
+    gets its own share, as many micro-batches as the others; one can be empty when there are fewer rows than ranks.
+    The arguments are those of `build_batch` and `pack`, and so are the errors.
+
+    With ``share_prompts`` a prompt stands once beside its completions: groups stay together where they fit, a group
+    over the budget is cut into several with a prompt each, and the tokens counted are those forwarded, unpadded.
+    """
+    step = _Rows.of(scored_groups, advantages, train_truncated)
+    denominators = step.denominators(num_loss_tokens, num_sequences)
+    parts = step.parts(token_budget) if share_prompts else [[row] for row in range(step.count)]
+    packing = pack(
+        [step.tokens_of(part) for part in parts],
+        token_budget=token_budget,
+        padded=padded and not share_prompts,
+        num_ranks=num_ranks,
+        linear_cost=linear_cost,
+        oversize=oversize,
+    )
+    return [
+        step.batch(
+            np.sort(np.array([row for place in places for row in parts[place]], np.int64)),
+            denominators,
+            pad_token_id,
+            multiple_of,
+            device,
+        )
+        for places in packing.of_rank(rank)
+    ]
+
+
+def without_end_tokens(batches: Sequence[Batch], ended: BoolArray, ranks: Ranks | None = None) -> list[Batch]:
+    """The micro-batches with the last token of each row that ended by itself left out of loss and denominators.
+
+    Args:
+        batches: all micro-batches of an optimizer step, or this rank's.
+        ended: ``[N]``, whether the completion with this ``row_index`` ended by an end token or a stop string.
+    """
+    import torch
+
+    masks = []
+    for batch in batches:
+        ends = batch.completion_mask.sum(dim=-1, keepdim=True) - 1  # [N, 1]
+        steps = torch.arange(batch.loss_mask.shape[1], device=ends.device)
+        dropped = (steps == ends) & torch.from_numpy(ended).to(ends.device)[batch.row_index, None]
+        masks.append(batch.loss_mask & ~dropped)
+    mine = [int(sum(mask.sum() for mask in masks)), int(sum(mask.any(dim=-1).sum() for mask in masks))]
+    counts = [mine] if ranks is None else ranks.gather(mine)
+    tokens, sequences = (float(sum(count[place] for count in counts)) for place in (0, 1))
+    return [
+        replace(batch, loss_mask=mask, num_loss_tokens=tokens, num_sequences=sequences)
+        for batch, mask in zip(batches, masks, strict=True)
+    ]
+
+
+def stand_in(scored: ScoredGroup, empty: Batch) -> Batch:
+    """Give a rank whose micro-batch is ``empty`` a group's rows without a loss token: it forwards as the others do."""
+    import torch
+
+    batch = build_batch(
+        [scored],
+        np.zeros(len(scored.rewards), np.float32),
+        num_loss_tokens=empty.num_loss_tokens,
+        num_sequences=empty.num_sequences,
+        device=empty.input_ids.device,
+    )
+    return replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows of an optimizer step, flat: token ids and log-probs with offsets, and one entry of the rest for each."""
+
+    prompts: Int64Array
+    prompt_offsets: Int64Array
+    completions: Int64Array
+    completion_offsets: Int64Array
+    log_probs: Float32Array
+    prompt_of_row: Int64Array
+    train: BoolArray
+    advantages: Float32Array
+
+    @staticmethod
+    def of(scored_groups: Sequence[ScoredGroup], advantages: Any, train_truncated: bool) -> _Rows:
+        groups = [scored.group for scored in scored_groups]
+        completions = [completion for group in groups for completion in group.completions]
+        ids, id_offsets = concatenated([c.token_ids for c in completions], np.int64, "completions.token_ids")
+        log_probs, log_prob_offsets = concatenated(
+            [c.log_probs for c in completions], np.float32, "completions.log_probs"
+        )
+        _check_log_probs(id_offsets, log_prob_offsets)
+        prompts, prompt_offsets = concatenated([g.prompt.token_ids for g in groups], np.int64, "prompts.token_ids")
+        return _Rows(
+            prompts=prompts,
+            prompt_offsets=prompt_offsets,
+            completions=ids,
+            completion_offsets=id_offsets,
+            log_probs=log_probs,
+            prompt_of_row=np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups]),
+            train=_trained(completions, train_truncated),
+            advantages=_checked_advantages(advantages, len(completions)),
+        )
+
+    @property
+    def count(self) -> int:
+        return len(self.train)
+
+    def tokens_of(self, rows: Sequence[int]) -> int:
+        """Tokens of rows that share a prompt, which is counted once."""
+        prompt = self.prompt_of_row[rows[0]]
+        completions = sum(self.completion_offsets[row + 1] - self.completion_offsets[row] for row in rows)
+        return int(self.prompt_offsets[prompt + 1] - self.prompt_offsets[prompt] + completions)
+
+    def parts(self, token_budget: int) -> list[list[int]]:
+        """Rows of each group, cut where the next one would pass the budget."""
+        completion_lengths = np.diff(self.completion_offsets).tolist()
+        parts: list[list[int]] = []
+        tokens, prompt = 0, -1
+        for row, (of, length) in enumerate(zip(self.prompt_of_row.tolist(), completion_lengths, strict=True)):
+            if of == prompt and tokens + length <= token_budget:
+                parts[-1].append(row)
+                tokens += length
+            else:
+                parts.append([row])
+                tokens, prompt = self.tokens_of([row]), of
+        return parts
+
+    def denominators(self, num_loss_tokens: float | None, num_sequences: float | None) -> tuple[float, float]:
+        """Loss tokens and sequences that hold one, counted here where they are not given."""
+        tokens = np.diff(self.completion_offsets) * self.train
+        return (
+            float(tokens.sum()) if num_loss_tokens is None else num_loss_tokens,
+            float(np.count_nonzero(tokens)) if num_sequences is None else num_sequences,
+        )
+
+    def batch(
+        self,
+        rows: Int64Array,
+        denominators: tuple[float, float],
+        pad_token_id: int,
+        multiple_of: int,
+        device: torch.device | str | None,
+    ) -> Batch:
+        import torch
+
+        input_ids, attention_mask, position_ids, completion_ids, completion_mask, loss_mask, prompt_lengths = (
+            _native.layout_rows(
+                self.prompts,
+                self.prompt_offsets,
+                self.completions,
+                self.completion_offsets,
+                self.prompt_of_row,
+                self.train,
+                rows,
+                pad_token_id,
+                _at_least(multiple_of, 1, "multiple_of"),
+            )
+        )
+        width = completion_ids.shape[1]
+        log_probs = _native.pad_values(self.log_probs, self.completion_offsets, rows, width, 0.0)
+
+        def tensor(array: NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(array).to(device)
+
+        return Batch(
+            input_ids=tensor(input_ids),
+            attention_mask=tensor(attention_mask),
+            position_ids=tensor(position_ids),
+            prompt_lengths=tensor(prompt_lengths),
+            completion_ids=tensor(completion_ids),
+            completion_mask=tensor(completion_mask),
+            loss_mask=tensor(loss_mask),
+            advantages=tensor(self.advantages[rows]),
+            row_index=tensor(rows),
+            prompt_index=tensor(self.prompt_of_row[rows]),
+            num_loss_tokens=denominators[0],
+            num_sequences=denominators[1],
+            sampling_log_probs=tensor(log_probs),
+        )
+
+
+def _trained(completions: Sequence[Completion], train_truncated: bool) -> BoolArray:
+    flags = (train_truncated or completion.finish_reason != "length" for completion in completions)
+    return np.fromiter(flags, np.bool_, len(completions))
+
+
+def _check_log_probs(id_offsets: Int64Array, log_prob_offsets: Int64Array) -> None:
+    lengths, expected = np.diff(log_prob_offsets), np.diff(id_offsets)
+    if (wrong := np.flatnonzero(lengths != expected)).size:
+        row = int(wrong[0])
+        raise ValueError(
+            f"completions[{row}].log_probs has {lengths[row]} values, but its token_ids has {expected[row]}"
+        )
+
+
+def _checked_advantages(advantages: Any, count: int) -> Float32Array:
+    array = np.asarray(advantages)
+    if array.ndim != 1 or array.dtype.kind not in "iuf":
+        raise TypeError(
+            f"advantages has dtype {array.dtype} and shape {array.shape}: expected float32 in one dimension"
+        )
+    if len(array) != count:
+        raise ValueError(f"advantages has {len(array)} values, but scored_groups hold {count} completions")
+    values = array.astype(np.float32)
+    if not np.isfinite(values).all():
+        index = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ValueError(f"advantages[{index}] is not finite: {values[index]}")
+    return values
+
+
+def _at_least(value: int, least: int, name: str) -> int:
+    if value < least:
+        raise ValueError(f"{name} is {value}: at least {least}")
+    return value

@@ -1,0 +1,1 @@
+"""Training ranks: process groups, collectives, failure detection and signals."""

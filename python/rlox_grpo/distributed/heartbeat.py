@@ -1,0 +1,196 @@
+"""How ranks learn that one of them failed or died: signs of life and the first error, in the launcher's store.
+
+A collective that loses its peer says neither which rank is gone nor why, and over NCCL it waits instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from rlox_grpo.distributed.signals import signalled
+
+SIGN_OF_LIFE_S = 0.5
+"""Seconds between two signs of life."""
+SILENCE_AFTER_LOSS_S = 5.0
+"""Silence that tells which rank is dead, once a connection was lost; before that the run's own timeout counts."""
+GRACE_S = 10.0
+"""Seconds that the main thread has to raise by itself after another rank's end is known."""
+
+_entered = 0
+
+
+def open_store(timeout: float) -> Any:
+    """A connection of its own to the store through which the ranks met, under a prefix that no other run uses."""
+    global _entered
+    _entered += 1
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout),
+    )
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"rlox_grpo/{restart}/{_entered}", store)  # type: ignore[attr-defined]
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether an error says no more than that a collective lost its peers."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection closed by peer" in str(error))
+
+
+class Lifeline:
+    """One rank's end of it. One thread speaks with the store, another watches what it has heard.
+
+    They are two because a store beyond a broken network answers nothing and fails nothing, for as long as TCP tries.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
+        self._store, self._rank, self._timeout = store, rank, timeout
+        now = time.monotonic()
+        self._answered = now
+        """When the store last answered."""
+        self._seen: dict[int, tuple[bytes, float]] = {other: (b"", now) for other in range(size) if other != rank}
+        self._names: dict[int, str] = {}
+        self._first_error: dict[str, Any] | None = None
+        self._last_words: str | None = None
+        self._told = False
+        self._store_lost = False
+        self._ended, self._something_to_tell, self._spoken = (threading.Event() for _ in range(3))
+        self._threads = [
+            threading.Thread(target=target, name=f"rlox-grpo-lifeline-{target.__name__}", daemon=True)
+            for target in (self._speak, self._watch)
+        ]
+
+    def start(self) -> None:
+        """Begin to give signs of life."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End them: the run is over."""
+        self._ended.set()
+        self._something_to_tell.set()
+        for thread in self._threads:
+            thread.join(timeout=self._timeout if self._store_trouble(SILENCE_AFTER_LOSS_S) is None else 0.0)
+
+    def tell(self, error: BaseException) -> None:
+        """Let the others know what ended this rank; the first to tell is who they name."""
+        self._last_words = json.dumps({"rank": self._rank, "error": f"{type(error).__name__}: {error}"})
+        self._something_to_tell.set()
+        self._spoken.wait(self._timeout)
+        if not self._told:
+            lost = self._store_trouble(0.0) or "the store did not answer"
+            print(f"rank {self._rank}: the others cannot be told of its end: {lost}", file=sys.stderr)
+
+    def find_culprit(self) -> str:
+        """Which rank ended and why, in words; waits until that is known or the timeout has passed."""
+        deadline = time.monotonic() + self._timeout + SILENCE_AFTER_LOSS_S
+        while time.monotonic() < deadline:
+            found = self._verdict(min(self._timeout, SILENCE_AFTER_LOSS_S))
+            if found is not None:
+                return found
+            time.sleep(SIGN_OF_LIFE_S / 2)
+        return "a connection to another rank was lost, and all of them give signs of life"
+
+    def _speak(self) -> None:
+        count = 0
+        try:
+            self._store.set(f"name/{self._rank}", f"rank {self._rank} ({socket.gethostname()}, process {os.getpid()})")
+            while not self._ended.is_set():
+                count += 1
+                self._exchange_signs(str(count))
+                if self._last_words is not None and not self._told:
+                    self._store.compare_set("error", "", self._last_words)
+                    self._told = True
+                    self._spoken.set()
+                self._something_to_tell.wait(SIGN_OF_LIFE_S)
+                self._something_to_tell.clear()
+        except RuntimeError:  # the process that holds the store is gone
+            self._store_lost = True
+        self._spoken.set()
+
+    def _exchange_signs(self, mine: str) -> None:
+        self._store.set(f"alive/{self._rank}", mine)
+        for other, (sign, _) in self._seen.items():
+            if not self._store.check([f"alive/{other}"]):
+                continue
+            new = self._store.get(f"alive/{other}")
+            if new != sign:
+                self._seen[other] = (new, time.monotonic())
+            self._learn_name(other)
+        if self._first_error is None and self._store.check(["error"]):
+            first = json.loads(self._store.get("error"))
+            self._learn_name(first["rank"])
+            self._first_error = first
+        self._answered = time.monotonic()
+
+    def _learn_name(self, rank: int) -> None:
+        """A rank gives its name before anything else."""
+        if rank not in self._names:
+            self._names[rank] = self._store.get(f"name/{rank}").decode()
+
+    def _watch(self) -> None:
+        known_since = None
+        while not self._ended.wait(SIGN_OF_LIFE_S):
+            # A launcher that lost a rank asks the others to end, and kills them before the run's own timeout is over.
+            found = self._verdict(min(self._timeout, SILENCE_AFTER_LOSS_S) if signalled.is_set() else self._timeout)
+            if found is None:
+                known_since = None
+                continue
+            known_since = known_since or time.monotonic()
+            if time.monotonic() - known_since > GRACE_S:
+                where = f"its main thread hangs in {_place_of_the_main_thread()}"
+                print(f"rlox-grpo: rank {self._rank} stops: {found}; {where}", file=sys.stderr, flush=True)
+                os._exit(1)  # as in a collective: nothing else ends it
+
+    def _verdict(self, silence: float) -> str | None:
+        """Which other rank has ended and why, in words; None while all seem to live."""
+        first = self._first_error
+        if first is not None and first["rank"] != self._rank:
+            return f"{self._name(first['rank'])} stopped with {first['error']}"
+        if trouble := self._store_trouble(silence):
+            return trouble
+        # Others are silent only where the store that would tell of them speaks.
+        silent = [(since, other) for other, (_, since) in self._seen.items() if self._answered - since > silence]
+        if not silent:
+            return None
+        since, other = min(silent)
+        return (
+            f"{self._name(other)} has given no sign of life for {self._answered - since:.0f} s: "
+            "it or its host is dead, or out of reach"
+        )
+
+    def _store_trouble(self, silence: float) -> str | None:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        if self._store_lost:
+            return f"the store of the ranks at {address} is gone, and with it rank 0 or its launcher"
+        unanswered = time.monotonic() - self._answered
+        if unanswered <= max(silence, 2 * SIGN_OF_LIFE_S):
+            return None
+        return f"the store of the ranks at {address} has not answered for {unanswered:.0f} s: that host is out of reach"
+
+    def _name(self, rank: int) -> str:
+        return self._names.get(rank, f"rank {rank}")
+
+
+def _place_of_the_main_thread() -> str:
+    """Its innermost call, and the innermost of this library's that led there."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    calls = traceback.extract_stack(frame) if frame is not None else []
+    ours = [call for call in calls if Path(__file__).parent in Path(call.filename).parents]
+    shown = dict.fromkeys(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in calls[-1:] + ours[-1:])
+    return ", from ".join(shown)

@@ -1,0 +1,197 @@
+"""The processes that train one policy together: who is who, sums and gathers over all, and ending together.
+
+Every rank runs the same program and reaches every collective. With one process each of these is a no-op.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlox_grpo.distributed.heartbeat import Lifeline, is_lost_connection, open_store
+from rlox_grpo.distributed.signals import stop_on_signal
+from rlox_grpo.errors import ConfigError, RankError
+
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun and the deepspeed launcher tell each process."""
+
+# The ranks wait for each other's completions, rewards and checkpoints as long as they live; the lifeline finds the
+# dead. What they wait for within an update differs by one micro-batch.
+_PATIENCE = timedelta(days=7)
+_UPDATE_PATIENCE = timedelta(minutes=30)
+
+_LET_GO_S = 0.5
+"""Seconds for threads that have microseconds of work left and may wait for a processor."""
+
+_BUCKET = 2**25
+"""Numbers summed over ranks at once: 128 MiB of float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """One process among those of the run.
+
+    Attributes:
+        rank: 0 to ``size`` − 1; rank 0 writes.
+        size: processes of the run.
+        timeout: seconds without a sign of life after which a rank counts as dead.
+        host_group: gloo, for what lies in host memory; None with one process.
+    """
+
+    rank: int = 0
+    size: int = 1
+    timeout: float = 30.0
+    host_group: Any = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes the run's folder, console and checkpoints."""
+        return self.rank == 0
+
+    def share(self, count: int) -> slice:
+        """The rank's part of ``count`` things in a row; parts differ by one thing at most, in the order of ranks."""
+        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """What each rank gave, in the order of ranks."""
+        if self.size == 1:
+            return [data]
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(data)]), group=self.host_group)
+        sizes = [int(length) for length in lengths]
+        mine = torch.zeros(max(1, *sizes), dtype=torch.uint8)
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else mine[:0]
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(parts, mine, group=self.host_group)
+        return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Each rank's JSON value, in the order of ranks."""
+        if self.size == 1:
+            return [value]
+        return [json.loads(part) for part in self.gather_bytes(json.dumps(value).encode())]
+
+    def any(self, flag: bool) -> bool:
+        """Whether ``flag`` is set on any rank."""
+        return any(self.gather(bool(flag)))
+
+    def refuse_differences(self, what: str, values: dict[str, Any]) -> None:
+        """Raise ConfigError where another rank has other ``values``, naming the first of them."""
+        for rank, other in enumerate(self.gather(values)):
+            for name, value in json.loads(json.dumps(values)).items():
+                if other.get(name) != value:
+                    raise ConfigError(
+                        f"{what}: {name} is {other.get(name)!r} on rank {rank} and {value!r} on rank {self.rank}; "
+                        "every rank runs the same program with the same values"
+                    )
+
+    def sum_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over ranks, in place; the same bits on every rank. One dtype, one device."""
+        if self.size == 1:
+            return
+        bucket: list[Tensor] = []
+        for index, tensor in enumerate(tensors):
+            bucket.append(tensor)
+            if index + 1 == len(tensors) or sum(part.numel() for part in bucket) >= _BUCKET:
+                flat = torch.cat([part.reshape(-1) for part in bucket])
+                dist.all_reduce(flat)
+                sums = torch.split(flat, [part.numel() for part in bucket])
+                for part, values in zip(bucket, sums, strict=True):
+                    part.copy_(values.view_as(part))
+                bucket = []
+
+    @torch.no_grad()
+    def broadcast(self, model: nn.Module) -> None:
+        """Give every rank rank 0's parameters and buffers: a model made by each rank's own program may differ."""
+        if self.size > 1:
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor.data, src=0)
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """End all ranks when one fails or dies within the block.
+
+        Raises:
+            RankError: another rank failed or died; the message names it and its error. A rank that cannot raise, as it
+                hangs in a collective, prints that and exits with status 1.
+        """
+        if self.size == 1:
+            yield
+            return
+        lifeline = Lifeline(open_store(self.timeout), self.rank, self.size, self.timeout)
+        lifeline.start()
+        # A launcher ends the other ranks by SIGTERM as soon as one is gone; they have to say first why they end.
+        with stop_on_signal() as stop:
+            try:
+                yield
+                self.gather(None)  # nobody leaves while another can still fail
+            except BaseException as error:
+                if not is_lost_connection(error):
+                    lifeline.tell(error)
+                    raise
+                raise RankError(lifeline.find_culprit()) from error
+            finally:
+                lifeline.stop()
+        if stop:
+            raise KeyboardInterrupt(f"stopped by {stop.name}")
+
+
+def join_ranks(timeout: float = 30.0) -> Ranks:
+    """Meet the other ranks, if a launcher started several; takes the process group of a program that made its own.
+
+    Collectives run over NCCL with CUDA, else over gloo; each process takes the device of its local rank.
+
+    Raises:
+        ConfigError: some of the launcher's variables are there and others are missing.
+    """
+    if not dist.is_initialized():
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return Ranks(timeout=timeout)
+        missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
+        if missing:
+            raise ConfigError(
+                f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and {', '.join(missing)} missing: start the ranks by "
+                "torchrun or deepspeed, or unset WORLD_SIZE to train in one process"
+            )
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        _enter(timeout=_UPDATE_PATIENCE)
+    if dist.get_world_size() == 1:
+        return Ranks(timeout=timeout)
+    host_group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    return Ranks(dist.get_rank(), dist.get_world_size(), timeout, host_group)
+
+
+def join_alone() -> None:
+    """A process group of this process, without a port, unless it is in one already: DeepSpeed wants one."""
+    if not dist.is_initialized():
+        _enter(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    os.environ.setdefault("LOCAL_RANK", "0")
+
+
+def _enter(**how: Any) -> None:
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", **how)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    """Close the groups, and let gloo's threads let go of their tensors while Python still runs.
+
+    The last to hold a tensor that Python knows takes the interpreter's lock; where the interpreter has begun to end,
+    that ends the process by SIGABRT (pytorch/pytorch#179291). A closed group waits for its threads only where nobody
+    holds it, and a DeepSpeed engine or a trainer does.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    time.sleep(_LET_GO_S)

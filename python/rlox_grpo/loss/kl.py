@@ -1,0 +1,88 @@
+"""Per-token estimates of KL(policy ‖ reference) from the log-probs of the tokens taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlox_grpo.config.choices import KLEstimator
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.types import Batch
+
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are clamped here: exp(20) is 4.9e8, beyond which one token would drown a batch."""
+
+
+def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator = "k3") -> Tensor:
+    """Per-token estimate of KL(policy ‖ reference), same shape as ``log_probs``.
+
+    With d = ref_log_probs − log_probs, clamped to ±20 (Schulman, "Approximating KL divergence", 2020):
+
+    - ``k1``: −d. Unbiased, can be negative. As a term of the loss its gradient is that of log_probs alone, which has
+      expectation 0: it reports a divergence and does not hold it back. Made for the reward.
+    - ``k2``: d²/2. Its gradient is that of the divergence, in expectation.
+    - ``k3``: exp(d) − d − 1. Unbiased and never negative (DeepSeekMath eq. 4); its gradient is that of
+      KL(reference ‖ policy), in expectation.
+    - ``abs``: |d|.
+    - ``k1+``, ``k3+``, ``abs+``: the value of the estimator with the gradient of k2, as in verl.
+    - ``k1_inverted``: d, k1 with the wrong sign; only to reproduce code that has it (the preset ``r1_blog``).
+    - ``k3_clamped``: k3, at most 10 and there without a gradient, as in verl (the preset ``verl``).
+
+    ``full``, the divergence itself, is no estimate from log-probs of the tokens taken: see
+    :func:`rlox_grpo.model.full_kl.distribution_kl`.
+
+    Raises:
+        ValueError: unknown ``estimator``, or ``full``.
+    """
+    difference = (ref_log_probs - log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    if estimator == "k1":
+        return -difference
+    if estimator == "k1_inverted":
+        return difference
+    if estimator == "k2":
+        return difference.square() / 2
+    if estimator == "k3":
+        return torch.expm1(difference) - difference
+    if estimator == "k3_clamped":
+        return (torch.expm1(difference) - difference).clamp(max=10.0)
+    if estimator == "abs":
+        return difference.abs()
+    if estimator == "k1+" or estimator == "k3+" or estimator == "abs+":
+        plain: dict[str, KLEstimator] = {"k1+": "k1", "k3+": "k3", "abs+": "abs"}
+        value, slope = kl_penalty(log_probs, ref_log_probs, plain[estimator]), difference.square() / 2
+        return value.detach() + (slope - slope.detach())
+    known = ", ".join(name for name in get_args(KLEstimator) if name != "full")
+    raise ValueError(f"estimator is {estimator!r}: expected one of {known}")
+
+
+@torch.no_grad()
+def sequence_kl(
+    batches: Sequence[Batch],
+    token_kl: Callable[[Batch], Tensor],
+    *,
+    num_rows: int,
+    ranks: Ranks | None = None,
+) -> NDArray[np.float64]:
+    """KL summed over each completion, for a penalty in the reward (InstructGPT, arXiv:2203.02155; verl).
+
+    Args:
+        batches: micro-batches of all completions, or this rank's; ``row_index`` is each row's place in the result.
+        token_kl: batch → KL of each token ``[N, T]``.
+        num_rows: N, the rows of all batches of all ranks.
+        ranks: those that have the other batches.
+
+    Returns:
+        ``float64 [N]`` in nats, on every rank.
+    """
+    sums = np.zeros(num_rows)
+    for batch in batches:
+        kept = torch.where(batch.loss_mask, token_kl(batch), 0).double()
+        sums[batch.row_index.cpu().numpy()] += kept.sum(dim=-1).cpu().numpy()
+    parts = (ranks or Ranks()).gather_bytes(sums.tobytes())
+    total: NDArray[np.float64] = np.sum([np.frombuffer(part) for part in parts], axis=0)
+    return total

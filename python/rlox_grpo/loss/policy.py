@@ -1,0 +1,230 @@
+"""What a token's loss is: each published policy term as a function of log-ratios and advantages.
+
+In every function ``log_probs`` and ``log_ratio`` are ``[N, T]`` with gradient and 0 outside ``mask [N, T]``, and
+``advantages`` is ``[N, 1]``. r is exp(log_ratio), sg is detach, L_i the tokens of sequence i under the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log
+from typing import get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlox_grpo.config.choices import PolicyLoss
+from rlox_grpo.distributed.ranks import Ranks
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyTerm:
+    """Losses to minimise, all ``[N, T]``.
+
+    Attributes:
+        loss: Per token; a sequence's own loss stands at each of its tokens.
+        ratio: The importance ratio that the loss is made of, per token or the sequence's.
+        low, high: Whether the ratio is so far below or above that it is held back, so that it moves no weight (or,
+            in the ``cispo`` forms, no further).
+    """
+
+    loss: Tensor
+    ratio: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def policy_term(
+    kind: PolicyLoss,
+    log_probs: Tensor,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    delta: float | None = None,
+    sapo_temperatures: tuple[float, float] = (1.0, 1.05),
+    vespo_shape: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0),
+) -> PolicyTerm:
+    """The policy term that ``kind`` names; each function below says which of the options it reads.
+
+    Raises:
+        ValueError: unknown ``kind``.
+    """
+    if kind == "clip":
+        return clipped(log_ratio, advantages, clip_low, clip_high, dual_clip=dual_clip, delta=delta)
+    if kind == "gspo":
+        return clipped(_sequence_mean(log_ratio, mask).expand_as(mask), advantages, clip_low, clip_high, delta=delta)
+    if kind == "gspo_token":
+        sequence = _sequence_mean(log_ratio, mask).detach()
+        return clipped(sequence + log_probs - log_probs.detach(), advantages, clip_low, clip_high, delta=delta)
+    if kind == "cispo_clip":
+        return _weighted(log_probs, log_ratio, advantages, 1 - clip_low, 1 + clip_high)
+    if kind == "cispo_upper":
+        return _weighted(log_probs, log_ratio, advantages, 0.0, 1 + clip_high)
+    if kind == "cispo_cap":
+        return _weighted(log_probs, log_ratio, advantages, 0.0, clip_high)
+    if kind == "sapo":
+        return _sapo(log_ratio, advantages, *sapo_temperatures)
+    if kind == "vespo":
+        return _vespo(log_probs, log_ratio, advantages, mask, *vespo_shape)
+    if kind == "gmpo":
+        return _gmpo(log_ratio, advantages, mask, clip_low, clip_high)
+    if kind == "dppo":
+        return _dppo(log_probs, log_ratio, advantages, clip_low, clip_high, delta)
+    if kind == "reinforce":
+        return _unclipped(-advantages * log_probs, log_ratio.exp())
+    raise ValueError(f"policy_loss is {kind!r}: expected one of {', '.join(get_args(PolicyLoss))}")
+
+
+def top_entropy_masks(
+    entropies: Sequence[Tensor], masks: Sequence[Tensor], share: float, ranks: Ranks | None = None
+) -> list[Tensor]:
+    """Which loss tokens were sampled from the most uncertain distributions ("Beyond the 80/20 Rule", arXiv:2506.01939).
+
+    Args:
+        entropies: ``[N, T]`` of each micro-batch of an optimizer step; one threshold holds for them all.
+        masks: their loss masks.
+        share: of all loss tokens, those to keep, by linear interpolation between entropies as in TRL
+            (``top_entropy_quantile``).
+        ranks: those that have the step's other micro-batches.
+
+    Returns:
+        ``bool [N, T]`` for each, the tokens at or above the 1 − share quantile.
+    """
+    kept = torch.cat([entropy[mask].detach().double() for entropy, mask in zip(entropies, masks, strict=True)])
+    parts = (ranks or Ranks()).gather_bytes(kept.cpu().numpy().tobytes())
+    kept = torch.from_numpy(np.concatenate([np.frombuffer(part) for part in parts])).to(kept.device)
+    if not kept.numel():
+        return [mask.clone() for mask in masks]
+    # Not torch.quantile: it refuses more than 16 million values.
+    ordered = kept.sort().values
+    place = (1 - share) * (len(ordered) - 1)
+    threshold = torch.lerp(ordered[floor(place)], ordered[ceil(place)], place - floor(place))
+    return [(entropy >= threshold) & mask for entropy, mask in zip(entropies, masks, strict=True)]
+
+
+def clipped(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float,
+    *,
+    dual_clip: float | None = None,
+    delta: float | None = None,
+) -> PolicyTerm:
+    """−min(r A, clip(r, 1 − clip_low, 1 + clip_high) A): PPO's (arXiv:1707.06347, eq. 7; DeepSeekMath eq. 3).
+
+    With ``dual_clip`` c the loss of a token with A < 0 is at most −c A (arXiv:1912.09729). With ``delta`` the
+    first r, and not the second, is at most delta (INTELLECT-2, arXiv:2505.07291; TRL).
+
+    As ``gspo`` r is the sequence's s_i = exp(Σ log_ratio / L_i), of which every token gets 1/L_i of the gradient (GSPO,
+    arXiv:2507.18071; TRL's ``importance_sampling_level="sequence"``). As ``gspo_token`` it is sg(s_i) ·
+    exp(log_probs − sg(log_probs)) (GSPO-token there; verl's ``gspo``). Values and gradients are the same over a whole
+    sequence; only where a ``policy_mask`` takes single tokens do they differ. With ``sequence_sum`` this is LUSPO
+    (arXiv:2602.05261).
+    """
+    ratio = log_ratio.exp()
+    bounded = ratio if delta is None else ratio.clamp(max=delta)
+    loss = -torch.minimum(bounded * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    high = (ratio > 1 + clip_high) & (advantages > 0)
+    if delta is not None:
+        high = high | ((ratio > delta) & (advantages < 0))
+    if dual_clip is not None:
+        limit = -dual_clip * advantages
+        over = (advantages < 0) & (loss > limit)
+        loss, high = torch.where(over, limit, loss), high | over
+    return PolicyTerm(loss, ratio, (ratio < 1 - clip_low) & (advantages < 0), high)
+
+
+def _weighted(log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> PolicyTerm:
+    """−sg(clip(r, low, high)) A log_probs, CISPO: the weight is clipped, the gradient never lost.
+
+    Three published meanings: ``cispo_clip`` clips at 1 − clip_low and 1 + clip_high (MiniMax-M1, arXiv:2506.13585;
+    verl); ``cispo_upper`` at 1 + clip_high alone (open-instruct); ``cispo_cap`` at clip_high itself, which
+    is then about 5 (TRL).
+    """
+    ratio = log_ratio.exp()
+    return PolicyTerm(-ratio.detach().clamp(low, high) * advantages * log_probs, ratio, ratio < low, ratio > high)
+
+
+def _sapo(log_ratio: Tensor, advantages: Tensor, positive: float, negative: float) -> PolicyTerm:
+    """−(4/τ) sigmoid(τ (r − 1)) A, τ by the sign of A (SAPO, arXiv:2511.20347; TRL; verl)."""
+    ratio = log_ratio.exp()
+    temperature = _by_sign(advantages > 0, positive, negative, ratio)
+    return _unclipped(-torch.sigmoid(temperature * (ratio - 1)) * (4 / temperature) * advantages, ratio)
+
+
+def _vespo(
+    log_probs: Tensor,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    k_positive: float,
+    lambda_positive: float,
+    k_negative: float,
+    lambda_negative: float,
+) -> PolicyTerm:
+    """−sg(φ(w)) A log_probs with φ(w) = exp(λ) wᵏ exp(−λ w) and w = exp(Σ log_ratio) (VESPO, arXiv:2602.10693; TRL).
+
+    k and λ by the sign of A; w is kept within 1e-8 and exp(20), as there.
+    """
+    log_weight = torch.where(mask, log_ratio, 0).sum(dim=-1, keepdim=True).detach().clamp(log(1e-8), 20.0)  # [N, 1]
+    k = _by_sign(advantages >= 0, k_positive, k_negative, log_ratio)
+    rate = _by_sign(advantages >= 0, lambda_positive, lambda_negative, log_ratio)
+    phi = (rate + k * log_weight - rate * log_weight.exp()).exp()
+    return _unclipped(-phi * advantages * log_probs, log_ratio.exp())
+
+
+def _gmpo(log_ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float) -> PolicyTerm:
+    """−A exp(Σ c / L_i), c the log-ratio clipped pessimistically to −clip_low … clip_high (GMPO, arXiv:2507.20673).
+
+    The bounds are of the logarithm, 0.4 and 0.4 in the paper. One loss for a sequence, so aggregate by
+    ``sequence_mean``.
+    """
+    sign = advantages.sign()
+    bounded = log_ratio.clamp(-clip_low, clip_high)
+    pessimistic = torch.where(sign >= 0, torch.minimum(log_ratio, bounded), torch.maximum(log_ratio, bounded))
+    ratio = _sequence_mean(pessimistic, mask).exp()
+    low, high = (log_ratio < -clip_low) & (sign < 0), (log_ratio > clip_high) & (sign > 0)
+    return PolicyTerm((-advantages * ratio).expand_as(mask), log_ratio.exp(), low, high)
+
+
+def _dppo(
+    log_probs: Tensor,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float,
+    delta: float | None,
+) -> PolicyTerm:
+    """−sg(min(r, delta)) A log_probs where the token's probability has not yet moved that way by more than the bounds.
+
+    Tokens with A > 0 drop out once π − π_old > clip_high, the others once π − π_old < −clip_low (DPPO with the binary
+    total variation, arXiv:2602.04879; verl's ``dppo_tv``).
+    """
+    ratio = log_ratio.exp()
+    moved = log_probs.detach().exp() - (log_probs - log_ratio).detach().exp()
+    high, low = (moved > clip_high) & (advantages > 0), (moved < -clip_low) & (advantages <= 0)
+    weight = ratio.detach() if delta is None else ratio.detach().clamp(max=delta)
+    return PolicyTerm(torch.where(low | high, 0, -weight * advantages * log_probs), ratio, low, high)
+
+
+def _by_sign(condition: Tensor, where_true: float, where_false: float, like: Tensor) -> Tensor:
+    """One of two numbers in the dtype of ``like``; torch.where of two plain numbers gives float32."""
+    return torch.where(condition, like.new_tensor(where_true), like.new_tensor(where_false))
+
+
+def _unclipped(loss: Tensor, ratio: Tensor) -> PolicyTerm:
+    nowhere = torch.zeros_like(loss, dtype=torch.bool)
+    return PolicyTerm(loss, ratio, nowhere, nowhere)
+
+
+def _sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """``[N, 1]``: means of each row under the mask; 0 where it holds nothing."""
+    kept = torch.where(mask, values, 0)
+    return kept.sum(dim=-1, keepdim=True) / mask.sum(dim=-1, keepdim=True).clamp(min=1)

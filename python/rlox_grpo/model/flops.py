@@ -1,0 +1,229 @@
+"""What the update forwarded, what it spared, and how far that took the device: counts over batches, no clock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import device as Device
+    from torch import nn
+
+    from rlox_grpo.types import Batch, Int64Array
+
+# Dense bfloat16 peaks in TFLOP/s from NVIDIA's data sheets, which print twice that where they count sparsity.
+# The first pattern found in the device's name counts.
+_PEAK_TFLOPS = (
+    (r"\bMIG\b", None),  # a slice of a device
+    (r"\bB200\b", 2250.0),
+    (r"\bH[12]00 NVL\b", 835.5),
+    (r"\bH100 PCIe\b", 756.5),
+    (r"\bG?H[12]00\b", 989.5),
+    (r"\bA[18]00\b", 312.0),
+    (r"\bA30\b", 165.0),
+    (r"\bA10\b", 125.0),
+    (r"\bRTX A6000\b", 154.8),
+    (r"\bL40S\b", 362.0),
+    (r"\bL40\b", 181.0),
+    (r"\bL4\b", 121.0),
+    (r"\bRTX 4090\b", 165.2),
+    (r"\bRTX 3090\b", 71.0),
+)
+
+
+@dataclass(frozen=True)
+class UpdateWork:
+    """Counts of one pass over the batches of an optimizer step.
+
+    Attributes:
+        row_tokens: prompt and completion tokens of every row, shared ones counted with each of its rows.
+        forwarded: tokens that enter the decoder; padding is not among them.
+        padding: places beside them that are padding. Tables inside packed attention pad too; they are not counted.
+        prompt_tokens: prompt tokens of every row.
+        saved: those of them that are not forwarded, as a neighbouring row has forwarded them.
+        completion_tokens: completion tokens of every row.
+        completion_saved: likewise those that a neighbouring row has forwarded; a row's last one is not among them.
+        predicted: tokens for which the output layer runs, those that rows share once.
+        pairs: pairs of a token and one that it attends to, itself included.
+    """
+
+    row_tokens: int = 0
+    forwarded: int = 0
+    padding: int = 0
+    prompt_tokens: int = 0
+    saved: int = 0
+    completion_tokens: int = 0
+    completion_saved: int = 0
+    predicted: int = 0
+    pairs: int = 0
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a model's FLOPs are counted from.
+
+    Attributes:
+        body, body_trained: parameters beside embeddings and output layer, and those of them that take gradients.
+        head, head_trained: likewise of the output layer, tied or not; 0 where the model does not say which it is.
+        attention_width: layers times heads times head size; 0 where that is unknown or the attention is windowed.
+    """
+
+    body: int
+    body_trained: int
+    head: int = 0
+    head_trained: int = 0
+    attention_width: int = 0
+
+
+def update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> UpdateWork:
+    """Count what forwarding ``batches`` once takes.
+
+    Args:
+        batches: micro-batches of one optimizer step.
+        shares_prompts: whether those worth it are forwarded packed (:attr:`rlox_grpo.model.forward.Forward.shares_prompts`):
+            each run of rows of one prompt forwards what they begin with once, completions go without their last
+            tokens, and nothing is padded.
+    """
+    return reduce(_sum, (_batch_work(batch, shares_prompts) for batch in batches), UpdateWork())
+
+
+def _sum(one: UpdateWork, other: UpdateWork) -> UpdateWork:
+    return UpdateWork(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
+
+
+def _batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
+    from rlox_grpo.model.forward import worth_packing
+    from rlox_grpo.model.prefix_tree import owners, prefix_tree
+
+    tree = prefix_tree(batch)
+    prompts: Int64Array = tree.prompt_lengths[tree.group_of_row]  # of each row
+    prompt_tokens, completion_tokens = int(prompts.sum()), int(tree.lengths.sum())
+    row_tokens = prompt_tokens + completion_tokens
+    loss_mask = batch.loss_mask.cpu().numpy()
+    if not (shares_prompts and worth_packing(tree, batch)):
+        return UpdateWork(
+            row_tokens=row_tokens,
+            forwarded=row_tokens,
+            padding=batch.input_ids.numel() - row_tokens,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            predicted=int(loss_mask.sum()),
+            pairs=_causal_pairs(prompts + tree.lengths),
+        )
+    row, step = tree.forwarded.nonzero()
+    return UpdateWork(
+        row_tokens=row_tokens,
+        forwarded=tree.num_tokens,
+        prompt_tokens=prompt_tokens,
+        saved=prompt_tokens - int(tree.prompt_lengths.sum()),
+        completion_tokens=completion_tokens,
+        completion_saved=int(np.maximum(tree.lengths - 1, 0).sum()) - len(row),
+        predicted=int(owners(tree.owner, loss_mask).sum()),
+        pairs=_causal_pairs(tree.prompt_lengths) + int((prompts[row] + step + 1).sum()),
+    )
+
+
+def update_profile(
+    batches: Sequence[Batch],
+    *,
+    num_updates: int,
+    seconds: float,
+    shares_prompts: bool,
+    size: ModelSize | None = None,
+    peak_flops: float | None = None,
+) -> dict[str, float]:
+    """``perf/*`` of the update. A number that has no value in this step is left out, never NaN.
+
+    Args:
+        batches: the micro-batches that each optimizer step went over.
+        num_updates: optimizer steps taken on them.
+        seconds: what the update took, ``time/update_s``.
+        shares_prompts: see :func:`update_work`.
+        size: the model's; None leaves ``perf/mfu`` out.
+        peak_flops: the device's, in FLOP/s; None likewise.
+
+    Returns:
+        ``perf/padding_share`` of the places forwarded, ``perf/prompt_tokens_saved_share`` of the rows' prompt tokens,
+        ``perf/completion_tokens_saved_share`` of their completion tokens,
+        ``perf/update_tokens_per_s`` in tokens of the rows, prompts counted with each completion, so that the two ways
+        of forwarding compare; ``perf/mfu`` counts what was forwarded, without what checkpointing forwards again.
+    """
+    work = update_work(batches, shares_prompts=shares_prompts)
+    if not num_updates or not work.forwarded:
+        return {}
+    metrics = {
+        "perf/padding_share": work.padding / (work.forwarded + work.padding),
+        "perf/prompt_tokens_saved_share": work.saved / work.prompt_tokens,
+        "perf/completion_tokens_saved_share": work.completion_saved / max(work.completion_tokens, 1),
+    }
+    if seconds > 0:
+        metrics["perf/update_tokens_per_s"] = num_updates * work.row_tokens / seconds
+        if size is not None and peak_flops is not None:
+            metrics["perf/mfu"] = num_updates * training_flops(size, work) / (seconds * peak_flops)
+    return metrics
+
+
+def training_flops(size: ModelSize, work: UpdateWork) -> float:
+    """Floating-point operations that forward and backward of ``work`` need at least.
+
+    A parameter costs 2 a token forward, 2 for the gradient of its input, and 2 for its own where it is trained: 6 in
+    all (arXiv:2001.08361), 4 when frozen under adapters. A pair attended costs 12 for each unit of attention width:
+    scores and values, 2 each forward and 4 backward (arXiv:2204.02311, appendix B; here over causal pairs alone).
+    """
+    body = (4 * size.body + 2 * size.body_trained) * work.forwarded
+    head = (4 * size.head + 2 * size.head_trained) * work.predicted
+    return float(body + head + 12 * size.attention_width * work.pairs)
+
+
+def model_size(model: nn.Module) -> ModelSize | None:
+    """Parameters and attention width of ``model``; None where not all of it runs on each token (experts)."""
+    from torch.nn import Embedding
+
+    adapted: Any = model
+    config: Any = getattr(model, "config", None)
+    if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        return None
+    head = adapted.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head_weight = getattr(head, "weight", None)
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, Embedding)}
+    body = [p for p in model.parameters() if id(p) not in looked_up and p is not head_weight]
+    return ModelSize(
+        body=sum(p.numel() for p in body),
+        body_trained=sum(p.numel() for p in body if p.requires_grad),
+        head=0 if head_weight is None else head_weight.numel(),
+        head_trained=head_weight.numel() if head_weight is not None and head_weight.requires_grad else 0,
+        attention_width=_attention_width(config),
+    )
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Dense bfloat16 FLOP/s of a device by the name that CUDA gives it; None for one that is not in the table."""
+    found = (peak for pattern, peak in _PEAK_TFLOPS if re.search(pattern, device_name))
+    peak = next(found, None)
+    return None if peak is None else peak * 1e12
+
+
+def peak_flops_of(device: Device) -> float | None:
+    """`peak_flops` of a torch device; None for any but CUDA's."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return peak_flops(torch.cuda.get_device_name(device))
+
+
+def _causal_pairs(lengths: Int64Array) -> int:
+    return int((lengths * (lengths + 1) // 2).sum())
+
+
+def _attention_width(config: Any) -> int:
+    text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
+    layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
+    if not layers or not heads or getattr(text, "sliding_window", None):
+        return 0
+    return int(layers * heads * (getattr(text, "head_dim", None) or text.hidden_size // heads))

@@ -1,0 +1,331 @@
+"""The policy's forward over a batch: rows in, log-probs of the completion tokens and their entropies out.
+
+Three ways, the first that a model allows, chosen when the trainer is made by trying it on a few tokens:
+
+- packed: whole groups in one row, each prompt and whatever else completions begin with once, no padding, no logits
+  (:mod:`rlox_grpo.model.packed_row`); a batch in which that spares little goes the next way (:data:`WORTH_PACKING`);
+- by hidden states: padded rows, no logits;
+- by logits: padded rows, for any module with ``forward(input_ids) -> logits``.
+
+Padding is on the right, so a causal model never looks from a real token at padding: neither an attention mask nor
+position ids are passed, and attention takes its fast causal path.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlox_grpo.model.full_kl import distribution_kl
+from rlox_grpo.model.log_probs import token_log_probs
+from rlox_grpo.model.packed_attention import NAME as PACKED_ATTENTION
+from rlox_grpo.model.packed_attention import NO_MASK
+from rlox_grpo.model.packed_row import PackedRow, packed_row
+from rlox_grpo.model.prefix_tree import PrefixTree, prefix_tree
+from rlox_grpo.types import Batch, OutputHead, TokenDistributions
+
+logger = logging.getLogger(__name__)
+
+WORTH_PACKING = 7 / 8
+"""A batch is packed when its packed row has at most this share of the padded rows' tokens. Attention over a packed row
+costs a gather and a merge that padded rows do not: on a CPU packing is as fast at 0.85, 7 % faster at 0.75, and 4 %
+slower at 0.9 (`benches/update.py`)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """Batch → log-probs ``[N, T]`` with gradient and entropies ``[N, T]``; zeros outside ``loss_mask``.
+
+    Where the batch has ``ref_distributions`` a third tensor follows: KL(policy ‖ reference) ``[N, T]``, with gradient.
+    Where gradients are off, as for a reference, entropies are not computed and are zeros throughout, unless
+    :func:`make_forward` is asked for them.
+
+    Attributes:
+        shares_prompts: Whether what neighbouring rows of a prompt share is forwarded once where that pays.
+        distributions: What the whole distributions of the tokens under ``loss_mask`` are made of, where it can be had.
+    """
+
+    compute: Callable[[Batch], tuple[Tensor, ...]]
+    shares_prompts: bool
+    distributions: Callable[[Batch], TokenDistributions] | None = None
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Run the model over ``batch``."""
+        return self.compute(batch)
+
+
+class ForwardModule(nn.Module):
+    """A model with a forward around it, as the one module that DeepSpeed or FSDP2 runs and gathers parameters for."""
+
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.model = model
+        self._given = (forward,)  # in a tuple, which torch takes for no submodule
+
+    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
+        """See :class:`Forward`."""
+        return self._given[0](batch)
+
+
+@dataclass(frozen=True, eq=False)
+class SplitModel:
+    """A transformers model as its decoder and its output layer, so that logits need never exist at once."""
+
+    decoder: nn.Module
+    head: nn.Linear
+    scale: float
+    softcap: float | None
+
+    def output_head(self, vocabulary: int | None) -> OutputHead:
+        """The head over the first ``vocabulary`` ids; read anew each time, as an updater may replace parameters."""
+        weight: Tensor = self.head.weight
+        bias: Tensor | None = self.head.bias
+        if vocabulary is not None and vocabulary < weight.shape[0]:
+            weight, bias = weight[:vocabulary], None if bias is None else bias[:vocabulary]
+        return OutputHead(weight, bias, self.scale, self.softcap)
+
+
+def make_forward(
+    model: nn.Module,
+    *,
+    temperature: float = 1.0,
+    vocabulary: int | None = None,
+    autocast_dtype: torch.dtype | None = None,
+    share_prompts: bool = True,
+    torch_compile: bool = False,
+    entropy_gradient: bool = False,
+    entropy_always: bool = False,
+) -> Forward:
+    """Choose the forward that fits ``model``.
+
+    Args:
+        model: a transformers causal LM (bare or with adapters), or any module with ``forward(input_ids) -> logits``.
+        temperature: logits are divided by it, as in sampling.
+        vocabulary: ids from here on are padding rows of the embedding that no tokenizer reaches; they take no part.
+        autocast_dtype: arithmetic of the decoder and the head when it is not the weights' own.
+        share_prompts: take the packed way where the model allows it.
+        torch_compile: run the decoder through :func:`torch.compile`, shapes left open; other modules run as they are.
+        entropy_gradient: let gradients flow through the entropies.
+        entropy_always: compute entropies where gradients are off too.
+    """
+    split = split_model(model)
+    packs = split is not None and share_prompts and can_pack(split)
+    if split is not None and torch_compile:
+        compiled: Any = torch.compile(split.decoder, dynamic=True)
+        split = replace(split, decoder=compiled)
+
+    def wants_entropy() -> bool:
+        return entropy_always or torch.is_grad_enabled()
+
+    def arithmetic(device: torch.device) -> AbstractContextManager[object]:
+        return nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
+
+    def hidden_of(batch: Batch, split: SplitModel) -> tuple[Tensor, PackedRow | None]:
+        """Hidden states ``[K, H]`` that predict the packed row's distinct tokens; ``[M, H]`` where there is no row."""
+        tree = prefix_tree(batch) if packs else None
+        row = packed_row(tree, batch) if tree is not None and worth_packing(tree, batch) else None
+        with arithmetic(batch.input_ids.device):
+            if row is not None:
+                hidden = _packed_hidden(split.decoder, row)
+            else:
+                states = split.decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [N, L, H]
+                hidden = states[_predicting_positions(batch)]
+        return hidden if autocast_dtype is None else hidden.to(autocast_dtype), row
+
+    def logits_of(batch: Batch) -> Tensor:
+        """``[M, V]``, float32 or better."""
+        with arithmetic(batch.input_ids.device):
+            output = model(batch.input_ids)
+        logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
+        logits = _predicting_logits(logits, batch)[:, :vocabulary]
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def with_kl(outputs: tuple[Tensor, Tensor], own: TokenDistributions, batch: Batch) -> tuple[Tensor, ...]:
+        rectangles = tuple(_rectangle(output, batch.loss_mask) for output in outputs)
+        if batch.ref_distributions is None:
+            return rectangles
+        kl = distribution_kl(own, batch.ref_distributions, temperature=temperature)
+        return (*rectangles, _rectangle(kl, batch.loss_mask))
+
+    def by_hidden_states(batch: Batch) -> tuple[Tensor, ...]:
+        assert split is not None
+        hidden, row = hidden_of(batch, split)
+        head = split.output_head(vocabulary)
+        log_probs, entropy = token_log_probs(
+            hidden,
+            batch.completion_ids[batch.loss_mask] if row is None else row.predicted_ids,
+            head,
+            temperature=temperature,
+            with_entropy=wants_entropy(),
+            entropy_gradient=entropy_gradient and torch.is_grad_enabled(),
+        )
+        if row is not None:
+            log_probs, entropy = log_probs[row.predicted_of], entropy[row.predicted_of]
+            hidden = hidden if batch.ref_distributions is None else hidden[row.predicted_of]
+        return with_kl((log_probs, entropy), TokenDistributions(hidden, head), batch)
+
+    def by_logits(batch: Batch) -> tuple[Tensor, ...]:
+        logits = logits_of(batch)  # [M, V]
+        log_softmax = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
+        log_probs = log_softmax.gather(-1, batch.completion_ids[batch.loss_mask][:, None]).squeeze(-1)
+        entropy = torch.zeros_like(log_probs)
+        if wants_entropy():
+            with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+                entropy = -torch.linalg.vecdot(log_softmax.exp(), log_softmax)
+        return with_kl((log_probs, entropy), TokenDistributions(logits, None), batch)
+
+    def distributions(batch: Batch) -> TokenDistributions:
+        if split is None:
+            return TokenDistributions(logits_of(batch), None)
+        hidden, row = hidden_of(batch, split)
+        return TokenDistributions(hidden if row is None else hidden[row.predicted_of], split.output_head(vocabulary))
+
+    return Forward(by_logits if split is None else by_hidden_states, packs, distributions)
+
+
+def _packed_hidden(decoder: nn.Module, row: PackedRow) -> Tensor:
+    """Hidden states ``[K, H]`` that predict the row's distinct tokens."""
+    hidden: Tensor = decoder(
+        input_ids=row.input_ids[None],
+        position_ids=row.position_ids[None],
+        attention_mask=NO_MASK.to(row.input_ids.device),
+        use_cache=False,
+        packed_layout=row.layout,
+    ).last_hidden_state[0]  # [S, H]
+    return hidden[row.predicting]
+
+
+def worth_packing(tree: PrefixTree, batch: Batch) -> bool:
+    """Whether the packed row spares enough of the padded rows' tokens; the same for every model that sees the batch."""
+    return tree.num_tokens <= WORTH_PACKING * batch.input_ids.numel()
+
+
+def can_pack(split: SplitModel) -> bool:
+    """Whether the decoder gives the same hidden states packed as row by row; then its attention is set to allow it."""
+    decoder: Any = split.decoder
+    before = decoder.config._attn_implementation
+    if before == PACKED_ATTENTION:
+        return True
+    if before != "sdpa" or decoder.config.get_text_config() is not decoder.config:
+        logger.info(
+            "%s: its attention is %s; prompts are forwarded with each completion", type(decoder).__name__, before
+        )
+        return False
+    batch = _trial_batch(split.head.weight.device, split.head.weight.shape[0])
+    was_training = decoder.training
+    decoder.eval()
+    try:
+        with torch.no_grad():
+            expected = decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state[
+                _predicting_positions(batch)
+            ]
+            decoder.set_attn_implementation(PACKED_ATTENTION)
+            row = packed_row(prefix_tree(batch), batch)
+            same = close_activations(_packed_hidden(decoder, row)[row.predicted_of], expected)
+    except (ValueError, TypeError, RuntimeError, IndexError, KeyError) as error:
+        logger.info("%s: %s", type(decoder).__name__, error)
+        same = False
+    finally:
+        decoder.train(was_training)
+    if not same:
+        decoder.set_attn_implementation(before)
+        logger.info("%s cannot be packed; prompts are forwarded with each completion", type(decoder).__name__)
+    return same
+
+
+def _trial_batch(device: torch.device, vocabulary: int) -> Batch:
+    """Two prompts of 3 and 2 tokens, two completions each of 1 to 4 tokens; the first two begin alike."""
+    prompt_lengths, lengths = torch.tensor([3, 3, 2, 2]), torch.tensor([2, 4, 1, 3])
+    mask = torch.arange(4) < lengths[:, None]
+    ids = (torch.arange(28).reshape(4, 7) * 5 + 3) % vocabulary
+    ids[1, :4], ids[3, :2] = ids[0, :4], ids[2, :2]
+    completion_ids = torch.stack([row[p : p + 4] for row, p in zip(ids, prompt_lengths.tolist(), strict=True)])
+    return Batch(
+        input_ids=ids.to(device),
+        attention_mask=torch.ones_like(ids, dtype=torch.bool, device=device),
+        position_ids=torch.arange(7, device=device).expand(4, -1),
+        prompt_lengths=prompt_lengths.to(device),
+        completion_ids=completion_ids.to(device),
+        completion_mask=mask.to(device),
+        loss_mask=mask.to(device),
+        advantages=torch.zeros(4, device=device),
+        row_index=torch.arange(4, device=device),
+        prompt_index=torch.tensor([0, 0, 1, 1], device=device),
+        num_loss_tokens=10.0,
+        num_sequences=4.0,
+    )
+
+
+def close_activations(found: Tensor, expected: Tensor) -> bool:
+    """Whether two ways through a model agree as far as their dtype lets them."""
+    tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
+    scale = float(expected.abs().max()) if expected.numel() else 1.0
+    return bool(torch.allclose(found.float(), expected.float(), rtol=tolerance, atol=tolerance * max(scale, 1.0)))
+
+
+def _predicting_positions(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Row and column in ``input_ids`` of the position that predicts each token under ``loss_mask``, in row order."""
+    rows, steps = batch.loss_mask.nonzero(as_tuple=True)
+    return rows, batch.prompt_lengths[rows] + steps - 1
+
+
+def _predicting_logits(logits: Tensor, batch: Batch) -> Tensor:
+    """``[M, V]`` at the predicting positions; a slice where they are one rectangle, as its backward copies nothing."""
+    start, width = int(batch.prompt_lengths[0]) - 1, batch.loss_mask.shape[1]
+    if bool((batch.prompt_lengths == start + 1).all()) and bool(batch.loss_mask.all()):
+        return logits[:, start : start + width].flatten(0, 1)
+    return logits[_predicting_positions(batch)]
+
+
+def _rectangle(flat: Tensor, mask: Tensor) -> Tensor:
+    """``[M]`` values at the True places of ``mask [N, T]``, zeros elsewhere; differentiable."""
+    return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)
+
+
+def split_model(model: nn.Module) -> SplitModel | None:
+    """The model as decoder and head when their composition gives its very logits, else None (said once in the log)."""
+    adapted: Any = model
+    base = adapted.get_base_model() if hasattr(model, "get_base_model") else model
+    if not isinstance(base, PreTrainedModel):
+        return None
+    head: Any = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+    decoder = base.base_model
+    if type(head) is not nn.Linear or decoder is base:
+        logger.info("%s: its output layer is not a plain linear one; logits are materialised", type(base).__name__)
+        return None
+    config = base.config.get_text_config()
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    softcap = getattr(config, "final_logit_softcapping", None)
+    split = SplitModel(decoder, head, scale, None if softcap is None else float(softcap))
+    if not _same_logits(base, split):
+        logger.info(
+            "%s: its logits are not a linear map of its hidden states; they are materialised", type(base).__name__
+        )
+        return None
+    return split
+
+
+@torch.no_grad()
+def _same_logits(model: PreTrainedModel, split: SplitModel) -> bool:
+    """Whether head(decoder(x)) equals model(x) on a few tokens."""
+    device = split.head.weight.device
+    input_ids = torch.arange(1, 5, device=device)[None] % split.head.weight.shape[0]
+    was_training = model.training
+    model.eval()  # type: ignore[no-untyped-call]
+    try:
+        expected = model(input_ids=input_ids, use_cache=False).logits[0].float()
+        hidden = split.decoder(input_ids=input_ids, use_cache=False).last_hidden_state[0]
+    finally:
+        model.train(was_training)
+    logits = nn.functional.linear(hidden.to(split.head.weight.dtype), split.head.weight, split.head.bias).float()
+    logits = logits * split.scale
+    if split.softcap is not None:
+        logits = split.softcap * torch.tanh(logits / split.softcap)
+    return close_activations(logits, expected)

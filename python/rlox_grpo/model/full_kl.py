@@ -1,0 +1,144 @@
+"""KL of two models' next-token distributions, exact, in tiles: neither model's ``[tokens, vocab]`` logits exist.
+
+KL(p ‖ q) = Σ p (log p − log q) = E_p[z − y] − log Z_p + log Z_q for logits z of p and y of q. One walk over the
+vocabulary has all three sums online (arXiv:1805.02867); backward walks again, as d KL / d z = p (log p − log q − KL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlox_grpo.model.log_probs import TileGradients, Tiles, TileSettings, tile_shape
+from rlox_grpo.types import TokenDistributions
+
+
+def distribution_kl(
+    policy: TokenDistributions,
+    reference: TokenDistributions,
+    *,
+    temperature: float = 1.0,
+    tile: tuple[int, int] | None = None,
+) -> Tensor:
+    """KL(policy ‖ reference) of softmax(logits / temperature) at each of M tokens.
+
+    Args:
+        policy: with gradient, which flows to its hidden states and its head.
+        reference: of the same tokens and the same vocabulary, and with a head where the policy has one; no gradient.
+        temperature: positive, for both.
+        tile: tokens and vocabulary rows for which logits exist at a time; by
+            :func:`rlox_grpo.model.log_probs.tile_shape` when None. Without heads the logits exist already.
+
+    Returns:
+        ``float32 [M]`` in nats, never negative (float64 for float64 ``hidden``).
+
+    Raises:
+        ValueError: other numbers of tokens or of vocabulary rows, or a head on one side alone.
+    """
+    if (policy.head is None) != (reference.head is None):
+        one = "policy" if policy.head is None else "reference"
+        raise ValueError(
+            f"the {one}'s logits are not a linear map of its hidden states and the other's are: "
+            "their distributions cannot be compared in tiles"
+        )
+    shapes = [
+        (side.hidden.shape[0], side.hidden.shape[1] if side.head is None else side.head.weight.shape[0])
+        for side in (policy, reference)
+    ]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"policy has tokens and vocabulary {shapes[0]}, reference {shapes[1]}: they must be equal")
+    if policy.head is None or reference.head is None:
+        log_p, log_q = (_log_softmax(side.hidden, temperature) for side in (policy, reference))
+        return (log_p.exp() * (log_p - log_q.detach())).sum(dim=-1)
+    tile = tile_shape(shapes[0][1], policy.hidden.device) if tile is None else tile
+    settings, ref_settings = (
+        TileSettings(head.scale, head.softcap, temperature, False, False, *tile)
+        for head in (policy.head, reference.head)
+    )
+    ref_tensors = (reference.hidden.detach(), reference.head.weight.detach(), _detached(reference.head.bias))
+    kl: Tensor = _TiledKL.apply(  # type: ignore[no-untyped-call]
+        policy.hidden, policy.head.weight, policy.head.bias, *ref_tensors, settings, ref_settings
+    )
+    return kl
+
+
+class _TiledKL(torch.autograd.Function):
+    """Forward keeps three numbers a token: both log normalisers and the divergence."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        hidden, weight, bias, *ref_tensors, settings, ref_settings = arguments
+        own, other = Tiles(hidden, weight, bias, settings), _tiles(ref_tensors, ref_settings)
+        kl = torch.empty(hidden.shape[0], dtype=own.dtype, device=hidden.device)
+        log_normalisers, ref_log_normalisers = torch.empty_like(kl), torch.empty_like(kl)
+        for rows in own.token_slices():
+            mine, theirs = _OnlineSum(kl[rows]), _OnlineSum(kl[rows])
+            for columns in own.vocabulary_slices():
+                logits, ref_logits = own.logits(rows, columns), other.logits(rows, columns).to(own.dtype)
+                mine.add(logits, logits - ref_logits)
+                theirs.add(ref_logits, None)
+            log_normaliser, ref_log_normaliser = mine.log_normaliser(), theirs.log_normaliser()
+            # Rounding may leave a little below 0 where the distributions are all but equal.
+            kl[rows] = (mine.moment / mine.mass - log_normaliser + ref_log_normaliser).clamp(min=0).to(own.dtype)
+            log_normalisers[rows] = log_normaliser.to(own.dtype)
+            ref_log_normalisers[rows] = ref_log_normaliser.to(own.dtype)
+        ctx.save_for_backward(hidden, weight, bias, *ref_tensors, log_normalisers, ref_log_normalisers, kl)
+        ctx.settings = settings, ref_settings
+        return kl
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        hidden, weight, bias, *ref_tensors, log_normalisers, ref_log_normalisers, kl = ctx.saved_tensors
+        settings, ref_settings = ctx.settings
+        own, other = Tiles(hidden, weight, bias, settings), _tiles(ref_tensors, ref_settings)
+        gradients = TileGradients(own, (hidden, weight, bias), ctx.needs_input_grad[:3])
+        for rows in own.token_slices():
+            grad = grad_outputs[0][rows, None] * settings.factor
+            for columns in own.vocabulary_slices():
+                logits, ref_logits = own.logits(rows, columns), other.logits(rows, columns).to(own.dtype)
+                slope = None if settings.softcap is None else own.softcap_slope(logits)
+                log_p = logits.sub_(log_normalisers[rows, None])
+                surplus = log_p - ref_logits.sub_(ref_log_normalisers[rows, None]) - kl[rows, None]
+                grad_logits = log_p.exp_().mul_(surplus).mul_(grad)
+                gradients.add(rows, columns, grad_logits if slope is None else grad_logits.mul_(slope))
+        return (*gradients.sums(), *[None] * 5)
+
+
+class _OnlineSum:
+    """Σ exp(logit − top) and Σ exp(logit − top) · value over a vocabulary's tiles, top the largest logit so far."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._top = torch.full_like(like, -torch.inf)
+        self.mass = torch.zeros_like(like, dtype=torch.float64)
+        self.moment = torch.zeros_like(self.mass)
+
+    def add(self, logits: Tensor, values: Tensor | None) -> None:
+        """Take in a tile ``[m, v]``; no values: the mass alone."""
+        higher = torch.maximum(self._top, logits.amax(dim=-1))
+        fall = (self._top - higher).double().exp()  # 0 at first
+        weights = (logits - higher[:, None]).exp_()
+        self.mass = fall * self.mass + weights.sum(dim=-1, dtype=torch.float64)
+        if values is not None:
+            self.moment = fall * self.moment + weights.mul_(values).sum(dim=-1, dtype=torch.float64)
+        self._top = higher
+
+    def log_normaliser(self) -> Tensor:
+        """``float64 [m]``."""
+        return self._top.double() + self.mass.log()
+
+
+def _tiles(tensors: Sequence[Tensor], settings: TileSettings) -> Tiles:
+    hidden, weight, bias = tensors
+    return Tiles(hidden, weight, bias, settings)
+
+
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return torch.log_softmax(logits / temperature, dim=-1)
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()

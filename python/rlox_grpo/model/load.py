@@ -1,0 +1,160 @@
+"""A policy ready to train: model, tokenizer, end tokens, adapter, from whatever the user passed."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from rlox_grpo.config.schema import GRPOConfig
+
+logger = logging.getLogger(__name__)
+
+PADDING_SHARE = 0.05
+"""Embedding rows past the tokenizer are padding up to this share of the vocabulary (Qwen2.5 has 0.3 %)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """The model in training and what it is spoken to with.
+
+    Attributes:
+        model: float32 master weights, or an adapter over frozen ones.
+        tokenizer: None for token-in, token-out use.
+        eos_token_ids: ids that end a completion.
+        vocabulary: ids that can be sampled are below it; the rest of the embedding is padding. None when all can.
+        positions: longest sequence that the model takes, or None when it states none.
+    """
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase | None
+    eos_token_ids: tuple[int, ...]
+    vocabulary: int | None
+    positions: int | None
+
+
+def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBase | None, config: GRPOConfig) -> Policy:
+    """Load or take ``model`` for training.
+
+    Raises:
+        ValueError: a path without a model or a tokenizer; a tokenizer that does not fit the model.
+        ImportError: LoRA without peft.
+    """
+    if isinstance(model, (str, Path)):
+        model, tokenizer = _from_pretrained(str(model), tokenizer)
+    elif tokenizer is None and isinstance(model, PreTrainedModel) and model.name_or_path:
+        tokenizer = _tokenizer_of(model.name_or_path)
+    if config.lora_rank > 0:
+        model = _with_lora(model, config)
+    if config.gradient_checkpointing:
+        _checkpoint_activations(model)
+    return Policy(
+        model, tokenizer, _end_tokens(model, tokenizer), _sampled_vocabulary(model, tokenizer), max_positions(model)
+    )
+
+
+def _checkpoint_activations(model: Any) -> None:
+    if not hasattr(model, "gradient_checkpointing_enable"):
+        raise ValueError(f"gradient_checkpointing needs a transformers model, got {type(model).__name__}")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if hasattr(model, "peft_config"):
+        # Frozen embeddings give checkpointed blocks an input without a gradient, and then nothing is trained.
+        model.enable_input_require_grads()
+
+
+def _from_pretrained(
+    source: str, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    try:
+        # Master weights are float32 whatever the checkpoint holds: bfloat16 drops updates of 1e-6.
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model={source!r} cannot be loaded: {error}") from error
+    if torch.cuda.is_available():
+        model = model.to("cuda")
+    tokenizer = tokenizer or _tokenizer_of(source)
+    if tokenizer is None:
+        raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")
+    return model, tokenizer
+
+
+def _tokenizer_of(source: str) -> PreTrainedTokenizerBase | None:
+    if Path(source).is_dir():
+        if (Path(source) / "tokenizer.json").exists():
+            # The file as it is: AutoTokenizer rebuilds some model types' tokenizers with other normalisers and ids.
+            fast: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(source)
+            return fast
+        if not (Path(source) / "tokenizer_config.json").exists():
+            return None
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        logger.info("no tokenizer at %s: %s", source, error)
+        return None
+    return tokenizer
+
+
+def _with_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
+    try:
+        import peft
+    except ImportError:
+        raise ImportError('lora_rank needs peft: pip install "rlox-grpo[lora]"') from None
+    targets = config.lora_target_modules
+    settings = peft.LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha or 2 * config.lora_rank,  # type: ignore[arg-type]  # peft divides: any number does
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(config.seed)
+    adapted: nn.Module = peft.get_peft_model(model, settings)
+    return adapted
+
+
+def _end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    """The tokenizer's end token and those of the model's generation settings."""
+    stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = list(stated) if isinstance(stated, (list, tuple)) else [stated]
+    if tokenizer is not None:
+        ids.append(tokenizer.eos_token_id)
+    return tuple(sorted({int(token) for token in ids if token is not None}))
+
+
+def _sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    if tokenizer is None or embedding is None:
+        return None
+    rows, known = int(embedding.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1
+    if known > rows:
+        raise ValueError(
+            f"the tokenizer has {known} tokens and the model {rows} embedding rows: they do not belong together"
+        )
+    if rows - known > PADDING_SHARE * rows:
+        raise ValueError(
+            f"the model's vocabulary has {rows} ids and the tokenizer {known}: {rows - known} ids could be sampled "
+            "that have no text; resize the model (model.resize_token_embeddings) or pass its own tokenizer"
+        )
+    if known == rows:
+        return None
+    logger.info("ids %d to %d have no text: they are padding of the embedding and are never sampled", known, rows - 1)
+    return known
+
+
+def max_positions(model: nn.Module) -> int | None:
+    """The longest sequence that the model states to take, or None."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "get_text_config"):
+        return None
+    limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None

@@ -1,0 +1,290 @@
+"""Attention over whole groups packed into one row: each prompt stands there once, and all its completions look at it.
+
+A group's G completions share their prompt. Other trainers forward it G times; here it is forwarded once, with
+gradient, as is what completions have in common (:mod:`rlox_grpo.model.prefix_tree`), and nothing is padded outside attention.
+What a completion token attends to is its prompt and its own past, so its softmax is computed in two parts that are
+merged by their log normalisers; the backward pass of each part is the ordinary one given the merged output and
+normaliser (the identity that ring attention rests on, arXiv:2310.01889).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+NAME = "rlox_packed"
+"""What the attention is registered as in transformers."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedLayout:
+    """Where each token of a packed row ``[1, S]`` belongs; the two tables are padded with 0, where their mask is False.
+
+    Attributes:
+        prompt_index: ``int64 [B, P]``, places of each group's prompt tokens.
+        prompt_mask: ``bool [B, P]``.
+        completion_index: ``int64 [R, T]``, places of each row's completion tokens; they follow their group's prompt.
+            Rows that begin alike name the same places; a row that has no token of its own is not there.
+        completion_mask: ``bool [R, T]``.
+        completion_owned: ``bool [R, T]``, where a row's attention is its place's; each place has one such row.
+        prompt_of: ``int64 [R]``, the group of each row.
+        spans: for each group the bounds of its prompt and of its completions, ``(start, middle, end)``.
+        longest: tokens of the longest prompt and completion together.
+    """
+
+    prompt_index: Tensor
+    prompt_mask: Tensor
+    completion_index: Tensor
+    completion_mask: Tensor
+    completion_owned: Tensor
+    prompt_of: Tensor
+    spans: tuple[tuple[int, int, int], ...]
+    longest: int
+
+
+@dataclass(eq=False)
+class SharedPrefix:
+    """What the rows of a decoding step share: their prompts' keys and values, one slot for each prompt.
+
+    Attributes:
+        keys, values: one tensor a layer, ``[P, H_kv, W, D]``.
+        mask: ``[P, 1, 1, W]``, 0 or −inf; None when every prompt has W tokens.
+        row_table: ``int64 [P, n]``, the rows of each prompt, padded with any.
+        slot_of_row, place_of_row: ``int64 [R]``, where in the table each row stands.
+        own_mask: ``[R, 1, 1, T]``, 0 or −inf, over what each row has sampled; None when all began together.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    mask: Tensor | None
+    row_table: Tensor
+    slot_of_row: Tensor
+    place_of_row: Tensor
+    own_mask: Tensor | None = None
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_layout: PackedLayout | None = None,
+    shared_prefix: SharedPrefix | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Transformers' attention function: packed when a layout comes with the call, scaled dot product otherwise.
+
+    ``query [1, H, S, D]``, ``key`` and ``value [1, H_kv, S, D]`` → ``[1, S, H, D]``. With ``shared_prefix``, a decoding
+    step: ``query [R, H, 1, D]``, ``key`` and ``value [R, H_kv, T, D]`` of each row's own tokens → ``[R, 1, H, D]``.
+
+    Raises:
+        ValueError: soft-capped attention scores, which the kernels used here do not compute.
+    """
+    if packed_layout is None and shared_prefix is None:
+        plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        output: tuple[Tensor, Tensor | None] = plain(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            **options,
+        )
+        return output
+    if softcap is not None:
+        raise ValueError("packed attention does not soft-cap attention scores")
+    device = query.device.type
+    if torch.is_autocast_enabled(device):  # rotary embeddings leave queries and keys in float32, values not
+        query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
+    scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+    if shared_prefix is not None:
+        layer: Any = module.layer_idx
+        return _decoding_attention(query, key, value, shared_prefix, layer, scale), None
+    assert packed_layout is not None
+    window = sliding_window if sliding_window is not None and sliding_window < packed_layout.longest else None
+    if device == "cpu" and window is None and query.shape[-1] == value.shape[-1]:
+        out: Tensor = _TwoPartAttention.apply(query, key, value, packed_layout, scale)  # type: ignore[no-untyped-call]
+    else:
+        out = _masked_attention(query, key, value, packed_layout, scale, window)
+    return out, None
+
+
+class _TwoPartAttention(torch.autograd.Function):
+    """Prompt and own past as two calls of the flash kernel, merged; neither keys nor masks are expanded over rows."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float) -> Tensor:
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [S, H, D]
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        stats = torch.float64 if q.dtype == torch.float64 else torch.float32
+        normaliser = torch.empty(q.shape[:2], dtype=stats)  # [S, H]
+        for index, _, owned in _tables(layout):
+            part, log_sum = _flash(_rows(q, index), _rows(k, index), _rows(v, index), 0.0, True, scale=scale)
+            places = index[owned]
+            out[places] = part.transpose(1, 2)[owned]
+            normaliser[places] = log_sum.transpose(1, 2)[owned]
+        for start, middle, end in layout.spans:
+            if middle == end:
+                continue
+            own, of = slice(middle, end), slice(start, middle)
+            part, log_sum = _flash(_one(q[own]), _one(k[of]), _one(v[of]), 0.0, False, scale=scale)
+            own_sum, prompt_sum = normaliser[own], log_sum[0].transpose(0, 1)
+            merged = torch.logaddexp(own_sum, prompt_sum)
+            own_share, prompt_share = (own_sum - merged).exp_(), (prompt_sum - merged).exp_()
+            out[own] = (out[own] * own_share[..., None] + part[0].transpose(0, 1) * prompt_share[..., None]).to(
+                out.dtype
+            )
+            normaliser[own] = merged
+        ctx.save_for_backward(query, key, value, out, normaliser)
+        ctx.layout, ctx.scale = layout, scale
+        return out[None]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        query, key, value, out, normaliser = ctx.saved_tensors
+        layout, scale = ctx.layout, ctx.scale
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        grad_out = grad_outputs[0][0].contiguous()
+        grad_q = torch.empty(q.shape, dtype=q.dtype)
+        # Rows that share a place add up in it, and prompts get more from their completions.
+        grad_k, grad_v = (torch.zeros(t.shape, dtype=normaliser.dtype) for t in (k, v))
+        for index, mask, owned in _tables(layout):
+            # Padding repeats place 0, and shared places stand in many rows. Their output gradient is set to zero but
+            # in the row that owns them, so nothing flows through them twice.
+            grad_rows = _rows(grad_out, index) * owned[:, None, :, None]
+            log_sum = normaliser[index].transpose(1, 2).contiguous()
+            parts = _flash_backward(
+                grad_rows,
+                _rows(q, index),
+                _rows(k, index),
+                _rows(v, index),
+                _rows(out, index),
+                log_sum,
+                0.0,
+                True,
+                scale=scale,
+            )
+            grad_q[index[owned]] = parts[0].transpose(1, 2)[owned]
+            for grad, part in zip((grad_k, grad_v), parts[1:], strict=True):
+                grad.index_add_(0, index[mask], part.transpose(1, 2)[mask].to(grad.dtype))
+        for start, middle, end in layout.spans:
+            if middle == end:
+                continue
+            own, of = slice(middle, end), slice(start, middle)
+            parts = _flash_backward(
+                _one(grad_out[own]),
+                _one(q[own]),
+                _one(k[of]),
+                _one(v[of]),
+                _one(out[own]),
+                normaliser[own].transpose(0, 1)[None].contiguous(),
+                0.0,
+                False,
+                scale=scale,
+            )
+            for grad, place, part in zip((grad_q, grad_k, grad_v), (own, of, of), parts, strict=True):
+                grad[place] += part[0].transpose(0, 1)
+        grads = (grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype))
+        return (*(grad.transpose(0, 1)[None] for grad in grads), None, None)
+
+
+def _decoding_attention(
+    query: Tensor, key: Tensor, value: Tensor, prefix: SharedPrefix, layer: int, scale: float
+) -> Tensor:
+    """Each row over its own tokens, and all rows of a prompt together over the prompt; merged by their normalisers.
+
+    The query heads that share a key head are taken as so many queries of one head.
+    """
+    rows, heads, _, width = query.shape
+    key_heads = key.shape[1]
+    shared = heads // key_heads
+    queries = query.view(rows, key_heads, shared, width)
+    own, own_sum = _flash(queries, key, value, 0.0, False, attn_mask=prefix.own_mask, scale=scale)
+    slots, places = prefix.row_table.shape
+    by_prompt = queries[prefix.row_table].transpose(1, 2).reshape(slots, key_heads, places * shared, width)
+    part, part_sum = _flash(
+        by_prompt, prefix.keys[layer], prefix.values[layer], 0.0, False, attn_mask=prefix.mask, scale=scale
+    )
+    of_row = (prefix.slot_of_row, slice(None), prefix.place_of_row)
+    part = part.reshape(slots, key_heads, places, shared, -1)[of_row]
+    part_sum = part_sum.reshape(slots, key_heads, places, shared)[of_row]
+    share = torch.sigmoid(part_sum - own_sum).to(own.dtype)
+    return torch.lerp(own, part, share[..., None]).reshape(rows, 1, heads, -1)
+
+
+def _masked_attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float, window: int | None
+) -> Tensor:
+    """The same by one masked call for prompts and one for completions, their prompts' keys copied to each row."""
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [S, H, D]
+    prompt_lengths = layout.prompt_mask.sum(dim=1)
+    out = q.new_zeros((*q.shape[:2], v.shape[-1]))
+    for (table, mask, owned), of_prompt in zip(_tables(layout), (False, True), strict=False):
+        steps = torch.arange(table.shape[1], device=q.device)
+        index, visible, at = table, mask, steps.expand_as(table)
+        own_at = at
+        if of_prompt:
+            index = torch.cat([layout.prompt_index[layout.prompt_of], table], dim=1)
+            visible = torch.cat([layout.prompt_mask[layout.prompt_of], mask], dim=1)
+            own_at = prompt_lengths[layout.prompt_of][:, None] + steps
+            prompt_at = torch.arange(layout.prompt_index.shape[1], device=q.device).expand(len(table), -1)
+            at = torch.cat([prompt_at, own_at], dim=1)
+        distance = own_at[:, :, None] - at[:, None, :]  # [rows, T, keys]
+        allowed = (distance >= 0) & visible[:, None, :]
+        if window is not None:
+            allowed &= distance < window
+        allowed |= ~mask[:, :, None]  # padding attends to anything, so that its softmax is finite
+        part = nn.functional.scaled_dot_product_attention(
+            _rows(q, table),
+            _rows(k, index),
+            _rows(v, index),
+            attn_mask=allowed[:, None],
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        out = out.index_put((table[owned],), part.transpose(1, 2)[owned])
+    return out[None]
+
+
+def _tables(layout: PackedLayout) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Places, mask and owned of prompts and of completions; none of width 0, by which the flash kernel divides."""
+    tables = [
+        (layout.prompt_index, layout.prompt_mask, layout.prompt_mask),
+        (layout.completion_index, layout.completion_mask, layout.completion_owned),
+    ]
+    return [table for table in tables if table[0].shape[1]]
+
+
+def _rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """``[S, H, D]`` at ``index [N, T]`` → ``[N, H, T, D]``."""
+    return tensor.index_select(0, index.ravel()).view(*index.shape, *tensor.shape[1:]).transpose(1, 2)
+
+
+def _one(tensor: Tensor) -> Tensor:
+    """``[S, H, D]`` → ``[1, H, S, D]``."""
+    return tensor.transpose(0, 1)[None]
+
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+AttentionInterface.register(NAME, packed_attention)
+# Attention masks are the layout's business: one of four dimensions makes transformers build none of its own.
+NO_MASK = torch.zeros(1, 1, 1, 1)
+
+ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])

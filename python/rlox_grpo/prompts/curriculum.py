@@ -1,0 +1,94 @@
+"""How hard each prompt is, as measured in training, and what follows: how often to draw it, how often to sample it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlox_grpo.groups import RIGHT
+from rlox_grpo.types import ScoredGroup
+
+MEMORY = 0.5
+"""Share that a prompt's earlier pass rate keeps when it is measured again: the policy has moved on since."""
+
+MIXED = 0.9
+"""Wanted chance that a group holds both right and wrong completions."""
+
+
+class PassRates:
+    """Each prompt's measured share of right completions, by its index; unmeasured prompts have none.
+
+    A completion is right when the first reward function gives it at least 1, as in an evaluation.
+    """
+
+    def __init__(self) -> None:
+        self._rates: dict[int, float] = {}
+
+    def rate(self, index: int) -> float | None:
+        """The pass rate of prompt ``index``, None before its first group."""
+        return self._rates.get(index)
+
+    def measure(self, groups: Iterable[ScoredGroup]) -> None:
+        """Take the pass rates of these groups in."""
+        for scored in groups:
+            first = next(iter(scored.components.values()))
+            found = float(np.mean(first >= RIGHT))  # NaN is not right
+            index = scored.group.prompt.index
+            before = self._rates.get(index)
+            self._rates[index] = found if before is None else MEMORY * before + (1 - MEMORY) * found
+
+    def chance(self, index: int, floor: float) -> float:
+        """Chance in [floor, 1] with which prompt ``index`` is taken when its turn comes.
+
+        4 p (1 − p): the variance of a right-or-wrong reward, and so the size of what its group can teach, over its
+        largest value; 1 for a prompt that was never measured. The floor brings back what the policy has forgotten, and
+        what it could not do before.
+        """
+        rate = self._rates.get(index)
+        return 1.0 if rate is None else max(floor, 4 * rate * (1 - rate))
+
+    def group_size(self, index: int, least: int, most: int) -> int:
+        """Completions to sample for prompt ``index``: enough for a mixed group with a chance of :data:`MIXED`.
+
+        They are a multiple of ``least``, and at most ``most``.
+        A group of n is all right or all wrong with chance pⁿ + (1 − p)ⁿ. A prompt that was never measured gets
+        ``least``, and so does one that was always or never right: no size up to ``most`` is known to help.
+        """
+        rate = self._rates.get(index)
+        if rate is None or rate in (0.0, 1.0):
+            return least
+        size = least
+        while size + least <= most and rate**size + (1 - rate) ** size > 1 - MIXED:
+            size += least
+        return size
+
+    def metrics(self) -> dict[str, float]:
+        """``curriculum/measured_prompts``, their mean pass rate, and the shares never and always right."""
+        if not self._rates:
+            return {}
+        rates = np.fromiter(self._rates.values(), np.float64, len(self._rates))
+        return {
+            "curriculum/measured_prompts": float(len(rates)),
+            "curriculum/pass_rate": float(rates.mean()),
+            "curriculum/frac_never_right": float(np.mean(rates == 0)),
+            "curriculum/frac_always_right": float(np.mean(rates == 1)),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: JSON values."""
+        return {"indices": list(self._rates), "rates": list(self._rates.values())}
+
+    def load_state(self, state: Mapping[str, Sequence[Any]]) -> None:
+        """Take back what :meth:`state` gave.
+
+        Raises:
+            ValueError: lists that do not belong together, or a rate outside [0, 1].
+        """
+        rates = {int(index): float(rate) for index, rate in zip(state["indices"], state["rates"], strict=True)}
+        for index, rate in rates.items():
+            if not (math.isfinite(rate) and 0 <= rate <= 1):
+                raise ValueError(f"the pass rate of prompt {index} is {rate}: expected 0 to 1")
+        self._rates = rates

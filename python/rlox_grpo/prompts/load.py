@@ -1,0 +1,212 @@
+"""Prompts: whatever the user holds, tokenised once, and drawn in an order that a resumed run continues exactly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from rlox_grpo.prompts.templates import apply_template
+from rlox_grpo.types import Prompt
+
+if TYPE_CHECKING:
+    import datasets
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+PromptsLike: TypeAlias = "Tensor | Sequence[str] | Sequence[Any] | datasets.Dataset | str | Path"
+"""A token tensor ``[num_prompts, prompt_len]``, strings, messages, rows with a ``prompt`` column, or their file."""
+
+
+def load_prompts(
+    prompts: PromptsLike, tokenizer: PreTrainedTokenizerBase | None = None, template: str | None = None
+) -> list[Prompt]:
+    """Tokenise ``prompts``.
+
+    Args:
+        prompts: token tensor ``[num_prompts, prompt_len]``; list of strings, of chat messages (lists of
+            ``{"role", "content"}``) or of token id lists; rows (list of dicts or ``datasets.Dataset``) with a
+            ``prompt`` column in any of these forms, whose other columns reach the reward functions; or the path of a
+            ``.jsonl`` or ``.parquet`` file of such rows.
+        tokenizer: needed unless every prompt is token ids. Strings get the special tokens that it adds by itself;
+            messages go through its chat template, continued when the last message is the assistant's.
+        template: how to ask rows without a ``prompt`` column, from their other columns; see
+            :mod:`rlox_grpo.prompts.templates`.
+
+    Raises:
+        ValueError: no prompts, an empty one, a row without ``prompt`` or what the template reads, text without a
+            tokenizer; names the index.
+        TypeError: a prompt of none of these forms; names the index and the type.
+    """
+    rows = _rows(prompts, template)
+    if not rows:
+        raise ValueError("prompts is empty: there is nothing to train on")
+    return [_tokenised(source, columns, index, tokenizer) for index, (source, columns) in enumerate(rows)]
+
+
+def _rows(prompts: PromptsLike, template: str | None) -> list[tuple[Any, Mapping[str, Any]]]:
+    """Each prompt's source and its other columns."""
+    if isinstance(prompts, (str, Path)):
+        prompts = read_rows(prompts)
+    table: Any = prompts
+    if hasattr(table, "ndim") and hasattr(table, "tolist"):  # a tensor or an array
+        if table.ndim != 2:
+            raise ValueError(f"prompts has shape {tuple(table.shape)}: expected [num_prompts, prompt_len]")
+        return [(row, {}) for row in table.tolist()]
+    rows: list[tuple[Any, Mapping[str, Any]]] = []
+    for index, entry in enumerate(table):
+        if not isinstance(entry, Mapping):
+            rows.append((entry, {}))
+        elif "prompt" in entry:
+            rows.append((entry["prompt"], {name: value for name, value in entry.items() if name != "prompt"}))
+        elif template is not None:
+            try:
+                rows.append((apply_template(template, entry), entry))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"prompts[{index}]: {error}") from error
+        else:
+            raise ValueError(f"prompts[{index}] has no 'prompt' column; it has {', '.join(map(repr, entry))}")
+    return rows
+
+
+def _tokenised(
+    source: Any, columns: Mapping[str, Any], index: int, tokenizer: PreTrainedTokenizerBase | None
+) -> Prompt:
+    if hasattr(source, "tolist"):
+        source = source.tolist()
+    text: str | None = None
+    if isinstance(source, str):
+        text = source
+        token_ids = _needed(tokenizer, index)(source)["input_ids"]
+    elif isinstance(source, list) and source and isinstance(source[0], Mapping):
+        tokenizer = _needed(tokenizer, index)
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise ValueError(f"prompts[{index}] is chat messages and the tokenizer has no chat_template")
+        prefilled = source[-1].get("role") == "assistant"
+        rendered = tokenizer.apply_chat_template(
+            source, tokenize=False, add_generation_prompt=not prefilled, continue_final_message=prefilled
+        )
+        text = str(rendered)
+        # The template writes its own special tokens.
+        token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    elif isinstance(source, (list, tuple)) and all(isinstance(token, int) for token in source):
+        token_ids, source = list(source), None
+    else:
+        raise TypeError(
+            f"prompts[{index}] is {type(source).__name__}: expected a string, chat messages or a list of token ids"
+        )
+    if not token_ids:
+        raise ValueError(f"prompts[{index}] is empty: a completion needs at least one token to start from")
+    return Prompt(np.asarray(token_ids, dtype=np.int64), index, text, source, columns)
+
+
+def _needed(tokenizer: PreTrainedTokenizerBase | None, index: int) -> PreTrainedTokenizerBase:
+    if tokenizer is None:
+        raise ValueError(
+            f"prompts[{index}] is text and there is no tokenizer: pass tokenizer=, or prompts as token ids"
+        )
+    return tokenizer
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a ``.jsonl`` or ``.parquet`` file.
+
+    Raises:
+        ValueError: another kind of file, or a line that is not a JSON object; names the file and the line.
+        FileNotFoundError: no such file.
+    """
+    path = Path(path)
+    if path.suffix == ".parquet":
+        import datasets
+
+        return list(datasets.Dataset.from_parquet(str(path)))
+    if path.suffix not in (".jsonl", ".json"):
+        raise ValueError(f"{path}: prompts are read from .jsonl and .parquet files")
+    rows: list[dict[str, Any]] = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
+            rows.append(row)
+    return rows
+
+
+def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: int | None) -> None:
+    """Raise ValueError naming the first prompt that leaves no room for ``max_new_tokens`` in ``positions``."""
+    if positions is None:
+        return
+    for prompt in prompts:
+        if len(prompt.token_ids) + max_new_tokens > positions:
+            raise ValueError(
+                f"prompts[{prompt.index}] has {len(prompt.token_ids)} tokens: with max_new_tokens={max_new_tokens} "
+                f"it passes the model's {positions} positions"
+            )
+
+
+def prompt_order(num_prompts: int, seed: int, start: int) -> Iterator[int]:
+    """Indices from draw ``start`` on of an endless sequence: one seeded permutation of all prompts after another.
+
+    The order depends on nothing but the arguments, so a resumed run needs only the number of draws already made.
+    """
+    epoch, offset = divmod(start, num_prompts)
+    while True:
+        order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(num_prompts)
+        yield from (int(index) for index in order[offset:])
+        epoch, offset = epoch + 1, 0
+
+
+class PromptDraws:
+    """Takes prompts in :func:`prompt_order`, from one draw on.
+
+    Attributes:
+        draws: Turns that have passed, those of prompts that were skipped included; where a resumed run goes on.
+    """
+
+    def __init__(
+        self, prompts: Sequence[Prompt], seed: int, start: int, chance: Callable[[int], float] | None = None
+    ) -> None:
+        """Begin at draw ``start``.
+
+        Args:
+            prompts: all of them.
+            seed: of the order, and of what is skipped.
+            start: turns that have passed.
+            chance: with which the prompt of an index is taken when its turn comes, above 0; always when None.
+        """
+        self._prompts, self._seed, self._chance = prompts, seed, chance
+        self._order = prompt_order(len(prompts), seed, start)
+        self.draws = start
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next ``count`` prompts."""
+        taken: list[Prompt] = []
+        while len(taken) < count:
+            index = next(self._order)
+            if self._chance is None or _uniform(self._seed, self.draws) < self._chance(index):
+                taken.append(self._prompts[index])
+            self.draws += 1
+        return taken
+
+
+def _uniform(seed: int, draw: int) -> float:
+    """A uniform of this draw alone, so that a resumed run skips what it would have skipped."""
+    return float(np.random.default_rng([seed, draw, *b"skip"]).random())
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> str:
+    """A digest of all token ids in order: a resumed run must draw from the same prompts."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(len(prompt.token_ids).to_bytes(8, "little"))
+        digest.update(prompt.token_ids.tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,321 @@
+"""Countdown: reach a target with each of the given numbers once. Problems, exact worked solutions, prompt text.
+
+A row has the columns of the public Countdown sets, ``nums`` (list of int) and ``target`` (int).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+
+from rlox_grpo.prompts.load import read_rows
+
+Operator = Literal["+", "-", "*", "/"]
+OPERATORS: tuple[Operator, ...] = ("+", "-", "*", "/")
+DEFAULT_PREFILL = "Let me work through this.\n<think>"
+"""How the assistant's turn begins in :func:`chat_prompt`."""
+
+
+class CountdownRow(TypedDict):
+    """One problem, in the columns of the public sets."""
+
+    nums: list[int]
+    target: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a worked solution; ``value`` is exact."""
+
+    left: Fraction
+    operator: Operator
+    right: Fraction
+    value: Fraction
+
+    def __str__(self) -> str:
+        return f"{self.left} {self.operator} {self.right} = {self.value}"
+
+
+@dataclass(frozen=True)
+class WorkedSolution:
+    """The operations in order, and the same as one expression over the given numbers."""
+
+    steps: tuple[Step, ...]
+    expression: str
+
+
+def generate_problems(
+    count: int,
+    *,
+    seed: int,
+    how_many: Sequence[int] = (3, 4),
+    numbers: tuple[int, int] = (1, 100),
+    operators: Collection[Operator] = OPERATORS,
+    targets: tuple[int, int] = (1, 100),
+) -> list[CountdownRow]:
+    """Draw ``count`` distinct problems, each solvable because its target comes from combining its numbers.
+
+    Two problems are the same when their targets and their numbers, in any order, are. Every intermediate
+    result of the combination drawn is a positive integer; a division is drawn only where it is exact.
+
+    Args:
+        count: Number of problems.
+        seed: The same seed and options give the same list.
+        how_many: Sizes to choose from, each at least 2.
+        numbers: Lowest and highest number given, both included.
+        operators: Some of ``+ - * /``.
+        targets: Lowest and highest target, both included.
+
+    Raises:
+        ValueError: An option is impossible, or fewer than ``count`` such problems could be found.
+    """
+    chosen = _checked_operators(operators)
+    _check_range("numbers", numbers)
+    _check_range("targets", targets)
+    if count < 0:
+        raise ValueError(f"count must not be negative: {count}")
+    if not how_many or min(how_many) < 2:
+        raise ValueError(f"how_many must hold sizes of at least 2: {list(how_many)}")
+    rng = np.random.default_rng(seed)
+    found: dict[tuple[tuple[int, ...], int], CountdownRow] = {}
+    patience = 1000 + 200 * count
+    for _ in range(patience):
+        if len(found) == count:
+            break
+        size = int(how_many[int(rng.integers(len(how_many)))])
+        nums = [int(n) for n in rng.integers(numbers[0], numbers[1] + 1, size=size)]
+        target = _combine_at_random(nums, chosen, rng)
+        if target is not None and targets[0] <= target <= targets[1]:
+            found.setdefault((tuple(sorted(nums)), target), {"nums": nums, "target": target})
+    if len(found) < count:
+        raise ValueError(f"found {len(found)} distinct problems of the {count} asked for in {patience} draws")
+    return list(found.values())
+
+
+def every_problem(
+    how_many: int,
+    *,
+    numbers: tuple[int, int],
+    operators: Collection[Operator] = OPERATORS,
+    targets: tuple[int, int],
+) -> list[CountdownRow]:
+    """List each problem of a small range once, numbers ascending, solvable through non-negative integers."""
+    chosen = _checked_operators(operators)
+    _check_range("numbers", numbers)
+    _check_range("targets", targets)
+    rows: list[CountdownRow] = []
+    for nums in itertools.combinations_with_replacement(range(numbers[0], numbers[1] + 1), how_many):
+        reached = sorted(value for value in _reachable(nums, chosen) if targets[0] <= value <= targets[1])
+        rows += [{"nums": list(nums), "target": value} for value in reached]
+    return rows
+
+
+def split(
+    rows: Iterable[CountdownRow], *, held_out: float = 0.1, seed: int = 0
+) -> tuple[list[CountdownRow], list[CountdownRow]]:
+    """Part rows into train and held-out so that no set of numbers, in any order, is on both sides.
+
+    A set's side depends on ``seed`` and its numbers alone, so two calls on different lists never disagree.
+    ``held_out`` is the share expected, not an exact count.
+    """
+    if not 0.0 <= held_out <= 1.0:
+        raise ValueError(f"held_out must lie in 0..1: {held_out}")
+    train: list[CountdownRow] = []
+    held: list[CountdownRow] = []
+    for row in rows:
+        name = f"{seed}:{sorted(row['nums'])}".encode()
+        position = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") / 2**64
+        (held if position < held_out else train).append(row)
+    return train, held
+
+
+def worked_solution(
+    nums: Sequence[int], target: int, *, operators: Collection[Operator] = OPERATORS
+) -> WorkedSolution | None:
+    """Find one way to reach ``target`` with each number once, or None when exact rationals offer none.
+
+    A way through non-negative integers is preferred to one through fractions or negative numbers.
+    """
+    chosen = _checked_operators(operators)
+    if not nums:
+        raise ValueError("nums must hold at least one number")
+    terms = [(Fraction(n), str(n)) for n in nums]
+    for plain in (True, False):
+        solved = _search(terms, Fraction(target), chosen, plain, set())
+        if solved is not None:
+            steps, expression = solved
+            return WorkedSolution(tuple(steps), expression[1:-1] if steps else expression)
+    return None
+
+
+def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Check that every row has whole-number ``nums`` and ``target``.
+
+    Raises:
+        ValueError: A column is missing or empty; the row and the columns present are named.
+        TypeError: A value is no whole number (bool and float are not taken for one); row and value are named.
+    """
+    for index, row in enumerate(rows):
+        for column in ("nums", "target"):
+            if column not in row:
+                raise ValueError(f"row {index} has no column {column!r}; it has {sorted(row)}")
+        nums, target = row["nums"], row["target"]
+        if isinstance(nums, (str, bytes)) or not hasattr(nums, "__iter__"):
+            raise TypeError(f"row {index}: nums must be a list of whole numbers, not {nums!r}")
+        if len(nums) == 0:
+            raise ValueError(f"row {index}: nums is empty")
+        for place, number in enumerate(nums):
+            if not _is_whole(number):
+                raise TypeError(f"row {index}: nums[{place}] must be a whole number, not {number!r}")
+        if not _is_whole(target):
+            raise TypeError(f"row {index}: target must be a whole number, not {target!r}")
+
+
+def load_problems(
+    source: str | Path | Iterable[Mapping[str, Any]], *, prefill: str | None = DEFAULT_PREFILL
+) -> list[dict[str, Any]]:
+    """:func:`read_problems`, ready to train on: rows without a ``prompt`` get the one of :func:`chat_prompt`."""
+    return [
+        {"prompt": chat_prompt(row["nums"], row["target"], prefill=prefill), **row} for row in read_problems(source)
+    ]
+
+
+def read_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a ``.jsonl`` or ``.parquet`` file, a ``datasets.Dataset`` or a list, as they are.
+
+    Raises:
+        ValueError, TypeError: a file that cannot be read, or a row whose columns are not a problem; names the row.
+    """
+    rows = read_rows(source) if isinstance(source, (str, Path)) else [dict(row) for row in source]
+    if not rows:
+        raise ValueError("there are no problems: the source has no rows")
+    check_rows(rows)
+    return rows
+
+
+def chat_prompt(nums: Sequence[int], target: int, *, prefill: str | None = DEFAULT_PREFILL) -> list[dict[str, str]]:
+    """Build the chat messages that put a problem to an instruction-tuned model.
+
+    ``prefill`` opens the assistant's turn, which the model continues; None leaves the turn to the model. With
+    the default the completion starts inside ``<think>``, so a format rule has to be one that expects this.
+    """
+    listed = ", ".join(str(n) for n in nums)
+    messages = [
+        {
+            "role": "system",
+            "content": "You are a careful assistant. Reason about a problem first, then give the answer.",
+        },
+        {
+            "role": "user",
+            "content": (
+                f"Use the numbers {listed} to write an expression that equals {target}. You may use +, -, *, / and "
+                "parentheses, and you must use every number exactly once. Put your reasoning between <think> and "
+                "</think>, then the expression alone between <answer> and </answer>, "
+                "for example <answer> (1 + 2) / 3 </answer>."
+            ),
+        },
+    ]
+    if prefill is not None:
+        messages.append({"role": "assistant", "content": prefill})
+    return messages
+
+
+def _search(
+    terms: list[tuple[Fraction, str]],
+    target: Fraction,
+    operators: tuple[Operator, ...],
+    plain: bool,
+    dead: set[tuple[Fraction, ...]],
+) -> tuple[list[Step], str] | None:
+    """Combine two terms in every way and go on with the result; ``dead`` holds the values that led nowhere."""
+    if len(terms) == 1:
+        return ([], terms[0][1]) if terms[0][0] == target else None
+    state = tuple(sorted(value for value, _ in terms))
+    if state in dead:
+        return None
+    for (i, (a, a_text)), (j, (b, b_text)) in itertools.permutations(enumerate(terms), 2):
+        rest = [term for k, term in enumerate(terms) if k not in (i, j)]
+        for operator in operators:
+            if operator in "+*" and i > j:  # the other order gave the same
+                continue
+            value = _apply(a, operator, b)
+            if value is None or (plain and (value < 0 or value.denominator != 1)):
+                continue
+            solved = _search([*rest, (value, f"({a_text} {operator} {b_text})")], target, operators, plain, dead)
+            if solved is not None:
+                return [Step(a, operator, b, value), *solved[0]], solved[1]
+    dead.add(state)
+    return None
+
+
+def _apply(a: Fraction, operator: Operator, b: Fraction) -> Fraction | None:
+    if operator == "+":
+        return a + b
+    if operator == "-":
+        return a - b
+    if operator == "*":
+        return a * b
+    return a / b if b else None
+
+
+def _whole_results(a: int, b: int, operators: Collection[Operator]) -> list[int]:
+    """List what two non-negative integers make without leaving them: larger minus smaller, exact quotients."""
+    results = []
+    high, low = max(a, b), min(a, b)
+    if "+" in operators:
+        results.append(a + b)
+    if "-" in operators:
+        results.append(high - low)
+    if "*" in operators:
+        results.append(a * b)
+    if "/" in operators:
+        results += [x // y for x, y in {(a, b), (b, a)} if y != 0 and x % y == 0]
+    return results
+
+
+def _reachable(nums: tuple[int, ...], operators: Collection[Operator]) -> set[int]:
+    if len(nums) == 1:
+        return {nums[0]}
+    values: set[int] = set()
+    for i, j in itertools.combinations(range(len(nums)), 2):
+        rest = tuple(n for k, n in enumerate(nums) if k not in (i, j))
+        for value in _whole_results(nums[i], nums[j], operators):
+            values |= _reachable((*rest, value), operators)
+    return values
+
+
+def _combine_at_random(nums: Sequence[int], operators: tuple[Operator, ...], rng: np.random.Generator) -> int | None:
+    """Fold the numbers, two at a time in random order, or None when a step would leave the positive integers."""
+    left = list(nums)
+    while len(left) > 1:
+        i, j = (int(k) for k in rng.choice(len(left), size=2, replace=False))
+        a, b = left[i], left[j]
+        operator = operators[rng.integers(len(operators))]
+        results = [value for value in _whole_results(a, b, (operator,)) if value > 0]
+        if not results:
+            return None
+        left = [n for k, n in enumerate(left) if k not in (i, j)] + [results[0]]
+    return left[0]
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _checked_operators(operators: Collection[Operator]) -> tuple[Operator, ...]:
+    unknown = sorted(set(operators) - set(OPERATORS))
+    if unknown or not operators:
+        raise ValueError(f"operators must be some of {' '.join(OPERATORS)}: {list(operators)}")
+    return tuple(op for op in OPERATORS if op in operators)
+
+
+def _check_range(name: str, bounds: tuple[int, int]) -> None:
+    if bounds[0] > bounds[1] or bounds[0] < 0:
+        raise ValueError(f"{name} must be (lowest, highest), none below zero: {bounds}")

@@ -1,0 +1,1 @@
+"""Reference policies for the KL penalty: frozen, periodic, adapter switched off, or on a server."""

@@ -1,0 +1,225 @@
+"""A reference policy in another process: what goes over the wire, and the client's side.
+
+A request and its answer are tensors in the safetensors format; nothing is unpickled, and the weights never travel.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from rlox_grpo.errors import ReferenceServerError
+from rlox_grpo.reference.protocol import Reference, ServerAddress
+from rlox_grpo.types import Batch
+
+TOKEN_VARIABLE = "RLOX_GRPO_REFERENCE_TOKEN"
+"""Environment variable that holds the bearer token of both sides."""
+
+_PAUSE_S = 0.5
+_TRY_AGAIN = (502, 503, 504)
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What a reference is asked: the log-probs of the completion tokens under ``loss_mask``.
+
+    Attributes:
+        input_ids: ``int64 [N, L]``, prompt then completion, padded on the right.
+        prompt_lengths, completion_lengths: ``int64 [N]``.
+        prompt_index: ``int64 [N]``; neighbours of equal value share their prompt.
+        loss_mask: ``bool [N, T]``.
+        temperature: that logits are divided by.
+        vocabulary: ids from here on take no part; 0 when all do.
+    """
+
+    input_ids: Tensor
+    prompt_lengths: Tensor
+    completion_lengths: Tensor
+    prompt_index: Tensor
+    loss_mask: Tensor
+    temperature: float
+    vocabulary: int
+
+    def pack(self) -> bytes:
+        """As bytes; :func:`unpack_question` is the way back."""
+        tensors = {name: getattr(self, name).contiguous() for name in _SHAPES}
+        settings = torch.tensor([self.temperature, float(self.vocabulary)], dtype=torch.float64)
+        return save({**tensors, "settings": settings})
+
+
+_SHAPES = {
+    "input_ids": (torch.int64, 2),
+    "prompt_lengths": (torch.int64, 1),
+    "completion_lengths": (torch.int64, 1),
+    "prompt_index": (torch.int64, 1),
+    "loss_mask": (torch.bool, 2),
+}
+
+
+def unpack_question(data: bytes) -> Question:
+    """The question in ``data``.
+
+    Raises:
+        ValueError: not safetensors, or tensors that are missing, of another type or that do not fit each other.
+    """
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise ValueError(f"not in the safetensors format: {error}") from None
+    if tensors.keys() != {*_SHAPES, "settings"}:
+        raise ValueError(f"holds {sorted(tensors)}: expected {sorted([*_SHAPES, 'settings'])}")
+    for name, (dtype, dimensions) in _SHAPES.items():
+        if tensors[name].dtype != dtype or tensors[name].dim() != dimensions:
+            raise ValueError(f"{name} is {tensors[name].dtype} {tuple(tensors[name].shape)}: expected {dtype}")
+    settings = tensors.pop("settings")
+    if settings.shape != (2,) or settings.dtype != torch.float64 or not bool((settings >= 0).all()):
+        raise ValueError("settings are not a temperature and a vocabulary")
+    question = Question(**tensors, temperature=float(settings[0]), vocabulary=int(settings[1]))
+    _check(question)
+    return question
+
+
+def _check(question: Question) -> None:
+    ids, prompts, lengths = question.input_ids, question.prompt_lengths, question.completion_lengths
+    rows, width = ids.shape
+    if rows == 0 or {len(prompts), len(lengths), len(question.prompt_index), len(question.loss_mask)} != {rows}:
+        raise ValueError("its tensors are of different numbers of rows, or of none")
+    if not question.temperature > 0:
+        raise ValueError(f"temperature is {question.temperature}: above 0")
+    if bool((prompts < 1).any()) or bool((lengths < 0).any()) or bool((prompts + lengths > width).any()):
+        raise ValueError("a row's lengths do not fit its tokens")
+    steps = torch.arange(question.loss_mask.shape[1])
+    if bool((question.loss_mask & (steps >= lengths[:, None])).any()):
+        raise ValueError("loss_mask reaches beyond a completion")
+
+
+def connect(server: ServerAddress, *, temperature: float = 1.0, vocabulary: int | None = None) -> Reference:
+    """A reference that a server computes; it must answer now.
+
+    Raises:
+        ReferenceServerError: it does not answer within its time, refuses the token, or has fewer ids.
+        ConfigError: no token, in neither the environment nor the file.
+    """
+    url, client = server.url, _Client(server.url, read_token(server.token_file), server.timeout)
+    about = client.health()
+    if vocabulary is not None and vocabulary > int(about["vocabulary"]):
+        raise ReferenceServerError(
+            f"the reference server {url} knows {about['vocabulary']} ids and the policy samples {vocabulary}"
+        )
+
+    def compute(batch: Batch) -> Tensor:
+        question = Question(
+            input_ids=batch.input_ids.cpu(),
+            prompt_lengths=batch.prompt_lengths.cpu(),
+            completion_lengths=batch.completion_mask.sum(dim=1).cpu(),
+            prompt_index=batch.prompt_index.cpu(),
+            loss_mask=batch.loss_mask.cpu(),
+            temperature=temperature,
+            vocabulary=vocabulary or 0,
+        )
+        answer = client.ask(question)
+        return answer.to(batch.input_ids.device)
+
+    return Reference(compute, fingerprint=str(about["fingerprint"]))
+
+
+def read_token(token_file: str | Path | None) -> str:
+    """The token in ``token_file``, else in the environment.
+
+    Raises:
+        ConfigError: in neither, or an empty one.
+    """
+    from rlox_grpo.errors import ConfigError
+
+    if token_file is not None:
+        try:
+            token = Path(token_file).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(f"the token file {token_file} cannot be read: {error.strerror}") from None
+    else:
+        token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token or not token.isascii() or not token.isprintable():
+        raise ConfigError(
+            f"a reference server needs a token: set {TOKEN_VARIABLE}, or name a file that holds one of printable ASCII"
+        )
+    return token
+
+
+class _Client:
+    """One server; every call has a deadline within which it tries again where that can help."""
+
+    def __init__(self, url: str, token: str, timeout: float) -> None:
+        self._url = urlsplit(url)
+        self._shown, self._token, self._timeout = url, token, timeout
+
+    def health(self) -> dict[str, Any]:
+        """What the server says of itself."""
+        about: dict[str, Any] = json.loads(self._call("GET", "/health", b""))
+        return about
+
+    def ask(self, question: Question) -> Tensor:
+        """``float32 [N, T]``, zeros outside the mask."""
+        try:
+            log_probs = load(self._call("POST", "/log_probs", question.pack()))["log_probs"]
+        except (SafetensorError, KeyError) as error:
+            raise ReferenceServerError(f"the reference server {self._shown} answered nonsense: {error}") from error
+        if log_probs.shape != question.loss_mask.shape or log_probs.dtype != torch.float32:
+            raise ReferenceServerError(
+                f"the reference server {self._shown} answered {log_probs.dtype} {tuple(log_probs.shape)} for a mask of "
+                f"{tuple(question.loss_mask.shape)}"
+            )
+        return log_probs
+
+    def _call(self, method: str, path: str, body: bytes) -> bytes:
+        deadline, tries, last = time.monotonic() + self._timeout, 0, "no answer"
+        while (left := deadline - time.monotonic()) > 0:
+            tries += 1
+            try:
+                status, answer = self._once(method, path, body, left)
+            except (OSError, http.client.HTTPException) as error:
+                last = f"{type(error).__name__}: {error}"
+            else:
+                if status == 200:
+                    return answer
+                last = f"HTTP {status}: {_message(answer)}"
+                if status not in _TRY_AGAIN:
+                    raise ReferenceServerError(f"the reference server {self._shown} refused {method} {path}: {last}")
+            time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
+        raise ReferenceServerError(
+            f"the reference server {self._shown} did not answer {method} {path} within {self._timeout:g} s "
+            f"({tries} tries; the last: {last})"
+        )
+
+    def _once(self, method: str, path: str, body: bytes, timeout: float) -> tuple[int, bytes]:
+        # http.client and not urllib: no proxy and no redirect gets to see the token.
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self._url.hostname or "", self._url.port, timeout=timeout)
+        headers: Mapping[str, str] = {"Authorization": f"Bearer {self._token}"}
+        try:
+            # A server that refuses may answer before it has read everything.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, self._url.path.rstrip("/") + path, body or None, dict(headers))
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+
+def _message(answer: bytes) -> str:
+    try:
+        return str(json.loads(answer)["error"])
+    except (ValueError, KeyError, TypeError):
+        return repr(answer[:200])

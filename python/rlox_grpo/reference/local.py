@@ -1,0 +1,176 @@
+"""The reference policy that a KL penalty measures against."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rlox_grpo.model.forward import Forward, make_forward
+from rlox_grpo.reference.protocol import Reference, ServerAddress, fingerprint, no_distributions
+from rlox_grpo.types import Batch, TokenDistributions
+
+if TYPE_CHECKING:
+    from rlox_grpo.config.schema import GRPOConfig
+
+
+def server_of(config: GRPOConfig) -> ServerAddress | None:
+    """The reference server that ``config`` names, if any."""
+    if config.reference_url is None:
+        return None
+    return ServerAddress(config.reference_url, config.reference_token_file, config.reference_timeout)
+
+
+def make_reference(
+    kind: Literal["auto", "none", "frozen", "periodic", "adapter_off", "server"],
+    policy: nn.Module,
+    policy_forward: Forward,
+    *,
+    kl_coef: float,
+    ref_model: nn.Module | None = None,
+    offload: bool = False,
+    refresh_steps: int | None = None,
+    mix: float = 1.0,
+    server: ServerAddress | None = None,
+    **forward_options: Any,
+) -> Reference | None:
+    """The reference of a run, or None when nothing asks for one.
+
+    Args:
+        kind: ``auto`` takes ``ref_model`` where it is given, else nothing when ``kl_coef`` is 0, else the policy with
+            its adapter switched off where it has one, else a frozen copy of the policy as it is now. ``periodic`` is
+            such a copy that follows the policy every ``refresh_steps``; ``server`` asks ``server``.
+        policy: the model in training.
+        policy_forward: its forward, for ``adapter_off``.
+        kl_coef: weight of the penalty.
+        ref_model: the user's own reference; it is frozen.
+        offload: a copy rests in host memory between uses.
+        refresh_steps: steps after which a periodic copy takes over the policy's weights.
+        mix: the policy's share in that: 1 replaces the copy's weights, less mixes.
+        server: where it is and how to talk to it.
+        forward_options: what :func:`rlox_grpo.model.forward.make_forward` takes; the policy's own.
+
+    Raises:
+        ValueError: ``ref_model`` beside a ``reference`` that does not use it, or ``adapter_off`` without an adapter.
+        ReferenceServerError: ``server``, and it does not answer or serves another vocabulary.
+    """
+    if kind in ("none", "adapter_off", "periodic", "server") and ref_model is not None:
+        raise ValueError(f"ref_model is given and reference={kind!r} does not use it")
+    if kind == "auto":
+        if ref_model is not None:
+            kind = "frozen"
+        elif kl_coef == 0:
+            kind = "none"
+        else:
+            kind = "adapter_off" if hasattr(policy, "disable_adapter") else "frozen"
+    if kind == "none":
+        return None
+    if kind == "adapter_off":
+        return _adapter_off(policy, policy_forward)
+    if kind == "server":
+        from rlox_grpo.reference.client import connect
+
+        if server is None:
+            raise ValueError("reference='server' needs the server's address")
+        return connect(
+            server,
+            temperature=forward_options.get("temperature", 1.0),
+            vocabulary=forward_options.get("vocabulary"),
+        )
+    frozen = copy.deepcopy(policy) if ref_model is None else ref_model
+    frozen.eval().requires_grad_(False)
+    in_use = _resting_on_the_host(frozen) if offload else nullcontext
+    forward = make_forward(frozen, **forward_options)
+    compute, distributions = _log_probs_of(forward), _distributions_of(forward)
+    if kind == "frozen":
+        return Reference(compute, fingerprint(frozen), distributions, in_use)
+
+    if refresh_steps is None:
+        raise ValueError("reference='periodic' needs refresh_steps")
+
+    def follow(step: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        if step % refresh_steps == 0:
+            _mix(frozen, weights(), mix)
+
+    return Reference(
+        compute,
+        None,
+        distributions,
+        in_use,
+        follow,
+        state_dict=lambda: {name: tensor.detach().cpu().clone() for name, tensor in frozen.named_parameters()},
+        load_state_dict=lambda state: _mix(frozen, state.items(), 1.0),
+    )
+
+
+def _log_probs_of(forward: Forward) -> Callable[[Batch], Tensor]:
+    @torch.no_grad()
+    def compute(batch: Batch) -> Tensor:
+        return forward(batch)[0]
+
+    return compute
+
+
+def _distributions_of(forward: Forward) -> Callable[[Batch], TokenDistributions]:
+    @torch.no_grad()
+    def distributions(batch: Batch) -> TokenDistributions:
+        return (forward.distributions or no_distributions)(batch)
+
+    return distributions
+
+
+def _adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
+    if not hasattr(policy, "disable_adapter"):
+        raise ValueError("reference='adapter_off' and the model has no adapter: set lora_rank or pass a PeftModel")
+
+    log_probs, distributions = _log_probs_of(policy_forward), _distributions_of(policy_forward)
+
+    def log_probs_without_adapter(batch: Batch) -> Tensor:
+        with policy.disable_adapter():  # type: ignore[operator]
+            return log_probs(batch)
+
+    def distributions_without_adapter(batch: Batch) -> TokenDistributions:
+        with policy.disable_adapter():  # type: ignore[operator]
+            return distributions(batch)
+
+    return Reference(log_probs_without_adapter, None, distributions_without_adapter)
+
+
+def _resting_on_the_host(model: nn.Module) -> Callable[[], Any]:
+    device = next(model.parameters()).device
+    model.to("cpu")
+
+    @contextmanager
+    def on_device() -> Iterator[None]:
+        model.to(device)
+        try:
+            yield
+        finally:
+            model.to("cpu")
+
+    return on_device
+
+
+@torch.no_grad()
+def _mix(reference: nn.Module, weights: Iterable[tuple[str, Tensor]], share: float) -> None:
+    """Reference ← ``share`` · weights + (1 − ``share``) · reference, as TR-DPO does (arXiv:2404.09656, eq. 4 and 5).
+
+    Raises:
+        ValueError: weights that are not those of the reference, by name and shape.
+    """
+    waiting = dict(reference.named_parameters())
+    for name, tensor in weights:
+        own = waiting.pop(name, None)
+        if own is None or own.shape != tensor.shape:
+            raise ValueError(f"the reference has no weight {name!r} of shape {tuple(tensor.shape)}")
+        tensor = tensor.detach().to(own.device, own.dtype)
+        if share == 1.0:  # exactly: lerp may round
+            own.copy_(tensor)
+        else:
+            own.lerp_(tensor, share)
+    if waiting:
+        raise ValueError(f"the reference was not given {sorted(waiting)[:3]}: its weights would be of two versions")

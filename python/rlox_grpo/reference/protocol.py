@@ -1,0 +1,79 @@
+"""The reference policy as the trainer sees it, wherever it runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlox_grpo.types import Batch, TokenDistributions
+
+
+def _nothing_to_do(step: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+    return None
+
+
+def no_distributions(batch: Batch) -> TokenDistributions:
+    raise ValueError("kl_estimator='full': this reference hands over the log-probs of the tokens taken and no more")
+
+
+def _no_state() -> dict[str, Tensor]:
+    return {}
+
+
+def _refuse_state(state: Mapping[str, Tensor]) -> None:
+    if state:
+        raise ValueError(f"the reference keeps no state of its own, and was given {sorted(state)[:3]}")
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where a reference server is, the file that holds its token, and the seconds that an answer may take."""
+
+    url: str
+    token_file: str | None = None
+    timeout: float = 120.0
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Batch → the reference's log-probs ``[N, T]``, no gradient.
+
+    Attributes:
+        distributions: Batch → what its whole distributions are made of, no gradient. Its head is the model's own and
+            not a copy, so it is read before the reference changes.
+        fingerprint: Tells frozen weights apart: a resumed run must measure against the same ones. None where the
+            reference follows the policy's own weights.
+        in_use: Context in which a step's batches are measured; where the copy rests in host memory, it is on the
+            policy's device in there.
+        after_step: Called with the number of steps taken and a source of the policy's weights, by name and whole,
+            which is asked only when they are taken over; on every rank.
+        state_dict: Weights that a checkpoint must hold, as they cannot be made again from the first model.
+        load_state_dict: Takes them back.
+    """
+
+    compute: Callable[[Batch], Tensor]
+    fingerprint: str | None
+    distributions: Callable[[Batch], TokenDistributions] = no_distributions
+    in_use: Callable[[], Any] = nullcontext
+    after_step: Callable[[int, Callable[[], Iterable[tuple[str, Tensor]]]], None] = _nothing_to_do
+    state_dict: Callable[[], dict[str, Tensor]] = field(default=_no_state)
+    load_state_dict: Callable[[Mapping[str, Tensor]], None] = field(default=_refuse_state)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Run the reference over ``batch``."""
+        return self.compute(batch)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A digest of each parameter's sum and sum of magnitudes: one pass, no copy, and equal for equal weights."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        sums = [float(values.sum(dtype=torch.float64)) for values in (parameter.detach(), parameter.detach().abs())]
+        digest.update(f"{name}{tuple(parameter.shape)}{sums}".encode())
+    return digest.hexdigest()[:16]

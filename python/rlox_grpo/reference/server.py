@@ -1,0 +1,267 @@
+"""``rlox-grpo serve-reference``: a frozen model that answers log-probs to several trainers, in a process of its own.
+
+Requests that wait at the same time are measured in one forward. Every request carries the bearer token; the server
+listens on the loopback interface unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from rlox_grpo.model.forward import Forward, make_forward
+from rlox_grpo.reference.client import Question, unpack_question
+from rlox_grpo.reference.protocol import fingerprint
+from rlox_grpo.types import Batch
+
+logger = logging.getLogger(__name__)
+
+WAITING = 256
+"""Requests that may wait; one more is told to come back."""
+PATIENCE_S = 600.0
+"""Longest that a client's connection may stay silent, or its request wait."""
+_SETTINGS = 8
+"""Different temperatures and vocabularies served at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    question: Question
+    answer: Future[Tensor] = field(default_factory=Future)
+
+
+class Measuring:
+    """One thread that runs the model over what waits."""
+
+    def __init__(self, model: nn.Module, *, token_budget: int) -> None:
+        self._model = model.eval().requires_grad_(False)
+        self._device = next(model.parameters()).device
+        self._budget = token_budget
+        self._forwards: dict[tuple[float, int], Forward] = {}
+        self._waiting: queue.Queue[_Job] = queue.Queue(WAITING)
+        embeddings: Any = model.get_input_embeddings
+        self.vocabulary = int(embeddings().weight.shape[0])
+        self.fingerprint = fingerprint(model)
+        threading.Thread(target=self._run, name="reference", daemon=True).start()
+
+    def submit(self, question: Question) -> Future[Tensor]:
+        """The log-probs to come.
+
+        Raises:
+            ValueError: ids that the model does not have.
+            queue.Full: too many wait.
+        """
+        ids = question.input_ids
+        if bool((ids < 0).any()) or bool((ids >= self.vocabulary).any()) or question.vocabulary > self.vocabulary:
+            raise ValueError(f"input_ids or vocabulary go beyond the model's {self.vocabulary} ids")
+        job = _Job(question)
+        self._waiting.put_nowait(job)
+        return job.answer
+
+    def _run(self) -> None:
+        held: _Job | None = None
+        while True:
+            jobs = [held or self._waiting.get()]
+            held = None
+            while len(jobs) < WAITING:
+                try:
+                    held = self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if not _together([*jobs, held], self._budget):
+                    break
+                jobs.append(held)
+                held = None
+            self._measure(jobs)
+
+    def _measure(self, jobs: Sequence[_Job]) -> None:
+        try:
+            forward = self._forward(jobs[0].question)
+            batch = _batch([job.question for job in jobs], self._device)
+            rows = max(1, self._budget // batch.input_ids.shape[1])
+            log_probs = torch.zeros(batch.loss_mask.shape)
+            with torch.no_grad():
+                for place in range(0, len(log_probs), rows):
+                    part = _part(batch, slice(place, place + rows))
+                    log_probs[place : place + rows, : part.loss_mask.shape[1]] = forward(part)[0].float().cpu()
+        except Exception as error:  # noqa: BLE001 - raised again at each request that waits for it
+            for job in jobs:
+                job.answer.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+            return
+        first = 0
+        for job in jobs:
+            rows, width = job.question.loss_mask.shape
+            job.answer.set_result(log_probs[first : first + rows, :width].contiguous())
+            first += rows
+
+    def _forward(self, question: Question) -> Forward:
+        settings = (question.temperature, question.vocabulary)
+        if settings not in self._forwards:
+            if len(self._forwards) == _SETTINGS:
+                del self._forwards[next(iter(self._forwards))]
+            self._forwards[settings] = make_forward(
+                self._model,
+                temperature=question.temperature,
+                vocabulary=question.vocabulary or None,
+            )
+        return self._forwards[settings]
+
+
+def _together(jobs: Sequence[_Job], budget: int) -> bool:
+    questions = [job.question for job in jobs]
+    rows = sum(len(question.input_ids) for question in questions)
+    width = max(question.input_ids.shape[1] for question in questions)
+    same = {(question.temperature, question.vocabulary) for question in questions}
+    return len(same) == 1 and rows * width <= budget
+
+
+def _batch(questions: Sequence[Question], device: torch.device) -> Batch:
+    """The rows of all questions, padded on the right to the longest."""
+    width = max(question.input_ids.shape[1] for question in questions)
+    steps = max(question.loss_mask.shape[1] for question in questions)
+    ids = torch.cat([nn.functional.pad(q.input_ids, (0, width - q.input_ids.shape[1])) for q in questions])
+    loss_mask = torch.cat([nn.functional.pad(q.loss_mask, (0, steps - q.loss_mask.shape[1])) for q in questions])
+    prompts = torch.cat([question.prompt_lengths for question in questions])
+    lengths = torch.cat([question.completion_lengths for question in questions])
+    # Prompts are told apart between questions by where their first row stands.
+    groups, first = [], 0
+    for question in questions:
+        groups.append(torch.unique_consecutive(question.prompt_index, return_inverse=True)[1] + first)
+        first += len(question.prompt_index)
+    places = (prompts[:, None] + torch.arange(steps)).clamp(max=width - 1)  # [N, T]
+    return Batch(
+        input_ids=ids.to(device),
+        attention_mask=(torch.arange(width) < (prompts + lengths)[:, None]).to(device),
+        position_ids=torch.arange(width).expand(len(ids), -1).to(device),
+        prompt_lengths=prompts.to(device),
+        completion_ids=ids.gather(1, places).to(device),
+        completion_mask=(torch.arange(steps) < lengths[:, None]).to(device),
+        loss_mask=loss_mask.to(device),
+        advantages=torch.zeros(len(ids), device=device),
+        row_index=torch.arange(len(ids), device=device),
+        prompt_index=torch.cat(groups).to(device),
+        num_loss_tokens=float(loss_mask.sum()),
+        num_sequences=float(len(ids)),
+    )
+
+
+def _part(batch: Batch, rows: slice) -> Batch:
+    """Some rows of it, as narrow as they can be."""
+    lengths = batch.completion_mask[rows].sum(dim=1)
+    steps, width = max(1, int(lengths.max())), int((batch.prompt_lengths[rows] + lengths).max())
+    return replace(
+        batch,
+        input_ids=batch.input_ids[rows, :width],
+        attention_mask=batch.attention_mask[rows, :width],
+        position_ids=batch.position_ids[rows, :width],
+        prompt_lengths=batch.prompt_lengths[rows],
+        completion_ids=batch.completion_ids[rows, :steps],
+        completion_mask=batch.completion_mask[rows, :steps],
+        loss_mask=batch.loss_mask[rows, :steps],
+        advantages=batch.advantages[rows],
+        row_index=batch.row_index[rows],
+        prompt_index=batch.prompt_index[rows],
+    )
+
+
+def make_server(
+    measuring: Measuring, token: str, *, host: str = "127.0.0.1", port: int = 0, max_bytes: int = 2**26
+) -> ThreadingHTTPServer:
+    """An HTTP server on ``host:port`` (0: a free one); ``serve_forever()`` starts it.
+
+    ``GET /health`` says what is served, ``POST /log_probs`` takes a :class:`Question` of at most ``max_bytes``.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = PATIENCE_S
+        server_version, sys_version = "rlox-grpo", ""
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            if not self._is_allowed():
+                return
+            if self.path != "/health":
+                return self._refuse(404, f"there is no {self.path[:80]!r}")
+            about = {"vocabulary": measuring.vocabulary, "fingerprint": measuring.fingerprint}
+            self._answer(200, json.dumps(about).encode(), "application/json")
+
+        def do_POST(self) -> None:
+            if not self._is_allowed():
+                return
+            if self.path != "/log_probs":
+                return self._refuse(404, f"there is no {self.path[:80]!r}")
+            size = self.headers.get("Content-Length", "")
+            if not size.isascii() or not size.isdigit():
+                return self._refuse(411, "Content-Length is missing")
+            if int(size) > max_bytes:
+                return self._refuse(413, f"{size} bytes: one request may have {max_bytes}")
+            try:
+                log_probs = measuring.submit(unpack_question(self.rfile.read(int(size)))).result(PATIENCE_S)
+            except ValueError as error:
+                return self._refuse(400, str(error))
+            except queue.Full:
+                return self._refuse(503, f"{WAITING} requests wait already")
+            except (RuntimeError, FutureTimeoutError) as error:
+                logger.exception("a request failed")
+                return self._refuse(500, f"{type(error).__name__}: {error}")
+            self._answer(200, save({"log_probs": log_probs}), "application/octet-stream")
+
+        def _is_allowed(self) -> bool:
+            given = self.headers.get("Authorization", "")
+            if hmac.compare_digest(given.encode("utf-8", "replace"), f"Bearer {token}".encode()):
+                return True
+            self._refuse(401, "the token is missing or another one")
+            return False
+
+        def _refuse(self, status: int, why: str) -> None:
+            if self.command == "POST" and status in (401, 404):  # a close with unread bytes loses the answer
+                size = self.headers.get("Content-Length", "")
+                self.rfile.read(min(int(size), max_bytes) if size.isascii() and size.isdigit() else 0)
+            self.close_connection = True
+            self._answer(status, json.dumps({"error": why}).encode(), "application/json")
+
+        def _answer(self, status: int, body: bytes, kind: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            logger.debug(format, *args)
+
+    return ThreadingHTTPServer((host, port), Handler)
+
+
+def serve(model: str, token: str, *, host: str, port: int, token_budget: int, bfloat16: bool) -> None:
+    """Load ``model`` and answer until interrupted; prints the address once it listens.
+
+    Raises:
+        ValueError: a model that cannot be loaded.
+        OSError: an address that cannot be had.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if bfloat16 else torch.float32)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model={model!r} cannot be loaded: {error}") from error
+    if torch.cuda.is_available():
+        loaded = loaded.to("cuda")
+    server = make_server(Measuring(loaded, token_budget=token_budget), token, host=host, port=port)
+    with server:
+        print(f"reference server of {model} at http://{host}:{server.server_address[1]}", flush=True)
+        server.serve_forever()

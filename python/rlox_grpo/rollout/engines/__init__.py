@@ -1,0 +1,123 @@
+"""Where completions come from: one protocol, several engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from rlox_grpo.types import Prompt, RolloutGroup, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from rlox_grpo.config.schema import GRPOConfig
+    from rlox_grpo.distributed.ranks import Ranks
+    from rlox_grpo.model.load import Policy
+
+
+@runtime_checkable
+class GenerationEngine(Protocol):
+    """Samples completions from the current policy.
+
+    Attributes:
+        exact: Whether the log-probs it reports are those of the trainer's own weights and arithmetic.
+        policy_version: Version of the weights that it samples from: 0 for an engine that shares the trainer's module,
+            −1 for one that has none of its own yet and needs ``load_weights`` before ``generate``.
+        max_length: Tokens that a prompt and its completion may have together; None when the model states no limit.
+    """
+
+    exact: bool
+    policy_version: int
+    max_length: int | None
+
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
+    ) -> list[RolloutGroup]:
+        """Sample ``group_size`` completions for each prompt; the same arguments and weights give the same result.
+
+        ``first_prompt`` is the place of ``prompts[0]`` among all prompts of the step: ranks that share them out draw
+        what one process would have drawn.
+        """
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take the policy's new weights; what is sampled from now on carries ``version``."""
+        ...
+
+    def close(self) -> None:
+        """Release what the engine holds: memory, processes, connections."""
+        ...
+
+
+def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:
+    """The engine that ``config`` names, over ``policy`` or a copy of it; one for each of ``ranks``.
+
+    Raises:
+        ConfigError: an engine that cannot serve this policy.
+        ImportError: an engine that is not installed; names the extra.
+    """
+    import torch
+
+    if config.engine != "hf":
+        from rlox_grpo.errors import ConfigError
+
+        try:
+            return _vllm_engine(config, policy, ranks) if config.engine == "vllm" else _vllm_server(config, policy)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    from rlox_grpo.rollout.engines.hf.engine import HFEngine
+
+    # Of a policy whose parameters lie in shards a rank can sample only from a copy, and so beside an update.
+    is_copy = config.async_steps > 0 or config.shards_weights
+    return HFEngine(
+        _copied(policy.model) if is_copy else policy.model,
+        policy.tokenizer,
+        eos_token_ids=policy.eos_token_ids,
+        vocab_limit=policy.vocabulary,
+        max_rows=config.max_rollout_rows,
+        autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None,
+        is_copy=is_copy,
+    )
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A model of the engine's own, adapters merged, as the weights that it will be given are."""
+    import copy
+
+    copied: Any = copy.deepcopy(model)
+    own: nn.Module = copied.merge_and_unload() if hasattr(copied, "peft_config") else copied
+    return own.eval()
+
+
+def _vllm_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> GenerationEngine:
+    from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
+
+    return VLLMEngine(
+        policy.model,
+        policy.tokenizer,
+        eos_token_ids=policy.eos_token_ids,
+        vocab_limit=policy.vocabulary,
+        dtype=config.dtype,
+        max_length=config.engine_max_length,
+        max_rows=config.max_rollout_rows,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        tensor_parallel_size=config.tensor_parallel_size,
+        sleep=config.engine_sleep,
+        ranks=ranks,
+    )
+
+
+def _vllm_server(config: GRPOConfig, policy: Policy) -> GenerationEngine:
+    from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
+
+    return VLLMServerEngine(
+        config.server_urls,
+        policy.model,
+        policy.tokenizer,
+        eos_token_ids=policy.eos_token_ids,
+        vocab_limit=policy.vocabulary,
+        max_length=config.engine_max_length,
+        timeout=config.server_timeout,
+        sync_dir=config.server_sync_dir,
+        nccl_address=config.server_nccl_address,
+    )

@@ -1,0 +1,1 @@
+"""The embedded engine: generation by a transformers model in this process."""

@@ -1,0 +1,213 @@
+"""The two ways to run a model over live rows: with its key-value cache, and without any."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from rlox_grpo.model.forward import can_pack, close_activations, split_model
+from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache
+from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, RowId
+from rlox_grpo.rollout.engines.hf.shared_lines import SharedLines
+from rlox_grpo.rollout.engines.hf.shared_prefix import SharedPrefixCache
+from rlox_grpo.types import Int64Array
+
+logger = logging.getLogger(__name__)
+
+# Padded prompt tokens of one prefill forward: bounds its activations.
+_PREFILL_TOKENS = 16384
+# Free rows are refilled together, once they are this share of all: a prefill of one prompt at a time costs a forward
+# for each; waiting longer leaves rows empty.
+_REFILL_FRACTION = 1 / 8
+
+
+def can_decode_with_cache(model: nn.Module) -> bool:
+    """Whether the model is a transformers decoder whose only state is keys and values by position."""
+    if getattr(model, "config", None) is None or not _takes(model, "past_key_values", "attention_mask", "position_ids"):
+        return False
+    config: Any = model.config
+    layers = DynamicCache(config=config).layers
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+
+
+def decode_with_cache(
+    model: nn.Module,
+    prompts: Sequence[Int64Array],
+    group_size: int,
+    rows: LiveRows,
+    max_rows: int,
+    *,
+    share_prefixes: bool = False,
+) -> None:
+    """Sample every row by continuous batching: a finished row's place goes to a waiting one.
+
+    Each prompt is run once; its keys and values are shared by the rows of its group, or copied to each. Rows go on as
+    one while they sample the same tokens. Longest prompts start first, so that prompts prefilled together are of like
+    length, and a late one always fits beside the live rows.
+    """
+    waiting = _WaitingRows(model, prompts, group_size, rows.device)
+    cache = (SharedPrefixCache if share_prefixes else RowCache)(max_rows, rows.device)
+    lines = SharedLines(cache, rows.device)
+    while waiting or len(rows):
+        free = max_rows - len(rows)
+        if waiting and (free >= max_rows * _REFILL_FRACTION or not len(rows)):
+            ids, prefilled, which = waiting.take(free)
+            lines.add_rows(prefilled, which)
+            rows.add(ids, prefilled.logits[torch.from_numpy(which).to(rows.device)])
+        else:
+            cache.make_room()
+            newest = lines.tokens(rows.last_tokens())
+            logits = model(input_ids=newest, use_cache=True, **cache.model_options()).logits[:, -1]
+            cache.advance()
+            rows.draw(lines.logits(logits))
+        moved = rows.retire()
+        if moved is not None:
+            lines.move_rows(*moved, remaining=len(rows))
+        if len(rows):
+            lines.part(rows.last_tokens())
+
+
+@torch.no_grad()
+def can_share_prefixes(model: nn.Module) -> bool:
+    """Whether a decoding step over shared prompts gives the logits of one over copied prompts, found by trying it.
+
+    Only on a CPU, where the attention kernel takes a mask and returns its log normalisers.
+    """
+    split = split_model(model)
+    if split is None or split.head.weight.device.type != "cpu" or not can_pack(split):
+        return False
+    ids = np.arange(5) % split.head.weight.shape[0]
+    which = np.array([0, 1, 1])
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        prefilled = _prefill(model, [ids[:3], ids[3:]], split.head.weight.device)
+        logits = []
+        for kind in (RowCache, SharedPrefixCache):
+            cache: RowCache | SharedPrefixCache = kind(len(which), split.head.weight.device)
+            cache.add_rows(prefilled, which)
+            cache.make_room()
+            step = model(input_ids=torch.from_numpy(which[:, None]), use_cache=True, **cache.model_options())
+            logits.append(step.logits)
+    except (ValueError, TypeError, RuntimeError, IndexError, KeyError, AttributeError) as error:
+        logger.info("%s copies prompts to their rows when it samples: %s", type(model).__name__, error)
+        return False
+    finally:
+        for module in training:
+            module.training = True
+    return close_activations(*logits)
+
+
+class _WaitingRows:
+    """Rows not started yet, prompt by prompt, the longest first; prompts are prefilled when their turn comes."""
+
+    def __init__(self, model: nn.Module, prompts: Sequence[Int64Array], group_size: int, device: torch.device) -> None:
+        self._model = model
+        self._prompts = prompts
+        self._group_size = group_size
+        self._device = device
+        self._order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
+        self._batch: list[int] = []  # prompts of the last prefill
+        self._prefilled: PrefilledPrompts | None = None
+        self._given = 0  # rows of that prefill already given
+
+    def __bool__(self) -> bool:
+        return bool(self._order) or self._given < len(self._batch) * self._group_size
+
+    def take(self, free: int) -> tuple[list[RowId], PrefilledPrompts, Int64Array]:
+        """At most ``free`` rows, at least one, of one prefill; row i continues prompt ``which[i]`` of it."""
+        if self._prefilled is None or self._given == len(self._batch) * self._group_size:
+            wanted = min(-(-free // self._group_size), _PREFILL_TOKENS // len(self._prompts[self._order[0]]))
+            self._batch, self._order = self._order[: max(1, wanted)], self._order[max(1, wanted) :]
+            self._prefilled = _prefill(self._model, [self._prompts[index] for index in self._batch], self._device)
+            self._given = 0
+        rows = np.arange(self._given, min(self._given + free, len(self._batch) * self._group_size))
+        self._given += len(rows)
+        which, completion = np.divmod(rows, self._group_size)
+        ids = [RowId(self._batch[prompt], int(place)) for prompt, place in zip(which, completion, strict=True)]
+        return ids, self._prefilled, which
+
+
+def decode_without_cache(
+    model: nn.Module, prompts: Sequence[Int64Array], group_size: int, rows: LiveRows, max_rows: int
+) -> None:
+    """Sample every row by running its whole sequence again for each token.
+
+    Rows of equal prompt length go together and stay equally long, so the model sees full rectangles and nothing but
+    ``input_ids``.
+    """
+    by_length: defaultdict[int, list[int]] = defaultdict(list)
+    for index, prompt in enumerate(prompts):
+        by_length[len(prompt)].append(index)
+    for indices in by_length.values():
+        waiting = [RowId(prompt, completion) for prompt in indices for completion in range(group_size)]
+        for start in range(0, len(waiting), max_rows):
+            _decode_rectangle(model, prompts, waiting[start : start + max_rows], rows)
+
+
+def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list[RowId], rows: LiveRows) -> None:
+    distinct = sorted({id.prompt for id in ids})
+    which = torch.tensor([distinct.index(id.prompt) for id in ids], device=rows.device)
+    prefix = torch.from_numpy(np.stack([prompts[index] for index in distinct])).to(rows.device)  # [prompts, L]
+    rows.add(ids, _last_logits(model(prefix)).index_select(0, which))
+    sequences = prefix.index_select(0, which)  # [rows, L]
+    while True:
+        sequences = torch.cat([sequences, rows.last_tokens()], dim=1)
+        moved = rows.retire()
+        if moved is not None:
+            to, source = (torch.from_numpy(index).to(rows.device) for index in moved)
+            sequences[to] = sequences[source]
+            sequences = sequences[: len(rows)]
+        if not len(rows):
+            return
+        rows.draw(_last_logits(model(sequences)))
+
+
+def _last_logits(output: Any) -> Tensor:
+    logits: Tensor = output if isinstance(output, Tensor) else output.logits
+    return logits[:, -1]
+
+
+def _prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.device) -> PrefilledPrompts:
+    lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+    width = int(lengths.max())
+    input_ids = np.zeros((len(prompts), width), dtype=np.int64)
+    for row, prompt in enumerate(prompts):
+        input_ids[row, width - len(prompt) :] = prompt
+    attention_mask = np.arange(width) >= (width - lengths)[:, None]
+    position_ids = np.maximum(np.arange(width) - (width - lengths)[:, None], 0)
+    options: dict[str, Any] = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
+    if not attention_mask.all():
+        options["attention_mask"] = torch.from_numpy(attention_mask).to(device)
+    # Without the config every layer keeps all its positions, those with a sliding window too.
+    cache = DynamicCache()
+    output = model(
+        input_ids=torch.from_numpy(input_ids).to(device),
+        position_ids=torch.from_numpy(position_ids).to(device),
+        past_key_values=cache,
+        use_cache=True,
+        **options,
+    )
+    layers: list[Any] = cache.layers
+    return PrefilledPrompts(
+        keys=[layer.keys for layer in layers],
+        values=[layer.values for layer in layers],
+        logits=output.logits[:, -1].clone(),  # a view would keep the logits of the whole prompt
+        lengths=lengths,
+    )
+
+
+def _takes(model: nn.Module, *names: str) -> bool:
+    # An adapter (peft) passes keywords on: what counts is the model that it wraps.
+    base: Any = model
+    if hasattr(base, "get_base_model"):
+        base = base.get_base_model()
+    return set(names) <= set(inspect.signature(base.forward).parameters)

@@ -1,0 +1,277 @@
+"""The embedded engine: samples from the trainer's own module, in its process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlox_grpo.model.load import max_positions
+from rlox_grpo.rollout.engines.hf.decoding import (
+    can_decode_with_cache,
+    can_share_prefixes,
+    decode_with_cache,
+    decode_without_cache,
+)
+from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, NonFiniteLogitsError, RowId, SampledRow
+from rlox_grpo.rollout.engines.sampling import check_sampling
+from rlox_grpo.rollout.engines.stop_strings import StopStrings, decode
+from rlox_grpo.rollout.engines.weight_sync import policy_weights
+from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
+
+__all__ = ["HFEngine", "NonFiniteLogitsError"]
+
+# Rows decoded at once unless the caller says otherwise: bounds the key-value cache.
+DEFAULT_MAX_ROWS = 256
+
+logger = logging.getLogger(__name__)
+
+
+class HFEngine:
+    """Samples completions from a transformers causal LM or any module with ``forward(input_ids) -> logits``.
+
+    The engine holds the trainer's module itself, so an update needs no copy. A transformers decoder runs with a
+    key-value cache and continuous batching; any other module, and a transformers model that keeps more state than keys
+    and values (Mamba), runs each whole sequence again for each token, rows of equal length together, with
+    ``input_ids`` as its only argument.
+
+    A token is drawn by a uniform keyed by (seed, prompt's position in the step, completion's position in its group,
+    token's position), so neither ``max_rows`` nor the other rows decide it, nor how ranks share the prompts out. The
+    logits do depend on the batch in their last bits, as matrix products do; a token can flip where its uniform lies
+    that near (about 1e-7) to the edge between two tokens.
+
+    Log-probs are those of the distribution really sampled: after temperature and filters, renormalised; 0.0 where
+    temperature 0 makes it a point mass. With filters off they are the trainer's log_softmax(logits / temperature).
+
+    Attributes:
+        exact: True unless ``autocast_dtype`` makes the log-probs differ from the trainer's.
+        policy_version: Version of the weights that it samples from.
+        max_length: The model's positions, where it states them.
+        vocab_limit: Token ids from here on are never sampled, as they have no text: the model's vocabulary is padded
+            beyond the tokenizer's, or is unknown. Log-probs are normalised over the ids below it, and a trainer that
+            wants to agree has to leave the same logits out. None when every id can be sampled.
+        uses_cache: Whether the model runs with a key-value cache.
+        shares_prefixes: Whether the rows of a group can read one copy of their prompt's keys and values. They do
+            unless a group has one row or a sequence can outgrow the model's sliding window.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any = None,
+        *,
+        eos_token_ids: Sequence[int] | None = None,
+        vocab_limit: int | None = None,
+        max_rows: int | None = None,
+        autocast_dtype: torch.dtype | None = None,
+        is_copy: bool = False,
+    ) -> None:
+        """Hold the model; nothing is allocated before ``generate``.
+
+        Args:
+            model: Shared with the trainer; its training mode and device are respected.
+            tokenizer: Gives completions their text, and stop strings their meaning. Optional.
+            eos_token_ids: Ids that end a completion; by default those of the model's generation config and config
+                and of the tokenizer. A plain module without a tokenizer has none: its completions have
+                ``max_new_tokens`` tokens.
+            vocab_limit: Ids from here on are never sampled; by default those past the tokenizer's last.
+            max_rows: Completions decoded at once, 256 by default; the others wait.
+            autocast_dtype: Run the forward under ``torch.autocast`` in this type (``torch.bfloat16``).
+            is_copy: ``model`` is not the trainer's own but a copy, as where ranks hold its parameters in shards:
+                ``load_weights`` then copies.
+
+        Raises:
+            ValueError: ``max_rows`` is below 1.
+        """
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+        self._model = model
+        self._tokenizer = tokenizer
+        self._max_rows = DEFAULT_MAX_ROWS if max_rows is None else max_rows
+        self._autocast_dtype = autocast_dtype
+        self._is_copy = is_copy
+        self._vocab_size = _vocab_size(model)
+        self._end_ids = _end_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
+        self.vocab_limit = vocab_limit
+        if tokenizer is not None and vocab_limit is None:
+            limit = max(tokenizer.get_vocab().values()) + 1
+            if self._vocab_size is None or self._vocab_size > limit:
+                self.vocab_limit = limit
+        self.uses_cache = can_decode_with_cache(model)
+        if not self.uses_cache and hasattr(model, "config"):
+            logger.warning(
+                "%s keeps more than keys and values by position: each sequence is run again for each of its tokens",
+                type(model).__name__,
+            )
+        self.shares_prefixes = self.uses_cache and can_share_prefixes(model)
+        self.exact = autocast_dtype is None
+        self.policy_version = 0
+        self.max_length = max_positions(model)
+
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
+    ) -> list[RolloutGroup]:
+        """Sample ``group_size`` completions for each prompt; the first is number ``first_prompt`` of its step.
+
+        Raises:
+            ValueError: No prompt, an empty one, one with an id out of the vocabulary or too long for the model, or a
+                sampling value out of its range; names the prompt's position in ``prompts``.
+            NonFiniteLogitsError: The model's logits are not finite; names the prompt and the token.
+        """
+        if group_size < 1:
+            raise ValueError(f"group_size must be at least 1, got {group_size}")
+        if seed < 0:
+            raise ValueError(f"seed must be at least 0, got {seed}")
+        check_sampling(sampling)
+        if sampling.stop and self._tokenizer is None:
+            raise ValueError(f"stop strings need a tokenizer: stop={sampling.stop!r}")
+        token_ids = [np.asarray(prompt.token_ids, dtype=np.int64) for prompt in prompts]
+        self._check_prompts(token_ids, sampling.max_new_tokens)
+        max_rows = min(self._max_rows, len(prompts) * group_size)
+        longest = max(len(prompt) for prompt in token_ids) + sampling.max_new_tokens
+        share_prefixes = self.shares_prefixes and group_size > 1 and longest <= _sliding_window(self._model)
+        decode_rows: Any = decode_without_cache
+        if self.uses_cache:
+            decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes)
+        with _inference(self._model), self._autocast():
+            rows = self._live_rows(max_rows, sampling, seed, first_prompt)
+            decode_rows(self._model, token_ids, group_size, rows, max_rows)
+        return self._groups(prompts, group_size, rows.finished)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Note the new version. The trainer's own module has the weights in place already, and they are not read.
+
+        Raises:
+            ValueError: the names or shapes are not those of the copy; nothing has changed.
+        """
+        if self._is_copy:
+            _copy_weights(self._model, dict(weights))
+        self.policy_version = version
+
+    def close(self) -> None:
+        """Nothing to release: caches live as long as one ``generate``."""
+
+    def _check_prompts(self, prompts: Sequence[Int64Array], max_new_tokens: int) -> None:
+        if not prompts:
+            raise ValueError("prompts is empty")
+        limit = self.max_length
+        for index, prompt in enumerate(prompts):
+            if prompt.ndim != 1 or not len(prompt):
+                raise ValueError(
+                    f"prompts[{index}] must hold at least one token id in one dimension, got {prompt.shape}"
+                )
+            if limit is not None and len(prompt) + max_new_tokens > limit:
+                raise ValueError(
+                    f"prompts[{index}] has {len(prompt)} tokens: with max_new_tokens={max_new_tokens} it does not fit "
+                    f"the model's max_position_embeddings={limit}"
+                )
+            beyond = (prompt < 0) | (prompt >= (np.inf if self._vocab_size is None else self._vocab_size))
+            if beyond.any():
+                place = int(beyond.argmax())
+                raise ValueError(
+                    f"prompts[{index}].token_ids[{place}] is {prompt[place]}, outside the model's vocabulary of "
+                    f"{self._vocab_size}"
+                )
+
+    def _live_rows(self, max_rows: int, sampling: Sampling, seed: int, first_prompt: int) -> LiveRows:
+        device = _device(self._model)
+        stop_strings = None
+        if sampling.stop:
+            known = max(self._tokenizer.get_vocab().values()) + 1
+            stop_strings = StopStrings(self._tokenizer, sampling.stop, known, device)
+        return LiveRows(
+            max_rows,
+            sampling,
+            seed,
+            end_ids=torch.tensor([*self._end_ids, *sampling.stop_token_ids], dtype=torch.long, device=device),
+            stop_strings=stop_strings,
+            vocab_limit=self.vocab_limit,
+            device=device,
+            first_prompt=first_prompt,
+        )
+
+    def _autocast(self) -> torch.autocast | nullcontext[None]:
+        if self._autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(_device(self._model).type, dtype=self._autocast_dtype)
+
+    def _groups(
+        self, prompts: Sequence[Prompt], group_size: int, finished: dict[RowId, SampledRow]
+    ) -> list[RolloutGroup]:
+        rows = [finished[RowId(prompt, place)] for prompt in range(len(prompts)) for place in range(group_size)]
+        texts: list[str | None] = [None] * len(rows)
+        if self._tokenizer is not None:
+            texts = list(decode(self._tokenizer, [row.token_ids.tolist() for row in rows]))
+        completions = [
+            Completion(row.token_ids, row.log_probs, "stop" if row.stopped else "length", text)
+            for row, text in zip(rows, texts, strict=True)
+        ]
+        return [
+            RolloutGroup(prompt, tuple(completions[index * group_size : (index + 1) * group_size]), self.policy_version)
+            for index, prompt in enumerate(prompts)
+        ]
+
+
+@contextmanager
+def _inference(model: nn.Module) -> Iterator[None]:
+    """Turn on evaluation mode without gradients; leave every submodule as it was, also after an error.
+
+    ``no_grad`` and not ``inference_mode``: a buffer that a model renews in its forward (dynamic RoPE) would become an
+    inference tensor, which the trainer's backward refuses.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _device(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+@torch.no_grad()
+def _copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    own = dict(policy_weights(model))
+    if own.keys() != weights.keys():
+        raise ValueError(f"weights differ from the engine's in {sorted(own.keys() ^ weights.keys())[:4]}")
+    for name, tensor in own.items():
+        if tensor.shape != weights[name].shape:
+            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, and {tuple(tensor.shape)} here")
+    for name, tensor in own.items():
+        tensor.copy_(weights[name])
+
+
+def _vocab_size(model: nn.Module) -> int | None:
+    """Rows of a transformers model's input embedding; unknown for a plain module."""
+    if not hasattr(model, "get_input_embeddings"):
+        return None
+    embeddings: Any = model.get_input_embeddings  # peft and transformers alike
+    return int(embeddings().weight.shape[0])
+
+
+def _sliding_window(model: nn.Module) -> float:
+    """Tokens that every layer attends to; infinite without a sliding window."""
+    config: Any = model.config
+    window = getattr(config.get_text_config(decoder=True), "sliding_window", None)
+    return float("inf") if window is None else window
+
+
+def _end_ids(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
+    """End tokens of the generation config, the config and the tokenizer, all of them: chat models have several."""
+    sources = (getattr(model, "generation_config", None), getattr(model, "config", None), tokenizer)
+    found: set[int] = set()
+    for source in sources:
+        ids = getattr(source, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    return tuple(sorted(found))

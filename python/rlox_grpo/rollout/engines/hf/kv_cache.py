@@ -1,0 +1,227 @@
+"""Preallocated key-value cache for continuous batching: rows join and leave while the others decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from rlox_grpo.types import Int64Array
+
+# Columns free after a relocation: a fraction of the live ones, and at least this many.
+_MIN_SPARE_COLUMNS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class PrefilledPrompts:
+    """Prompts after prefill, padded on the left to a common width.
+
+    Attributes:
+        keys, values: One tensor per layer, ``[P, heads, width, head_dim]``; the padding is not read.
+        logits: ``[P, V]``, logits of the token after each prompt.
+        lengths: ``int64 [P]``, prompt lengths in tokens.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    logits: Tensor
+    lengths: Int64Array
+
+    @property
+    def width(self) -> int:
+        """Number of columns, padding included."""
+        return self.keys[0].shape[2]
+
+    def without_tokens(self) -> PrefilledPrompts:
+        """The same prompts with zero columns, for rows whose prompt is stored elsewhere."""
+        keys, values = ([tensor[:, :, :0] for tensor in tensors] for tensors in (self.keys, self.values))
+        return PrefilledPrompts(keys, values, self.logits, np.zeros_like(self.lengths))
+
+
+@dataclass
+class _Extent:
+    """Part of the buffers in use, shared by all layers: rows [0, rows) and columns [begin, end)."""
+
+    rows: int = 0
+    begin: int = 0
+    end: int = 0
+
+
+class RowCache:
+    """Keys and values of the live rows, for the model's own forward pass.
+
+    The tokens of row r are in columns [start_r, end). All rows end at the same column, whenever they joined: the rows
+    are padded on the left. A decoding step writes one column for all rows. The model's own masks, sliding windows
+    included, stay valid because they depend on distances between columns. The live rows have no gaps: the last row
+    takes the place of a row that leaves (``move_rows``), which copies at most one row.
+
+    Example: rows A (3 tokens) and B (2 tokens) join, both decode one token, then C (2 tokens) joins, then A leaves::
+
+        column        0 1 2 3          column        0 1 2 3          column        0 1 2 3
+        row 0   A     a a a a          row 0   A     a a a a          row 0   C     _ _ c c
+        row 1   B     _ b b b          row 1   B     _ b b b          row 1   B     _ b b b
+                                       row 2   C     _ _ c c
+        end 4, starts 0 1              end 4, starts 0 1 2            end 4, starts 2 1, begin 1
+
+    ``begin`` is the smallest start. Columns before it are not read.
+
+    When the columns run out, the live ones move to new buffers with 50% more columns. Each column is copied less than
+    twice over its life; concatenation would copy every column at every step.
+    """
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self._max_rows = max_rows
+        self._device = device
+        self._extent = _Extent()
+        self._layers: list[_RowLayer] = []
+        self._starts: Int64Array = np.zeros(max_rows, dtype=np.int64)
+        self._device_starts = torch.zeros(max_rows, dtype=torch.long, device=device)
+        self._cache: Cache | None = None
+
+    def model_options(self) -> dict[str, Any]:
+        """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
+        if self._cache is None:
+            raise RuntimeError("no row was ever added")
+        return {
+            "past_key_values": self._cache,
+            "attention_mask": self._attention_mask(),
+            "position_ids": self._extent.end - self._device_starts[: self._extent.rows, None],
+        }
+
+    def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
+        """Append live rows: row i continues ``prompts[which[i]]``."""
+        extent, width, count = self._extent, prompts.width, len(which)
+        if not self._layers:
+            self._layers = [_RowLayer(extent) for _ in prompts.keys]
+            self._cache = Cache(layers=[*self._layers])
+        if extent.rows == 0:
+            extent.begin = extent.end
+        if extent.end < width or self._layers[0].keys is None:
+            self._relocate(prompts, min_end=width)
+        rows = slice(extent.rows, extent.rows + count)
+        columns = slice(extent.end - width, extent.end)
+        source = torch.from_numpy(which).to(self._device)
+        for layer, keys, values in zip(self._layers, prompts.keys, prompts.values, strict=True):
+            layer.keys[rows, :, columns] = keys.index_select(0, source)
+            layer.values[rows, :, columns] = values.index_select(0, source)
+        extent.rows += count
+        self._starts[rows] = extent.end - prompts.lengths[which]
+        self._starts_changed()
+
+    def move_rows(self, to: Int64Array, source: Int64Array, remaining: int) -> None:
+        """Copy rows ``source`` over rows ``to``; the first ``remaining`` rows stay live."""
+        extent = self._extent
+        if len(to) and remaining:
+            device_to, device_source = torch.from_numpy(to).to(self._device), torch.from_numpy(source).to(self._device)
+            columns = slice(extent.begin, extent.end)
+            for layer in self._layers:
+                layer.keys[device_to, :, columns] = layer.keys[device_source, :, columns]
+                layer.values[device_to, :, columns] = layer.values[device_source, :, columns]
+            self._starts[to] = self._starts[source]
+        extent.rows = remaining
+        self._starts_changed()
+
+    def copy_rows(self, source: Int64Array) -> None:
+        """Append copies of rows ``source`` as live rows."""
+        extent = self._extent
+        rows, columns = slice(extent.rows, extent.rows + len(source)), slice(extent.begin, extent.end)
+        device_source = torch.from_numpy(source).to(self._device)
+        for layer in self._layers:
+            layer.keys[rows, :, columns] = layer.keys[device_source, :, columns]
+            layer.values[rows, :, columns] = layer.values[device_source, :, columns]
+        self._starts[rows] = self._starts[source]
+        extent.rows += len(source)
+        self._starts_changed()
+
+    def make_room(self) -> None:
+        """Reserve space for one more column."""
+        if self._extent.end == self._layers[0].keys.shape[2]:
+            self._relocate(None, min_end=0)
+
+    def _attention_mask(self) -> Tensor | None:
+        """``bool [rows, columns + 1]`` over the live columns and the next token; None when no row has padding."""
+        extent = self._extent
+        if bool((self._starts[: extent.rows] == extent.begin).all()):
+            return None
+        columns = torch.arange(extent.begin, extent.end + 1, device=self._device)
+        return columns >= self._device_starts[: extent.rows, None]
+
+    def advance(self) -> None:
+        """Mark the column that the forward pass wrote as live."""
+        self._extent.end += 1
+
+    def _starts_changed(self) -> None:
+        extent = self._extent
+        if extent.rows:
+            extent.begin = int(self._starts[: extent.rows].min())
+            self._device_starts[: extent.rows] = torch.from_numpy(self._starts[: extent.rows]).to(self._device)
+
+    def _relocate(self, like: PrefilledPrompts | None, min_end: int) -> None:
+        """Move the live columns to new buffers. They end at column ``min_end``, or start at column 0 if they are more.
+
+        Example: columns [60, 64) are live and the buffers are full. The live columns move to [0, 4) of new buffers with
+        4 + 64 columns, and the starts shrink by 60. With ``min_end`` 10, for prompts of width 10, they move to [6, 10).
+        """
+        extent = self._extent
+        live = extent.end - extent.begin
+        end = max(live, min_end)
+        capacity = end + max(_MIN_SPARE_COLUMNS, end // 2)
+        rows, columns, new_columns = slice(0, extent.rows), slice(extent.begin, extent.end), slice(end - live, end)
+        for index, layer in enumerate(self._layers):
+            old_keys = like.keys[index] if like is not None else layer.keys
+            old_values = like.values[index] if like is not None else layer.values
+            # Zeros, not empty: attention weighs a masked column with 0, and 0 times a leftover NaN is NaN.
+            keys = old_keys.new_zeros(self._max_rows, old_keys.shape[1], capacity, old_keys.shape[3])
+            values = old_values.new_zeros(self._max_rows, old_values.shape[1], capacity, old_values.shape[3])
+            if extent.rows:
+                keys[rows, :, new_columns] = layer.keys[rows, :, columns]
+                values[rows, :, new_columns] = layer.values[rows, :, columns]
+            layer.keys, layer.values = keys, values
+        self._starts += end - extent.end
+        extent.begin, extent.end = end - live, end
+        self._starts_changed()
+
+
+class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer of a ``RowCache`` with the interface of transformers' cache layers."""
+
+    # The mask implements sliding windows: such a layer also stores all columns, which a row may need after a move.
+    is_sliding = False
+
+    def __init__(self, extent: _Extent) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._extent = extent
+        self.keys: Any = None
+        self.values: Any = None
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write one column and return the live columns, the new one included."""
+        extent = self._extent
+        if key_states.shape[2] != 1:
+            raise ValueError(f"a live row takes one token at a time, got {key_states.shape[2]}")
+        self.keys[: extent.rows, :, extent.end] = key_states[:, :, 0]
+        self.values[: extent.rows, :, extent.end] = value_states[:, :, 0]
+        live = slice(extent.begin, extent.end + 1)
+        return self.keys[: extent.rows, :, live], self.values[: extent.rows, :, live]
+
+    def get_seq_length(self) -> int:
+        return self._extent.end - self._extent.begin
+
+    def get_mask_sizes(self, query: int | Tensor) -> tuple[int, int]:
+        """Length and offset of the result of ``update``. Transformers before 5 pass the positions, not their number."""
+        query_length = query if isinstance(query, int) else query.shape[0]
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    def lazy_initialization(self, *args: Any) -> None:
+        """No-op: ``RowCache`` allocates the buffers."""

@@ -1,0 +1,152 @@
+"""A key-value cache in which the rows of a group share the keys and values of their prompt.
+
+Each decoding step reads every key and value once. Copied to each row, a prompt of P tokens is read G times for its
+group; held once, it is read once, and its scores are a matrix product instead of G products with a vector (Hydragen,
+arXiv:2402.05099). What a row samples itself lies in a `RowCache`; attention merges the two parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlox_grpo.model.packed_attention import NO_MASK, SharedPrefix
+from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache
+from rlox_grpo.types import Int64Array
+
+
+class SharedPrefixCache:
+    """The prompts of the live rows, one slot each, and the rows' own keys and values.
+
+    A prompt's columns end at the last column of its slot. Slots are dense: one whose rows are all gone is replaced by
+    the last.
+    """
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self._own = RowCache(max_rows, device)
+        self._device = device
+        self._keys: list[Tensor] = []  # one a layer, [capacity, heads, width, head_dim]
+        self._values: list[Tensor] = []
+        self._prompts: list[tuple[PrefilledPrompts, int]] = []  # what each slot holds
+        self._slot_of_row: Int64Array = np.empty(0, dtype=np.int64)
+        self._layout: SharedPrefix | None = None
+        self._prompt_lengths = torch.empty(0, 1, dtype=torch.long)
+
+    def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
+        """Append live rows: row i continues ``prompts[which[i]]``."""
+        self._own.add_rows(prompts.without_tokens(), which)
+        held = {index: slot for slot, (batch, index) in enumerate(self._prompts) if batch is prompts}
+        new = [index for index in dict.fromkeys(which.tolist()) if index not in held]
+        if new:
+            held |= {index: len(self._prompts) + place for place, index in enumerate(new)}
+            self._store(prompts, new)
+        self._slot_of_row = np.concatenate([self._slot_of_row, np.array([held[index] for index in which.tolist()])])
+        self._rows_changed()
+
+    def move_rows(self, to: Int64Array, source: Int64Array, remaining: int) -> None:
+        """Copy rows ``source`` over rows ``to``; the first ``remaining`` rows stay live."""
+        self._own.move_rows(to, source, remaining)
+        self._slot_of_row[to] = self._slot_of_row[source]
+        self._slot_of_row = self._slot_of_row[:remaining]
+        live = np.bincount(self._slot_of_row, minlength=len(self._prompts))
+        for slot in reversed(np.flatnonzero(live == 0).tolist()):
+            last = len(self._prompts) - 1
+            if slot < last:
+                for tensor in (*self._keys, *self._values):
+                    tensor[slot] = tensor[last]
+                self._prompts[slot] = self._prompts[last]
+                self._slot_of_row[self._slot_of_row == last] = slot
+            self._prompts.pop()
+        if remaining:
+            self._rows_changed()
+
+    def copy_rows(self, source: Int64Array) -> None:
+        """Append live rows: copies of rows ``source``."""
+        self._own.copy_rows(source)
+        self._slot_of_row = np.concatenate([self._slot_of_row, self._slot_of_row[source]])
+        self._rows_changed()
+
+    def make_room(self) -> None:
+        """Make sure that one more column can be written."""
+        self._own.make_room()
+
+    def model_options(self) -> dict[str, Any]:
+        """Keywords of the forward of one token for each live row; after it, ``advance``."""
+        assert self._layout is not None
+        options = self._own.model_options()
+        self._layout.own_mask = _additive(options["attention_mask"], self._keys[0].dtype)
+        return options | {
+            "attention_mask": NO_MASK.to(self._device),
+            "position_ids": options["position_ids"] + self._prompt_lengths,
+            "shared_prefix": self._layout,
+        }
+
+    def advance(self) -> None:
+        """Count the column that the forward has written as live."""
+        self._own.advance()
+
+    def _store(self, prompts: PrefilledPrompts, new: list[int]) -> None:
+        """Put prompts into the next slots; longer ones than before, or more, get new buffers."""
+        first, last, width = len(self._prompts), len(self._prompts) + len(new), prompts.width
+        if not self._keys or last > len(self._keys[0]) or width > self._keys[0].shape[2]:
+            self._grow(prompts, max(last, 2 * first))
+        index = torch.tensor(new, device=self._device)
+        for mine, theirs in ((self._keys, prompts.keys), (self._values, prompts.values)):
+            for buffer, tensor in zip(mine, theirs, strict=True):
+                buffer[first:last, :, buffer.shape[2] - width :] = tensor.index_select(0, index).to(buffer.dtype)
+        self._prompts += [(prompts, place) for place in new]
+
+    def _grow(self, like: PrefilledPrompts, capacity: int) -> None:
+        live = len(self._prompts)
+        width = max(like.width, self._keys[0].shape[2] if self._keys else 0)
+
+        device = self._device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+        def grown(tensor: Tensor, old: Tensor | None) -> Tensor:
+            # Zeros, not empty: a masked column weighs 0, and 0 times a stray NaN is NaN.
+            shape = (capacity, tensor.shape[1], width, tensor.shape[3])
+            new = torch.zeros(shape, dtype=autocast or tensor.dtype, device=tensor.device)
+            if old is not None:
+                new[:live, :, width - old.shape[2] :] = old[:live]
+            return new
+
+        none = [None] * len(like.keys)
+        self._keys = [grown(*pair) for pair in zip(like.keys, self._keys or none, strict=True)]
+        self._values = [grown(*pair) for pair in zip(like.values, self._values or none, strict=True)]
+
+    def _rows_changed(self) -> None:
+        """Lay out the queries by slot: slot s asks for rows ``row_table[s]``, padded with any row."""
+        slots, count = len(self._prompts), len(self._slot_of_row)
+        order = np.argsort(self._slot_of_row, kind="stable")
+        counts = np.bincount(self._slot_of_row, minlength=slots)
+        place = np.empty(count, dtype=np.int64)
+        place[order] = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
+        table = np.zeros((slots, int(counts.max())), dtype=np.int64)
+        table[self._slot_of_row, place] = np.arange(count)
+        lengths = np.array([batch.lengths[index] for batch, index in self._prompts])
+        columns = slice(self._keys[0].shape[2] - int(lengths.max()), None)
+        keys = [buffer[:slots, :, columns] for buffer in self._keys]
+        padding = int(lengths.max()) - lengths
+        mask = None
+        if padding.any():
+            mask = torch.from_numpy(np.arange(int(lengths.max())) >= padding[:, None]).to(self._device)
+        self._layout = SharedPrefix(
+            keys=keys,
+            values=[buffer[:slots, :, columns] for buffer in self._values],
+            mask=_additive(mask, keys[0].dtype),
+            row_table=torch.from_numpy(table).to(self._device),
+            slot_of_row=torch.from_numpy(self._slot_of_row).to(self._device),
+            place_of_row=torch.from_numpy(place).to(self._device),
+        )
+        self._prompt_lengths = torch.from_numpy(lengths[self._slot_of_row, None]).to(self._device)
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """``bool [N, W]`` → 0 or −inf, ``[N, 1, 1, W]``."""
+    if mask is None:
+        return None
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)[:, None, None]

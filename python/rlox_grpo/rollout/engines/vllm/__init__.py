@@ -1,0 +1,1 @@
+"""vLLM as the generation engine, in this process or behind HTTP."""

@@ -1,0 +1,333 @@
+"""vLLM behind HTTP: a client of one or several servers that ``rlox-grpo serve`` started."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from torch import Tensor
+
+from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.vllm.auth import LOADING
+from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, ServerConnection, Unavailable
+from rlox_grpo.rollout.engines.vllm.requests import (
+    MODEL_NAME,
+    check_request,
+    completion_of,
+    prompt_seeds,
+    request_fields,
+    texts_of,
+)
+from rlox_grpo.rollout.engines.weight_sync import check_weights, expected_manifest, weights_digest
+from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
+
+logger = logging.getLogger(__name__)
+
+REQUESTS_PER_SERVER = 64
+"""Prompts in flight at one server; each is a request for a whole group."""
+
+_BIAS_OF_NO_TEXT = -100.0  # the least that the HTTP face takes; exp(-100) is 4e-44
+_PATIENCE_OF_OTHER_RANKS = 0.25  # share of the deadline that they leave to rank 0
+
+
+class VLLMServerEngine:
+    """Samples from vLLM servers, one request a prompt, spread over those that answer.
+
+    New weights reach the servers as a safetensors file on a disk that they share with the trainer. Every answer names
+    the weights that the server held when it was asked, by their version and content; one that was started again, or
+    given weights by somebody else, is given the current ones and asked again, so that no completion comes of stale
+    weights. A server that does not answer is left out until the next sync; when none is left, the error names each
+    with the end of its log.
+
+    Several ranks can share the servers: rank 0 hands the weights over, and the others find them there.
+
+    Draws and log-probs are those of :class:`rlox_grpo.rollout.engines.vllm.engine.VLLMEngine`.
+
+    Attributes:
+        exact: False: vLLM's kernels are not the trainer's.
+        policy_version: Version of the weights that it samples from; −1 before the first.
+        max_length: Tokens that a prompt and its completion may have together.
+        sync_seconds: How long the last ``load_weights`` took, writing the file included.
+    """
+
+    exact = False
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        vocab_limit: int | None = None,
+        max_length: int | None = None,
+        timeout: float = 600.0,
+        sync_dir: str | Path | None = None,
+        nccl_address: str | None = None,
+    ) -> None:
+        """Reach every server, and compare its model with the policy.
+
+        Args:
+            urls: ``http://host:port`` of each server.
+            model: A transformers causal LM, bare or with LoRA adapters. Only its configuration is read here.
+            tokenizer: Gives completions their text. Optional.
+            eos_token_ids: Ids that end a completion.
+            vocab_limit: Ids from here on are never sampled.
+            max_length: Longest prompt with its completion; the model's own limit and the servers' by default.
+            timeout: Seconds that one ``generate`` or ``load_weights`` has, retries included.
+            sync_dir: A folder that trainer and servers share; a temporary one for servers on this host.
+            nccl_address: This host's address; weights then go from GPU to GPU by NCCL, and no folder is needed.
+
+        Raises:
+            ImportError: httpx is missing; names the extra.
+            ValueError: no transformers model, no token for a server, or servers elsewhere without ``sync_dir``.
+            EngineError: a server that does not answer, or serves another model.
+        """
+        if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
+            raise ValueError(f"engine='vllm_server' needs a transformers model, got {type(model).__name__}")
+        elsewhere = [url for url in urls if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")]
+        if elsewhere and sync_dir is None and nccl_address is None:
+            raise ValueError(f"{elsewhere[0]} is not this host: server_sync_dir has to name a folder that it shares")
+        self._tokenizer = tokenizer
+        self._end_ids = tuple(eos_token_ids)
+        text_config = model.config.get_text_config(decoder=True)
+        self._vocab_size = int(text_config.vocab_size)
+        self._vocab_limit = vocab_limit
+        self.max_length = max_length or getattr(text_config, "max_position_embeddings", None)
+        self._timeout = timeout
+        self._expected = expected_manifest(model.config)
+        self._nccl_address = nccl_address
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._servers = [ServerConnection(url, REQUESTS_PER_SERVER) for url in urls]
+        self._weights: Sequence[tuple[str, Tensor]] = ()
+        self._mark = "none"
+        self._file: Path | None = None
+        self.policy_version = -1
+        self.sync_seconds = 0.0
+        for server in self._servers:
+            self._check_model(server, time.monotonic() + timeout)
+        self._folder = Path(tempfile.mkdtemp(prefix="rlox-grpo-weights-", dir=sync_dir))
+        self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
+    ) -> list[RolloutGroup]:
+        """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
+
+        Raises:
+            ValueError: what :func:`rlox_grpo.rollout.engines.vllm.requests.check_request` refuses.
+            EngineError: no weights were loaded yet; no server answered within the deadline; or one refused a request.
+        """
+        if self.policy_version < 0:
+            raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before generate")
+        check_request(
+            prompts,
+            group_size,
+            sampling,
+            seed,
+            vocab_size=self._vocab_size,
+            max_length=self.max_length,
+            has_tokenizer=self._tokenizer is not None,
+        )
+        deadline = time.monotonic() + self._timeout
+
+        def group(place: int, prompt: Prompt, prompt_seed: int) -> list[Completion]:
+            body = self._body(prompt, group_size, sampling, prompt_seed)
+            return self._ask_any(place, body, group_size, sampling, deadline)
+
+        places = range(len(prompts))
+        with ThreadPoolExecutor(min(len(prompts), REQUESTS_PER_SERVER * len(self._servers))) as pool:
+            sampled = list(pool.map(group, places, prompts, prompt_seeds(prompts, seed)))
+        texts = iter(texts_of(self._tokenizer, [completion for group in sampled for completion in group]))
+        return [
+            RolloutGroup(prompt, tuple(replace(one, text=next(texts)) for one in completions), self.policy_version)
+            for prompt, completions in zip(prompts, sampled, strict=True)
+        ]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Hand the policy's new weights to every server; what is sampled from now on carries ``version``.
+
+        Raises:
+            WeightMismatchError: names, shapes or types that are not the model's; the old weights stay in use.
+            EngineError: no server took them, or one cannot read the file; names each with the end of its log.
+        """
+        start = time.perf_counter()
+        given = list(weights)
+        check_weights(given, self._expected)
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+        self._weights, self._file = given, None
+        self._mark = f"{version}:{weights_digest(given)}"
+        self.policy_version = version
+        if self._nccl_address is None and self._rank == 0:
+            self._file = self._write_file()
+        deadline = time.monotonic() + self._timeout
+        for waits in (False, True):  # for a server that is starting again only where no other one is up
+            if not waits or not any(server.is_up for server in self._servers):
+                with ThreadPoolExecutor(len(self._servers)) as pool:
+                    list(pool.map(partial(self._sync_or_leave_out, deadline=deadline, waits=waits), self._servers))
+        if not any(server.is_up for server in self._servers):
+            raise EngineError(f"no server took version {version} of the weights{self._reports()}")
+        self.sync_seconds = time.perf_counter() - start
+
+    def close(self) -> None:
+        """Close the connections and remove the weights' folder (so does the end of the process); the servers run on."""
+        for server in self._servers:
+            server.close()
+        self._remove_folder()
+        self._weights, self._file, self.policy_version = (), None, -1
+
+    def _body(self, prompt: Prompt, group_size: int, sampling: Sampling, prompt_seed: int) -> dict[str, Any]:
+        without_text = range(self._vocab_limit or self._vocab_size, self._vocab_size)
+        return {
+            **request_fields(sampling, group_size, prompt_seed, self._end_ids),
+            "model": MODEL_NAME,
+            "prompt": prompt.token_ids.tolist(),
+            "return_token_ids": True,
+            "logit_bias": {str(token): _BIAS_OF_NO_TEXT for token in without_text} or None,
+        }
+
+    def _ask_any(
+        self, place: int, body: dict[str, Any], group_size: int, sampling: Sampling, deadline: float
+    ) -> list[Completion]:
+        """Ask the servers in turn, beginning with the prompt's own, until one answers."""
+        for attempt in range(2 * len(self._servers)):
+            up = [server for server in self._servers if server.is_up]
+            if not up or time.monotonic() >= deadline:
+                break
+            server = up[(place + attempt) % len(up)]
+            try:
+                return self._ask(server, body, group_size, sampling, deadline)
+            except server.failures as error:
+                server.note(error)
+                self._sync_or_leave_out(server, deadline, waits=len(up) == 1)
+        raise EngineError(f"no server answered within {self._timeout:g} s{self._reports()}")
+
+    def _ask(
+        self, server: ServerConnection, body: dict[str, Any], group_size: int, sampling: Sampling, deadline: float
+    ) -> list[Completion]:
+        answer = server.post("/v1/completions", deadline, json=body)
+        held = answer.headers.get(MARK, "no mark")
+        if held != self._mark:
+            raise Unavailable(f"it held other weights ({held}) than it was given ({self._mark})")
+        choices = sorted(answer.json()["choices"], key=lambda choice: int(choice["index"]))
+        if len(choices) != group_size:
+            raise EngineError(f"{server.url}: {len(choices)} completions instead of {group_size}")
+        return [
+            completion_of(
+                np.asarray(choice["token_ids"], np.int64),
+                choice["logprobs"]["token_logprobs"],
+                str(choice["finish_reason"]),
+                sampling,
+                self._vocab_limit,
+                server.url,
+            )
+            for choice in choices
+        ]
+
+    def _sync_or_leave_out(self, server: ServerConnection, deadline: float, waits: bool) -> None:
+        """Give a server the current weights; leave it out until the next sync where that fails.
+
+        With ``waits``, one whose launcher is alive is tried until the deadline, as it may be starting again. Threads
+        that find the same server in trouble queue here, and one of them does the work. Ranks after the first give
+        rank 0 time to do it.
+        """
+        own_turn = time.monotonic() + (self._timeout * _PATIENCE_OF_OTHER_RANKS if self._rank else 0.0)
+        with server.lock:
+            while True:
+                try:
+                    if server.held_weights(deadline) != self._mark:
+                        if time.monotonic() < own_turn:
+                            time.sleep(POLL_SECONDS / 10)
+                            continue
+                        self._push(server, deadline)
+                    server.is_up = True
+                    return
+                except server.failures as error:
+                    server.note(error)
+                    if not (waits and server.may_come_back(deadline)):
+                        server.is_up = False
+                        logger.warning("%s is left out until the next sync: %s", server.url, error)
+                        return
+                    time.sleep(POLL_SECONDS)
+
+    def _push(self, server: ServerConnection, deadline: float) -> None:
+        server.post("/pause?mode=wait", deadline)
+        if self._nccl_address is None:
+            self._send_file(server, deadline)
+        else:
+            self._send_by_nccl(server, deadline)
+        # Blocks of the cache hold keys and values of the old weights.
+        if not server.post("/reset_prefix_cache", deadline).json()["success"]:
+            raise Unavailable("it did not clear its prefix cache: requests are still running")
+        server.post("/resume", deadline, headers={MARK: self._mark})
+
+    def _send_file(self, server: ServerConnection, deadline: float) -> None:
+        if self._file is None:  # a rank after the first, when rank 0 is gone
+            self._file = self._write_file()
+        call = {"method": "rlox_load", "args": [str(self._file)]}
+        results = server.post("/collective_rpc", deadline, json=call, headers={MARK: LOADING}).json()["results"]
+        refused = [result["refused"] for result in results if "refused" in result]
+        if refused:
+            raise EngineError(f"{server.url} refused the weights: {refused[0]}")
+
+    def _write_file(self) -> Path:
+        from safetensors.torch import save_file
+
+        unfinished = self._folder / f"{self.policy_version}.part"
+        save_file({name: tensor.contiguous().cpu() for name, tensor in self._weights}, unfinished)
+        file = unfinished.with_suffix(".safetensors")
+        os.replace(unfinished, file)
+        return file
+
+    def _send_by_nccl(self, server: ServerConnection, deadline: float) -> None:
+        from rlox_grpo.rollout.engines.vllm.nccl_transfer import NCCLTransfer
+
+        def post(path: str, body: dict[str, Any] | None) -> None:
+            server.post(path, deadline, json=body, headers={MARK: LOADING})
+
+        seconds = deadline - time.monotonic()
+        group, server.nccl = server.nccl, None  # put back when it has worked: a group that failed is of no more use
+        try:
+            if group is None:
+                num_workers = int(server.get("/get_world_size", deadline).json()["world_size"])
+                group = NCCLTransfer(post, num_workers, str(self._nccl_address), seconds)
+            group.send(self._weights, seconds)
+        except (TimeoutError, RuntimeError) as error:
+            raise Unavailable(f"NCCL: {error or 'no answer within the deadline'}") from error
+        server.nccl = group
+
+    def _check_model(self, server: ServerConnection, deadline: float) -> None:
+        """Wait for a server that is starting; refuse one whose model is not the policy's."""
+        while True:
+            try:
+                answer = server.post("/collective_rpc", deadline, json={"method": "rlox_manifest"})
+                break
+            except server.failures as error:
+                server.note(error)
+                if not server.may_come_back(deadline):
+                    raise EngineError(f"no server answers{server.report()}") from error
+                time.sleep(POLL_SECONDS)
+        manifest = {name: tuple(shape) for name, shape in answer.json()["results"][0].items()}
+        if manifest != self._expected:
+            differing = sorted(
+                name for name in {*manifest, *self._expected} if manifest.get(name) != self._expected.get(name)
+            )
+            raise EngineError(f"{server.url} serves another model: {', '.join(differing[:4])} differ")
+        longest = server.get("/v1/models", deadline).json()["data"][0]["max_model_len"]
+        self.max_length = longest if self.max_length is None else min(self.max_length, longest)
+
+    def _reports(self) -> str:
+        return "".join(server.report() for server in self._servers)

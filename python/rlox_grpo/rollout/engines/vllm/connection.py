@@ -1,0 +1,118 @@
+"""One vLLM server as a trainer sees it: requests with a deadline and a token, and what became of the last one."""
+
+from __future__ import annotations
+
+import time
+from threading import Lock
+from typing import Any
+
+from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.vllm.auth import WEIGHTS_HEADER
+from rlox_grpo.rollout.engines.vllm.records import find_record, token_for
+
+MARK = WEIGHTS_HEADER.decode()
+"""The header that names the weights that a server held when it was asked."""
+
+POLL_SECONDS = 0.5
+"""Between two looks at a server that is starting."""
+
+_CONNECT_SECONDS = 5.0
+
+
+class Unavailable(Exception):  # noqa: N818  # not an error of the run as long as another server answers
+    """A server that gave no usable answer: it is down, starting, or holds other weights than it should."""
+
+
+class ServerConnection:
+    """A server's address, the connections to it, and its state.
+
+    Attributes:
+        url: ``http://host:port``.
+        failures: What its requests raise when it is the server that failed; another one may be asked.
+        lock: Held by the thread that gives it weights.
+        is_up: False while it is left out.
+        trouble: Why it last failed, in words.
+        nccl: The group that new weights travel in, once there is one.
+    """
+
+    def __init__(self, url: str, max_requests: int) -> None:
+        """Prepare to connect; nothing is sent yet.
+
+        Raises:
+            ImportError: httpx is missing; names the extra.
+            ValueError: there is no token for the server.
+        """
+        try:
+            import httpx
+        except ImportError:
+            raise ImportError("engine='vllm_server' needs httpx: pip install \"rlox-grpo[server]\"") from None
+        self.url = url.rstrip("/")
+        self.failures = (httpx.TransportError, Unavailable)
+        self._timeout = httpx.Timeout
+        # No proxy of the environment: servers are on this host or its private network, and the token is theirs alone.
+        self._client = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token_for(self.url)}"},
+            limits=httpx.Limits(max_connections=2 * max_requests),
+            trust_env=False,
+        )
+        self.lock = Lock()
+        self.is_up = True
+        self.trouble = ""
+        self.nccl: Any = None
+
+    def get(self, path: str, deadline: float) -> Any:
+        """The answer to a GET; see :meth:`post`."""
+        return self._usable(path, self._client.get(path, timeout=self._limits(deadline)))
+
+    def post(self, path: str, deadline: float, **content: Any) -> Any:
+        """The answer to a POST with httpx's ``json`` and ``headers``, by ``deadline`` on the monotonic clock.
+
+        Raises:
+            Unavailable, httpx.TransportError: the server's own failure (:attr:`failures`).
+            EngineError: a request that it refuses, which another server would refuse too.
+        """
+        return self._usable(path, self._client.post(path, timeout=self._limits(deadline), **content))
+
+    def held_weights(self, deadline: float) -> str:
+        """The mark of the weights that it holds.
+
+        Raises:
+            Unavailable, httpx.TransportError: also where its engine is dead, which other answers do not show.
+        """
+        self.get("/health", deadline)
+        return str(self.get("/v1/models", deadline).headers.get(MARK, ""))
+
+    def note(self, error: Exception) -> None:
+        """Remember why it failed."""
+        self.trouble = f"{type(error).__name__}: {error}"
+
+    def report(self) -> str:
+        """Its address, why it failed, and the end of its log where it runs on this host."""
+        record = find_record(self.url)
+        tail = "" if record is None else record.log_tail()
+        return f"\n{self.url}: {self.trouble or 'left out'}" + (f"\n{tail}" if tail else "")
+
+    def may_come_back(self, deadline: float) -> bool:
+        """Whether there is time left and a launcher that starts it again."""
+        record = find_record(self.url)
+        in_time = time.monotonic() + POLL_SECONDS < deadline
+        return in_time and record is not None and record.launcher_is_alive()
+
+    def close(self) -> None:
+        """Close the connections; the server runs on."""
+        if self.nccl is not None:
+            self.nccl.close()
+        self._client.close()
+
+    def _limits(self, deadline: float) -> Any:
+        left = max(0.1, deadline - time.monotonic())
+        return self._timeout(left, connect=min(_CONNECT_SECONDS, left))
+
+    def _usable(self, path: str, answer: Any) -> Any:
+        if answer.status_code >= 500:
+            raise Unavailable(f"HTTP {answer.status_code}: {answer.text[:500]}")
+        if answer.status_code >= 400:
+            what = "the token is not its own" if answer.status_code == 401 else answer.text[:500]
+            raise EngineError(f"{self.url} refused {path}: HTTP {answer.status_code}: {what}")
+        return answer

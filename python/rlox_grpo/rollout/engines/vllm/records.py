@@ -1,0 +1,88 @@
+"""Where ``rlox-grpo serve`` leaves the token and the log of each server for the trainers of the same user and host."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
+
+FOLDER_VARIABLE = "RLOX_GRPO_STATE_DIR"
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True)
+class ServerRecord:
+    """One server that runs here: its address, its token, the file it logs to, and who started it."""
+
+    url: str
+    token: str
+    log: str
+    launcher_pid: int
+
+    def launcher_is_alive(self) -> bool:
+        """Whether the launcher still runs: it starts a server again that has died."""
+        try:
+            os.kill(self.launcher_pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # another user's process took the number
+            return False
+        return True
+
+    def log_tail(self) -> str:
+        """The last lines of the server's log; empty where there are none."""
+        try:
+            lines = Path(self.log).read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-_TAIL_LINES:])
+
+
+def write_record(record: ServerRecord) -> Path:
+    """Leave ``record`` where only this user can read it. Returns its path."""
+    path = _path(record.url)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(asdict(record), file)
+    os.replace(partial, path)
+    return path
+
+
+def find_record(url: str) -> ServerRecord | None:
+    """What was left of the server at ``url``; None for one that was not started here."""
+    try:
+        return ServerRecord(**json.loads(_path(url).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # none, or cut short
+        return None
+
+
+def remove_record(url: str) -> None:
+    """Take it back."""
+    _path(url).unlink(missing_ok=True)
+
+
+def token_for(url: str) -> str:
+    """The token of the server at ``url``: the environment's, else its record's.
+
+    Raises:
+        ValueError: neither has one.
+    """
+    if token := os.environ.get(TOKEN_VARIABLE):
+        return token
+    record = find_record(url)
+    if record is None:
+        raise ValueError(
+            f"no token for the server at {url}: set {TOKEN_VARIABLE}, or start it on this host with `rlox-grpo serve`"
+        )
+    return record.token
+
+
+def _path(url: str) -> Path:
+    parts = urlsplit(url)
+    folder = os.environ.get(FOLDER_VARIABLE) or str(Path.home() / ".cache" / "rlox-grpo" / "servers")
+    return Path(folder) / f"{parts.hostname}_{parts.port}.json"

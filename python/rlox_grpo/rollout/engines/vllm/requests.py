@@ -1,0 +1,129 @@
+"""What a vLLM engine is asked for one prompt, in process or over HTTP, and what a completion is made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.sampling import check_sampling
+from rlox_grpo.rollout.engines.stop_strings import decode
+from rlox_grpo.types import Completion, Int64Array, Prompt, Sampling
+
+LOWEST_TEMPERATURE = 0.01
+"""vLLM raises any temperature between 0 and this to it; what it reports would be of another distribution."""
+
+
+def check_request(
+    prompts: Sequence[Prompt],
+    group_size: int,
+    sampling: Sampling,
+    seed: int,
+    *,
+    vocab_size: int,
+    max_length: int | None,
+    has_tokenizer: bool,
+) -> None:
+    """Refuse what vLLM would refuse half-way, or quietly do otherwise.
+
+    Raises:
+        ValueError: names the argument, the prompt's position in ``prompts`` and the value.
+    """
+    if group_size < 1:
+        raise ValueError(f"group_size must be at least 1, got {group_size}")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
+    if not prompts:
+        raise ValueError("prompts is empty")
+    check_sampling(sampling)
+    if 0 < sampling.temperature < LOWEST_TEMPERATURE:
+        raise ValueError(
+            f"temperature is {sampling.temperature}: vLLM samples at {LOWEST_TEMPERATURE} or above, or at 0"
+        )
+    if sampling.stop and not has_tokenizer:
+        raise ValueError(f"stop strings need a tokenizer: stop={sampling.stop!r}")
+    for place, prompt in enumerate(prompts):
+        ids = prompt.token_ids
+        if ids.ndim != 1 or not len(ids):
+            raise ValueError(f"prompts[{place}] must hold at least one token id in one dimension, got {ids.shape}")
+        if max_length is not None and len(ids) + sampling.max_new_tokens > max_length:
+            raise ValueError(
+                f"prompts[{place}] has {len(ids)} tokens: with max_new_tokens={sampling.max_new_tokens} it does not "
+                f"fit the engine's {max_length} positions"
+            )
+        if ((ids < 0) | (ids >= vocab_size)).any():
+            wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
+            raise ValueError(f"prompts[{place}] holds token id {wrong}, outside the model's vocabulary of {vocab_size}")
+
+
+def prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
+    """A 62-bit seed for each prompt, of ``seed`` and the prompt's index, so that neighbours and order do not matter.
+
+    A prompt that comes twice in one call gets a second seed. vLLM adds a completion's place in its group to its
+    prompt's seed; two bits are left free for that, and 2⁶² is far enough apart for groups not to meet.
+    """
+    seen: Counter[int] = Counter()
+    seeds = []
+    for prompt in prompts:
+        entropy = [seed, prompt.index, seen[prompt.index]]
+        seeds.append(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(2)))
+        seen[prompt.index] += 1
+    return seeds
+
+
+def request_fields(sampling: Sampling, group_size: int, seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
+    """The sampling parameters that vLLM's Python and HTTP faces have in common.
+
+    End tokens are ours alone: vLLM's own notion of them comes of files that the trainer may not have.
+    """
+    return {
+        "n": group_size,
+        "seed": seed,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "max_tokens": sampling.max_new_tokens,
+        "logprobs": 0,  # the sampled token's alone
+        "stop": list(sampling.stop),
+        "stop_token_ids": sorted({*end_ids, *sampling.stop_token_ids}),
+        "ignore_eos": True,
+    }
+
+
+def completion_of(
+    token_ids: Int64Array, log_probs: Any, finish_reason: str, sampling: Sampling, vocab_limit: int | None, source: str
+) -> Completion:
+    """One completion as the trainer takes it, without its text.
+
+    At temperature 0 the distribution sampled from is a point mass, whose log-prob is 0; vLLM reports the softmax's.
+
+    Raises:
+        EngineError: an unfinished completion, log-probs that do not fit, or a token that has no text.
+    """
+    values = np.asarray(log_probs, np.float32)
+    if finish_reason not in ("stop", "length"):
+        raise EngineError(f"{source}: a completion ended by {finish_reason!r}, expected 'stop' or 'length'")
+    if values.shape != token_ids.shape or not len(token_ids):
+        raise EngineError(f"{source}: {values.shape} log-probs for {token_ids.shape} tokens")
+    if not np.isfinite(values).all():
+        raise EngineError(f"{source}: a log-prob is {values[~np.isfinite(values)][0]} in {values.tolist()[:8]}")
+    if vocab_limit is not None and int(token_ids.max()) >= vocab_limit:
+        raise EngineError(f"{source}: sampled token {int(token_ids.max())}, which has no text (limit {vocab_limit})")
+    if sampling.temperature == 0:
+        values = np.zeros_like(values)
+    return Completion(token_ids, values, "stop" if finish_reason == "stop" else "length")
+
+
+def texts_of(tokenizer: Any, completions: Sequence[Completion]) -> Sequence[str | None]:
+    """Text of each completion, or None throughout without a tokenizer."""
+    if tokenizer is None:
+        return [None] * len(completions)
+    return decode(tokenizer, [completion.token_ids.tolist() for completion in completions])
+
+
+MODEL_NAME = "policy"
+"""The model's name in requests, whatever its path."""

@@ -1,0 +1,93 @@
+"""The sampling side of a run: which prompts are asked how often, from which weights, and how far ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.prompts.curriculum import PassRates
+from rlox_grpo.rollout.async_generation import Ahead, BackgroundEngine, Pending
+from rlox_grpo.rollout.engines import GenerationEngine
+from rlox_grpo.rollout.generate import generate
+from rlox_grpo.types import Prompt, RolloutGroup, Sampling
+
+
+class Sampler:
+    """Completions for each step in turn.
+
+    Attributes:
+        engine: Where they come from.
+        sampling: How they are drawn.
+        pass_rates: Measured where the curriculum or the group sizes ask for them.
+        ahead: Batches under way: this step's and, with ``async_steps``, those of later ones.
+    """
+
+    def __init__(self, engine: GenerationEngine, config: GRPOConfig, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.engine = BackgroundEngine(engine) if config.async_steps > 0 else engine
+        self.sampling = Sampling(
+            max_new_tokens=config.max_new_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
+            stop=config.stop,
+        )
+        self.pass_rates = PassRates()
+        self.ahead = Ahead()
+        self._config = config
+
+    @property
+    def measures_pass_rates(self) -> bool:
+        """Whether anything asks for them."""
+        return self._config.curriculum == "pass_rate" or self._config.max_group_size is not None
+
+    def chance(self, index: int) -> float:
+        """With which the prompt of this index is taken when its turn comes."""
+        if self._config.curriculum == "none":
+            return 1.0
+        return self.pass_rates.chance(index, self._config.curriculum_floor)
+
+    def batch_of(self, step: int, prompts_of: Callable[[int], Sequence[Prompt]]) -> Pending:
+        """The batch of ``step``, once ``async_steps`` later batches are under way too; call :meth:`done` after it.
+
+        Args:
+            step: from 0, each in turn.
+            prompts_of: draws the prompts of this step or of a later one, once each in their order; none past the last.
+        """
+        while len(self.ahead) <= self._config.async_steps:
+            later = step + len(self.ahead)
+            prompts = prompts_of(later)
+            if not prompts:
+                break
+            self.ahead.put(self.ask(prompts, later))
+        return self.ahead.first()
+
+    def ask(self, prompts: Sequence[Prompt], step: int, refill: int = 0) -> Pending:
+        """Completions of ``prompts`` for ``step``: sampled now, or when their turn comes if the engine has a thread."""
+        config, engine = self._config, self.engine
+        sizes = [config.group_size] * len(prompts)
+        if config.max_group_size is not None:
+            sizes = [self.pass_rates.group_size(p.index, config.group_size, config.max_group_size) for p in prompts]
+        seed = derived_seed(config.seed, f"refill {refill}" if refill else "rollout", step)
+        share = self._ranks.share(len(prompts))
+
+        def sampled(engine: GenerationEngine) -> list[RolloutGroup]:
+            return generate(engine, prompts, sizes, self.sampling, seed, share)
+
+        if isinstance(engine, BackgroundEngine):
+            return Pending(prompts, engine.submit(sampled))
+        return Pending.done(prompts, sampled(engine))
+
+    def done(self) -> None:
+        """The oldest batch was trained on."""
+        self.ahead.drop_first()
+
+
+def derived_seed(seed: int, purpose: str, step: int) -> int:
+    """An independent 63-bit seed for each purpose and step: a resumed step draws what it would have drawn."""
+    entropy = [seed, step, *purpose.encode()]
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))

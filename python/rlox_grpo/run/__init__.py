@@ -1,0 +1,1 @@
+"""A run: its folder, logs, metrics, checkpoints, evaluation and report."""

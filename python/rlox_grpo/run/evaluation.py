@@ -1,0 +1,64 @@
+"""How good a policy is on prompts that it is not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.groups import RIGHT
+from rlox_grpo.rewards import RewardFn, score
+from rlox_grpo.rollout.engines import GenerationEngine
+from rlox_grpo.rollout.exchange import exchange_scores
+from rlox_grpo.rollout.generate import generate
+from rlox_grpo.types import Prompt, Sampling, ScoredGroup
+
+
+def evaluate(
+    engine: GenerationEngine,
+    prompts: Sequence[Prompt],
+    reward_fns: Sequence[RewardFn],
+    sampling: Sampling,
+    *,
+    samples: int,
+    seed: int,
+    weights: Sequence[float] | None = None,
+    on_error: Literal["stop", "none"] = "stop",
+    ranks: Ranks | None = None,
+) -> tuple[dict[str, float], list[ScoredGroup]]:
+    """Sample ``samples`` completions for each prompt and score them; ``ranks`` share the prompts out.
+
+    Returns:
+        ``accuracy`` (share of right samples), ``pass@k`` for k = 1, 2, 4, … and ``samples`` (chance that one of k is
+        right; unbiased, arXiv:2107.03374, eq. 1), ``mean_reward``, ``mean_length`` and each component's mean as
+        ``rewards/<name>``; and the scored groups.
+    """
+    ranks = ranks or Ranks()
+    share = ranks.share(len(prompts))
+    mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share)
+    groups = exchange_scores(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
+    first = next(iter(groups[0].components))
+    right = np.stack([group.components[first] >= RIGHT for group in groups])  # [B, samples]; NaN is not right
+    metrics = {"accuracy": float(right.mean())}
+    for k in sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples}):
+        metrics[f"pass@{k}"] = float(np.mean([pass_at_k(samples, int(count), k) for count in right.sum(axis=1)]))
+    metrics["mean_reward"] = _mean(np.concatenate([group.rewards for group in groups]))
+    lengths = [len(completion.token_ids) for group in groups for completion in group.group.completions]
+    metrics["mean_length"] = float(np.mean(lengths))
+    for name in groups[0].components:
+        metrics[f"rewards/{name}"] = _mean(np.concatenate([group.components[name] for group in groups]))
+    return metrics, groups
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Chance that k of ``samples`` drawn without replacement hold one of the ``right``: 1 − C(n−c, k) / C(n, k)."""
+    if samples - right < k:
+        return 1.0
+    return 1.0 - float(np.prod(1.0 - k / np.arange(samples - right + 1, samples + 1)))
+
+
+def _mean(values: Any) -> float:
+    valid = values[~np.isnan(values)]
+    return float(valid.mean(dtype=np.float64)) if len(valid) else float("nan")

@@ -1,0 +1,169 @@
+"""What one training step did, as a flat mapping of numbers: ``stage/name_unit`` to float."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.groups import has_zero_std
+from rlox_grpo.rewards import OUTCOMES, STATUSES
+from rlox_grpo.types import Float32Array, Int64Array, ScoredGroup, UpdateStats
+
+REPETITION_SAMPLES = 64
+"""Completions of a step of which repetition is measured: of 8,192 tokens each they take some 0.1 s."""
+
+_Floats = NDArray[np.float64]
+
+
+def step_metrics(
+    groups: Sequence[ScoredGroup],
+    advantages: Float32Array,
+    updates: UpdateStats | Sequence[UpdateStats],
+    timings: Mapping[str, float],
+) -> dict[str, float]:
+    """Sum up one training step. A number that has no value in this step is left out, never NaN.
+
+    Args:
+        groups: The step's scored groups, before any of them is filtered out.
+        advantages: ``float32 [N]``, one for each completion trained on; N may be less than the groups hold.
+        updates: The optimizer steps taken on them, in order; empty when there was nothing to learn from.
+        timings: Seconds by stage, ``{"rollout": 1.2, "update": 3.4, "step": 5.0}``. ``step``, where it is there, is
+            the whole step by the wall clock: what no stage accounts for becomes ``time/other_s``.
+
+    Returns:
+        Means and spreads are over completions; ``std`` is the sample standard deviation (ddof 1), over at least two.
+        ``time/step_s`` is always the sum of the other ``time/*_s``. ``perf/tokens_per_s`` counts completion tokens
+        over the whole step, ``perf/rollout_tokens_per_s`` over the rollout.
+    """
+    times = _time_metrics(timings)
+    metrics = {
+        **_reward_metrics(groups),
+        **_completion_metrics(groups),
+        **_spread("advantages", advantages, ("mean", "std", "min", "max")),
+        **_update_metrics((updates,) if isinstance(updates, UpdateStats) else updates),
+        **times,
+    }
+    num_tokens = sum(len(completion.token_ids) for scored in groups for completion in scored.group.completions)
+    if times["time/step_s"] > 0:
+        metrics["perf/tokens_per_s"] = num_tokens / times["time/step_s"]
+    if times.get("time/rollout_s", 0.0) > 0:
+        metrics["perf/rollout_tokens_per_s"] = num_tokens / times["time/rollout_s"]
+    return metrics
+
+
+def _reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    if not groups:
+        return {}
+    metrics = _spread("reward", np.concatenate([scored.rewards for scored in groups]), ("mean", "std"))
+    names = dict.fromkeys(name for scored in groups for name in scored.components)
+    for name in names:
+        values = np.concatenate([scored.components[name] for scored in groups if name in scored.components])
+        metrics |= _spread(f"rewards/{name}", values, ("mean", "std"))
+    metrics |= _shares([scored.statuses for scored in groups], STATUSES)
+    metrics |= _shares([scored.outcomes for scored in groups], OUTCOMES)
+    for name in names:
+        if all(name in scored.seconds for scored in groups):
+            metrics[f"rewards/{name}/time_s"] = float(sum(scored.seconds[name] for scored in groups))
+    metrics["rollout/frac_reward_zero_std"] = float(np.mean([has_zero_std(scored.rewards) for scored in groups]))
+    return metrics
+
+
+def _shares(groups: Sequence[Mapping[str, NDArray[np.uint8]]], known: Sequence[str]) -> dict[str, float]:
+    """How often each function gave each status but the first, ``ok``; as a share of its samples."""
+    shares = {}
+    for name in dict.fromkeys(name for codes in groups for name in codes):
+        found = np.concatenate([codes[name] for codes in groups if name in codes])
+        for code, status in enumerate(known[1:], 1):
+            shares[f"rewards/{name}/{status}"] = float(np.mean(found == code))
+    return shares
+
+
+def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    completions = [completion for scored in groups for completion in scored.group.completions]
+    if not completions:
+        return {}
+    lengths = np.array([len(completion.token_ids) for completion in completions], np.float64)
+    truncated = np.array([completion.finish_reason == "length" for completion in completions])
+    metrics = {
+        "completions/mean_length": float(lengths.mean()),
+        "completions/min_length": float(lengths.min()),
+        "completions/max_length": float(lengths.max()),
+        "completions/clipped_ratio": float(truncated.mean()),
+    }
+    if not truncated.all():
+        metrics["completions/mean_terminated_length"] = float(lengths[~truncated].mean())
+    shown = completions[:: max(1, len(completions) // REPETITION_SAMPLES)]
+    repeated = [share for completion in shown if (share := repeated_share(completion.token_ids)) is not None]
+    if repeated:
+        metrics["completions/repeated_share"] = float(np.mean(repeated))
+    return metrics
+
+
+def repeated_share(token_ids: Int64Array, size: int = 4) -> float | None:
+    """Share of the runs of ``size`` tokens that stood in ``token_ids [T]`` before; None where there is no such run."""
+    if len(token_ids) < size:
+        return None
+    # A run as one number, wrapping around: two that differ meet about once in 10^19.
+    runs = np.zeros(len(token_ids) - size + 1, np.uint64)
+    for place in range(size):
+        runs = runs * np.uint64(0x9E3779B97F4A7C15) + token_ids[place : place + len(runs)].astype(np.uint64)
+    return 1.0 - len(np.unique(runs)) / len(runs)
+
+
+def _update_metrics(updates: Sequence[UpdateStats]) -> dict[str, float]:
+    """Means over the optimizer steps of one training step; an extreme stays an extreme, the learning rate the last."""
+    if not updates:
+        return {}
+    metrics = {}
+    for name in dict.fromkeys(name for stats in updates for name in stats.metrics):
+        values = [stats.metrics[name] for stats in updates if name in stats.metrics]
+        combine = max if name.endswith("_max") else min if name.endswith("_min") else _mean
+        metrics[name if "/" in name else f"policy/{name}"] = float(combine(values))
+    metrics["update/grad_norm"] = _mean([stats.grad_norm for stats in updates])
+    metrics["update/learning_rate"] = float(updates[-1].learning_rate)
+    return metrics
+
+
+def _time_metrics(timings: Mapping[str, float]) -> dict[str, float]:
+    metrics = {f"time/{stage}_s": float(seconds) for stage, seconds in timings.items() if stage != "step"}
+    if "step" in timings:
+        # Stages that overlap can add up to more than the wall clock; the sum stays a sum.
+        metrics["time/other_s"] = max(0.0, timings["step"] - sum(metrics.values()))
+    metrics["time/step_s"] = float(sum(metrics.values()))
+    return metrics
+
+
+def _spread(prefix: str, values: Float32Array, wanted: tuple[str, ...]) -> dict[str, float]:
+    """Statistics of the values that are not NaN, in float64; those without a value are left out."""
+    valid: _Floats = values[~np.isnan(values)].astype(np.float64)
+    found: dict[str, float] = {}
+    if len(valid) >= 1:
+        found |= {"mean": valid.mean(), "min": valid.min(), "max": valid.max()}
+    if len(valid) >= 2:
+        found["std"] = valid.std(ddof=1)
+    return {f"{prefix}/{name}": float(found[name]) for name in wanted if name in found}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def over_ranks(values: Mapping[str, float], ranks: Ranks) -> dict[str, list[float]]:
+    """What each rank that has a number says it is; a collective."""
+    gathered: dict[str, list[float]] = {}
+    for theirs in ranks.gather(dict(values)):
+        for name, value in theirs.items():
+            gathered.setdefault(name, []).append(value)
+    return gathered
+
+
+def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """One number of those of the ranks: rates add up, extremes stay extremes, the rest is the ranks' mean."""
+    ways = (("_per_s", sum), ("_max", max), ("_min", min))
+    return {
+        name: float(next((way for ending, way in ways if name.endswith(ending)), _mean)(found))
+        for name, found in values.items()
+    }

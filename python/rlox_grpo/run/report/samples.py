@@ -1,0 +1,100 @@
+"""Sampled completions on the page: held-out prompts before and after training, and training groups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rlox_grpo.run.files import read_jsonl
+from rlox_grpo.run.report.text import escape, model_text, number
+
+_MAX_PAIRS = 8
+_MAX_STEPS = 4
+_MAX_GROUPS = 2
+_MAX_ROWS = 32
+
+Row = dict[str, Any]
+
+
+def before_and_after(held_out: Mapping[int, Path]) -> str:
+    """Show the same held-out prompts at the first and the last evaluation, side by side; empty without two of them.
+
+    Raises:
+        ValueError: A file is broken; the message names it and the line.
+    """
+    if len(held_out) < 2:
+        return ""
+    first, last = min(held_out), max(held_out)
+    before, after = _by_prompt(read_jsonl(held_out[first])), _by_prompt(read_jsonl(held_out[last]))
+    shared = [prompt for prompt in before if prompt in after]
+    pairs = "".join(
+        f'<article class="pair"><h3>Prompt {place}</h3>{model_text(before[prompt]["prompt"])}<div class="columns">'
+        f"{_completion(before[prompt], f'Step {first:,}')}{_completion(after[prompt], f'Step {last:,}')}"
+        "</div></article>"
+        for place, prompt in enumerate(shared[:_MAX_PAIRS], start=1)
+    )
+    which = f"The first {_MAX_PAIRS} of {len(shared)}" if len(shared) > _MAX_PAIRS else f"All {len(shared)}"
+    return f'<p class="quiet">{which} held-out prompts in both files, in their order, not chosen.</p>{pairs}'
+
+
+def training_samples(samples: Mapping[int, Path]) -> str:
+    """Show whole groups of completions with rewards and advantages, from a few steps spread over the run.
+
+    Raises:
+        ValueError: A file is broken; the message names it and the line.
+    """
+    if not samples:
+        return ""
+    steps = sorted(samples)
+    chosen = sorted({steps[round(k * (len(steps) - 1) / (_MAX_STEPS - 1))] for k in range(_MAX_STEPS)})
+    bodies = "".join(_step(step, samples[step], is_open=step == chosen[-1]) for step in chosen)
+    note = "The first groups of a few steps spread over the run. A green edge: positive advantage; a red one: negative."
+    return f'<p class="quiet">{note}</p>{bodies}'
+
+
+def _step(step: int, path: Path, *, is_open: bool) -> str:
+    rows = [{**row, "prompt": row.get("prompt")} for row in read_jsonl(path, limit=_MAX_ROWS)]
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: json.dumps(row["prompt"]))]
+    body = "".join(
+        f'<article class="group">{model_text(group[0]["prompt"])}'
+        + '<div class="columns">'
+        + "".join(_completion(row, f"Completion {place}") for place, row in enumerate(group, start=1))
+        + "</div></article>"
+        for group in groups[:_MAX_GROUPS]
+    )
+    return f"<details{' open' if is_open else ''}><summary><h3>Step {step:,}</h3></summary>{body}</details>"
+
+
+def _completion(row: Row, title: str) -> str:
+    rewards = row.get("rewards")
+    facts = [
+        ("reward", number(row.get("reward"))),
+        *((str(name), number(value)) for name, value in (rewards.items() if isinstance(rewards, dict) else ())),
+        ("advantage", number(row.get("advantage"))),
+        ("tokens", number(row.get("length"))),
+        ("ended by", number(row.get("finish_reason"))),
+    ]
+    listed = "".join(
+        f"<div><dt><bdi>{escape(name)}</bdi></dt><dd>{value}</dd></div>" for name, value in facts if value != "—"
+    )
+    return (
+        f'<section class="completion {_sign(row.get("advantage"))}"><h4>{escape(title)}</h4>'
+        f'<dl class="facts">{listed}</dl>{model_text(row.get("completion"))}</section>'
+    )
+
+
+def _sign(advantage: Any) -> str:
+    if not isinstance(advantage, (int, float)) or advantage == 0:
+        return ""
+    return "up" if advantage > 0 else "down"
+
+
+def _by_prompt(rows: list[Row]) -> dict[str, Row]:
+    """Keep the first completion for each prompt, in the order of the file."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        found.setdefault(json.dumps(row.get("prompt")), {**row, "prompt": row.get("prompt")})
+    return found

@@ -1,0 +1,210 @@
+"""Where a run's metrics go: one protocol; JSON lines, TensorBoard, trackio or W&B, and the console."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from rlox_grpo.config.choices import SinkName
+from rlox_grpo.run.files import cut_after, finite, json_line
+
+
+@runtime_checkable
+class MetricSink(Protocol):
+    """Takes the metrics of each step. Its constructor raises when it cannot start."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record what one step did; keys are ``stage/name_unit``. ``metrics`` is only read."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is held back and release files and connections."""
+        ...
+
+
+def make_sinks(
+    names: Sequence[SinkName],
+    run_dir: Path,
+    *,
+    total_steps: int | None = None,
+    resume_step: int = 0,
+    config: Mapping[str, Any] | None = None,
+) -> Sinks:
+    """Start the sinks of one run, by name, in the order given.
+
+    Args:
+        names: Which sinks.
+        run_dir: The run's folder; its name is the run's name where a sink wants one.
+        total_steps: Steps that the run will take, for the progress bar and the time left.
+        resume_step: Last step already done; what a sink holds of later steps is dropped where it can be.
+        config: Shown beside the run by trackio and W&B.
+
+    Raises:
+        ValueError: An unknown name.
+        ImportError: A sink's library is missing; the message names the extra to install.
+        OSError: The folder cannot be written.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    sinks: dict[str, MetricSink] = {}
+    for name in names:
+        match name:
+            case "jsonl":
+                sinks[name] = JsonlSink(run_dir / "metrics.jsonl", resume_step=resume_step)
+            case "tensorboard":
+                sinks[name] = TensorBoardSink(run_dir / "tensorboard", resume_step=resume_step)
+            case "trackio" | "wandb":
+                sinks[name] = TrackingSink(name, run_dir, config=config)
+            case "console":
+                from rlox_grpo.run.console import ConsoleSink
+
+                sinks[name] = ConsoleSink(total_steps, resume_step=resume_step)
+            case _:
+                raise ValueError(f"unknown sink {name!r}; known: jsonl, tensorboard, trackio, wandb, console")
+    return Sinks(sinks)
+
+
+class Sinks:
+    """Several sinks as one. A sink that fails is tried again at the next step and warned of once: training goes on."""
+
+    def __init__(self, sinks: Mapping[str, MetricSink]) -> None:
+        self._sinks = dict(sinks)
+        self._warned: set[str] = set()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand the metrics to every sink."""
+        for name, sink in self._sinks.items():
+            try:
+                sink.write(step, metrics)
+            except Exception as error:  # noqa: BLE001  (any library's failure; losing a metric is not losing a run)
+                self._warn(name, f"failed at step {step}", error)
+
+    def close(self) -> None:
+        """Close every sink, also those after one that fails."""
+        for name, sink in self._sinks.items():
+            try:
+                sink.close()
+            except Exception as error:  # noqa: BLE001
+                self._warn(name, "could not be closed", error)
+
+    def _warn(self, name: str, what: str, error: Exception) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            warnings.warn(
+                f"metric sink {name!r} {what}, training goes on: {type(error).__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+class JsonlSink:
+    """A JSON object for each step, on disk before the next step starts: ``{"step": 7, "reward/mean": 0.25, …}``.
+
+    A number that is not finite is written as null. On a resume at step k the lines past k are cut off, and a torn
+    last line with them, so that the file holds each step once. A write that fails leaves only whole lines.
+    """
+
+    def __init__(self, path: Path, *, resume_step: int = 0) -> None:
+        """Open the file for appending.
+
+        Args:
+            path: The file, ``RUN_DIR/metrics.jsonl``; its folder must be there.
+            resume_step: Last step already done; 0 starts the file anew.
+
+        Raises:
+            ValueError: The file holds a broken line; it is left as it was.
+            OSError: It cannot be read or written.
+        """
+        self._path = path
+        cut_after(path, resume_step)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line.
+
+        Raises:
+            OSError: The disk is full or went away; the message says what to do.
+        """
+        line = json_line({"step": step, **{key: finite(value) for key, value in metrics.items()}})
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            while line:  # a raw write may take only a part, the last bytes of a full disk
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            self._file.truncate(size)
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: step {step} is missing from the metrics. Free space on that disk, or stop the run "
+                "and resume it with another output_dir",
+                str(self._path),
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardSink:
+    """Scalars in TensorBoard's event files; needs the ``tensorboard`` extra."""
+
+    def __init__(self, log_dir: Path, *, resume_step: int = 0) -> None:
+        """Start an event file in ``log_dir``; on a resume TensorBoard hides the events past ``resume_step``.
+
+        Raises:
+            ImportError: TensorBoard is not installed.
+        """
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(_missing("tensorboard", "rlox-grpo[tensorboard]")) from error
+        purge_step = resume_step + 1 if resume_step else None
+        self._writer = SummaryWriter(log_dir, purge_step=purge_step, flush_secs=10)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a scalar for each metric."""
+        for key, value in metrics.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()
+
+
+class TrackingSink:
+    """A run in trackio, which keeps it on this machine, or in W&B; both take the same three calls.
+
+    trackio comes with the ``tracking`` extra. W&B does not: it brings a dozen packages, telemetry among them, so
+    those who use it install it themselves.
+    """
+
+    def __init__(
+        self, library: Literal["trackio", "wandb"], run_dir: Path, *, config: Mapping[str, Any] | None = None
+    ) -> None:
+        """Start a run named after ``run_dir`` in the project ``rlox-grpo``, or in WANDB_PROJECT where that is set.
+
+        Raises:
+            ImportError: The library is not installed.
+        """
+        try:
+            module = importlib.import_module(library)
+        except ImportError as error:
+            install = "rlox-grpo[tracking]" if library == "trackio" else library
+            raise ImportError(_missing(library, install)) from error
+        self._tracker: Any = module
+        project = os.environ.get("WANDB_PROJECT", "rlox-grpo")
+        self._tracker.init(project=project, name=run_dir.resolve().name, config=dict(config or {}))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log one step."""
+        self._tracker.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._tracker.finish()
+
+
+def _missing(library: str, install: str) -> str:
+    return f"the {library} sink needs {library}, which is not installed: pip install '{install}'"

@@ -1,1 +1,0 @@
-"""Tasks that come with the library: their problems, prompt text and columns."""

@@ -1,0 +1,284 @@
+"""The training side of a run: scored groups → advantages → micro-batches → log-probs → optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlox_grpo.advantages import make_advantages
+from rlox_grpo.batch.build import microbatches, stand_in, without_end_tokens
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.errors import NonFiniteError
+from rlox_grpo.groups import group_offsets, sample_of
+from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
+from rlox_grpo.loss.kl import kl_penalty, sequence_kl
+from rlox_grpo.loss.kl_weight import make_kl_weight
+from rlox_grpo.loss.objective import make_loss
+from rlox_grpo.loss.policy import top_entropy_masks
+from rlox_grpo.model.flops import model_size, peak_flops_of, update_profile
+from rlox_grpo.model.forward import Forward, make_forward
+from rlox_grpo.model.load import Policy
+from rlox_grpo.reference.local import make_reference, server_of
+from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
+from rlox_grpo.update.learning_rate import learning_rate_at
+from rlox_grpo.update.updaters import make_updater
+
+
+class Learner:
+    """Takes the optimizer steps of each training step.
+
+    Attributes:
+        reference: The reference policy, or None.
+        updater: What applies the gradient.
+        kl_weight: Of the KL penalty, over the run.
+        weights_are_whole: False while optimizer steps are being taken: a batch's updates are saved together or not at
+            all.
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        policy: Policy,
+        reward_weights: Sequence[float],
+        ref_model: nn.Module | None,
+        *,
+        exact_engine: bool,
+        ranks: Ranks,
+    ) -> None:
+        """Make what training needs.
+
+        Args:
+            config: every choice.
+            policy: the model in training.
+            reward_weights: one for each reward function.
+            ref_model: the user's own reference, or None.
+            exact_engine: whether the sampler's log-probs are the trainer's own.
+            ranks: the processes that share the micro-batches.
+        """
+        self._config, self._model, self._ranks = config, policy.model, ranks
+        level = correction_level(config.importance_correction, exact=exact_engine, bypass=config.bypass_old_log_probs)
+        self._corrected = partial(
+            with_importance_weights,
+            level=level,
+            mode=config.importance_mode,
+            cap=config.importance_cap,
+            floor=config.importance_floor,
+        )
+        self._needs_old_log_probs = not config.bypass_old_log_probs and (
+            level is not None or not exact_engine or config.updates_per_batch * config.mini_batches > 1
+        )
+        forward_options: dict[str, Any] = {
+            "temperature": config.temperature,
+            "vocabulary": policy.vocabulary,
+            "autocast_dtype": torch.bfloat16 if config.dtype == "bfloat16" else None,
+            "torch_compile": config.torch_compile,
+        }
+        forward = make_forward(
+            self._model,
+            entropy_gradient=config.entropy_coef != 0,
+            entropy_always=config.top_entropy_share < 1,
+            **forward_options,
+        )
+        self.reference = make_reference(
+            config.reference,
+            self._model,
+            # The updater's, once there is one.
+            Forward(lambda batch: self._forward(batch), forward.shares_prompts, forward.distributions),
+            kl_coef=config.kl_coef,
+            ref_model=ref_model,
+            offload=config.reference_offload,
+            refresh_steps=config.reference_refresh_steps,
+            mix=config.reference_mix,
+            server=server_of(config),
+            **forward_options,
+        )
+        self.kl_weight = make_kl_weight(config)
+        self._objective = make_loss(config, lambda: self.kl_weight.value)
+        self.updater = make_updater(config, self._model, forward, self._loss, ranks)
+        self._forward = self.updater.forward
+        self.weights_are_whole = True
+        self._normalised = make_advantages(config, reward_weights)
+        self._size, self._peak_flops = model_size(self._model), peak_flops_of(self._device)
+        # Dropout would make the policy in training another one than the policy that sampled.
+        self._model.train(config.gradient_checkpointing)
+
+    def advantages(self, scored: Sequence[ScoredGroup], step: int, total_steps: int) -> Float32Array:
+        """``float32 [N]``, one for each completion, prompt-major; ``step`` counts from 0."""
+        self.kl_weight.begin(step, total_steps)
+        if not scored:
+            return np.zeros(0, np.float32)
+        components = {
+            name: np.concatenate([group.components[name] for group in scored]) for name in scored[0].components
+        }
+        return self._normalised(self._rewards(scored), group_offsets(scored), components)
+
+    def batches(self, scored: Sequence[ScoredGroup], advantages: Float32Array) -> list[list[Batch]]:
+        """The micro-batches of each mini-batch, of the groups that teach something.
+
+        The others cost no forward and enter no denominator.
+        """
+        rows = [np.arange(start, stop) for start, stop in pairwise(group_offsets(scored))]  # of each group
+        keep_all = self._config.zero_variance == "keep"
+        # The advantages of a group whose rewards are all equal are exactly 0.
+        kept = [index for index, own in enumerate(rows) if keep_all or advantages[own].any()]
+        parts: list[list[Batch]] = []
+        for part in np.array_split(kept, self._config.mini_batches):
+            if part.size == 0:
+                continue
+            groups, part_rows = [scored[index] for index in part], np.concatenate([rows[index] for index in part])
+            batches = self._microbatches(groups, advantages[part_rows], train_truncated=not self._config.mask_truncated)
+            if not self._config.train_end_token:
+                ended = [c.finish_reason == "stop" for group in groups for c in group.group.completions]
+                batches = without_end_tokens(batches, np.array(ended), self._ranks)
+            # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
+            numbers = torch.from_numpy(part_rows)
+            batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
+            parts.append([batch if len(batch.row_index) else stand_in(groups[0], batch) for batch in batches])
+        return parts
+
+    def with_log_probs(self, parts: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
+        """Each mini-batch with all that is measured before the first update; see :meth:`_measured`."""
+        with torch.no_grad(), self._reference_in_use():
+            return [self._measured(part) for part in parts]
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """Every parameter on rank 0, in host memory where ranks hold shards; a collective that gives others nothing."""
+        sharded, weights = self.updater.is_sharded, self.updater.weights()
+        return {name: tensor.cpu() if sharded else tensor for name, tensor in weights if self._ranks.is_first}
+
+    def refresh_reference(self, step: int) -> None:
+        """Let a reference that follows the policy take over its weights, after ``step`` steps."""
+        if self.reference is not None:
+            self.reference.after_step(step, self.updater.weights)
+
+    def _reference_in_use(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.reference is None else self.reference.in_use()
+
+    def _measured(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Add what stays fixed over the updates: the old policy's log-probs where they differ, the reference's.
+
+        So do the weights that correct for another sampler, and the choice of the most uncertain tokens.
+        """
+        config = self._config
+        uncertain = config.top_entropy_share < 1
+        filled, entropies = [], []
+        for batch in batches:
+            if config.bypass_old_log_probs:
+                batch = replace(batch, old_log_probs=batch.sampling_log_probs)
+            if self._needs_old_log_probs or uncertain:
+                log_probs, entropy = self._forward(batch)
+                entropies.append(entropy)
+                batch = replace(batch, old_log_probs=log_probs) if self._needs_old_log_probs else batch
+            if self.reference is not None:
+                batch = self._with_reference(batch)
+            filled.append(batch)
+        filled = self._corrected(filled)
+        if not uncertain:
+            return filled
+        masks = top_entropy_masks(
+            entropies, [batch.loss_mask for batch in filled], config.top_entropy_share, self._ranks
+        )
+        return [replace(batch, policy_mask=mask) for batch, mask in zip(filled, masks, strict=True)]
+
+    def update(
+        self, parts: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup], step: int, total_steps: int
+    ) -> list[UpdateStats]:
+        """``updates_per_batch`` passes over the mini-batches, an optimizer step for each.
+
+        Raises:
+            NonFiniteError: a loss or gradient that is not finite; names the step and the sample.
+        """
+        config = self._config
+        parts = [part for part in parts if part and part[0].num_loss_tokens > 0]
+        if not parts:
+            return []
+        learning_rate = learning_rate_at(
+            step,
+            peak=config.learning_rate,
+            total_steps=total_steps,
+            schedule=config.lr_schedule,
+            warmup_steps=config.warmup_steps,
+            min_ratio=config.min_lr_ratio,
+        )
+        updates: list[UpdateStats] = []
+        self.weights_are_whole = False
+        try:
+            for _ in range(config.updates_per_batch):
+                for part in parts:
+                    updates.append(self.updater.step(part, learning_rate))
+        except NonFiniteError as error:  # the step that failed changed nothing; those before it did
+            self.weights_are_whole = not updates
+            raise NonFiniteError(f"step {step + 1}: {error}{sample_of(scored, error.rows)}", error.rows) from error
+        self.weights_are_whole = True
+        return updates
+
+    def profile(self, batches: Sequence[Batch], updates: Sequence[UpdateStats], seconds: float) -> dict[str, float]:
+        """``perf/*`` of an update that took so long; see :func:`rlox_grpo.model.flops.update_profile`."""
+        return update_profile(
+            batches,
+            num_updates=self._config.updates_per_batch if updates else 0,
+            seconds=seconds,
+            shares_prompts=self._forward.shares_prompts,
+            size=self._size,
+            peak_flops=self._peak_flops,
+        )
+
+    def _with_reference(self, batch: Batch) -> Batch:
+        assert self.reference is not None
+        if self._config.kl_estimator == "full":
+            return replace(batch, ref_distributions=self.reference.distributions(batch))
+        return replace(batch, ref_log_probs=self.reference(batch))
+
+    def _token_kl(self, batch: Batch) -> Tensor:
+        """``[N, T]``, of the policy as it is now."""
+        batch = self._with_reference(batch)
+        log_probs, _, *kl = self._forward(batch)
+        if batch.ref_log_probs is None:
+            return kl[0]
+        return kl_penalty(log_probs, batch.ref_log_probs, self._config.kl_estimator)
+
+    def _loss(self, log_probs: Tensor, batch: Batch, **terms: Any) -> LossOutput:
+        output = self._objective(log_probs, batch, **terms)
+        if batch.old_log_probs is None or self._config.bypass_old_log_probs:  # else it is known before the update
+            return replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
+        return output
+
+    def _rewards(self, scored: Sequence[ScoredGroup]) -> Float32Array:
+        """Each completion's reward; less its KL from the reference where the penalty is in the reward."""
+        rewards: Float32Array = np.concatenate([group.rewards for group in scored])
+        if self._config.kl_in == "loss" or self.reference is None:
+            return rewards
+        batches = self._microbatches(scored, np.zeros_like(rewards), train_truncated=True)
+        batches = [batch if len(batch.row_index) else stand_in(scored[0], batch) for batch in batches]
+        with torch.no_grad(), self._reference_in_use():
+            kl = sequence_kl(batches, self._token_kl, num_rows=len(rewards), ranks=self._ranks)
+        penalised: Float32Array = (rewards - self.kl_weight.value * kl).astype(np.float32)
+        return penalised
+
+    def _microbatches(
+        self, scored: Sequence[ScoredGroup], advantages: Float32Array, *, train_truncated: bool
+    ) -> list[Batch]:
+        return microbatches(
+            scored,
+            advantages,
+            token_budget=self._config.micro_batch_tokens,
+            share_prompts=self._forward.shares_prompts,
+            oversize="alone",
+            train_truncated=train_truncated,
+            device=self._device,
+            num_ranks=self._ranks.size,
+            rank=self._ranks.rank,
+        )
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device

@@ -1,0 +1,76 @@
+"""What the micro-batches of one optimizer step report, added up over them and over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.errors import NonFiniteError
+from rlox_grpo.types import Batch, LossOutput
+
+
+class StepReport:
+    """Metrics of one rank's micro-batches, and the first that was not finite."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, float] = {}
+        self._failure: tuple[str, list[int]] | None = None
+
+    def add(self, output: LossOutput, log_probs: Tensor, entropy: Tensor, batch: Batch) -> bool:
+        """Take in one micro-batch; False where its loss is not finite."""
+        for name, value in output.metrics.items():
+            self._count(name, float(value))
+        share = torch.where(batch.loss_mask, entropy.detach(), 0).sum(dtype=torch.float64) / max(
+            batch.num_loss_tokens, 1.0
+        )
+        self._count("policy/entropy", float(share))
+        if torch.isfinite(output.loss):
+            return True
+        if self._failure is None:
+            self._failure = _failure(output.loss, log_probs, batch)
+        return False
+
+    def over_ranks(self, ranks: Ranks) -> dict[str, float]:
+        """The metrics of the whole step.
+
+        Raises:
+            NonFiniteError: a micro-batch of any rank was not finite; on every rank the same.
+        """
+        metrics = StepReport()
+        failures = []
+        for totals, failure in ranks.gather([self._totals, self._failure]):
+            metrics._merge(totals)
+            failures += [failure] if failure else []
+        if failures:
+            message, rows = failures[0]
+            raise NonFiniteError(message, rows)
+        return metrics._totals
+
+    def _count(self, name: str, value: float) -> None:
+        self._merge({name: value})
+
+    def _merge(self, totals: Mapping[str, float]) -> None:
+        for name, value in totals.items():
+            known = self._totals.get(name)
+            if known is None:
+                self._totals[name] = value
+            elif name.endswith("_max"):
+                self._totals[name] = max(known, value)
+            elif name.endswith("_min"):
+                self._totals[name] = min(known, value)
+            else:
+                self._totals[name] = known + value
+
+
+def _failure(loss: Tensor, log_probs: Tensor, batch: Batch) -> tuple[str, list[int]]:
+    """What to say of a loss that is not finite, and the step's rows that it came from."""
+    finite = torch.isfinite(torch.where(batch.loss_mask, log_probs, 0)).all(dim=-1)
+    finite &= torch.isfinite(batch.advantages)
+    rows: list[int] = batch.row_index[~finite.to(batch.row_index.device)].tolist()
+    value = float(loss.detach())
+    if not rows:
+        return f"the loss is {value} though every log-prob and advantage is finite", rows
+    return f"the loss is {value}: a log-prob or advantage is not finite in rows {rows[:8]}", rows
