@@ -65,23 +65,23 @@ def readable(
     bad = _unreadable(answers, texts)
     if bad and on_bad_gold == "stop":
         raise ValueError(
-            f"{rule}: {_named(bad, len(answers), column)}; mend them, drop the rows, or set on_bad_gold='skip' to "
+            f"{rule}: {_named(bad, len(answers), column)}; correct them, drop the rows, or set on_bad_gold='skip' to "
             "leave these rows without a score"
         )
     new = [gold for gold in bad if repr(gold.gold) not in _told]
     if new:
         _told.update(repr(gold.gold) for gold in new)
-        warnings.warn(f"{rule}: no score for these rows: {_named(new, len(answers), column)}", stacklevel=4)
+        warnings.warn(f"{rule}: {_named(new, len(answers), column)}; these rows have no score", stacklevel=4)
     skipped = {gold.index for gold in bad}
     return ["0" if row in skipped or text is None else text for row, text in enumerate(texts)], bad
 
 
 def _named(bad: Sequence[UnreadableGold], rows: int, column: str) -> str:
-    """How many golds cannot be read, and each row."""
+    """Each row whose gold cannot be read, and how many they are."""
     shown = [f"{column}[{gold.index}] is {_short(gold.gold)}: {gold.reason}" for gold in bad[:_SHOWN]]
     if len(bad) > _SHOWN:
         shown.append(f"and rows {', '.join(str(gold.index) for gold in bad[_SHOWN:])}")
-    return f"{len(bad)} of {rows} golds cannot be read: {'; '.join(shown)}"
+    return f"{'; '.join(shown)}; {len(bad)} of {rows} golds cannot be read"
 
 
 def _short(gold: Any) -> str:

@@ -7,7 +7,7 @@ use super::boxes::LONGEST_BOX;
 use super::pieces::{Kind, Piece, pieces};
 
 /// How far from its last number an unmarked formula may reach, in bytes.
-const FARTHEST: usize = 512;
+const FARTHEST: usize = 256;
 
 /// The last formula or the last number, whichever ends later. A number inside an unmarked formula stands for that
 /// formula: `x^2 + 1` is not 1. None where such a formula has brackets that do not close.
@@ -137,7 +137,8 @@ fn run(pieces: &[Piece], at: usize) -> (usize, usize) {
             Kind::Open => depth -= 1,
             _ => {}
         }
-        if !joined(piece, pieces[first], depth != 0 || opens_before(pieces, first - 1)) {
+        let comma = piece.kind == Kind::Comma || pieces[first].kind == Kind::Comma;
+        if !joined(piece, pieces[first], comma && (depth != 0 || opens_before(pieces, first - 1))) {
             break;
         }
         first -= 1;
@@ -268,7 +269,7 @@ mod tests {
             // Numbers that stand alone.
             ("2 + 3 = 5", "5"),
             ("100/3 = 33.33", "33.33"),
-            ("$12 * 3 = $36.", "36"),
+            ("$12 * 3 = $36.", "$36"),
             ("Total = 15", "15"),
             ("- 15", "15"),
             ("* 15", "15"),

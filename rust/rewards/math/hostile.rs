@@ -3,11 +3,33 @@
 use proptest::prelude::*;
 
 use super::super::Status;
+use super::super::answer::stated;
+use super::answer::Answer;
 use super::ast::{MAX_HEIGHT, Node};
 use super::parse;
 
 /// Pieces of answers, whole and broken.
-const PIECES: [&str; 128] = [
+const PIECES: [&str; 148] = [
+    "8:34",
+    " p.m.",
+    "noon",
+    "\\leqx",
+    "\\piR",
+    "\\Rightarrow ",
+    "\\int_0^1 ",
+    " is ",
+    " or ",
+    "x_1",
+    ",\\! ",
+    "\\text{A5}_{11}",
+    "颗",
+    "答案是",
+    "5万",
+    "\\aleph_0",
+    "\\ker ",
+    "\\parallel ",
+    " units",
+    "^2_n",
     "0",
     "1",
     "23",
@@ -139,6 +161,8 @@ const PIECES: [&str; 128] = [
 ];
 
 fn checked(text: &str) {
+    let _ = stated(text);
+    let _ = Answer::gold(text);
     let Ok(ast) = parse(text) else { return };
     for (index, node) in ast.nodes().iter().enumerate() {
         node.for_each_child(|child| assert!(child.index() < index, "{text:?}"));
@@ -262,6 +286,15 @@ fn work_grows_with_length() {
         "a | b ",
         "\\log_28+",
         "5 feet ",
+        "8:34 p.m.,",
+        "x_1=2,",
+        "\\leqx",
+        "\\int=",
+        "a \\Rightarrow ",
+        ",\\! 234",
+        "\\text{A5}",
+        "5万颗",
+        "the sum is ",
     ] {
         let nodes = |times: usize| parse(&piece.repeat(times)).map_or(0, |ast| ast.nodes().len());
         let (few, many) = (nodes(10), nodes(80));

@@ -11,6 +11,8 @@ use super::parser::{Choices, Parser, Seen, is_text, value_start};
 use super::sentence;
 use super::word;
 
+/// A longer text is read as a whole or not at all, so that its parts are not read again and again.
+const LONGEST_STATEMENT: usize = 1024;
 /// Right sides of one answer that are tried.
 const MOST_SIDES: usize = 4;
 /// A longer answer is not read.
@@ -47,20 +49,22 @@ pub fn parse(text: &str) -> Result<Ast, Status> {
         options.lines = true;
         roots = readings(&text, options, &mut ast)?;
     }
+    let short = text.len() <= LONGEST_STATEMENT;
     if roots.is_empty()
         && let Some(formula) = only_formula(&text)
     {
         options.lines = false;
         roots = readings(formula, options, &mut ast)?;
-        if roots.is_empty() {
+        if roots.is_empty() && short {
             roots = right_side(formula, options, &mut ast)?;
         }
     }
-    if roots.is_empty() {
+    if roots.is_empty() && short {
         options.lines = false;
         roots = right_side(&text, options, &mut ast)?;
     }
     if roots.is_empty()
+        && short
         && let Some(value) = sentence::value(&text)
     {
         roots = readings(value, options, &mut ast)?;
