@@ -741,7 +741,7 @@ BAD = ["1", r"\int_0^1 f", "2", "1/0", None]
 
 def test_every_gold_that_cannot_be_read_is_named() -> None:
     found = unreadable_golds(BAD)
-    assert [(bad.index, bad.gold) for bad in found] == [(1, BAD[1]), (3, "1/0"), (4, None)]
+    assert [(bad.row, bad.gold) for bad in found] == [(1, BAD[1]), (3, "1/0"), (4, None)]
     assert all(bad.reason for bad in found)
     assert unreadable_golds([]) == []
     assert unreadable_golds([1, 0.5, "x", np.int64(3)]) == []

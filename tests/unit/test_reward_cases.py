@@ -143,7 +143,7 @@ def test_boxed_answers_of_each_kind() -> None:
 
 def test_golds_of_each_kind_are_read_or_refused() -> None:
     cases = [case for case in load("math_kinds") if "readable" in case]
-    refused = {bad.index for bad in rewards.unreadable_golds([case["gold"] for case in cases])}
+    refused = {bad.row for bad in rewards.unreadable_golds([case["gold"] for case in cases])}
     wrong = [case["id"] for row, case in enumerate(cases) if (row not in refused) != case["readable"]]
     assert not wrong
     compared = [case["gold"] for name in ("math", "math_kinds") for case in load(name) if "expected" in case]

@@ -24,8 +24,8 @@ _told: set[str] = set()
 class UnreadableGold(NamedTuple):
     """A gold that :class:`~rlox_grpo.rewards.MathAnswer` cannot compare with."""
 
-    index: int
-    """Its row."""
+    row: int
+    """Its index in the column."""
     gold: Any
     """What stands there."""
     reason: str
@@ -50,7 +50,7 @@ def _unreadable(answers: Sequence[Any], texts: Sequence[str | None]) -> list[Unr
     rows = [row for row, text in enumerate(texts) if text is not None]
     refused = _native.unreadable_golds([text for text in texts if text is not None])
     found += [UnreadableGold(rows[place], answers[rows[place]], reason) for place, reason in refused]
-    return sorted(found, key=lambda bad: bad.index)
+    return sorted(found, key=lambda bad: bad.row)
 
 
 def readable(
@@ -72,15 +72,15 @@ def readable(
     if new:
         _told.update(repr(gold.gold) for gold in new)
         warnings.warn(f"{rule}: {_named(new, len(answers), column)}; these rows have no score", stacklevel=4)
-    skipped = {gold.index for gold in bad}
+    skipped = {gold.row for gold in bad}
     return ["0" if row in skipped or text is None else text for row, text in enumerate(texts)], bad
 
 
 def _named(bad: Sequence[UnreadableGold], rows: int, column: str) -> str:
     """Each row whose gold cannot be read, and how many they are."""
-    shown = [f"{column}[{gold.index}] is {_short(gold.gold)}: {gold.reason}" for gold in bad[:_SHOWN]]
+    shown = [f"{column}[{gold.row}] is {_short(gold.gold)}: {gold.reason}" for gold in bad[:_SHOWN]]
     if len(bad) > _SHOWN:
-        shown.append(f"and rows {', '.join(str(gold.index) for gold in bad[_SHOWN:])}")
+        shown.append(f"and rows {', '.join(str(gold.row) for gold in bad[_SHOWN:])}")
     return f"{'; '.join(shown)}; {len(bad)} of {rows} golds cannot be read"
 
 

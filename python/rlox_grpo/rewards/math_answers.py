@@ -73,7 +73,7 @@ class MathAnswer:
         answers = texts(completions, self.__name__)
         settings = _settings(self)
 
-        def scored(golds: Sequence[str]) -> Verdicts:
+        def scored(golds: list[str]) -> Verdicts:
             return named(self.__name__, lambda: _native.score_math(answers, golds, settings), self.undecided)
 
         # The pass that finds every bad gold reads all of them once more, so it waits for the first one.
@@ -86,7 +86,7 @@ class MathAnswer:
         if not bad:
             raise refused
         found = scored(readable_golds)
-        skipped = [one.index for one in bad]
+        skipped = [one.row for one in bad]
         scores, statuses = np.array(found.scores), np.array(found.statuses)
         # The completion is not at fault: its status stays "ok".
         scores[skipped], statuses[skipped] = np.nan, 0

@@ -4,8 +4,10 @@ use proptest::prelude::*;
 
 use super::super::Status;
 use super::super::answer::stated;
-use super::answer::Answer;
+use super::answer::{Answer, compare};
 use super::ast::{MAX_HEIGHT, Node};
+use super::compare::Options;
+use super::expr::identity::Equality;
 use super::parse;
 
 /// Pieces of answers, whole and broken.
@@ -235,6 +237,23 @@ fn a_small_stack_is_enough() {
     let deep = move || texts.iter().all(|text| parse(&text.repeat(1000)).is_err());
     let thread = std::thread::Builder::new().stack_size(768 * 1024).spawn(deep).unwrap();
     assert!(thread.join().unwrap());
+}
+
+/// The element of a membership lies in the arena of its own side.
+#[test]
+fn a_membership_beside_a_statement_is_compared() {
+    for (gold, answer) in
+        [(r"x=1", r"x^2+y^3\in\mathbb{R}"), (r"x^2+y^3\in\mathbb{R}", "x=1"), (r"\int f=2", r"x^2\in\mathbb{R}")]
+    {
+        assert_eq!(compare(gold, answer, &Options::default()), Equality::Different, "{gold} | {answer}");
+    }
+}
+
+#[test]
+fn long_literals_are_counted() {
+    assert_eq!(parse(&r"2\sqrt31e999".repeat(1000)).err(), Some(Status::Undecided));
+    assert!(parse(&"1e999+".repeat(10)).is_err());
+    assert!(parse("1e999+1e999").is_ok());
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl Comparer<'_> {
             // `a + b = 5` is an equation; as an answer to 5 it says what a + b is.
             (Value::Equality { names, .. }, _) if is_formula(names) => Equality::Different,
             (Value::Equality { names, sides, .. }, _) => match stated(names, sides, self.gold, self) {
-                Some(value) => match (answer, self.is_member_of(names, answer)) {
+                Some(value) => match (answer, is_member_of(names, answer, self.answer)) {
                     (_, Some(set)) => self.values(value, set),
                     (Value::Inequality { solved: Some((name, _)), .. }, _) if !names.contains(name) => {
                         Equality::Different
@@ -46,7 +46,7 @@ impl Comparer<'_> {
                 None => Equality::Different,
             },
             (_, Value::Equality { names, sides, .. }) => match stated(names, sides, self.answer, self) {
-                Some(value) => match (gold, self.is_member_of(names, gold)) {
+                Some(value) => match (gold, is_member_of(names, gold, self.gold)) {
                     (_, Some(set)) => self.values(set, value),
                     (Value::Inequality { solved: Some((name, _)), .. }, _) if !names.contains(name) => {
                         Equality::Different
@@ -58,12 +58,6 @@ impl Comparer<'_> {
             },
             _ => Equality::Different,
         }
-    }
-
-    fn is_member_of<'v>(&self, names: &[Name], value: &'v Value) -> Option<&'v Value> {
-        let Value::Member { element, set, negated: false } = value else { return None };
-        let [name] = names else { return None };
-        (is_named(self.gold, element, &name.spelling) || is_named(self.answer, element, &name.spelling)).then_some(set)
     }
 
     /// Both as `name = value`.
@@ -172,6 +166,13 @@ impl Comparer<'_> {
             _ => self.in_order(a, b),
         }
     }
+}
+
+/// The set of `x ∈ S`, where x is the one name; `exprs` is the arena of `value`.
+fn is_member_of<'v>(names: &[Name], value: &'v Value, exprs: &Exprs) -> Option<&'v Value> {
+    let Value::Member { element, set, negated: false } = value else { return None };
+    let [name] = names else { return None };
+    is_named(exprs, element, &name.spelling).then_some(set)
 }
 
 /// Whether one names a function and the other one y, its value.

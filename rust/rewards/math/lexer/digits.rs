@@ -16,6 +16,8 @@ struct Mark<'t> {
     doubtful: bool,
 }
 
+/// Parts of a numeral in fonts of their own.
+const MOST_PARTS: usize = 4;
 /// Digits of a numeral with letters in it.
 const LONGEST_NUMERAL: usize = 256;
 
@@ -205,7 +207,7 @@ impl<'t> Lexer<'t> {
     pub(super) fn numeral(&mut self) -> bool {
         let rest = self.rest();
         let (mut length, mut letters, mut plain) = (0, false, true);
-        loop {
+        for _ in 0..MOST_PARTS {
             let run = |text: &str| {
                 text.bytes().take(LONGEST_NUMERAL).take_while(|c| c.is_ascii_digit() || c.is_ascii_uppercase()).count()
             };

@@ -1,12 +1,13 @@
 //! The smallest values: numbers, names, roots, fractions, decorated letters, named sets.
 
+use dashu_int::ops::BitTest;
 use dashu_ratio::RBig;
 
 use super::super::super::Status;
 use super::super::ast::{Comparison, NamedSet, Node, NodeId, NumberForm, SetPart};
 use super::super::lexer::token::{Bracket, Kind};
 use super::super::literal;
-use super::{Context, Parsed, Parser};
+use super::{Context, LONG_LITERAL, MOST_LITERAL_BITS, Parsed, Parser};
 
 impl<'t> Parser<'_, 't> {
     /// A value without anything behind it.
@@ -20,6 +21,13 @@ impl<'t> Parser<'_, 't> {
             Kind::Number(raw) => {
                 self.at += 1;
                 let (value, form) = literal::value(raw)?;
+                let bits = value.numerator().bit_len() + value.denominator().bit_len();
+                if bits > LONG_LITERAL {
+                    self.literal_bits += bits;
+                    if self.literal_bits > MOST_LITERAL_BITS {
+                        return Err(Status::Undecided);
+                    }
+                }
                 self.push(Node::Number { value, form })
             }
             Kind::Numeral { digits, base } => {
