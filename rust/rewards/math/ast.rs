@@ -12,9 +12,8 @@
 
 use super::super::Status;
 pub use super::id::{NodeId, SymbolId};
-pub use super::node::{
-    Comparison, Constant, DegreePart, Function, NamedSet, Node, NumberForm, Range, Separator, SetPart,
-};
+pub use super::kinds::{Comparison, Constant, DegreePart, Function, NamedSet, NumberForm, Separator, SetPart};
+pub use super::node::{Node, Range};
 
 /// The height of a tree that is still read; a leaf has height 1.
 pub const MAX_HEIGHT: u16 = 200;

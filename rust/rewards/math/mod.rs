@@ -12,6 +12,7 @@ pub mod fuel;
 #[cfg(test)]
 mod hostile;
 mod id;
+mod kinds;
 mod label;
 mod lexer;
 mod literal;
