@@ -1,5 +1,7 @@
 """Chunked log-probs equal log_softmax over full logits, in values and in every gradient."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -143,11 +145,18 @@ def test_entropies_are_left_out_when_nobody_reads_them():
 
 
 def test_a_gpu_tile_holds_whole_rows(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 2**30, 0))
-    assert tile_shape(2**15, torch.device("cuda")) == (8 * 2**30 // 16 // (4 * 2**15), 2**15)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 0))
-    assert tile_shape(2**15, torch.device("cuda")) == (512, 2**15)
-    assert tile_shape(2**30, torch.device("cuda")) == (1, 2**30)
+    def device_of(gibibytes: float) -> None:
+        properties = SimpleNamespace(total_memory=int(gibibytes * 2**30))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+    cuda = torch.device("cuda")
+    device_of(16)
+    assert tile_shape(2**15, cuda) == (16 * 2**30 // 64 // (4 * 2**15), 2**15)
+    device_of(0.5)
+    assert tile_shape(2**15, cuda) == (512, 2**15)  # never less than 64 MiB
+    device_of(140)
+    assert tile_shape(2**15, cuda) == (8192, 2**15)  # never more than 1 GiB
+    assert tile_shape(2**30, cuda) == (1, 2**30)
 
 
 def test_extreme_logits_stay_finite():

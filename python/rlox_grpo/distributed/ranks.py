@@ -164,13 +164,20 @@ def join_ranks(timeout: float = 30.0) -> Ranks:
                 f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and {', '.join(missing)} missing: start the ranks by "
                 "torchrun or deepspeed, or unset WORLD_SIZE to train in one process"
             )
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        _take_device()
         _enter(timeout=_UPDATE_PATIENCE)
+    else:
+        _take_device()
     if dist.get_world_size() == 1:
         return Ranks(timeout=timeout)
     host_group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return Ranks(dist.get_rank(), dist.get_world_size(), timeout, host_group)
+
+
+def _take_device() -> None:
+    """Use the GPU of this process's local rank, also where the program made its own process group without choosing."""
+    if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
 
 def join_alone() -> None:

@@ -116,7 +116,7 @@ def make_forward(
         entropy_always: compute entropies where gradients are off too.
     """
     split = split_model(model)
-    packs = split is not None and share_prompts and can_pack(split)
+    packs = split is not None and share_prompts and can_pack(split, autocast_dtype)
     if split is not None and torch_compile:
         compiled: Any = torch.compile(split.decoder, dynamic=True)
         split = replace(split, decoder=compiled)
@@ -207,8 +207,11 @@ def worth_packing(tree: PrefixTree, batch: Batch) -> bool:
     return tree.num_tokens <= WORTH_PACKING * batch.input_ids.numel()
 
 
-def can_pack(split: SplitModel) -> bool:
-    """Whether the decoder gives the same hidden states packed as row by row; then its attention is set to allow it."""
+def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None) -> bool:
+    """Whether the decoder gives the same hidden states packed as row by row; then its attention is set to allow it.
+
+    On a GPU it is tried in ``autocast_dtype``, the arithmetic of the training step: kernels there are for some dtypes.
+    """
     decoder: Any = split.decoder
     before = decoder.config._attn_implementation
     if before == PACKED_ATTENTION:
@@ -218,17 +221,21 @@ def can_pack(split: SplitModel) -> bool:
             "%s: its attention is %s; prompts are forwarded with each completion", type(decoder).__name__, before
         )
         return False
-    batch = _trial_batch(split.head.weight.device, split.head.weight.shape[0])
+    device = split.head.weight.device
+    batch = _trial_batch(device, split.head.weight.shape[0])
+    tried_in = autocast_dtype if device.type != "cpu" else None
+    arithmetic = nullcontext() if tried_in is None else torch.autocast(device.type, tried_in)
     was_training = decoder.training
     decoder.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), arithmetic:
             expected = decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state[
                 _predicting_positions(batch)
             ]
             decoder.set_attn_implementation(PACKED_ATTENTION)
             row = packed_row(prefix_tree(batch), batch)
-            same = close_activations(_packed_hidden(decoder, row)[row.predicted_of], expected)
+            found = _packed_hidden(decoder, row)[row.predicted_of]
+            same = close_activations(found, expected if tried_in is None else expected.to(tried_in))
     except (ValueError, TypeError, RuntimeError, IndexError, KeyError) as error:
         logger.info("%s: %s", type(decoder).__name__, error)
         same = False

@@ -55,6 +55,7 @@ def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBas
         model, tokenizer = _from_pretrained(str(model), tokenizer)
     elif tokenizer is None and isinstance(model, PreTrainedModel) and model.name_or_path:
         tokenizer = _tokenizer_of(model.name_or_path)
+    model = _on_device(model)
     if config.lora_rank > 0:
         model = _with_lora(model, config)
     if config.gradient_checkpointing:
@@ -62,6 +63,21 @@ def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBas
     return Policy(
         model, tokenizer, _end_tokens(model, tokenizer), _sampled_vocabulary(model, tokenizer), max_positions(model)
     )
+
+
+def _on_device(model: nn.Module) -> nn.Module:
+    """``model`` on this process's GPU, if there is one: in place, as ``nn.Module.to`` does."""
+    if not torch.cuda.is_available():
+        return model
+    # cuDNN's attention plans each new shape for up to a second, and its gradients are NaN for masked rows of some
+    # lengths (pytorch/pytorch#196678). vLLM switches it off as well.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    parameter = next(model.parameters(), None)
+    device = torch.device("cuda", torch.cuda.current_device())
+    if parameter is not None and parameter.device != device:
+        logger.info("the model moves from %s to %s", parameter.device, device)
+        model = model.to(device)
+    return model
 
 
 def _checkpoint_activations(model: Any) -> None:
@@ -81,8 +97,6 @@ def _from_pretrained(
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise ValueError(f"model={source!r} cannot be loaded: {error}") from error
-    if torch.cuda.is_available():
-        model = model.to("cuda")
     tokenizer = tokenizer or _tokenizer_of(source)
     if tokenizer is None:
         raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")

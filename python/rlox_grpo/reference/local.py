@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.model.forward import Forward, make_forward
+from rlox_grpo.model.precision import cast_frozen_layers
 from rlox_grpo.reference.protocol import Reference, ServerAddress, fingerprint, no_distributions
 from rlox_grpo.types import Batch, TokenDistributions
 
@@ -81,13 +82,17 @@ def make_reference(
             temperature=forward_options.get("temperature", 1.0),
             vocabulary=forward_options.get("vocabulary"),
         )
-    frozen = copy.deepcopy(policy) if ref_model is None else ref_model
+    device = next(policy.parameters()).device
+    frozen = copy.deepcopy(policy) if ref_model is None else ref_model.to(device)
     frozen.eval().requires_grad_(False)
+    digest = fingerprint(frozen)
     in_use = _resting_on_the_host(frozen) if offload else nullcontext
-    forward = make_forward(frozen, **forward_options)
+    forward = make_forward(frozen, **forward_options)  # tries the model in its own dtype
+    if kind == "frozen" and (arithmetic := forward_options.get("autocast_dtype")) is not None:
+        cast_frozen_layers(frozen, arithmetic)  # not a periodic one: bfloat16 would drop what it takes over
     compute, distributions = _log_probs_of(forward), _distributions_of(forward)
     if kind == "frozen":
-        return Reference(compute, fingerprint(frozen), distributions, in_use)
+        return Reference(compute, digest, distributions, in_use)
 
     if refresh_steps is None:
         raise ValueError("reference='periodic' needs refresh_steps")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rlox_grpo.rollout.engines import GenerationEngine
@@ -36,16 +37,19 @@ class BackgroundEngine:
 
     def __init__(self, engine: GenerationEngine) -> None:
         self._engine = engine
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlox_grpo generation")
+        self._thread = ThreadPoolExecutor(1, "rlox_grpo generation", _use_device, (_current_device(),))
         self._broken: BaseException | None = None
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
     def submit(self, job: Callable[[GenerationEngine], T]) -> Future[T]:
         """Run ``job(engine)`` after all that was asked for before; nothing runs on weights that failed to load."""
+        ready = _record_event()
 
         def run() -> T:
             if self._broken is not None:
                 raise RuntimeError("the engine could not take new weights") from self._broken
+            if ready is not None:
+                torch.cuda.current_stream().wait_event(ready)  # what the caller had begun on its own stream
             return job(self._engine)
 
         return self._thread.submit(run)
@@ -66,6 +70,8 @@ class BackgroundEngine:
         def load(engine: GenerationEngine) -> None:
             try:
                 engine.load_weights(copied, version)
+                if torch.cuda.is_available():  # the copies go back to the stream that they were made on
+                    torch.cuda.current_stream().synchronize()
             except BaseException as error:
                 self._broken = error
                 raise
@@ -76,6 +82,21 @@ class BackgroundEngine:
         """Drop what has not begun, wait for what has, and close the engine."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._engine.close()
+
+
+def _current_device() -> int | None:
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def _use_device(device: int | None) -> None:
+    """The trainer's GPU for the engine's thread too, which starts on GPU 0, and a stream beside the update's."""
+    if device is not None:
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream(device))
+
+
+def _record_event() -> torch.cuda.Event | None:
+    return torch.cuda.current_stream().record_event() if torch.cuda.is_available() else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,6 +27,7 @@ from rlox_grpo.loss.policy import top_entropy_masks
 from rlox_grpo.model.flops import model_size, peak_flops_of, update_profile
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import Policy
+from rlox_grpo.model.precision import cast_frozen_layers
 from rlox_grpo.reference.local import make_reference, server_of
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.learning_rate import learning_rate_at
@@ -108,6 +109,8 @@ class Learner:
         self.weights_are_whole = True
         self._normalised = make_advantages(config, reward_weights)
         self._size, self._peak_flops = model_size(self._model), peak_flops_of(self._device)
+        if config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
+            cast_frozen_layers(self._model, torch.bfloat16)  # after all that tried the model in its own dtype
         # Dropout would make the policy in training another one than the policy that sampled.
         self._model.train(config.gradient_checkpointing)
 

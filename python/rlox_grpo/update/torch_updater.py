@@ -58,7 +58,6 @@ class TorchUpdater:
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
-        self._optimizer.zero_grad(set_to_none=True)
         report = StepReport()
         for batch in batches:
             log_probs, entropy, *kl = self.forward(batch)
@@ -79,6 +78,7 @@ class TorchUpdater:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)  # between updates their memory is the sampler's
         return UpdateStats(grad_norm, learning_rate, metrics)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
