@@ -38,6 +38,11 @@ demo: $(filter .uv/bin/uv,$(UV)) ## learn Countdown from scratch on this machine
 test: build ## the whole suite: cargo, then pytest
 	cargo test --quiet --locked
 	$(RUN) pytest
+	$(RUN) python tests/cuda_sim/run.py
+
+.PHONY: test-cuda-sim
+test-cuda-sim: build ## training and generation on a simulated CUDA device; needs a C compiler (part of `make test`)
+	$(RUN) python tests/cuda_sim/run.py
 
 # verl asks for other versions than uv.lock has. Python 3.11: verl 0.9 is for 3.10 to 3.12. The wheel brings the entry
 # point that verl loads. `no:asyncio`: verl brings a plugin that warns where it is not configured.

@@ -92,7 +92,7 @@ def _use_device(device: int | None) -> None:
     """The trainer's GPU for the engine's thread too, which starts on GPU 0, and a stream beside the update's."""
     if device is not None:
         torch.cuda.set_device(device)
-        torch.cuda.set_stream(torch.cuda.Stream(device))
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 def _record_event() -> torch.cuda.Event | None:
