@@ -85,7 +85,7 @@ def update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> UpdateWork
 
     Args:
         batches: micro-batches of one optimizer step.
-        shares_prompts: whether those worth it are forwarded packed (:attr:`rlox_grpo.model.forward.Forward.shares_prompts`):
+        shares_prompts: whether those worth it are forwarded packed (:attr:`.Forward.shares_prompts`):
             each run of rows of one prompt forwards what they begin with once, completions go without their last
             tokens, and nothing is padded.
     """

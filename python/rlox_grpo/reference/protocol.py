@@ -19,6 +19,7 @@ def _nothing_to_do(step: int, weights: Callable[[], Iterable[tuple[str, Tensor]]
 
 
 def no_distributions(batch: Batch) -> TokenDistributions:
+    """Raise ValueError: for a reference that gives log-probs of the sampled tokens alone."""
     raise ValueError("kl_estimator='full': this reference hands over the log-probs of the tokens taken and no more")
 
 

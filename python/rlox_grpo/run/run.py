@@ -271,8 +271,8 @@ class Run:
             )
         except CheckpointError as error:
             raise CheckpointError(
-                f"{error}. The weights of step {self._progress.step} are in memory: free space and call trainer.save(path), "
-                f"or run again to continue from {self._newest_name()}"
+                f"{error}. The weights of step {self._progress.step} are in memory: free space and call "
+                f"trainer.save(path), or run again to continue from {self._newest_name()}"
             ) from error
 
     def how_to_resume(self) -> str:

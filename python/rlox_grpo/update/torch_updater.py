@@ -26,7 +26,7 @@ class TorchUpdater:
     With several ranks each takes its own micro-batches and gradients are added up once, after the last: their losses
     are parts of one sum already, so they are not averaged. Every rank then takes the same step.
 
-    With ``shards`` each holds a part of every parameter, gradient and moment (:mod:`rlox_grpo.update.sharding`), gradients
+    With ``shards`` each holds a part of every parameter, gradient and moment (:mod:`.sharding`), gradients
     are added up after each micro-batch, and each rank steps on its part. State is saved whole either way.
     """
 

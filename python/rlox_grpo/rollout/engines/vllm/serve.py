@@ -251,7 +251,7 @@ def _refuse_taken(host: str, port: int) -> None:
 def _own_output_layer(model: str) -> list[str]:
     """Arguments that give vLLM an output layer of its own where the model's is its embeddings.
 
-    See :func:`rlox_grpo.rollout.engines.weight_sync.untied`. The checkpoint has no weights for it, so they all come by sync.
+    See :func:`.weight_sync.untied`. The checkpoint has no weights for it, so they all come by sync.
     """
     from transformers import AutoConfig
 
