@@ -17,7 +17,8 @@ from rlox_grpo.prompts.tasks import countdown, gsm8k
 class Origin(BaseModel):
     """The keys of a run file that are not fields of ``GRPOConfig``.
 
-    ``rewards`` are tables: ``name`` is one of :data:`RULES` or ``module:callable``, the rest its arguments.
+    ``rewards`` are tables: ``name`` is a key of :data:`rlox_grpo.rewards.registry.RULES` or ``module:callable``; the
+    other keys are the rule's arguments.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
