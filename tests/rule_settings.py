@@ -21,7 +21,14 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "published": [{"system": "nano_aha"}, {"system": "lm_book"}, {"system": "open_r1_cosine"}],
     "published_answer": [
         {"system": system}
-        for system in ("simple_grpo", "lm_book", "rl_from_scratch", "verl_gsm8k", "verl_math_dapo", "verl_math_dapo_box")
+        for system in (
+            "simple_grpo",
+            "lm_book",
+            "rl_from_scratch",
+            "verl_gsm8k",
+            "verl_math_dapo",
+            "verl_math_dapo_box",
+        )
     ],
     "published_countdown": [{"system": system} for system in ("nano_aha", "grpo_zero", "tinyzero")],
 }

@@ -25,9 +25,9 @@ from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.async_generation import Pending, staleness
 from rlox_grpo.rollout.engines import make_engine
 from rlox_grpo.rollout.engines.weight_sync import policy_weights
-from rlox_grpo.rollout.exchange import exchange_scores
 from rlox_grpo.rollout.generate import Rollout, refilled
 from rlox_grpo.rollout.sampler import Sampler, derived_seed
+from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.checkpoint import export_model
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
@@ -258,7 +258,7 @@ class GRPO:
         """All groups of the batch: each rank scores those that it sampled, and they are exchanged."""
         config = self.config
         mine = score(batch.groups.result(), self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
-        return exchange_scores(mine, batch.prompts, self.ranks)
+        return gather_scored_groups(mine, batch.prompts, self.ranks)
 
     def _sync_engine(self) -> None:
         """Give the engine the policy as it is, also after a resume; before sampling, so that no sync is in vain."""

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rule_settings import JUDGES_ANSWERS, TABLES, columns
-
 from rlox_grpo import rewards
 from rlox_grpo.rewards.registry import make_rewards
+from rule_settings import JUDGES_ANSWERS, TABLES, columns
 
 # No short text reaches this by chance, by a fraction or by a product of two factors: it is a prime.
 PRIME = 735134417

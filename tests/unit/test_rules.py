@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rule_settings import JUDGES_ANSWERS, SETTINGS, TABLES
-
 from rlox_grpo import rewards
 from rlox_grpo.rewards import (
     Composite,
@@ -32,6 +30,7 @@ from rlox_grpo.rewards import (
 )
 from rlox_grpo.rewards.registry import RULES as REGISTRY
 from rlox_grpo.rewards.registry import make_rewards
+from rule_settings import JUDGES_ANSWERS, SETTINGS, TABLES
 
 RULES = make_rewards(TABLES)
 COLUMNS: dict[str, Any] = {"nums": [[1, 2]] * 2, "target": [3] * 2, "completion_ids": [[1], [2, 3]]}

@@ -7,7 +7,6 @@ time.
 
 from __future__ import annotations
 
-import base64
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +17,8 @@ import numpy as np
 from torch import Tensor
 
 from rlox_grpo.rollout.engines import GenerationEngine
-from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
+from rlox_grpo.rollout.serialize import decode_group, encode_group
+from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 T = TypeVar("T")
 
@@ -121,7 +121,7 @@ class Ahead:
                 "prompts": [prompt.index for prompt in pending.prompts],
                 "groups": None
                 if prompts_alone or pending.groups.exception()
-                else [*map(_record, pending.groups.result())],
+                else [*map(encode_group, pending.groups.result())],
             }
             for pending in self._queue
         ]
@@ -147,7 +147,7 @@ class Ahead:
                 self.put(generate(asked, place))
             else:
                 records = list(zip(entry["groups"], asked, strict=True))[share(len(asked))]
-                self.put(Pending.done(asked, [_group(record, prompt) for record, prompt in records]))
+                self.put(Pending.done(asked, [decode_group(record, prompt) for record, prompt in records]))
 
 
 def joined_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -164,36 +164,3 @@ def staleness(groups: Sequence[RolloutGroup], version: int) -> dict[str, float]:
     """``rollout/staleness_mean`` and ``_max``: versions between the weights that sampled and those in training."""
     behind = np.array([version - group.policy_version for group in groups], np.float64)
     return {"rollout/staleness_mean": float(behind.mean()), "rollout/staleness_max": float(behind.max())}
-
-
-def _record(group: RolloutGroup) -> dict[str, Any]:
-    return {
-        "policy_version": group.policy_version,
-        "completions": [
-            {
-                "token_ids": _text(completion.token_ids),
-                "log_probs": _text(completion.log_probs),
-                "finish_reason": completion.finish_reason,
-                "text": completion.text,
-            }
-            for completion in group.completions
-        ],
-    }
-
-
-def _group(record: Mapping[str, Any], prompt: Prompt) -> RolloutGroup:
-    completions = tuple(
-        Completion(
-            np.frombuffer(base64.b64decode(entry["token_ids"]), "<i8").astype(np.int64),
-            np.frombuffer(base64.b64decode(entry["log_probs"]), "<f4").astype(np.float32),
-            entry["finish_reason"],
-            entry["text"],
-        )
-        for entry in record["completions"]
-    )
-    return RolloutGroup(prompt, completions, record["policy_version"])
-
-
-def _text(values: np.ndarray[Any, Any]) -> str:
-    """The bytes of an array, little-endian, in base64: exact, and a tenth of a list of numbers in JSON."""
-    return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode("ascii")
