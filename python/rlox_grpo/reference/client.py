@@ -5,16 +5,12 @@ A request and its answer are tensors in the safetensors format; nothing is unpic
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import time
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from safetensors import SafetensorError
@@ -162,8 +158,18 @@ class _Client:
     """One server; every call has a deadline within which it tries again where that can help."""
 
     def __init__(self, url: str, token: str, timeout: float) -> None:
-        self._url = urlsplit(url)
-        self._shown, self._token, self._timeout = url, token, timeout
+        import httpx
+
+        self._shown, self._timeout = url, timeout
+        self._failures = httpx.TransportError
+        # No proxy and no redirect, so that nobody else gets to see the token; a connection for each call, so that none
+        # is left from before a restart of the server.
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
+            limits=httpx.Limits(max_keepalive_connections=0),
+            trust_env=False,
+            follow_redirects=False,
+        )
 
     def health(self) -> dict[str, Any]:
         """What the server says of itself."""
@@ -188,34 +194,22 @@ class _Client:
         while (left := deadline - time.monotonic()) > 0:
             tries += 1
             try:
-                status, answer = self._once(method, path, body, left)
-            except (OSError, http.client.HTTPException) as error:
+                answer = self._client.request(
+                    method, self._shown.rstrip("/") + path, content=body or None, timeout=left
+                )
+            except self._failures as error:
                 last = f"{type(error).__name__}: {error}"
             else:
-                if status == 200:
-                    return answer
-                last = f"HTTP {status}: {_message(answer)}"
-                if status not in _TRY_AGAIN:
+                if answer.status_code == 200:
+                    return answer.content
+                last = f"HTTP {answer.status_code}: {_message(answer.content)}"
+                if answer.status_code not in _TRY_AGAIN:
                     raise ReferenceServerError(f"the reference server {self._shown} refused {method} {path}: {last}")
             time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
         raise ReferenceServerError(
             f"the reference server {self._shown} did not answer {method} {path} within {self._timeout:g} s "
             f"({tries} tries; the last: {last})"
         )
-
-    def _once(self, method: str, path: str, body: bytes, timeout: float) -> tuple[int, bytes]:
-        # http.client and not urllib: no proxy and no redirect gets to see the token.
-        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._url.hostname or "", self._url.port, timeout=timeout)
-        headers: Mapping[str, str] = {"Authorization": f"Bearer {self._token}"}
-        try:
-            # A server that refuses may answer before it has read everything.
-            with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, self._url.path.rstrip("/") + path, body or None, dict(headers))
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
 
 
 def _message(answer: bytes) -> str:

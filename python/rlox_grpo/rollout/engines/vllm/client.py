@@ -91,7 +91,6 @@ class VLLMServerEngine:
             nccl_address: This host's address; weights then go from GPU to GPU by NCCL, and no folder is needed.
 
         Raises:
-            ImportError: httpx is missing; names the extra.
             ValueError: no transformers model, no token for a server, or servers elsewhere without ``sync_dir``.
             EngineError: a server that does not answer, or serves another model.
         """

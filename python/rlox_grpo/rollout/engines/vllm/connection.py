@@ -39,13 +39,10 @@ class ServerConnection:
         """Prepare to connect; nothing is sent yet.
 
         Raises:
-            ImportError: httpx is missing; names the extra.
             ValueError: there is no token for the server.
         """
-        try:
-            import httpx
-        except ImportError:
-            raise ImportError("engine='vllm_server' needs httpx: pip install \"rlox-grpo[server]\"") from None
+        import httpx
+
         self.url = url.rstrip("/")
         self.failures = (httpx.TransportError, Unavailable)
         self._timeout = httpx.Timeout
