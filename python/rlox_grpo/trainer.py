@@ -261,10 +261,11 @@ class GRPO:
         return gather_scored_groups(mine, batch.prompts, self.ranks)
 
     def _sync_engine(self) -> None:
-        """Give the engine the policy as it is, also after a resume; before sampling, so that no sync is in vain."""
+        """Push the current weights to the engine if they changed since the last push."""
         if self._engine_step != self.step:
             updater = self.learner.updater
-            weights = policy_weights(self.model, updater.weights() if updater.is_sharded else None)
+            sharded = updater.weights() if updater.is_sharded else None
+            weights = policy_weights(self.model, sharded) if self.engine.takes_weights else ()
             self.engine.load_weights(weights, version=self.step)
             self.ranks.gather(None)  # no rank samples before each engine has them
             self._engine_step = self.step

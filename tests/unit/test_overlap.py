@@ -18,7 +18,7 @@ PROMPTS = [Prompt(np.array([index + 1]), index) for index in range(6)]
 class Engine:
     """Samples the value of its one weight; notes what happens in which thread."""
 
-    exact, policy_version, max_length = True, 0, None
+    exact, takes_weights, policy_version, max_length = True, True, 0, None
 
     def __init__(self, fails=False):
         self.weight, self.calls, self.threads, self.fails = 0.0, [], set(), fails

@@ -1,11 +1,17 @@
 """What a step samples: group sizes, and groups that replace those that teach nothing."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
+from rlox_grpo import GRPO
+from rlox_grpo.config import GRPOConfig
 from rlox_grpo.groups import group_offsets, sample_of
+from rlox_grpo.rollout.engines import ENGINES
 from rlox_grpo.rollout.generate import Rollout, generate, refilled
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup
+from toy import PROMPTS, ToyLM, options, share_of_target
 
 
 def prompt(index):
@@ -120,3 +126,24 @@ def test_a_row_is_named_in_groups_of_several_sizes():
     assert sample_of(groups, []) == ""
     assert sample_of(groups, [1]) == "; row 1 is completion 1 of prompts[6]: 'text 1'"
     assert sample_of(groups, [2, 4]) == "; row 2 is completion 0 of prompts[8]: 'text 0'"
+
+
+def test_the_table_of_engines_has_every_choice_of_the_option():
+    assert set(ENGINES) == set(get_args(GRPOConfig.model_fields["engine"].annotation))
+
+
+@pytest.mark.parametrize(("changes", "takes_weights"), [({}, False), ({"async_steps": 1}, True)])
+def test_an_engine_gets_weights_only_if_it_takes_them(changes, takes_weights, monkeypatch):
+    trainer = GRPO(ToyLM(), share_of_target, output_dir=None, **options(group_size=2, max_steps=2, **changes))
+    given, load = [], trainer.engine.load_weights
+
+    def watch(weights, version):
+        tensors = dict(weights)
+        given.append(sorted(tensors))
+        load(tensors.items(), version)
+
+    monkeypatch.setattr(trainer.engine, "load_weights", watch)
+    trainer.train(PROMPTS[:2], 1)
+    assert trainer.engine.takes_weights == takes_weights
+    assert given
+    assert all(bool(names) == takes_weights for names in given)

@@ -28,6 +28,7 @@ class BackgroundEngine:
 
     Attributes:
         exact: False: what it samples can come from weights older than the trainer's.
+        takes_weights: As the engine's.
         policy_version: Version of the weights that were last handed over.
         max_length: As the engine's.
     """
@@ -38,6 +39,7 @@ class BackgroundEngine:
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlox_grpo generation")
         self._broken: BaseException | None = None
+        self.takes_weights = engine.takes_weights
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
     def submit(self, job: Callable[[GenerationEngine], T]) -> Future[T]:

@@ -51,6 +51,7 @@ class HFEngine:
 
     Attributes:
         exact: True unless ``autocast_dtype`` makes the log-probs differ from the trainer's.
+        takes_weights: False when the module is the trainer's own.
         policy_version: Version of the weights that it samples from.
         max_length: The model's positions, where it states them.
         vocab_limit: Token ids from here on are never sampled, as they have no text: the model's vocabulary is padded
@@ -70,7 +71,7 @@ class HFEngine:
         vocab_limit: int | None = None,
         max_rows: int | None = None,
         autocast_dtype: torch.dtype | None = None,
-        is_copy: bool = False,
+        takes_weights: bool = False,
     ) -> None:
         """Hold the model; nothing is allocated before ``generate``.
 
@@ -83,8 +84,7 @@ class HFEngine:
             vocab_limit: Ids from here on are never sampled; by default those past the tokenizer's last.
             max_rows: Completions decoded at once, 256 by default; the others wait.
             autocast_dtype: Run the forward under ``torch.autocast`` in this type (``torch.bfloat16``).
-            is_copy: ``model`` is not the trainer's own but a copy, as where ranks hold its parameters in shards:
-                ``load_weights`` then copies.
+            takes_weights: ``model`` is a copy of the trainer's, and ``load_weights`` writes into it.
 
         Raises:
             ValueError: ``max_rows`` is below 1.
@@ -95,7 +95,7 @@ class HFEngine:
         self._tokenizer = tokenizer
         self._max_rows = DEFAULT_MAX_ROWS if max_rows is None else max_rows
         self._autocast_dtype = autocast_dtype
-        self._is_copy = is_copy
+        self.takes_weights = takes_weights
         self._vocab_size = _vocab_size(model)
         self._end_ids = _end_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
         self.vocab_limit = vocab_limit
@@ -145,12 +145,12 @@ class HFEngine:
         return self._groups(prompts, group_size, rows.finished)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Note the new version. The trainer's own module has the weights in place already, and they are not read.
+        """Copy the weights if the engine ``takes_weights``, and set the version.
 
         Raises:
             ValueError: the names or shapes are not those of the copy; nothing has changed.
         """
-        if self._is_copy:
+        if self.takes_weights:
             _copy_weights(self._model, dict(weights))
         self.policy_version = version
 

@@ -60,12 +60,14 @@ class VLLMEngine:
 
     Attributes:
         exact: False: vLLM's kernels are not the trainer's.
+        takes_weights: True.
         policy_version: Version of the weights that it samples from; −1 before the first.
         max_length: Tokens that a prompt and its completion may have together.
         sync_seconds: How long the last ``load_weights`` took, a start included.
     """
 
     exact = False
+    takes_weights = True
 
     def __init__(
         self,
