@@ -14,7 +14,7 @@ from rlox_grpo._native import __version__
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on standard error and exit status 2."""
-    parser = _parser()
+    parser = _make_parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.command not in ("train", "serve"):
         parser.error(f"unrecognised arguments: {' '.join(rest)}")
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlox-grpo", description="GRPO training of language models.")
     parser.add_argument("--version", action="version", version=f"rlox-grpo {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
@@ -185,10 +185,10 @@ def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.presets import PRESETS
     from rlox_grpo.config.presets.page import describe_preset, presets_page
-    from rlox_grpo.errors import ConfigError, nearest
+    from rlox_grpo.errors import ConfigError, suggest_nearest
 
     if arguments.name is not None and arguments.name not in PRESETS:
-        raise ConfigError(f"unknown preset {arguments.name!r}{nearest(arguments.name, list(PRESETS))}")
+        raise ConfigError(f"unknown preset {arguments.name!r}{suggest_nearest(arguments.name, list(PRESETS))}")
     if arguments.markdown:
         print(presets_page(), end="")
     elif arguments.name is not None:

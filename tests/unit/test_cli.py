@@ -74,7 +74,7 @@ def test_a_task_gives_rows_their_prompts_unless_a_template_does(run_file, tmp_pa
     )
     row = {"nums": [1, 2], "target": 3}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    prompted = [{"prompt": countdown.chat_prompt([1, 2], 3), **row}]
+    prompted = [{"prompt": countdown.format_chat_prompt([1, 2], 3), **row}]
     assert load_data(*read_run_file(run_file, {**data, **changes, "task": "countdown"})) == (
         (prompted, prompted) if template is None else ([row], [row])
     )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlox_grpo.config.schema import GRPOConfig, describe, read_toml
-from rlox_grpo.errors import ConfigError, nearest
+from rlox_grpo.errors import ConfigError, suggest_nearest
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.tasks import countdown, gsm8k
 
@@ -43,7 +43,7 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     known = [*Origin.model_fields, *GRPOConfig.model_fields]
     for name in document:
         if name not in known:
-            raise ConfigError(f"{path}: unknown key {name!r}{nearest(name, known)}")
+            raise ConfigError(f"{path}: unknown key {name!r}{suggest_nearest(name, known)}")
     try:
         origin = Origin(**{name: value for name, value in document.items() if name in Origin.model_fields})
     except ValidationError as error:

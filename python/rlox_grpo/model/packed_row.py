@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.model.packed_attention import PackedLayout
-from rlox_grpo.model.prefix_tree import PrefixTree, owners
+from rlox_grpo.model.prefix_tree import PrefixTree, find_owners
 from rlox_grpo.types import Batch, Int64Array
 
 
@@ -34,7 +34,7 @@ class PackedRow:
     predicted_of: Tensor
 
 
-def packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
+def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     """Lay out ``batch``, whose tree is ``tree``, on its own device."""
     starts, middles, ends = _spans(tree)
     places = _places(tree, middles, ends)
@@ -51,19 +51,19 @@ def packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
 
     # Token 0 of a completion is predicted by its prompt's last token, token t by the completion's token t - 1.
     loss_mask: Any = batch.loss_mask.cpu().numpy()
-    predicted = owners(tree.owner, loss_mask)
+    predicted = find_owners(tree.owner, loss_mask)
     row, step = loss_mask.nonzero()
     predicted_of = np.cumsum(predicted).reshape(predicted.shape)[tree.owner[row, step], step] - 1
     row, step = predicted.nonzero()
     before = np.maximum(step - 1, 0)
     predicting = np.where(step == 0, middles[tree.group_of_row[row]] - 1, places[tree.owner[row, before], before])
-    layout = _layout(tree, places, (starts, middles, ends), batch.input_ids.device)
+    layout = _lay_out(tree, places, (starts, middles, ends), batch.input_ids.device)
     arrays = (input_ids, position_ids, predicting, completion_ids[row, step], predicted_of)
     ids, positions, *read = (torch.from_numpy(array).to(batch.input_ids.device) for array in arrays)
     return PackedRow(ids, positions, layout, *read)
 
 
-def _layout(
+def _lay_out(
     tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array], device: torch.device
 ) -> PackedLayout:
     steps = np.arange(tree.owner.shape[1])

@@ -1,6 +1,6 @@
-"""A reference policy in another process: what goes over the wire, and the client's side.
+"""Client of a reference server: the request format and the HTTP calls.
 
-A request and its answer are tensors in the safetensors format; nothing is unpickled, and the weights never travel.
+Requests and answers are tensors in the safetensors format. Nothing is unpickled, and no weights are sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TRY_AGAIN = (502, 503, 504)
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What a reference is asked: the log-probs of the completion tokens under ``loss_mask``.
+    """A request for the log-probs of the completion tokens under ``loss_mask``.
 
     Attributes:
         input_ids: ``int64 [N, L]``, prompt then completion, padded on the right.
@@ -38,7 +38,7 @@ class Question:
         prompt_index: ``int64 [N]``; neighbours of equal value share their prompt.
         loss_mask: ``bool [N, T]``.
         temperature: that logits are divided by.
-        vocabulary: ids from here on take no part; 0 when all do.
+        vocabulary: ids at or above this are left out; 0 keeps all.
     """
 
     input_ids: Tensor
@@ -50,7 +50,7 @@ class Question:
     vocabulary: int
 
     def pack(self) -> bytes:
-        """As bytes; :func:`unpack_question` is the way back."""
+        """Encode as bytes; :func:`unpack_question` is the inverse."""
         tensors = {name: getattr(self, name).contiguous() for name in _SHAPES}
         settings = torch.tensor([self.temperature, float(self.vocabulary)], dtype=torch.float64)
         return save({**tensors, "settings": settings})
@@ -66,7 +66,7 @@ _SHAPES = {
 
 
 def unpack_question(data: bytes) -> Question:
-    """The question in ``data``.
+    """Decode :meth:`Question.pack`.
 
     Raises:
         ValueError: not safetensors, or tensors that are missing, of another type or that do not fit each other.
@@ -103,7 +103,7 @@ def _check(question: Question) -> None:
 
 
 def connect(server: ServerAddress, *, temperature: float = 1.0, vocabulary: int | None = None) -> Reference:
-    """A reference that a server computes; it must answer now.
+    """Connect to a reference server, which must answer now.
 
     Raises:
         ReferenceServerError: it does not answer within its time, refuses the token, or has fewer ids.
@@ -133,7 +133,7 @@ def connect(server: ServerAddress, *, temperature: float = 1.0, vocabulary: int 
 
 
 def read_token(token_file: str | Path | None) -> str:
-    """The token in ``token_file``, else in the environment.
+    """Read the token from ``token_file``, else from the environment.
 
     Raises:
         ConfigError: in neither, or an empty one.
@@ -155,7 +155,7 @@ def read_token(token_file: str | Path | None) -> str:
 
 
 class _Client:
-    """One server; every call has a deadline within which it tries again where that can help."""
+    """HTTP client of one server; every call has a deadline and retries on errors that may pass."""
 
     def __init__(self, url: str, token: str, timeout: float) -> None:
         import httpx
@@ -172,7 +172,7 @@ class _Client:
         )
 
     def health(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """The server's health record: vocabulary and fingerprint."""
         about: dict[str, Any] = json.loads(self._call("GET", "/health", b""))
         return about
 
@@ -202,7 +202,7 @@ class _Client:
             else:
                 if answer.status_code == 200:
                     return answer.content
-                last = f"HTTP {answer.status_code}: {_message(answer.content)}"
+                last = f"HTTP {answer.status_code}: {_read_message(answer.content)}"
                 if answer.status_code not in _TRY_AGAIN:
                     raise ReferenceServerError(f"the reference server {self._shown} refused {method} {path}: {last}")
             time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
@@ -212,7 +212,7 @@ class _Client:
         )
 
 
-def _message(answer: bytes) -> str:
+def _read_message(answer: bytes) -> str:
     try:
         return str(json.loads(answer)["error"])
     except (ValueError, KeyError, TypeError):

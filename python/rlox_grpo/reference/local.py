@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.model.forward import Forward, make_forward
-from rlox_grpo.reference.protocol import Reference, ServerAddress, fingerprint, no_distributions
+from rlox_grpo.reference.protocol import Reference, ServerAddress, fingerprint_model, refuse_distributions
 from rlox_grpo.types import Batch, TokenDistributions
 
 if TYPE_CHECKING:
     from rlox_grpo.config.schema import GRPOConfig
 
 
-def server_of(config: GRPOConfig) -> ServerAddress | None:
-    """The reference server that ``config`` names, if any."""
+def read_server_address(config: GRPOConfig) -> ServerAddress | None:
+    """The address of the reference server in ``config``, or None."""
     if config.reference_url is None:
         return None
     return ServerAddress(config.reference_url, config.reference_token_file, config.reference_timeout)
@@ -38,7 +38,7 @@ def make_reference(
     server: ServerAddress | None = None,
     **forward_options: Any,
 ) -> Reference | None:
-    """The reference of a run, or None when nothing asks for one.
+    """Create the reference policy of a run; None if no option needs one.
 
     Args:
         kind: ``auto`` takes ``ref_model`` where it is given, else nothing when ``kl_coef`` is 0, else the policy with
@@ -70,7 +70,7 @@ def make_reference(
     if kind == "none":
         return None
     if kind == "adapter_off":
-        return _adapter_off(policy, policy_forward)
+        return _make_adapter_off(policy, policy_forward)
     if kind == "server":
         from rlox_grpo.reference.client import connect
 
@@ -83,11 +83,11 @@ def make_reference(
         )
     frozen = copy.deepcopy(policy) if ref_model is None else ref_model
     frozen.eval().requires_grad_(False)
-    in_use = _resting_on_the_host(frozen) if offload else nullcontext
+    in_use = _offload_to_host(frozen) if offload else nullcontext
     forward = make_forward(frozen, **forward_options)
-    compute, distributions = _log_probs_of(forward), _distributions_of(forward)
+    compute, distributions = _make_log_probs(forward), _make_distributions(forward)
     if kind == "frozen":
-        return Reference(compute, fingerprint(frozen), distributions, in_use)
+        return Reference(compute, fingerprint_model(frozen), distributions, in_use)
 
     if refresh_steps is None:
         raise ValueError("reference='periodic' needs refresh_steps")
@@ -107,7 +107,7 @@ def make_reference(
     )
 
 
-def _log_probs_of(forward: Forward) -> Callable[[Batch], Tensor]:
+def _make_log_probs(forward: Forward) -> Callable[[Batch], Tensor]:
     @torch.no_grad()
     def compute(batch: Batch) -> Tensor:
         return forward(batch)[0]
@@ -115,19 +115,19 @@ def _log_probs_of(forward: Forward) -> Callable[[Batch], Tensor]:
     return compute
 
 
-def _distributions_of(forward: Forward) -> Callable[[Batch], TokenDistributions]:
+def _make_distributions(forward: Forward) -> Callable[[Batch], TokenDistributions]:
     @torch.no_grad()
     def distributions(batch: Batch) -> TokenDistributions:
-        return (forward.distributions or no_distributions)(batch)
+        return (forward.distributions or refuse_distributions)(batch)
 
     return distributions
 
 
-def _adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
+def _make_adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
     if not hasattr(policy, "disable_adapter"):
         raise ValueError("reference='adapter_off' and the model has no adapter: set lora_rank or pass a PeftModel")
 
-    log_probs, distributions = _log_probs_of(policy_forward), _distributions_of(policy_forward)
+    log_probs, distributions = _make_log_probs(policy_forward), _make_distributions(policy_forward)
 
     def log_probs_without_adapter(batch: Batch) -> Tensor:
         with policy.disable_adapter():  # type: ignore[operator]
@@ -140,7 +140,7 @@ def _adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
     return Reference(log_probs_without_adapter, None, distributions_without_adapter)
 
 
-def _resting_on_the_host(model: nn.Module) -> Callable[[], Any]:
+def _offload_to_host(model: nn.Module) -> Callable[[], Any]:
     device = next(model.parameters()).device
     model.to("cpu")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlox_grpo.errors import ConfigError, nearest
+from rlox_grpo.errors import ConfigError, suggest_nearest
 from rlox_grpo.rewards.answers import Countdown, ExactAnswer, GSM8KAnswer, MultipleChoice
 from rlox_grpo.rewards.calls import RewardFn
 from rlox_grpo.rewards.composite import Composite
@@ -75,7 +75,7 @@ def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
             raise ConfigError(f"{place} ({name}) takes no arguments in the file: bind them in the module")
         return [_import_callable(place, name, folders)]
     if name not in RULES:
-        raise ConfigError(f"{place}.name is {name!r}{nearest(name, list(RULES))}")
+        raise ConfigError(f"{place}.name is {name!r}{suggest_nearest(name, list(RULES))}")
     for key in arguments:
         if key in _ONE_RULE:
             arguments[key] = _make_one_rule(f"{place}.{key}", arguments[key], folders)

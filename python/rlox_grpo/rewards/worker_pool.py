@@ -40,7 +40,7 @@ _LINE = 8 * LONGEST_MESSAGE
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What became of a batch.
+    """Scores and outcomes of a batch.
 
     Attributes:
         scores: ``float64 [N]``, NaN where there is none.
@@ -126,7 +126,9 @@ class Pool:
                     "function, or leave out the deadline"
                 ) from error
         while len(self._workers) < size:
-            self._workers.append(Worker(function_name(self._function), self._payload, _import_path(self._function)))
+            self._workers.append(
+                Worker(function_name(self._function), self._payload, _find_import_path(self._function))
+            )
 
     def _watch(self, threads: Sequence[threading.Thread], stop: threading.Event) -> None:
         """Run the threads to their end, and kill what is late meanwhile; on Ctrl-C, kill all of it."""
@@ -147,7 +149,7 @@ class Pool:
             raise
 
 
-def _import_path(function: Any) -> list[str]:
+def _find_import_path(function: Any) -> list[str]:
     """The import path of a worker: this process's, and the folder of the function's module where that lacks it.
 
     The folder is missing when ``module:callable`` of a run file was imported from the run file's folder.
@@ -289,7 +291,7 @@ class Worker:
         return answer if isinstance(answer, dict) else {}
 
     def _death(self) -> str:
-        """How the process ended, in words."""
+        """Describe how the process ended."""
         process = self._process
         if process is None:
             return "was ended"

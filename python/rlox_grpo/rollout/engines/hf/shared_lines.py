@@ -1,4 +1,4 @@
-"""Rows that have sampled the same tokens so far are decoded as one line of the cache, and part when their tokens do.
+"""Decode rows with identical tokens once: they share a line of the cache until their tokens differ.
 
 The rows of a group begin as one line, their prompt. Drawing tokens stays each row's own affair: by its own uniforms,
 from its line's logits. A sharp policy, or completions of a fixed format, keep rows together for long; rows of free text
@@ -17,7 +17,7 @@ from rlox_grpo.types import Int64Array
 
 
 class SharedLines:
-    """Which line of ``cache`` each live row reads; both are dense, and the lines are the cache's rows."""
+    """Maps each live row to a line (row) of ``cache``; rows and lines are both dense."""
 
     def __init__(self, cache: RowCache | SharedPrefixCache, device: torch.device) -> None:
         self._cache = cache

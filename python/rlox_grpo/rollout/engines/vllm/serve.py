@@ -249,7 +249,8 @@ def _refuse_taken(host: str, port: int) -> None:
 def _own_output_layer(model: str) -> list[str]:
     """Arguments that give vLLM an output layer of its own where the model's is its embeddings.
 
-    See :func:`rlox_grpo.rollout.engines.weight_sync.untied`. The checkpoint has no weights for it, so they all come by sync.
+    See :func:`rlox_grpo.rollout.engines.weight_sync.untie_output_layer`. The checkpoint has no weights for it, so all
+    weights come by sync.
     """
     from transformers import AutoConfig
 
