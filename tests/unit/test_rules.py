@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ from rlox_grpo.rewards.registry import RULES as REGISTRY
 from rlox_grpo.rewards.registry import make_rewards
 from rule_settings import JUDGES_ANSWERS, SETTINGS, TABLES
 
+DOCS = Path(__file__).parents[2] / "docs" / "rewards.md"
 RULES = make_rewards(TABLES)
 COLUMNS: dict[str, Any] = {"nums": [[1, 2]] * 2, "target": [3] * 2, "completion_ids": [[1], [2, 3]]}
 TEXTS = ["<think>a</think><answer>1+2</answer>", "Q"]
@@ -50,6 +53,8 @@ def test_every_exported_rule_is_in_the_registry_and_in_the_tests() -> None:
     assert exported == {rule for rule in REGISTRY.values() if isinstance(rule, type)}
     assert {name for name, rule in REGISTRY.items() if not isinstance(rule, type)} == {"published"}
     assert SETTINGS.keys() == REGISTRY.keys()
+    table = DOCS.read_text(encoding="utf-8").partition("## Rules by name")[2].partition("\n\n```")[0]
+    assert set(re.findall(r"\| `([a-z0-9_]+)` (?=\|)", table)) == REGISTRY.keys()
     assert SETTINGS.keys() >= JUDGES_ANSWERS
 
 
