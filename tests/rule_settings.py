@@ -1,15 +1,14 @@
-"""Each rule of the registry with the settings that the tests give it, and columns that every rule can read."""
+"""Each rule of the registry as the tests build it, and columns that every rule can read."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from rlox_grpo.rewards.registry import RULES
+
 SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "countdown": [{}],
-    "gsm8k": [{}],
     "math": [{}, {"tolerance": 1e-3, "units": "convert"}],
     "majority": [{}, {"group_size": 1}],
-    "exact": [{}],
     "multiple_choice": [{"options": "QZ"}],
     "tag_format": [{}, {"mode": "open_r1"}],
     "tag_count": [{}, {"mode": "blocks"}],
@@ -32,15 +31,15 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "published_countdown": [{"system": system} for system in ("nano_aha", "grpo_zero", "tinyzero")],
 }
-"""The registry's names; each one's arguments, once for every way in which it is tested."""
+"""Arguments of rules that need some or are tested in several ways; any other rule is tested without arguments."""
 
 JUDGES_ANSWERS = {
     "countdown", "gsm8k", "math", "exact", "multiple_choice", "published_answer", "published_countdown",
 }  # fmt: skip
 """Rules that compare an answer with a gold: none may give a full score to a text that does not state the gold."""
 
-TABLES = [{"name": name, **settings} for name, several in SETTINGS.items() for settings in several]
-"""All of them as ``rewards`` tables."""
+TABLES = [{"name": name, **settings} for name in RULES for settings in SETTINGS.get(name, [{}])]
+"""Every rule as ``rewards`` tables."""
 
 
 def columns(rows: int, answer: Any = "3", nums: list[int] | None = None, target: int = 3) -> dict[str, Any]:
