@@ -71,13 +71,14 @@ test-debug: build ## pytest but for `slow`, on a debug build of the extension: i
 	$(RUN) maturin develop --locked --skip-install && $(RUN) pytest -m "not slow"
 
 .PHONY: lint
-lint: build ## formatting, clippy, ruff, mypy
+lint: build ## formatting, clippy, ruff, mypy, the direction of imports
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo clippy --locked --features python -- -D warnings
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
+	$(RUN) lint-imports
 
 .PHONY: bench
 bench: build ## kernels beside NumPy, torch and rlox; JSON and a table under benches/results

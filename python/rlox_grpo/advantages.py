@@ -150,7 +150,8 @@ def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:
 
     Raises:
         TypeError: Arguments of another type or shape.
-        ValueError: A negative length, or lengths of another number.
+        ValueError: A negative length, lengths of another number, or a sum of lengths that cannot be addressed.
+        MemoryError: The result does not fit in memory.
     """
     return _native.broadcast_advantages(_to_floats(advantages, "advantages"), to_integers(lengths, "lengths", 1))
 

@@ -1,6 +1,6 @@
-//! Find the stated answer in a completion: linear byte scans, no backtracking.
+//! Answer extraction: find the answer that a completion states, by linear byte scans without backtracking.
 //!
-//! Reasoning is not a statement: where a `</think>` occurs, only what follows the last one is searched.
+//! Reasoning states no answer: where a `</think>` occurs, only the text after the last one is searched.
 
 use std::borrow::Cow;
 
@@ -8,27 +8,31 @@ use memchr::{memchr_iter, memchr2_iter, memchr3_iter, memmem};
 
 use super::strip;
 
-/// A box longer than this is not an answer.
+/// Longest content of a box in bytes; a longer box is ignored.
 const LONGEST_BOX: usize = 16 * 1024;
-/// A spoken answer ("the answer is …") is read no further than this, so that repeating the phrase stays linear.
+/// Longest sentence read after "the answer is", in bytes: text that repeats the phrase still takes linear time.
 const LONGEST_SENTENCE: usize = 512;
-/// What may stand between two boxes of one answer, in bytes.
+/// Longest text between two boxes of one answer, in bytes.
 const LONGEST_JOINT: usize = 40;
-/// Boxes that are joined to one answer.
+/// Largest number of boxes in one answer.
 const MOST_BOXES: usize = 16;
 
-/// What follows the last `</think>`, or everything.
+/// The text after the last `</think>`, or the whole text.
 #[must_use]
 pub fn after_thinking(text: &str) -> &str {
     memmem::rfind(text.as_bytes(), b"</think>").map_or(text, |at| &text[at + "</think>".len()..])
 }
 
-/// The answer that a completion states: the last balanced `\boxed{…}` or `\fbox{…}` with those that are listed with it,
-/// else the last closed `<answer>`, else the last `####` line, else what follows the last "answer is" or "answer:", else
-/// the last formula (`$…$`, `\(…\)`, `\[…\]`) or number, whichever ends later; stripped.
+/// The answer that a completion states, stripped. The first of these that the text contains:
 ///
-/// Boxes are listed with each other when nothing but `and`, `or` or a comma, and marks of math, stands between them:
-/// `\boxed{2} and \boxed{3}` states `2, 3`. Equal boxes count once.
+/// 1. the last balanced `\boxed{…}` or `\fbox{…}`, with the boxes of the same list
+/// 2. the last closed `<answer>`
+/// 3. the last `####` line
+/// 4. the text after the last "answer is" or "answer:"
+/// 5. the last formula (`$…$`, `\(…\)`, `\[…\]`) or number, whichever ends later
+///
+/// Boxes form a list when only `and`, `or`, a comma and math delimiters separate them: `\boxed{2} and \boxed{3}` states
+/// `2, 3`. Equal boxes count once.
 #[must_use]
 pub fn stated(text: &str) -> Option<Cow<'_, str>> {
     let text = after_thinking(text);
@@ -42,7 +46,7 @@ pub fn stated(text: &str) -> Option<Cow<'_, str>> {
         .map(|answer| Cow::Borrowed(strip(answer)))
 }
 
-/// Content of the `\boxed{…}` or `\fbox{…}` that starts last among those whose braces balance (`\{` and `\}` are text).
+/// Content of the last `\boxed{…}` or `\fbox{…}` with balanced braces, by its start; `\{` and `\}` are text.
 #[must_use]
 pub fn boxed(text: &str) -> Option<&str> {
     boxes(text).into_iter().max_by_key(|found| found.start).map(|found| &text[found.start..found.end])
@@ -55,7 +59,7 @@ struct Boxed {
     end: usize,
 }
 
-/// All balanced boxes, in the order of their ends.
+/// All balanced boxes, ordered by their ends.
 fn boxes(text: &str) -> Vec<Boxed> {
     let bytes = text.as_bytes();
     let mut found = Vec::new();
@@ -81,13 +85,13 @@ fn boxes(text: &str) -> Vec<Boxed> {
     found
 }
 
-/// Where the box command starts that ends before the brace here.
+/// Start of the box command at the end of `before`, the text up to a brace.
 fn box_command(before: &[u8]) -> Option<usize> {
     let before = before.trim_ascii_end();
     [&b"\\boxed"[..], b"\\fbox"].iter().find(|name| before.ends_with(name)).map(|name| before.len() - name.len())
 }
 
-/// What [`stated`] makes of boxes: the one that starts last, and before it those that are listed with it.
+/// The answer from boxes, as in [`stated`]: the box that starts last, and the boxes of its list.
 #[must_use]
 pub fn listed_boxes(text: &str) -> Option<Cow<'_, str>> {
     let mut found = boxes(text);
@@ -114,7 +118,7 @@ pub fn listed_boxes(text: &str) -> Option<Cow<'_, str>> {
     Some(Cow::Owned(answers.join(", ")))
 }
 
-/// Whether only a comma, `and` or `or` stands between two boxes.
+/// Whether the text between two boxes joins them: commas, `and`, `or` and math delimiters only.
 fn is_joint(text: &str) -> bool {
     if text.len() > LONGEST_JOINT {
         return false;
@@ -137,7 +141,7 @@ fn is_joint(text: &str) -> bool {
     joins
 }
 
-/// Content of the last `<tag>` that is closed, up to its first closing tag.
+/// Content of the last closed `<tag>`, up to its first closing tag.
 #[must_use]
 pub fn tagged<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
@@ -147,7 +151,7 @@ pub fn tagged<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     Some(&text[start..start + end])
 }
 
-/// What follows `####` on its line, or on the next line with any text when that is blank; from the last line upwards.
+/// The text after `####` on its line, or the next line that is not blank; from the last `####` line upwards.
 pub fn hashed(text: &str) -> impl Iterator<Item = &str> {
     let mut before = text;
     std::iter::from_fn(move || {
@@ -158,7 +162,7 @@ pub fn hashed(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What follows each "answer is", "answer:" or "answer =" (any case, bold marks allowed) to the end of its sentence.
+/// The text after each "answer is", "answer:" or "answer =", to the end of its sentence. Any case; bold marks allowed.
 pub fn said(text: &str) -> impl DoubleEndedIterator<Item = &str> {
     let bytes = text.as_bytes();
     memchr_iter(b'w', bytes)
@@ -181,7 +185,7 @@ pub fn said(text: &str) -> impl DoubleEndedIterator<Item = &str> {
         })
 }
 
-/// What follows "is", directly or after "to …" (the answer to this question is).
+/// The text after "is", directly or after "to …" as in "the answer to this question is".
 fn after_is(rest: &str) -> Option<&str> {
     const LONGEST: usize = 80;
     if let Some(rest) = rest.strip_prefix("is") {
@@ -193,8 +197,9 @@ fn after_is(rest: &str) -> Option<&str> {
     question.get(at + 4..)
 }
 
-/// Up to a newline or to a stop that a space or the end follows, capped. A display that starts here is read over its
-/// newlines; a stop inside closing marks, as in `$5.$`, ends the sentence behind them.
+/// The first sentence, of at most [`LONGEST_SENTENCE`] bytes: up to a newline, or a full stop before whitespace or the
+/// end. Display math at the start is read across newlines. A stop inside closing marks, as in `$5.$`, ends the sentence
+/// after the marks.
 fn sentence(text: &str) -> &str {
     let cap = (0..=LONGEST_SENTENCE.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     let text = &text[..cap.unwrap_or(0)];
@@ -230,11 +235,11 @@ fn last_value(text: &str) -> Option<&str> {
     }
 }
 
-/// The inside of the last `$…$`, `$$…$$`, `\(…\)` or `\[…\]` that holds a letter or a digit.
+/// Bounds of the content of the last `$…$`, `$$…$$`, `\(…\)` or `\[…\]` that contains a letter or a digit.
 pub(super) fn last_formula(text: &str) -> Option<(usize, usize)> {
     let bytes = text.as_bytes();
     let mut found = None;
-    // Where the open formula started, and whether dollars opened it.
+    // Start of the open formula, and whether a dollar opened it.
     let mut open: Option<(usize, bool)> = None;
     let mut skip_to = 0;
     for at in memchr2_iter(b'$', b'\\', bytes) {
@@ -255,7 +260,7 @@ pub(super) fn last_formula(text: &str) -> Option<(usize, usize)> {
         skip_to = at + length;
         if closes && let Some((start, _)) = open.filter(|(_, by_dollar)| *by_dollar == dollar) {
             let inside = &text[start..at];
-            // `$5 and $10`: another amount starts, nothing ends.
+            // `$5 and $10`: the second dollar starts another amount and closes no formula.
             let amount =
                 dollar && length == 1 && next.is_ascii_digit() && inside.ends_with(|c: char| " -+/,(".contains(c));
             if !amount {
@@ -295,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_is_not_a_statement() {
+    fn reasoning_states_no_answer() {
         assert_eq!(stated("<think>\\boxed{2}</think> 3").as_deref(), Some("3"));
         assert_eq!(stated("<think>\\boxed{2}</think>"), None);
         assert_eq!(stated("<think>\\boxed{2}").as_deref(), Some("2"));

@@ -82,9 +82,13 @@ def pad(
         pad_token_id: What it is made of.
         multiple_of: Round the width up to a multiple of this.
 
+    Another thread may write to ``rows`` and ``offsets`` during the call: the offsets are copied first, and a change of
+    the token ids can change the result but cannot cause an error.
+
     Raises:
         TypeError: Rows that are not integers of one dimension, naming the row.
         ValueError: Offsets that do not fit, an unknown side, a multiple below 1.
+        MemoryError: The padded rows do not fit in memory, naming ``rows`` or ``multiple_of``.
     """
     multiple_of = _check_at_least(multiple_of, 1, "multiple_of")
     if offsets is None and type(rows) is list and rows and type(rows[0]) is np.ndarray:
@@ -129,7 +133,8 @@ def pack(
 def share_prefixes(rows: Any, offsets: Any = None) -> SharedPrefixes:
     """Find the rows that have exactly the same tokens, in time linear in the number of tokens.
 
-    Takes rows as `pad` does, and raises as it does.
+    Takes rows as `pad` does, and raises as it does. Another thread may write to the arguments during the call: the
+    offsets are copied first, and a change of the token ids can change the groups but cannot cause an error.
     """
     return SharedPrefixes(*_native.share_prefixes(*as_ragged(rows, offsets, "rows")))
 

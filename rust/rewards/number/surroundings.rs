@@ -1,9 +1,9 @@
-//! What may stand around a number without changing its value.
+//! Text around a number: marks and units that leave its value unchanged.
 
 use super::super::{is_space, strip};
 use super::reader::run;
 
-/// Single letters that are a unit directly after a number; any other is taken for algebra or a magnitude.
+/// Single letters that are units directly after a number. Any other letter is algebra or a magnitude (`5k`).
 const UNIT_LETTERS: &str = "mghslLWVANJCFa";
 
 /// LaTeX commands that wrap a number or its unit without changing its value.
@@ -28,7 +28,7 @@ fn is_wrapper(command: &str) -> bool {
     )
 }
 
-/// Whether every LaTeX command is a wrapper and every other character is allowed.
+/// Whether all LaTeX commands are wrappers and all other characters are `allowed`.
 fn only_marks(mut text: &str, allowed: impl Fn(char) -> bool) -> bool {
     while let Some(c) = text.chars().next() {
         let rest = &text[c.len_utf8()..];
@@ -54,13 +54,13 @@ fn only_marks(mut text: &str, allowed: impl Fn(char) -> bool) -> bool {
     true
 }
 
-/// Whether what precedes a bare number is only marks and currency.
+/// Whether the text before a number consists of marks and currency.
 pub(super) fn opens(text: &str) -> bool {
     let text = ["US", "USD", "Rs.", "Rs"].iter().find_map(|code| strip(text).strip_prefix(code)).unwrap_or(text);
     only_marks(text, |c| is_space(c) || "*_`'\"([{$€£¥₹+".contains(c))
 }
 
-/// Whether what follows a number leaves its value alone: units, words and closing marks; no digit in a bare answer.
+/// Whether the text after a number leaves its value unchanged: units, words and closing marks, without digits.
 pub(super) fn closes(text: &str) -> bool {
     if continues(text) {
         return false;
@@ -69,7 +69,7 @@ pub(super) fn closes(text: &str) -> bool {
     only_marks(text, mark)
 }
 
-/// Whether the number goes on in a way that changes its value: an operator, a list, a range, algebra.
+/// Whether the text after a number changes its value: an operator, a list, a range, algebra.
 pub(super) fn continues(text: &str) -> bool {
     let emphasis = text.trim_start_matches('*');
     if emphasis.len() < text.len() && emphasis.starts_with(char::is_alphanumeric) {
@@ -115,8 +115,8 @@ pub(super) fn continues(text: &str) -> bool {
     }
 }
 
-/// Whether a conjunction and a second number follow, past the first one's unit: `cm or 8 cm`, `, or maybe 8`,
-/// `days and 3 hours`. Other words in between start a remark, which is no part of the answer.
+/// Whether a conjunction and a second number follow the number's unit: `cm or 8 cm`, `, or maybe 8`, `days and 3 hours`.
+/// Any other word starts a remark, which is not part of the answer.
 fn joins_another(text: &str, operand: impl Fn(&str) -> bool) -> bool {
     let mut rest = text;
     let mut joined = false;
