@@ -21,7 +21,7 @@ def as_ragged(rows: Any, offsets: Any, name: str) -> tuple[Int64Array, Int64Arra
         name: What errors call ``rows``.
 
     Raises:
-        TypeError: Values that are not to_integers, naming the row.
+        TypeError: Values that are not integers, naming the row.
         ValueError: An integer beyond 64 bits, naming the row and place.
     """
     if offsets is not None:

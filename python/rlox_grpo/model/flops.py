@@ -135,7 +135,7 @@ def profile_update(
     seconds: float,
     shares_prompts: bool,
     size: ModelSize | None = None,
-    look_up_peak_flops: float | None = None,
+    peak_flops: float | None = None,
 ) -> dict[str, float]:
     """``perf/*`` of the update. A number that has no value in this step is left out, never NaN.
 
@@ -145,7 +145,7 @@ def profile_update(
         seconds: what the update took, ``time/update_s``.
         shares_prompts: see :func:`count_update_work`.
         size: the model's; None leaves ``perf/mfu`` out.
-        look_up_peak_flops: the device's, in FLOP/s; None likewise.
+        peak_flops: the device's, in FLOP/s; None likewise.
 
     Returns:
         ``perf/padding_share`` of the places forwarded, ``perf/prompt_tokens_saved_share`` of the rows' prompt tokens,
@@ -163,8 +163,8 @@ def profile_update(
     }
     if seconds > 0:
         metrics["perf/update_tokens_per_s"] = num_updates * work.row_tokens / seconds
-        if size is not None and look_up_peak_flops is not None:
-            metrics["perf/mfu"] = num_updates * count_training_flops(size, work) / (seconds * look_up_peak_flops)
+        if size is not None and peak_flops is not None:
+            metrics["perf/mfu"] = num_updates * count_training_flops(size, work) / (seconds * peak_flops)
     return metrics
 
 

@@ -109,7 +109,7 @@ def make_forward(
         model: a transformers causal LM (bare or with adapters), or any module with ``forward(input_ids) -> logits``.
         temperature: logits are divided by it, as in sampling.
         vocabulary: ids from here on are padding rows of the embedding that no tokenizer reaches; they take no part.
-        autocast_dtype: set_autocast of the decoder and the head when it is not the weights' own.
+        autocast_dtype: arithmetic of the decoder and the head when it is not the weights' own.
         share_prompts: take the packed way where the model allows it.
         torch_compile: run the decoder through :func:`torch.compile`, shapes left open; other modules run as they are.
         entropy_gradient: let gradients flow through the entropies.

@@ -48,7 +48,7 @@ class Reference:
     Attributes:
         distributions: Batch → what its whole distributions are made of, no gradient. Its head is the model's own and
             not a copy, so it is read before the reference changes.
-        fingerprint_model: Tells frozen weights apart: a resumed run must measure against the same ones. None where the
+        fingerprint: Tells frozen weights apart: a resumed run must measure against the same ones. None where the
             reference follows the policy's own weights.
         in_use: Context in which a step's batches are measured; where the copy rests in host memory, it is on the
             policy's device in there.
@@ -59,7 +59,7 @@ class Reference:
     """
 
     compute: Callable[[Batch], Tensor]
-    fingerprint_model: str | None
+    fingerprint: str | None
     distributions: Callable[[Batch], TokenDistributions] = refuse_distributions
     in_use: Callable[[], Any] = nullcontext
     after_step: Callable[[int, Callable[[], Iterable[tuple[str, Tensor]]]], None] = _do_nothing

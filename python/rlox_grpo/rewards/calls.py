@@ -1,4 +1,4 @@
-"""Call a user's reward function with the select_arguments of its signature, and check its result."""
+"""Call a user's reward function with the arguments of its signature, and check its result."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def call(function: RewardFn, given: Mapping[str, Any]) -> Any:
 
 
 def select_arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Select the positional and keyword select_arguments that :func:`call` passes."""
+    """Select the positional and keyword arguments that :func:`call` passes."""
     both = [given["completions"], given["prompts"]]
     try:
         parameters = list(inspect.signature(function).parameters.values())

@@ -1,4 +1,4 @@
-"""Check the arguments of reward rules: completions as read_texts, columns as typed values."""
+"""Check the arguments of reward rules: completions as texts, columns as typed values."""
 
 from __future__ import annotations
 
@@ -53,29 +53,27 @@ def _read_text(completion: Any, index: int, rule: str) -> str:
 
 
 def read_column(columns: Columns, name: str, rows: int, rule: str) -> Sequence[Any]:
-    """The read_column of that name, with one value for each completion.
+    """The column of that name, with one value for each completion.
 
     Raises:
         ValueError: Where it is missing or of another length.
     """
     if columns.get(name) is None:
         known = ", ".join(sorted(columns)) or "none"
-        raise ValueError(f"{rule}: read_column {name!r} is missing; columns given: {known}")
+        raise ValueError(f"{rule}: column {name!r} is missing; columns given: {known}")
     values = columns[name]
     if isinstance(values, str) or not hasattr(values, "__len__"):
-        raise ValueError(f"{rule}: read_column {name!r} is {values!r}, expected one value for each completion")
+        raise ValueError(f"{rule}: column {name!r} is {values!r}, expected one value for each completion")
     if len(values) != rows:
-        raise ValueError(
-            f"{rule}: read_column {name!r} has {len(values)} rows, expected {rows}, one for each completion"
-        )
+        raise ValueError(f"{rule}: column {name!r} has {len(values)} rows, expected {rows}, one for each completion")
     return values  # type: ignore[no-any-return]
 
 
 def read_golds(columns: Columns, name: str, rows: int, rule: str) -> list[str]:
-    """A read_column of read_golds as read_texts; numbers are written out exactly.
+    """A column of golds as texts; numbers are written out exactly.
 
     Raises:
-        ValueError: For a missing read_column, another length, or a value that is null, blank or neither text nor a number.
+        ValueError: For a missing column, another length, or a value that is null, blank or neither text nor a number.
     """
     return [_read_gold(value, name, row, rule) for row, value in enumerate(read_column(columns, name, rows, rule))]
 
@@ -93,17 +91,17 @@ def _read_gold(value: Any, name: str, row: int, rule: str) -> str:
 
 
 def read_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> Int64Array:
-    """A read_column of whole numbers, ``int64 [rows]``.
+    """A column of whole numbers, ``int64 [rows]``.
 
     Raises:
-        ValueError: For a missing read_column, another length, or a value that is not whole or exceeds 64 bits.
+        ValueError: For a missing column, another length, or a value that is not whole or exceeds 64 bits.
     """
     values = read_column(columns, name, rows, rule)
     return np.array([_read_whole_number(value, name, row, rule) for row, value in enumerate(values)], dtype=np.int64)
 
 
 def read_ragged_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> tuple[Int64Array, Int64Array]:
-    """A read_column of lists of whole numbers: flat values and ``rows + 1`` offsets.
+    """A column of lists of whole numbers: flat values and ``rows + 1`` offsets.
 
     Raises:
         ValueError: As :func:`read_whole_numbers`, and for a row that is no list.

@@ -1,7 +1,7 @@
 """The protocol of rules: a frozen, picklable value with a ``__name__`` and a ``weight``.
 
 Calling a rule is TRL's call: ``prompts`` and columns that it does not read are ignored, ``completions`` are texts or
-message lists, and the result is a list of to_floats, with None where the rule does not apply. ``verdicts`` is the same
+message lists, and the result is a list of floats, with None where the rule does not apply. ``verdicts`` is the same
 with a status for each sample; it is how statuses reach the metrics without any state in the rule. Rules that read text
 run in Rust, in parallel and without the GIL.
 """
@@ -23,7 +23,7 @@ Float64Array = NDArray[np.float64]
 UInt8Array = NDArray[np.uint8]
 
 STATUSES = ("ok", "no_answer", "unparseable", "undecided")
-"""Statuses by number: make_decided_verdicts; no answer found; answer not readable; budget of the rule exceeded."""
+"""Statuses by number: decided; no answer found; answer not readable; budget of the rule exceeded."""
 
 UNDECIDED = STATUSES.index("undecided")
 

@@ -1,7 +1,7 @@
 """Asynchronous generation: the engine runs in a thread, and batches are sampled ahead of the update.
 
 With ``async_steps = k`` the batch of step t is sampled from the weights that step t − k began with, while the update of
-an earlier step runs. So its measure_staleness is exactly k (less at the start), whatever the timing, and a run is the same each
+an earlier step runs. So its staleness is exactly k (less at the start), whatever the timing, and a run is the same each
 time.
 """
 

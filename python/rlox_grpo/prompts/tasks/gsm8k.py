@@ -1,4 +1,4 @@
-"""GSM8K: word problems with worked solutions (arXiv:2110.14168). Load, split_rows, and format solutions.
+"""GSM8K: word problems with worked solutions (arXiv:2110.14168). Load, split, and format solutions.
 
 A row has the columns of the public set: ``question``, and ``answer``, a solution whose calculations are annotated as
 ``<<48/2=24>>`` and whose last line is ``#### 24``.
@@ -136,11 +136,9 @@ def _tag(first: str) -> Callable[[str, str], str]:
 COMPLETIONS: Mapping[str, Callable[[str, str], str]] = MappingProxyType(
     {
         "r1_think": _tag("think"),
-        "lm_book": lambda worked, final: (
-            f"<extract_reasoning>\n{worked}\n</extract_reasoning>\n<answer>\n{final}\n</answer>"
-        ),
+        "lm_book": lambda worked, final: f"<reasoning>\n{worked}\n</reasoning>\n<answer>\n{final}\n</answer>",
         "rl_from_scratch": _tag("reasoning"),
         "verl_gsm8k": lambda worked, final: f"{worked}\n#### {final}",
     }
 )
-"""Prompt template → extract_reasoning and final number to the completion that answers it."""
+"""Prompt template → reasoning and final number to the completion that answers it."""
