@@ -53,7 +53,7 @@ def test_every_exported_rule_is_in_the_registry_and_in_the_tests() -> None:
     assert exported == {rule for rule in REGISTRY.values() if isinstance(rule, type)}
     assert {name for name, rule in REGISTRY.items() if not isinstance(rule, type)} == {"published"}
     assert REGISTRY.keys() >= SETTINGS.keys() | JUDGES_ANSWERS
-    table = DOCS.read_text(encoding="utf-8").partition("## Rules by name")[2].partition("\n\n```")[0]
+    table = DOCS.read_text(encoding="utf-8").partition("### Rules by name")[2].partition("```toml")[0]
     assert set(re.findall(r"\| `([a-z0-9_]+)` (?=\|)", table)) == REGISTRY.keys()
 
 
