@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo import _native
-from rlox_grpo.batch.ragged import integers
+from rlox_grpo.batch.ragged import to_integers
 
 if TYPE_CHECKING:
     from rlox_grpo.config.schema import GRPOConfig
@@ -59,9 +59,9 @@ def group_advantages(
         raise TypeError("give either group_size or group_offsets")
     if ddof < 0:
         raise ValueError(f"ddof is {ddof}: it is not negative")
-    values = _floats(rewards, "rewards")
+    values = _to_floats(rewards, "rewards")
     if group_offsets is not None:
-        offsets = integers(group_offsets, "group_offsets", 1)
+        offsets = to_integers(group_offsets, "group_offsets", 1)
         return _native.group_advantages(values, 0, offsets, scaling, baseline, ddof, std_epsilon)
     if group_size is None or group_size < 1:
         raise ValueError(f"group_size is {group_size}: a group holds at least one")
@@ -153,12 +153,12 @@ def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:
         ValueError: A negative length, lengths of another number, or a sum of lengths that cannot be addressed.
         MemoryError: The result does not fit in memory.
     """
-    return _native.broadcast_advantages(_floats(advantages, "advantages"), integers(lengths, "lengths", 1))
+    return _native.broadcast_advantages(_to_floats(advantages, "advantages"), to_integers(lengths, "lengths", 1))
 
 
-def _floats(given: Any, name: str) -> NDArray[Any]:
+def _to_floats(given: Any, name: str) -> NDArray[Any]:
     """One contiguous float32 or float64 dimension; free when ``given`` is one already."""
-    values: NDArray[Any] = given if type(given) is np.ndarray else _array(given, name)
+    values: NDArray[Any] = given if type(given) is np.ndarray else _to_array(given, name)
     kind, size = values.dtype.kind, values.dtype.itemsize
     if values.ndim != 1 or not (kind in "iub" or (kind == "f" and size <= 8)):
         raise TypeError(f"{name} has dtype {values.dtype} and shape {values.shape}: {_EXPECTED}")
@@ -168,7 +168,7 @@ def _floats(given: Any, name: str) -> NDArray[Any]:
     return np.array(values, dtype=dtype, order="C")
 
 
-def _array(values: Any, name: str) -> NDArray[Any]:
+def _to_array(values: Any, name: str) -> NDArray[Any]:
     if hasattr(values, "detach"):  # a torch tensor, without importing torch
         values = values.detach()
         if values.device.type != "cpu":

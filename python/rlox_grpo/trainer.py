@@ -18,16 +18,16 @@ from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.model.load import load_policy
-from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint, load_prompts, refuse_too_long
+from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts, load_prompts, refuse_too_long
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.calls import function_name
 from rlox_grpo.rewards.workers import closing_workers
-from rlox_grpo.rollout.async_generation import Pending, staleness
+from rlox_grpo.rollout.async_generation import Pending, measure_staleness
 from rlox_grpo.rollout.engines import make_engine
-from rlox_grpo.rollout.engines.weight_sync import policy_weights
-from rlox_grpo.rollout.exchange import exchange_scores
-from rlox_grpo.rollout.generate import Rollout, refilled
-from rlox_grpo.rollout.sampler import Sampler, derived_seed
+from rlox_grpo.rollout.engines.weight_sync import collect_weights
+from rlox_grpo.rollout.generate import Rollout, refill_groups
+from rlox_grpo.rollout.sampler import Sampler, derive_seed
+from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.checkpoint import export_model
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
@@ -72,7 +72,7 @@ class GRPO:
             raise ConfigError(f"config is given whole: leave out {', '.join(sorted(options))}, or change it in config")
         self.config = config if config is not None else GRPOConfig.create(**options)
         given = [reward_fn] if callable(reward_fn) else list(reward_fn)
-        _refuse_rewards(given, self.config)
+        _check_reward_fns(given, self.config)
         self.reward_fns: list[RewardFn] = in_workers(
             given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
@@ -99,26 +99,26 @@ class GRPO:
         return self.progress.step
 
     def train_step(
-        self, prompts_of: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
+        self, draw_prompts: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
     ) -> dict[str, float]:
         """One step: B prompts, G completions each, ``updates_per_batch`` optimizer steps. Returns its metrics.
 
         Args:
-            prompts_of: draws the prompts of a step, which is this one or, with ``async_steps``, a later one; none past
-                the last. Called once for each step, in their order.
-            more: draws further prompts, where ``zero_variance="refill"`` has to replace some.
+            draw_prompts: ``draw_prompts(step)`` is called once for each step, in order, ahead with ``async_steps``;
+                empty after the last.
+            more: draws further prompts where ``zero_variance="refill"`` replaces groups.
         """
         clock, refills = StageClock(), count(1)
         with clock("weight_sync"):
             self._sync_engine()
         with clock("rollout"):
-            batch = self.sampler.batch_of(self.step, prompts_of)
+            batch = self.sampler.next_batch(self.step, draw_prompts)
             batch.groups.result()
         with clock("rewards"):
             rollout = Rollout.of(self._scored(batch))
         if self.config.zero_variance == "refill" and more is not None:
             with clock("refill"):
-                rollout = refilled(
+                rollout = refill_groups(
                     rollout.groups,
                     lambda missing: self._scored(self.sampler.ask(more(missing), self.step, next(refills))),
                     most_refills=self.config.max_refills,
@@ -148,7 +148,7 @@ class GRPO:
             **self.learner.kl_weight.finish(metrics, advantages.size),
             **combined(everywhere),
             **rollout.metrics(),
-            **staleness([scored.group for scored in rollout.groups], self.step - 1),
+            **measure_staleness([scored.group for scored in rollout.groups], self.step - 1),
             **self.sampler.pass_rates.metrics(),
         }
 
@@ -189,7 +189,7 @@ class GRPO:
             self.ranks,
             self.progress,
             rewards=[function_name(reward_fn) for reward_fn in self.reward_fns],
-            data={"prompts": fingerprint(train_prompts), "frozen reference": reference},
+            data={"prompts": fingerprint_prompts(train_prompts), "frozen reference": reference},
             origin=self.origin,
         )
         last_draw = run.start_draw + n_epochs * len(train_prompts)
@@ -198,7 +198,7 @@ class GRPO:
         self._total_steps = run.start_step + ceil((last_draw - run.start_draw) / per_step)
         if self.step == self._total_steps:
             logger.info("%s is complete: all %d steps are done", self.config.output_dir, self.step)
-            return _with_short_names(run.last_metrics)
+            return _add_short_names(run.last_metrics)
         draws = PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         self.sampler.ahead.restore(
             run.batches_under_way,
@@ -207,7 +207,7 @@ class GRPO:
             self.ranks.share,
         )
 
-        def prompts_of(step: int) -> list[Prompt]:
+        def draw_prompts(step: int) -> list[Prompt]:
             left = last_draw - run.start_draw - (step - run.start_step) * per_step  # but for refills
             taken = draws.take(max(0, min(per_step, left)))
             self.progress.draws = draws.draws
@@ -217,7 +217,7 @@ class GRPO:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
             while self.step < self._total_steps and not self.ranks.any(bool(stop)):
-                metrics = self.train_step(prompts_of, draws.take)
+                metrics = self.train_step(draw_prompts, draws.take)
                 self.progress.draws = draws.draws
                 if held_out is not None and self._evaluation_is_due():
                     evaluation, groups = self._evaluate_held_out(held_out)
@@ -230,7 +230,7 @@ class GRPO:
             raise KeyboardInterrupt(
                 f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
             )
-        return _with_short_names(run.last_metrics)
+        return _add_short_names(run.last_metrics)
 
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
         """Accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
@@ -258,13 +258,14 @@ class GRPO:
         """All groups of the batch: each rank scores those that it sampled, and they are exchanged."""
         config = self.config
         mine = score(batch.groups.result(), self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
-        return exchange_scores(mine, batch.prompts, self.ranks)
+        return gather_scored_groups(mine, batch.prompts, self.ranks)
 
     def _sync_engine(self) -> None:
-        """Give the engine the policy as it is, also after a resume; before sampling, so that no sync is in vain."""
+        """Push the current weights to the engine if they changed since the last push."""
         if self._engine_step != self.step:
             updater = self.learner.updater
-            weights = policy_weights(self.model, updater.weights() if updater.is_sharded else None)
+            sharded = updater.weights() if updater.is_sharded else None
+            weights = collect_weights(self.model, sharded) if self.engine.takes_weights else ()
             self.engine.load_weights(weights, version=self.step)
             self.ranks.gather(None)  # no rank samples before each engine has them
             self._engine_step = self.step
@@ -279,7 +280,7 @@ class GRPO:
             self.reward_fns,
             replace(self.sampler.sampling, temperature=0.0) if greedy else self.sampler.sampling,
             samples=samples or self.config.eval_samples,
-            seed=derived_seed(self.config.seed, "evaluation", 0),
+            seed=derive_seed(self.config.seed, "evaluation", 0),
             weights=self.config.reward_weights,
             on_error=self.config.on_reward_error,
             ranks=self.ranks,
@@ -302,7 +303,7 @@ class GRPO:
         return loaded
 
 
-def _refuse_rewards(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:
+def _check_reward_fns(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:
     if not reward_fns:
         raise ValueError("reward_fn is empty: GRPO needs at least one reward function")
     for index, reward_fn in enumerate(reward_fns):
@@ -313,7 +314,7 @@ def _refuse_rewards(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:
         raise ConfigError(f"reward_weights has {len(weights)} values for {len(reward_fns)} reward functions")
 
 
-def _with_short_names(metrics: Mapping[str, float]) -> dict[str, float]:
+def _add_short_names(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics, with ``mean_reward`` and ``kl`` beside their full names; NaN where there was none."""
     nan = float("nan")
     return {**metrics, "mean_reward": metrics.get("reward/mean", nan), "kl": metrics.get("policy/kl", nan)}

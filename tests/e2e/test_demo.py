@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlox_grpo.demo import run as demo
-from rlox_grpo.demo.examples import prompt_text, solutions, worked_example
+from rlox_grpo.demo.examples import format_prompt, solutions, write_worked_example
 from rlox_grpo.demo.tokenizer import build_tokenizer
 from rlox_grpo.rewards import Countdown, TagFormat
 
@@ -40,7 +40,7 @@ def test_worked_examples_are_right_by_the_real_rules():
 
     rng = np.random.default_rng(0)
     rows = demo.problems(0)[0][:200]
-    examples = [worked_example(row, rng, demo.LARGEST) for row in rows]
+    examples = [write_worked_example(row, rng, demo.LARGEST) for row in rows]
     completions = [completion for _, completion in examples]
     columns = {"nums": [row["nums"] for row in rows], "target": [row["target"] for row in rows]}
     assert Countdown()(completions=completions, **columns) == [1.0] * 200
@@ -57,7 +57,7 @@ def test_every_problem_has_an_example_and_every_example_its_words():
         found = solutions(tuple(row["nums"]), row["target"], demo.LARGEST)
         assert found, row
         for steps, expression in found:
-            assert set(f"{prompt_text(row['nums'], row['target'])} {steps} {expression}".split()) <= words
+            assert set(f"{format_prompt(row['nums'], row['target'])} {steps} {expression}".split()) <= words
 
 
 def run(out, **options):

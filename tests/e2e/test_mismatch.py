@@ -18,7 +18,7 @@ class Mismatched:
 
     def __init__(self, engine, off):
         self._engine, self._off = engine, off
-        self.exact = False
+        self.exact, self.takes_weights = False, True
         self.policy_version = -1
         self.max_length = engine.max_length
 
@@ -98,7 +98,7 @@ def test_the_engine_is_synced_before_it_samples(monkeypatch, tmp_path):
     assert all(torch.equal(trainer.engine.synced[name], trained[name]) for name in trained)
     resumed = GRPO(ToyLM(seed=5), share_of_target, **options(max_steps=3, output_dir=tmp_path))
     seen = []
-    load = resumed.engine.load_weights
+    load, resumed.engine.takes_weights = resumed.engine.load_weights, True
     resumed.engine.load_weights = lambda weights, version: (
         seen.append((version, {name: tensor.clone() for name, tensor in weights})),
         load([], version),

@@ -137,9 +137,9 @@ def test_a_run_against_a_served_reference_is_that_against_a_frozen_one(served, t
 def test_several_clients_at_once_get_their_own_answers(served, token_file, monkeypatch):
     url, _ = served
     model = ranked.tiny_policy()
-    from rlox_grpo.model.forward import _trial_batch
+    from rlox_grpo.model.forward import _make_trial_batch
 
-    batch = _trial_batch(torch.device("cpu"), ranked.VOCABULARY)
+    batch = _make_trial_batch(torch.device("cpu"), ranked.VOCABULARY)
     expected = {t: make_forward(model, temperature=t)(batch)[0].detach() for t in (1.0, 0.5)}
     failures = []
 
@@ -202,11 +202,11 @@ def test_bad_requests_are_answered_in_words(served, method, path, body, headers,
 
 
 def test_ids_beyond_the_model_are_refused_by_name(served, token_file):
-    from rlox_grpo.model.forward import _trial_batch
+    from rlox_grpo.model.forward import _make_trial_batch
 
     reference = connect(ServerAddress(served[0], token_file))
     with pytest.raises(ReferenceServerError, match="HTTP 400: input_ids or vocabulary go beyond the model's 61 ids"):
-        reference(_trial_batch(torch.device("cpu"), 1000))
+        reference(_make_trial_batch(torch.device("cpu"), 1000))
 
 
 def test_a_killed_server_ends_the_run_by_its_deadline(served, token_file, tmp_path):

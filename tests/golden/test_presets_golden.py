@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rlox_grpo.advantages import make_advantages
-from rlox_grpo.batch.build import without_end_tokens
+from rlox_grpo.batch.build import drop_end_tokens
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.presets.page import GROUPS
 from rlox_grpo.errors import ConfigError
@@ -328,7 +328,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         ref_log_probs=tensors["ref"],
     )
     if not config.train_end_token:
-        (batch,) = without_end_tokens([batch], ENDED[kept])
+        (batch,) = drop_end_tokens([batch], ENDED[kept])
     log_probs = torch.from_numpy(x.lp).requires_grad_()
     loss = make_loss(config, lambda: coef)(log_probs[torch.from_numpy(kept)], replace(batch)).loss
     (gradient,) = torch.autograd.grad(loss, log_probs)

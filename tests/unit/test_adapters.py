@@ -26,7 +26,7 @@ import pytest
 import torch
 
 from rlox_grpo.adapters import open_instruct, openrlhf, verl
-from rlox_grpo.adapters.samples import columns_of, filled, score_samples
+from rlox_grpo.adapters.samples import fill_missing, read_columns, score_samples
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards import Composite, Countdown, GSM8KAnswer, Overlong, RewardError, TagFormat
 
@@ -94,12 +94,12 @@ def test_without_the_trainer_the_error_says_how_to_get_it(
     ids=range(10),
 )
 def test_ground_truth_to_columns(truth: Any, expected: dict[str, Any]) -> None:
-    assert columns_of(truth) == expected
+    assert read_columns(truth) == expected
 
 
 def test_the_ground_truths_columns_come_before_others() -> None:
     extra = {"answer": "a worked solution", "split": "train"}
-    assert columns_of("18", extra) == {"answer": "18", "split": "train"}
+    assert read_columns("18", extra) == {"answer": "18", "split": "train"}
     assert extra["answer"] == "a worked solution"
 
 
@@ -107,17 +107,17 @@ def test_functions_and_rules_together() -> None:
     def length(completions: list[str], answer: list[str]) -> list[float | None]:
         return [None if text == "4" else float(len(text)) for text in completions]
 
-    rows = [columns_of("4"), columns_of("5")]
+    rows = [read_columns("4"), read_columns("5")]
     scores = score_samples([GSM8KAnswer(weight=2.0), length, GSM8KAnswer()], ["4", "5 5"], rows)
     assert list(scores.components) == ["gsm8k_answer", "length", "gsm8k_answer_2"]
     assert scores.total.tolist() == [3.0, 6.0]
     assert np.isnan(scores.components["length"]).tolist() == [True, False]
     assert scores.statuses == ["ok", "ok"]
-    assert filled(scores.components["length"], -1.0) == [-1.0, 3.0]
+    assert fill_missing(scores.components["length"], -1.0) == [-1.0, 3.0]
 
 
 def test_the_worst_status_is_told() -> None:
-    scores = score_samples([GSM8KAnswer(), TagFormat()], ["nothing", "4"], [columns_of("4")] * 2)
+    scores = score_samples([GSM8KAnswer(), TagFormat()], ["nothing", "4"], [read_columns("4")] * 2)
     assert scores.statuses == ["no_answer", "ok"]
 
 
@@ -327,13 +327,13 @@ PROMPT = "A prompt that is somewhat long, with words in it:"
     ids=range(8),
 )
 def test_openrlhf_response_of_a_query(query: str, expected: str) -> None:
-    assert openrlhf.completion_of(query, PROMPT) == expected
+    assert openrlhf.extract_completion(query, PROMPT) == expected
 
 
 @pytest.mark.parametrize("query", ["yes", "", PROMPT[-15:] + "yes", "it:yes"])
 def test_openrlhf_refuses_a_query_without_its_prompt(query: str) -> None:
     with pytest.raises(ValueError, match="the query does not begin with its prompt"):
-        openrlhf.completion_of(query, PROMPT)
+        openrlhf.extract_completion(query, PROMPT)
 
 
 def test_openrlhf_refuses_no_rule() -> None:

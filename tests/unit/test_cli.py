@@ -1,16 +1,19 @@
 """The command line: parsing, overrides, errors on one line."""
 
 import json
+import sys
 
 import pytest
 from word_problems import generate_problems
 
-from rlox_grpo.cli import main, parse_overrides
+from rlox_grpo import rewards
+from rlox_grpo.cli import main, parse_overrides, parse_reward
 from rlox_grpo.config.run_file import load_data, read_run_file
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.tasks import countdown
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.rewards.registry import make_rewards
+from rlox_grpo.rewards.workers import closing_workers, in_workers
 
 
 def test_overrides_are_toml_or_text():
@@ -71,7 +74,7 @@ def test_a_task_gives_rows_their_prompts_unless_a_template_does(run_file, tmp_pa
     )
     row = {"nums": [1, 2], "target": 3}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    prompted = [{"prompt": countdown.chat_prompt([1, 2], 3), **row}]
+    prompted = [{"prompt": countdown.format_chat_prompt([1, 2], 3), **row}]
     assert load_data(*read_run_file(run_file, {**data, **changes, "task": "countdown"})) == (
         (prompted, prompted) if template is None else ([row], [row])
     )
@@ -108,6 +111,15 @@ def test_keys_that_cannot_be_meant(run_file, change, message):
         ({"name": "tag_format", "wieght": 1.0}, r"rewards\[0\] \(tag_format\).*wieght"),
         ({"name": "no_such_module:f"}, "No module named 'no_such_module'"),
         ({"name": "math:no_such_name"}, "no_such_name"),
+        ({"name": "math:pi"}, r"rewards\[0\] \(math:pi\) is 3.14.*, expected a function"),
+        ({"name": "fractions:Fraction"}, r"is a class, expected a function or an instance: create one in fractions"),
+        ({"name": "rlox_grpo.rewards:MathAnswer"}, r'is a rule of this library: write name = "math"'),
+        ({"name": "rlox_grpo.rewards:published"}, r'write name = "published"'),
+        ({"name": "cosine_length", "rule": "mth"}, r"rewards\[0\].rule.name is 'mth': did you mean 'math'"),
+        ({"name": "cosine_length", "rule": 3}, r"rewards\[0\].rule is 3, expected a rule's name or a table"),
+        ({"name": "cosine_length", "rule": {"name": "published", "system": "nano_aha"}}, "gives 2 rules: expected one"),
+        ({"name": "composite", "rules": "math"}, r"rewards\[0\].rules is 'math', expected a list"),
+        ({"name": "composite", "rules": ["math", {}]}, r"rewards\[0\].rules\[1\] has no name"),
     ],
 )
 def test_rewards_that_do_not_exist(table, message):
@@ -129,6 +141,53 @@ def test_a_users_own_reward_by_import_path():
     import math
 
     assert reward is math.fsum
+
+
+def test_rules_inside_rules():
+    tables = [
+        {"name": "cosine_length", "rule": {"name": "math", "tolerance": 0.01}, "max_length": 50},
+        {"name": "composite", "rules": ["gsm8k", {"name": "tag_format", "weight": 0.5}], "weights": [1.0, 0.25]},
+        {"name": "published", "system": "open_r1", "accuracy": "gsm8k"},
+    ]
+    cosine, composite, *published = make_rewards(tables)
+    assert cosine == rewards.CosineLength(rule=rewards.MathAnswer(tolerance=0.01), max_length=50)
+    assert composite.rules == (rewards.GSM8KAnswer(), rewards.TagFormat(weight=0.5))
+    assert composite.weights == (1.0, 0.25)
+    assert published[0] == rewards.GSM8KAnswer()
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A folder with a reward in ``own_rewards_of_a_test.py``, which imports its neighbour, and a file named as json."""
+    (tmp_path / "neighbour_of_a_test.py").write_text("SCORE = 0.5\n")
+    (tmp_path / "json.py").write_text("raise RuntimeError('it stands before the installed modules')\n")
+    (tmp_path / "own_rewards_of_a_test.py").write_text(
+        "import json\nfrom neighbour_of_a_test import SCORE\n\n"
+        "def half(completions):\n    return [SCORE for _ in completions]\n"
+    )
+    yield tmp_path
+    for name in ("neighbour_of_a_test", "own_rewards_of_a_test"):
+        sys.modules.pop(name, None)
+
+
+def test_a_module_beside_the_run_file_is_found_and_the_import_path_is_put_back(own_module):
+    before = list(sys.path)
+    table = {"name": "own_rewards_of_a_test:half"}
+    with pytest.raises(ConfigError, match="No module named 'own_rewards_of_a_test'"):
+        make_rewards([table])
+    (reward,) = make_rewards([table], [own_module])
+    assert reward(["a", "b"]) == [0.5, 0.5]
+    assert sys.path == before
+    (inside,) = in_workers([reward], 30.0, 1, "stop")
+    with closing_workers([inside]):
+        assert inside(completions=["a"]) == [0.5]  # a worker is another process: it has to find the module too
+
+
+def test_rewards_of_the_command_line():
+    assert parse_reward("math") == {"name": "math"}
+    assert parse_reward(" {name = 'exact', tag = 'answer'}") == {"name": "exact", "tag": "answer"}
+    with pytest.raises(ConfigError, match=r"--reward '\{name' is not a TOML table"):
+        parse_reward("{name")
 
 
 def test_presets_lists_and_shows(capsys):

@@ -21,14 +21,14 @@ from toy import PROMPTS, ToyLM, options, share_of_target
 M, H, V = 23, 8, 37
 
 
-def logits_of(hidden, head):
+def compute_logits(hidden, head):
     logits = torch.nn.functional.linear(hidden, head.weight, head.bias) * head.scale
     return logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
 
 
 def naive(policy, reference, temperature):
-    log_p = torch.log_softmax(logits_of(policy.hidden, policy.head) / temperature, dim=-1)
-    log_q = torch.log_softmax(logits_of(reference.hidden, reference.head) / temperature, dim=-1)
+    log_p = torch.log_softmax(compute_logits(policy.hidden, policy.head) / temperature, dim=-1)
+    log_q = torch.log_softmax(compute_logits(reference.hidden, reference.head) / temperature, dim=-1)
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlox_grpo.config.schema import GRPOConfig, describe, read_toml
-from rlox_grpo.errors import ConfigError, nearest
+from rlox_grpo.errors import ConfigError, suggest_nearest
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.tasks import countdown, gsm8k
 
@@ -17,7 +17,8 @@ from rlox_grpo.prompts.tasks import countdown, gsm8k
 class Origin(BaseModel):
     """The keys of a run file that are not fields of ``GRPOConfig``.
 
-    ``rewards`` are tables: ``name`` is one of :data:`RULES` or ``module:callable``, the rest its arguments.
+    ``rewards`` are tables: ``name`` is a key of :data:`rlox_grpo.rewards.registry.RULES` or ``module:callable``; the
+    other keys are the rule's arguments.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,7 +43,7 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     known = [*Origin.model_fields, *GRPOConfig.model_fields]
     for name in document:
         if name not in known:
-            raise ConfigError(f"{path}: unknown key {name!r}{nearest(name, known)}")
+            raise ConfigError(f"{path}: unknown key {name!r}{suggest_nearest(name, known)}")
     try:
         origin = Origin(**{name: value for name, value in document.items() if name in Origin.model_fields})
     except ValidationError as error:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rlox_grpo.config.checks import contradictions
 from rlox_grpo.config.choices import KLEstimator, KLSchedule, LossAggregation, PolicyLoss, SinkName
 from rlox_grpo.config.presets import PRESETS
-from rlox_grpo.errors import ConfigError, nearest
+from rlox_grpo.errors import ConfigError, suggest_nearest
 from rlox_grpo.prompts.templates import TEMPLATES
 
 if sys.version_info >= (3, 11):
@@ -242,10 +242,10 @@ class GRPOConfig(BaseModel):
             return given
         for name in given:
             if name not in cls.model_fields:
-                raise ConfigError(f"unknown option {name!r}{nearest(str(name), list(cls.model_fields))}")
+                raise ConfigError(f"unknown option {name!r}{suggest_nearest(str(name), list(cls.model_fields))}")
         preset = given.get("preset", "grpo")
         if preset not in PRESETS:
-            raise ConfigError(f"unknown preset {preset!r}{nearest(str(preset), list(PRESETS))}")
+            raise ConfigError(f"unknown preset {preset!r}{suggest_nearest(str(preset), list(PRESETS))}")
         asked = given.get("published", False)
         if not isinstance(asked, bool):  # nothing else may become True after this
             raise ConfigError(f"published: expected true or false, got {asked!r}")
@@ -263,7 +263,7 @@ class GRPOConfig(BaseModel):
     @model_validator(mode="after")
     def _fields_that_depend_on_each_other(self) -> GRPOConfig:
         if self.prompt_template is not None and self.prompt_template not in TEMPLATES:
-            known = nearest(self.prompt_template, list(TEMPLATES))
+            known = suggest_nearest(self.prompt_template, list(TEMPLATES))
             raise ConfigError(f"unknown prompt_template {self.prompt_template!r}{known}")
         for contradiction in contradictions(self):
             raise ConfigError(contradiction)

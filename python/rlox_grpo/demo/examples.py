@@ -15,12 +15,12 @@ import numpy as np
 from rlox_grpo.prompts.tasks.countdown import CountdownRow
 
 
-def prompt_text(nums: Sequence[int], target: int) -> str:
+def format_prompt(nums: Sequence[int], target: int) -> str:
     """The problem, a word for each token: ``"6 , 5 , 9 : 39"``."""
     return f"{' , '.join(map(str, nums))} : {target}"
 
 
-def worked_example(row: CountdownRow, rng: np.random.Generator, largest: int) -> tuple[str, str]:
+def write_worked_example(row: CountdownRow, rng: np.random.Generator, largest: int) -> tuple[str, str]:
     """Prompt and completion: the numbers in a random order, and one of the problem's solutions at random.
 
     Args:
@@ -36,7 +36,7 @@ def worked_example(row: CountdownRow, rng: np.random.Generator, largest: int) ->
     if not found:
         raise ValueError(f"nums {row['nums']} do not reach target {row['target']} through whole numbers to {largest}")
     steps, expression = found[rng.integers(len(found))]
-    return prompt_text(nums, row["target"]), f"<think> {steps} </think> <answer> {expression} </answer>"
+    return format_prompt(nums, row["target"]), f"<think> {steps} </think> <answer> {expression} </answer>"
 
 
 @cache

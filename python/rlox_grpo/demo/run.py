@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from transformers.utils.logging import disable_progress_bar
 
-from rlox_grpo.demo.examples import prompt_text, worked_example
+from rlox_grpo.demo.examples import format_prompt, write_worked_example
 from rlox_grpo.demo.tokenizer import build_tokenizer
 from rlox_grpo.demo.warm_start import warm_start
-from rlox_grpo.prompts.tasks.countdown import CountdownRow, every_problem
+from rlox_grpo.prompts.tasks.countdown import CountdownRow, enumerate_problems
 from rlox_grpo.rewards import Countdown, TagFormat
 from rlox_grpo.trainer import GRPO
 
@@ -64,7 +64,7 @@ def run_demo(
     print(f"{len(train)} problems to train on, {len(held_out)} held out")
 
     def examples(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
-        return [worked_example(train[index], rng, LARGEST) for index in rng.integers(len(train), size=count)]
+        return [write_worked_example(train[index], rng, LARGEST) for index in rng.integers(len(train), size=count)]
 
     first = warm_start(
         out / "warm_start",
@@ -94,7 +94,7 @@ def run_demo(
 
 def problems(seed: int) -> tuple[list[CountdownRow], list[CountdownRow]]:
     """All problems that ``+`` and ``-`` solve over three numbers of 1 to 20, split into train and held-out."""
-    rows = every_problem(3, numbers=(1, 20), operators=("+", "-"), targets=(1, LARGEST))
+    rows = enumerate_problems(3, numbers=(1, 20), operators=("+", "-"), targets=(1, LARGEST))
     order = np.random.default_rng([seed, 0]).permutation(len(rows))
     return [rows[index] for index in order[NUM_HELD_OUT:]], [rows[index] for index in order[:NUM_HELD_OUT]]
 
@@ -103,4 +103,4 @@ def prompts(rows: Sequence[CountdownRow], seed: int) -> list[dict[str, Any]]:
     """Rows for the trainer: the numbers of each problem in an order of its own."""
     rng = np.random.default_rng([seed, 1])
     shuffled = [([int(number) for number in rng.permutation(row["nums"])], row["target"]) for row in rows]
-    return [{"prompt": prompt_text(nums, target), "nums": nums, "target": target} for nums, target in shuffled]
+    return [{"prompt": format_prompt(nums, target), "nums": nums, "target": target} for nums, target in shuffled]

@@ -45,7 +45,7 @@ def warm_start(
     if folder.exists():
         return folder
     torch.manual_seed(seed)
-    model: Any = new_model(tokenizer, positions)
+    model: Any = make_model(tokenizer, positions)
     teach(model, tokenizer, draw, seed=seed, steps=steps, rows=rows, learning_rate=learning_rate)
     partial = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
@@ -55,7 +55,7 @@ def warm_start(
     return folder
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128) -> nn.Module:
+def make_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128) -> nn.Module:
     """A Qwen2-type model of half a million parameters whose numbers start out knowing their order.
 
     Each number's embedding begins as sines and cosines of it, at periods from 2 up, and of its logarithm: with that
@@ -106,7 +106,7 @@ def teach(
     )
     model.train()
     for step in track(range(steps), description="warm start on worked examples"):
-        ids, labels = _examples(draw(rng, rows), tokenizer)
+        ids, labels = _make_examples(draw(rng, rows), tokenizer)
         decay = 0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * min(1.0, (step + 1) / 30) * decay
@@ -118,7 +118,7 @@ def teach(
     model.eval()
 
 
-def _examples(
+def _make_examples(
     pairs: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``int64 [rows, longest]`` ids, and labels that are −100 on prompts and padding."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish to stop after the step in hand, so that no weights are ever saved half-updated."""
+"""On Ctrl-C or SIGTERM, finish the current step, then stop: no half-updated weights are saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ signalled = threading.Event()
 
 
 class StopRequest:
-    """Whether someone asked to stop, and by which signal."""
+    """Whether a stop was requested, and by which signal."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -25,7 +25,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once, as without this.
+    """Turn the first SIGINT or SIGTERM into a request to stop; a second SIGINT interrupts at once.
 
     Outside the main thread signals cannot be caught, and nothing is changed.
     """

@@ -1,7 +1,7 @@
 """Attention over whole groups packed into one row: each prompt stands there once, and all its completions look at it.
 
-A group's G completions share their prompt. Other trainers forward it G times; here it is forwarded once, with
-gradient, as is what completions have in common (:mod:`.prefix_tree`), and nothing is padded outside attention.
+A group's G completions share their prompt. Most trainers forward it G times. Here it is forwarded once, with gradient,
+as are the common prefixes of completions (:mod:`.prefix_tree`). Nothing is padded outside attention.
 What a completion token attends to is its prompt and its own past, so its softmax is computed in two parts that are
 merged by their log normalisers; the backward pass of each part is the ordinary one given the merged output and
 normaliser (the identity that ring attention rests on, arXiv:2310.01889).

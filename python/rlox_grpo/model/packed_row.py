@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.model.packed_attention import PackedLayout
-from rlox_grpo.model.prefix_tree import PrefixTree, owners
+from rlox_grpo.model.prefix_tree import PrefixTree, find_owners
 from rlox_grpo.model.tree_attention import Forest
 from rlox_grpo.types import Batch, Int64Array
 
@@ -53,7 +53,7 @@ class PackedRow:
     predicted_of: Tensor
 
 
-def packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
+def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     """Lay out ``batch`` with its prefix tree ``tree``; the tensors are on the device of the batch."""
     starts, middles, ends = _spans(tree)
     places = _places(tree, middles, ends)
@@ -70,19 +70,19 @@ def packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
 
     # The last token of the prompt predicts token 0 of a completion; token t - 1 predicts token t.
     loss_mask: Any = batch.loss_mask.cpu().numpy()
-    predicted = owners(tree.owner, loss_mask)
+    predicted = find_owners(tree.owner, loss_mask)
     row, step = loss_mask.nonzero()
     predicted_of = np.cumsum(predicted).reshape(predicted.shape)[tree.owner[row, step], step] - 1
     row, step = predicted.nonzero()
     before = np.maximum(step - 1, 0)
     predicting = np.where(step == 0, middles[tree.group_of_row[row]] - 1, places[tree.owner[row, before], before])
-    layout = _layout(tree, places, (starts, middles, ends))
+    layout = _lay_out(tree, places, (starts, middles, ends))
     arrays = (input_ids, position_ids, predicting, completion_ids[row, step], predicted_of)
     ids, positions, *read = (torch.from_numpy(array).to(batch.input_ids.device) for array in arrays)
     return PackedRow(ids, positions, layout, *read)
 
 
-def _layout(tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array]) -> PackedLayout:
+def _lay_out(tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array]) -> PackedLayout:
     steps = np.arange(tree.owner.shape[1])
     # The last token of a row is present only if another row continues after it.
     # In the example, `seen` keeps tokens 1 2 of row 0 (row 1 continues after its 2), 1 2 3 of row 1, 5 of row 3 and 6

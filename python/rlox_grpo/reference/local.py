@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.precision import cast_frozen_layers
-from rlox_grpo.reference.protocol import Reference, ServerAddress, fingerprint, no_distributions
+from rlox_grpo.reference.protocol import Reference, ServerAddress, fingerprint_model, refuse_distributions
 from rlox_grpo.types import Batch, TokenDistributions
 
 if TYPE_CHECKING:
     from rlox_grpo.config.schema import GRPOConfig
 
 
-def server_of(config: GRPOConfig) -> ServerAddress | None:
-    """The reference server that ``config`` names, if any."""
+def read_server_address(config: GRPOConfig) -> ServerAddress | None:
+    """The address of the reference server in ``config``, or None."""
     if config.reference_url is None:
         return None
     return ServerAddress(config.reference_url, config.reference_token_file, config.reference_timeout)
@@ -39,7 +39,7 @@ def make_reference(
     server: ServerAddress | None = None,
     **forward_options: Any,
 ) -> Reference | None:
-    """The reference of a run, or None when nothing asks for one.
+    """Create the reference policy of a run; None if no option needs one.
 
     Args:
         kind: ``auto`` takes ``ref_model`` where it is given, else nothing when ``kl_coef`` is 0, else the policy with
@@ -71,7 +71,7 @@ def make_reference(
     if kind == "none":
         return None
     if kind == "adapter_off":
-        return _adapter_off(policy, policy_forward)
+        return _make_adapter_off(policy, policy_forward)
     if kind == "server":
         from rlox_grpo.reference.client import connect
 
@@ -85,12 +85,12 @@ def make_reference(
     device = next(policy.parameters()).device
     frozen = copy.deepcopy(policy) if ref_model is None else ref_model.to(device)
     frozen.eval().requires_grad_(False)
-    digest = fingerprint(frozen)
-    in_use = _resting_on_the_host(frozen) if offload else nullcontext
+    digest = fingerprint_model(frozen)
+    in_use = _offload_to_host(frozen) if offload else nullcontext
     forward = make_forward(frozen, **forward_options)  # tries the model in its own dtype
     if kind == "frozen" and (arithmetic := forward_options.get("autocast_dtype")) is not None:
         cast_frozen_layers(frozen, arithmetic)  # not a periodic one: bfloat16 would drop what it takes over
-    compute, distributions = _log_probs_of(forward), _distributions_of(forward)
+    compute, distributions = _make_log_probs(forward), _make_distributions(forward)
     if kind == "frozen":
         return Reference(compute, digest, distributions, in_use)
 
@@ -112,7 +112,7 @@ def make_reference(
     )
 
 
-def _log_probs_of(forward: Forward) -> Callable[[Batch], Tensor]:
+def _make_log_probs(forward: Forward) -> Callable[[Batch], Tensor]:
     @torch.no_grad()
     def compute(batch: Batch) -> Tensor:
         return forward(batch)[0]
@@ -120,19 +120,19 @@ def _log_probs_of(forward: Forward) -> Callable[[Batch], Tensor]:
     return compute
 
 
-def _distributions_of(forward: Forward) -> Callable[[Batch], TokenDistributions]:
+def _make_distributions(forward: Forward) -> Callable[[Batch], TokenDistributions]:
     @torch.no_grad()
     def distributions(batch: Batch) -> TokenDistributions:
-        return (forward.distributions or no_distributions)(batch)
+        return (forward.distributions or refuse_distributions)(batch)
 
     return distributions
 
 
-def _adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
+def _make_adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
     if not hasattr(policy, "disable_adapter"):
         raise ValueError("reference='adapter_off' and the model has no adapter: set lora_rank or pass a PeftModel")
 
-    log_probs, distributions = _log_probs_of(policy_forward), _distributions_of(policy_forward)
+    log_probs, distributions = _make_log_probs(policy_forward), _make_distributions(policy_forward)
 
     def log_probs_without_adapter(batch: Batch) -> Tensor:
         with policy.disable_adapter():  # type: ignore[operator]
@@ -145,7 +145,7 @@ def _adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
     return Reference(log_probs_without_adapter, None, distributions_without_adapter)
 
 
-def _resting_on_the_host(model: nn.Module) -> Callable[[], Any]:
+def _offload_to_host(model: nn.Module) -> Callable[[], Any]:
     device = next(model.parameters()).device
     model.to("cpu")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from rlox_grpo import _native
-from rlox_grpo.rewards.columns import Columns, encodable, golds, texts
-from rlox_grpo.rewards.verdicts import Verdicts, floats, named, one_of
+from rlox_grpo.rewards.columns import Columns, make_encodable, read_golds, read_texts
+from rlox_grpo.rewards.verdicts import Verdicts, check_choice, name_errors, to_floats
 
 Percent = Literal["exact", "optional"]
 Units = Literal["missing_ok", "convert", "exact", "ignore"]
@@ -60,14 +60,14 @@ class MathAnswer:
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. ValueError names the column, row and value that it cannot use."""
-        gold = golds(columns, "answer", len(completions), self.__name__)
-        answers = texts(completions, self.__name__)
+        gold = read_golds(columns, "answer", len(completions), self.__name__)
+        answers = read_texts(completions, self.__name__)
         settings = _settings(self)
-        return named(self.__name__, lambda: _native.score_math(answers, gold, settings), self.undecided)
+        return name_errors(self.__name__, lambda: _native.score_math(answers, gold, settings), self.undecided)
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +100,10 @@ class MajorityVote:
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; reads ``prompts`` if there is no ``group_size``."""
-        answers = texts(completions, self.__name__)
+        answers = read_texts(completions, self.__name__)
         groups = self._groups(answers, columns)
         settings = _settings(self)
-        return named(self.__name__, lambda: _native.score_majority(answers, groups, settings), self.undecided)
+        return name_errors(self.__name__, lambda: _native.score_majority(answers, groups, settings), self.undecided)
 
     def _groups(self, answers: Sequence[str], columns: Mapping[str, Any]) -> list[int]:
         rows = len(answers)
@@ -127,7 +127,7 @@ class MajorityVote:
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, {**columns, "prompts": prompts}))
+        return to_floats(self.verdicts(completions, {**columns, "prompts": prompts}))
 
 
 def math_equal(
@@ -149,7 +149,7 @@ def math_equal(
     rule = MathAnswer(
         tolerance=tolerance, percent=percent, units=units, base=base, brackets=brackets, unsolved=unsolved
     )
-    return _native.math_equal(encodable(gold), encodable(answer), _settings(rule))
+    return _native.math_equal(make_encodable(gold), make_encodable(answer), _settings(rule))
 
 
 def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str, bool, bool, bool]:
@@ -157,11 +157,11 @@ def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str,
     tolerance = rule.tolerance
     if tolerance is not None and not (math.isfinite(tolerance) and 0 <= tolerance < 1):
         raise ValueError(f"tolerance is {tolerance}, expected None or a number from 0 to 1")
-    one_of("percent", rule.percent, _CHOICE)
-    one_of("units", rule.units, _UNITS)
-    one_of("base", rule.base, _CHOICE)
-    one_of("brackets", rule.brackets, _CHOICE)
-    one_of("unsolved", rule.unsolved, ("wrong", "right"))
+    check_choice("percent", rule.percent, _CHOICE)
+    check_choice("units", rule.units, _UNITS)
+    check_choice("base", rule.base, _CHOICE)
+    check_choice("brackets", rule.brackets, _CHOICE)
+    check_choice("unsolved", rule.unsolved, ("wrong", "right"))
     percent, base, brackets = (choice == "optional" for choice in (rule.percent, rule.base, rule.brackets))
     return tolerance, percent, rule.units, base, brackets, rule.unsolved == "right"
 

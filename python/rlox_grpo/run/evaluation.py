@@ -11,8 +11,8 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import RIGHT
 from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rollout.engines import GenerationEngine
-from rlox_grpo.rollout.exchange import exchange_scores
 from rlox_grpo.rollout.generate import generate
+from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.types import Prompt, Sampling, ScoredGroup
 
 
@@ -38,7 +38,7 @@ def evaluate(
     ranks = ranks or Ranks()
     share = ranks.share(len(prompts))
     mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share)
-    groups = exchange_scores(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
+    groups = gather_scored_groups(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
     first = next(iter(groups[0].components))
     right = np.stack([group.components[first] >= RIGHT for group in groups])  # [B, samples]; NaN is not right
     metrics = {"accuracy": float(right.mean())}

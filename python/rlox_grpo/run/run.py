@@ -19,7 +19,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.load import Policy
-from rlox_grpo.rollout.async_generation import joined_states
+from rlox_grpo.rollout.async_generation import join_states
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.checkpoint import (
     checkpoints,
@@ -220,7 +220,7 @@ class Run:
             return
         failure = ""
         weights, moments = self._learner.whole_weights(), self._learner.updater.state_dict()
-        under_way = joined_states(self._ranks.gather(self._sampler.ahead.state()))
+        under_way = join_states(self._ranks.gather(self._sampler.ahead.state()))
         if self._writes:
             try:
                 self._write_checkpoint(weights, moments, under_way)

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.advantages import make_advantages
-from rlox_grpo.batch.build import microbatches, stand_in, without_end_tokens
+from rlox_grpo.batch.build import drop_end_tokens, make_dummy_batch, microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.groups import group_offsets, sample_of
+from rlox_grpo.groups import compute_group_offsets, describe_sample
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
 from rlox_grpo.loss.kl import kl_penalty, sequence_kl
 from rlox_grpo.loss.kl_weight import make_kl_weight
 from rlox_grpo.loss.objective import make_loss
 from rlox_grpo.loss.policy import top_entropy_masks
-from rlox_grpo.model.flops import model_size, peak_flops_of, update_profile
+from rlox_grpo.model.flops import find_peak_flops, measure_model, profile_update
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import Policy
 from rlox_grpo.model.precision import cast_frozen_layers
-from rlox_grpo.reference.local import make_reference, server_of
+from rlox_grpo.reference.local import make_reference, read_server_address
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.learning_rate import learning_rate_at
 from rlox_grpo.update.updaters import make_updater
@@ -99,7 +99,7 @@ class Learner:
             offload=config.reference_offload,
             refresh_steps=config.reference_refresh_steps,
             mix=config.reference_mix,
-            server=server_of(config),
+            server=read_server_address(config),
             **forward_options,
         )
         self.kl_weight = make_kl_weight(config)
@@ -108,7 +108,7 @@ class Learner:
         self._forward = self.updater.forward
         self.weights_are_whole = True
         self._normalised = make_advantages(config, reward_weights)
-        self._size, self._peak_flops = model_size(self._model), peak_flops_of(self._device)
+        self._size, self._peak_flops = measure_model(self._model), find_peak_flops(self._device)
         if config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
             cast_frozen_layers(self._model, torch.bfloat16)  # after all that tried the model in its own dtype
         # Dropout would make the policy in training another one than the policy that sampled.
@@ -122,14 +122,14 @@ class Learner:
         components = {
             name: np.concatenate([group.components[name] for group in scored]) for name in scored[0].components
         }
-        return self._normalised(self._rewards(scored), group_offsets(scored), components)
+        return self._normalised(self._rewards(scored), compute_group_offsets(scored), components)
 
     def batches(self, scored: Sequence[ScoredGroup], advantages: Float32Array) -> list[list[Batch]]:
         """The micro-batches of each mini-batch, of the groups that teach something.
 
         The others cost no forward and enter no denominator.
         """
-        rows = [np.arange(start, stop) for start, stop in pairwise(group_offsets(scored))]  # of each group
+        rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
         keep_all = self._config.zero_variance == "keep"
         # The advantages of a group whose rewards are all equal are exactly 0.
         kept = [index for index, own in enumerate(rows) if keep_all or advantages[own].any()]
@@ -141,11 +141,11 @@ class Learner:
             batches = self._microbatches(groups, advantages[part_rows], train_truncated=not self._config.mask_truncated)
             if not self._config.train_end_token:
                 ended = [c.finish_reason == "stop" for group in groups for c in group.group.completions]
-                batches = without_end_tokens(batches, np.array(ended), self._ranks)
+                batches = drop_end_tokens(batches, np.array(ended), self._ranks)
             # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
             numbers = torch.from_numpy(part_rows)
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
-            parts.append([batch if len(batch.row_index) else stand_in(groups[0], batch) for batch in batches])
+            parts.append([batch if len(batch.row_index) else make_dummy_batch(groups[0], batch) for batch in batches])
         return parts
 
     def with_log_probs(self, parts: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
@@ -220,13 +220,15 @@ class Learner:
                     updates.append(self.updater.step(part, learning_rate))
         except NonFiniteError as error:  # the step that failed changed nothing; those before it did
             self.weights_are_whole = not updates
-            raise NonFiniteError(f"step {step + 1}: {error}{sample_of(scored, error.rows)}", error.rows) from error
+            raise NonFiniteError(
+                f"step {step + 1}: {error}{describe_sample(scored, error.rows)}", error.rows
+            ) from error
         self.weights_are_whole = True
         return updates
 
     def profile(self, batches: Sequence[Batch], updates: Sequence[UpdateStats], seconds: float) -> dict[str, float]:
-        """``perf/*`` of an update that took so long; see :func:`rlox_grpo.model.flops.update_profile`."""
-        return update_profile(
+        """``perf/*`` of an update that took so long; see :func:`rlox_grpo.model.flops.profile_update`."""
+        return profile_update(
             batches,
             num_updates=self._config.updates_per_batch if updates else 0,
             seconds=seconds,
@@ -261,7 +263,7 @@ class Learner:
         if self._config.kl_in == "loss" or self.reference is None:
             return rewards
         batches = self._microbatches(scored, np.zeros_like(rewards), train_truncated=True)
-        batches = [batch if len(batch.row_index) else stand_in(scored[0], batch) for batch in batches]
+        batches = [batch if len(batch.row_index) else make_dummy_batch(scored[0], batch) for batch in batches]
         with torch.no_grad(), self._reference_in_use():
             kl = sequence_kl(batches, self._token_kl, num_rows=len(rewards), ranks=self._ranks)
         penalised: Float32Array = (rewards - self.kl_weight.value * kl).astype(np.float32)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.distributed.shards import placed_like, whole
+from rlox_grpo.distributed.shards import gather_shards, place_like
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.types import Batch, UpdateStats
@@ -83,7 +83,7 @@ class TorchUpdater:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
-        return ((name, whole(parameter.detach())) for name, parameter in self._model.named_parameters())
+        return ((name, gather_shards(parameter.detach())) for name, parameter in self._model.named_parameters())
 
     def _sum_gradients(self) -> None:
         """Add up the ranks' gradients; a parameter that no rank used keeps none."""
@@ -104,9 +104,9 @@ class TorchUpdater:
 
     def _clipped_grad_norm(self, named: Iterable[tuple[str, nn.Parameter]]) -> float:
         gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
-        norm = whole(torch.nn.utils.get_total_norm(gradients.values()))
+        norm = gather_shards(torch.nn.utils.get_total_norm(gradients.values()))
         if not torch.isfinite(norm):
-            broken = [name for name, gradient in gradients.items() if not torch.isfinite(whole(gradient)).all()]
+            broken = [name for name, gradient in gradients.items() if not torch.isfinite(gather_shards(gradient)).all()]
             self._optimizer.zero_grad(set_to_none=True)
             where = ", ".join(broken[:4]) or "their norm alone (it overflowed)"
             raise NonFiniteError(f"the gradient norm is {float(norm)}: not finite in {where}")
@@ -121,7 +121,7 @@ class TorchUpdater:
         """
         if not self.is_sharded:
             return dict(self._moments())
-        gathered = ((key, whole(moment)) for key, moment in self._moments())
+        gathered = ((key, gather_shards(moment)) for key, moment in self._moments())
         return {key: value.cpu() for key, value in gathered if self._ranks.is_first}
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
@@ -145,7 +145,7 @@ class TorchUpdater:
                 raise ValueError(
                     f"optimizer state {key!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}"
                 )
-            own = placed_like(value, parameter) if value.dim() else value.to(parameter.device)  # steps are one number
+            own = place_like(value, parameter) if value.dim() else value.to(parameter.device)  # steps are one number
             moments[parameter][moment] = own.detach().clone()
         for parameter, values in moments.items():
             self._optimizer.state[parameter] = values
