@@ -144,6 +144,10 @@ def test_what_a_run_says_is_text_and_nothing_else(tmp_path, whole_run, hostile):
     if hostile == HOSTILE:
         assert HOSTILE in text  # read back exactly as it was written
     else:
+        data = [json.loads(chart) for chart in page.all("data-chart")]
+        names = "".join(series["name"] for chart in data for series in chart["series"])
+        assert "⟨U+202E⟩evil" in names
+        assert "\u202e" not in names
         assert "a⟨U+0000⟩b⟨U+001B⟩[31m⟨U+000D⟩⟨U+0085⟩⟨U+D800⟩⟨U+202E⟩evil⟨U+2066⟩⟨U+2028⟩ שלום 👩‍🔬" in text
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
 

@@ -71,9 +71,7 @@ def write_comparison(
     """
     runs = _with_distinct_names([Path(folder) for folder in run_dirs])
     sections = {
-        "Runs": _table(
-            ["steps", "training reward, last tenth", "warnings"], [(run.name, _summary(run)) for run in runs]
-        ),
+        "Runs": _table(["steps", "reward, last 10%", "warnings"], [(run.name, _summary(run)) for run in runs]),
         "Settings that differ": _different_settings(runs),
         "Curves": curves(runs),
     }

@@ -19,11 +19,7 @@ _USUAL: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
         "Completion length",
         "tokens; healthy: stable, or growing together with the reward",
         "",
-        {
-            "completions/mean_length": "mean",
-            "completions/max_length": "longest",
-            "completions/min_length": "shortest",
-        },
+        {"completions/mean_length": "mean", "completions/max_length": "longest", "completions/min_length": "shortest"},
     ),
     (
         "Truncated completions",
@@ -53,15 +49,11 @@ _USUAL: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
         "Clipped tokens",
         f"share of tokens whose ratio leaves the clip range; healthy: under 20%; {_UPDATED}",
         "%",
-        {
-            "policy/clip_fraction": "clipped",
-            "policy/clip_fraction_low": "below",
-            "policy/clip_fraction_high": "above",
-        },
+        {"policy/clip_fraction": "clipped", "policy/clip_fraction_low": "below", "policy/clip_fraction_high": "above"},
     ),
     (
         "Gradient norm",
-        "before clipping; 0: a step without an update. Healthy: no growth over the run",
+        f"before clipping; healthy: no growth over the run; {_UPDATED}",
         "",
         {"update/grad_norm": "gradient norm"},
     ),

@@ -7,7 +7,7 @@ const plots = new Map();
 
 const short = (value, unit) => {
   if (value === null || value === undefined) return "—";
-  if (unit === "%") return `${Number((100 * value).toPrecision(3))}%`;
+  if (unit === "%") return `${(100 * value).toFixed(1)}%`;
   const size = Math.abs(value);
   const text = size >= 1e7 || (size > 0 && size < 1e-3)
     ? Number(value.toPrecision(3)).toExponential().replace("e+", "e")
@@ -65,7 +65,7 @@ const draw = (plot) => {
     axes: [
       { ...axis, size: 28, incrs: [1, 2, 5].flatMap((k) => [...Array(13).keys()].map((power) => k * 10 ** power)).sort((a, b) => a - b),
         values: (_, ticks) => ticks.map((tick) => tick.toLocaleString("en")) },
-      { ...axis, size: 62, space: 36, values: (_, ticks) => ticks.map((tick) => short(tick, unit)) },
+      { ...axis, size: 62, space: 36, values: (_, ticks) => ticks.map((tick) => short(tick, unit).replace(".0%", "%")) },
     ],
     series: [{}, ...curves.map(([, options]) => options)],
     hooks: { setCursor: [show] },
