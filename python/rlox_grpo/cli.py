@@ -95,8 +95,10 @@ def _make_parser() -> argparse.ArgumentParser:
     serve.add_argument("--start-timeout", type=float, default=600.0, help="seconds to become healthy")
     serve.set_defaults(run=_serve)
 
-    report = commands.add_parser("report", help="write RUN_DIR/report.html")
-    report.add_argument("run_dir")
+    report = commands.add_parser("report", help="write RUN_DIR/report.html, or a page that compares several runs")
+    report.add_argument("run_dir", nargs="+", help="the output_dir of a run; several are compared on one page")
+    report.add_argument("--out", default="comparison.html", help="page that compares several runs (%(default)s)")
+    report.add_argument("--watch", type=int, metavar="SECONDS", help="write again every SECONDS, until Ctrl-C")
     report.set_defaults(run=_report)
 
     presets = commands.add_parser("presets", help="the published variants and their choices")
@@ -123,7 +125,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     trainer.origin = origin.model_dump(exclude_none=True)
     train_data, eval_data = load_data(origin, config)
     metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
-    print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name))
+    print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value == value))
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -177,9 +179,20 @@ def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.run.report import write_report
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.run.report import watch_report, write_comparison, write_report
 
-    print(write_report(Path(arguments.run_dir)))
+    def write(refresh_s: int | None = None) -> Path:
+        if len(arguments.run_dir) > 1:
+            return write_comparison(arguments.run_dir, arguments.out, refresh_s=refresh_s)
+        return write_report(arguments.run_dir[0], refresh_s=refresh_s)
+
+    if arguments.watch is None:
+        print(write())
+    elif arguments.watch < 1:
+        raise ConfigError(f"--watch is {arguments.watch}: expected at least 1 second")
+    else:
+        watch_report(write, arguments.watch, say=lambda path: print(f"{path}: written every {arguments.watch} s"))
 
 
 def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -144,6 +144,8 @@ class GRPO:
         timings = {stage: max(everywhere.pop(stage)) for stage in mine}
         metrics = step_metrics(rollout.groups, advantages, updates, timings)
         return {
+            # Also of a step without an update, when all groups have constant rewards.
+            "update/learning_rate": self.learner.learning_rate(self.step - 1, self._total_steps),
             **metrics,
             **self.learner.kl_weight.finish(metrics, advantages.size),
             **combined(everywhere),

@@ -31,7 +31,7 @@ from rlox_grpo.run.checkpoint import (
     save_checkpoint,
 )
 from rlox_grpo.run.files import cut_after, json_line, replace_file, write_completions
-from rlox_grpo.run.guards import Watch
+from rlox_grpo.run.guards import Watch, resume_watch, write_warnings
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.sinks import make_sinks
 from rlox_grpo.types import Float32Array, ScoredGroup
@@ -161,6 +161,8 @@ class Run:
             resume_step=self._progress.step,
             config=self._config.model_dump(),
         )
+        if self._watch is not None and self._folder is not None and self._writes:
+            self._watch = resume_watch(self._folder, self._progress.step)
         try:
             yield
         except Exception as error:
@@ -175,19 +177,26 @@ class Run:
     def record(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup], advantages: Float32Array) -> None:
         """Hand one step's metrics to the sinks, and write some of its completions."""
         self.last_metrics = dict(metrics)
-        if self._watch is not None:
-            self._watch.step(metrics)
-        self._sinks.write(self._progress.step, metrics)
+        fired = {} if self._watch is None else self._watch.step(metrics)
+        self._sinks.write(self._progress.step, {**metrics, **{f"guard/{name}": 1.0 for name in fired}})
+        if fired and self._folder is not None and self._writes:
+            with self._warning_once("warnings"):
+                write_warnings(self._folder, self._progress.step, fired)
         limit = self._config.log_completions
         if self._folder is not None and self._writes and limit > 0:
             with self._warning_once("completions"):
                 write_completions(self._folder, self._progress.step, groups, advantages, limit=limit)
 
     def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
-        """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions."""
+        """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions.
+
+        The sinks get the evaluation before the first step here, and later ones among the metrics of their steps.
+        """
+        step = self._progress.step
+        if step == 0:
+            self._sinks.write(0, {f"eval/{name}": value for name, value in metrics.items()}, without="jsonl")
         if self._folder is None or not self._writes:
             return
-        step = self._progress.step
         numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
         with self._warning_once("evaluations"), (self._folder / "evaluations.jsonl").open("ab") as file:
             file.write(json_line({"step": step, **numbers}))

@@ -204,14 +204,7 @@ class Learner:
         parts = [part for part in parts if part and part[0].num_loss_tokens > 0]
         if not parts:
             return []
-        learning_rate = learning_rate_at(
-            step,
-            peak=config.learning_rate,
-            total_steps=total_steps,
-            schedule=config.lr_schedule,
-            warmup_steps=config.warmup_steps,
-            min_ratio=config.min_lr_ratio,
-        )
+        learning_rate = self.learning_rate(step, total_steps)
         updates: list[UpdateStats] = []
         self.weights_are_whole = False
         try:
@@ -225,6 +218,17 @@ class Learner:
             ) from error
         self.weights_are_whole = True
         return updates
+
+    def learning_rate(self, step: int, total_steps: int) -> float:
+        """Return the learning rate of ``step``, which counts from 0."""
+        return learning_rate_at(
+            step,
+            peak=self._config.learning_rate,
+            total_steps=total_steps,
+            schedule=self._config.lr_schedule,
+            warmup_steps=self._config.warmup_steps,
+            min_ratio=self._config.min_lr_ratio,
+        )
 
     def profile(self, batches: Sequence[Batch], updates: Sequence[UpdateStats], seconds: float) -> dict[str, float]:
         """``perf/*`` of an update that took so long; see :func:`rlox_grpo.model.flops.profile_update`."""
