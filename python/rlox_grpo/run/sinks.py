@@ -1,4 +1,4 @@
-"""Where a run's metrics go: one protocol; JSON lines, TensorBoard, trackio or W&B, and the console."""
+"""Metric sinks: JSON lines, TensorBoard, trackio, W&B and the console."""
 
 from __future__ import annotations
 
