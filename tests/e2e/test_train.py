@@ -57,6 +57,15 @@ def test_without_learning_nothing_changes():
         assert torch.equal(left, right)
 
 
+def test_a_report_that_cannot_be_written_does_not_end_the_run(tmp_path):
+    (tmp_path / "completions").mkdir()
+    (tmp_path / "completions" / "step_000009.jsonl").write_text("not JSON\n")
+    trainer = GRPO(ToyLM(), share_of_target, **options(max_steps=2, output_dir=tmp_path))
+    with pytest.warns(RuntimeWarning, match=r"report cannot be written, training goes on: .*step_000009\.jsonl:1"):
+        trainer.train(PROMPTS)
+    assert trainer.step == 2
+
+
 def test_rewards_that_never_differ_cost_no_update():
     trainer = GRPO(ToyLM(), lambda completions, prompts: [0.3] * len(completions), **options(max_steps=2))
     metrics = trainer.train(PROMPTS)

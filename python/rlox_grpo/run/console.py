@@ -65,11 +65,12 @@ class ConsoleSink:
             self._live.start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show one step. A metric that this step does not have, such as held-out reward, keeps its last value."""
+        """Show one step, and the last evaluation."""
         is_evaluated = any(key.startswith("eval/") for key in metrics)
-        if is_evaluated:
-            self._known = {key: value for key, value in self._known.items() if not key.startswith("eval/")}
-        self._known |= {key: value for key, value in metrics.items() if math.isfinite(value)}
+        evaluated = (
+            {} if is_evaluated else {key: value for key, value in self._known.items() if key.startswith("eval/")}
+        )
+        self._known = evaluated | {key: value for key, value in metrics.items() if math.isfinite(value)}
         if is_evaluated and not shows_accuracy({key.removeprefix("eval/"): value for key, value in metrics.items()}):
             self._known.pop("eval/accuracy", None)
         if "time/step_s" in metrics:  # a running mean, so that the time left does not jump about

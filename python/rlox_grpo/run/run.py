@@ -364,7 +364,7 @@ class Run:
         """Losing a log is not losing a run: warn of the first failure to write it, and go on."""
         try:
             yield
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the report met a broken file
             if what not in self._warned_of:
                 self._warned_of.add(what)
                 warnings.warn(f"{what} cannot be written, training goes on: {error}", RuntimeWarning, stacklevel=4)
