@@ -1,5 +1,7 @@
 """The reference policies in whole runs: followed, resumed, resting on the host, and served by another process."""
 
+from __future__ import annotations
+
 import http.client
 import json
 import os
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -174,29 +177,50 @@ def test_no_token_is_a_mistake_of_the_configuration(served, monkeypatch):
         connect(ServerAddress(served[0]))
 
 
+class BadRequest(NamedTuple):
+    """A request as it is sent, and the answer that it gets."""
+
+    method: str
+    path: str
+    status: int
+    said: str
+    body: bytes | None = None
+    announced_bytes: int | None = None
+    """Content-Length of a body that is never sent."""
+
+
 @pytest.mark.parametrize(
-    ("method", "path", "body", "headers", "status", "said"),
+    "bad",
     [
-        ("POST", "/log_probs", b"\x80\x04K\x01.", {}, 400, "not in the safetensors format"),
-        ("POST", "/log_probs", None, {"Content-Length": str(2**40)}, 413, "one request may have"),
-        ("POST", "/elsewhere", b"", {}, 404, "there is no '/elsewhere'"),
-        ("GET", "/log_probs", None, {}, 404, "there is no '/log_probs'"),
+        pytest.param(
+            BadRequest("POST", "/log_probs", body=b"\x80\x04K\x01.", status=400, said="not in the safetensors format"),
+            id="a pickle",
+        ),
+        pytest.param(
+            BadRequest("POST", "/log_probs", announced_bytes=2**40, status=413, said="one request may have"),
+            id="too large",
+        ),
+        pytest.param(
+            BadRequest("POST", "/elsewhere", body=b"", status=404, said="there is no '/elsewhere'"), id="POST elsewhere"
+        ),
+        pytest.param(BadRequest("GET", "/log_probs", status=404, said="there is no '/log_probs'"), id="GET elsewhere"),
     ],
 )
-def test_bad_requests_are_answered_in_words(served, method, path, body, headers, status, said):
+def test_bad_requests_are_answered_in_words(served, bad):
     host = served[0].removeprefix("http://")
     connection = http.client.HTTPConnection(host, timeout=10)
+    authorization = ("Authorization", f"Bearer {TOKEN}")
     try:
-        if status == 413:  # announced, never sent
-            connection.putrequest(method, path)
-            for name, value in {"Authorization": f"Bearer {TOKEN}", **headers}.items():
-                connection.putheader(name, value)
+        if bad.announced_bytes is not None:
+            connection.putrequest(bad.method, bad.path)
+            connection.putheader(*authorization)
+            connection.putheader("Content-Length", str(bad.announced_bytes))
             connection.endheaders()
         else:
-            connection.request(method, path, body, {"Authorization": f"Bearer {TOKEN}", **headers})
+            connection.request(bad.method, bad.path, bad.body, dict([authorization]))
         answer = connection.getresponse()
-        assert answer.status == status
-        assert said in json.loads(answer.read())["error"]
+        assert answer.status == bad.status
+        assert bad.said in json.loads(answer.read())["error"]
     finally:
         connection.close()
 

@@ -373,6 +373,11 @@ def test_save_writes_a_plain_module(tmp_path):
     assert_equal(dict(loaded.named_parameters()), weights(trainer))
 
 
+def training_with(reward):
+    """A call that trains with this reward, on completions of two tokens."""
+    return lambda: GRPO(ToyLM(), reward, max_new_tokens=2).train(PROMPTS)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -387,10 +392,10 @@ def test_save_writes_a_plain_module(tmp_path):
         (lambda: GRPO(ToyLM(), share_of_target).train([]), ValueError, "prompts is empty"),
         (lambda: GRPO(ToyLM(), share_of_target).train(["a"]), ValueError, "there is no tokenizer"),
         (lambda: GRPO(ToyLM(), share_of_target).train(PROMPTS, n_epochs=0), ValueError, "n_epochs is 0"),
-        (lambda: GRPO(ToyLM(), lambda c, p: [1.0]).train(PROMPTS), RewardError, "returned 1 scores for 64 completions"),
-        (lambda: GRPO(ToyLM(), lambda c, p: [None] * len(c)).train(PROMPTS), RewardError, "no score for any of 64"),
-        (lambda: GRPO(ToyLM(), lambda c, p: ["x"] * len(c)).train(PROMPTS), RewardError, "'x' for sample 0"),
-        (lambda: GRPO(ToyLM(), lambda c, p: [float("inf")] * len(c)).train(PROMPTS), RewardError, "inf.* for sample 0"),
+        (training_with(lambda c, p: [1.0]), RewardError, "returned 1 scores for 64 completions"),
+        (training_with(lambda c, p: [None] * len(c)), RewardError, "no score for any of 64"),
+        (training_with(lambda c, p: ["x"] * len(c)), RewardError, "'x' for sample 0"),
+        (training_with(lambda c, p: [float("inf")] * len(c)), RewardError, "inf.* for sample 0"),
     ],
 )
 def test_bad_input(make, error, message):

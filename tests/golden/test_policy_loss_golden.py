@@ -25,18 +25,20 @@ def term(kind, ratios, advantage, *, old=None, mask=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient", "held"),
+    ("given", "expected"),
     [
-        (5.0, -1.0, 3.0, 0.0, True),  # -max(-5, -3): the loss is capped at 3 and nothing moves
-        (2.0, -1.0, 2.0, 2.0, False),  # below the cap as ever
-        (5.0, 1.0, -1.2, 0.0, True),  # the ordinary clip for a gain
+        # -max(-5, -3): the loss is capped at 3 and the gradient is zero.
+        pytest.param({"ratio": 5.0, "advantage": -1.0}, {"loss": 3.0, "gradient": 0.0, "held": True}, id="capped"),
+        pytest.param({"ratio": 2.0, "advantage": -1.0}, {"loss": 2.0, "gradient": 2.0, "held": False}, id="below"),
+        # The ordinary clip for a positive advantage.
+        pytest.param({"ratio": 5.0, "advantage": 1.0}, {"loss": -1.2, "gradient": 0.0, "held": True}, id="clipped"),
     ],
 )
-def test_dual_clip(ratio, advantage, loss, gradient, held):
-    found, slope, of = term("clip", [ratio], advantage, dual_clip=3.0)
-    assert found == pytest.approx([loss], abs=TINY)
-    assert slope == pytest.approx([gradient], abs=TINY)
-    assert bool(of.high[0, 0]) is held
+def test_dual_clip(given, expected):
+    found, slope, of = term("clip", [given["ratio"]], given["advantage"], dual_clip=3.0)
+    assert found == pytest.approx([expected["loss"]], abs=TINY)
+    assert slope == pytest.approx([expected["gradient"]], abs=TINY)
+    assert bool(of.high[0, 0]) is expected["held"]
 
 
 def test_delta_bounds_the_unclipped_branch_only():

@@ -48,14 +48,34 @@ def test_padded_work_by_hand():
     (batch,) = batches_of(GROUPS, 1000, share_prompts=False)
     # rows of 9, 6, 12, 5 and 2 tokens in a rectangle of 5 x 12
     pairs = 45 + 21 + 78 + 15 + 3
-    assert count_update_work([batch], shares_prompts=False) == UpdateWork(34, 34, 60 - 34, 19, 0, 15, 0, 15, pairs)
+    assert count_update_work([batch], shares_prompts=False) == UpdateWork(
+        row_tokens=34,
+        forwarded=34,
+        padding=60 - 34,
+        prompt_tokens=19,
+        saved=0,
+        completion_tokens=15,
+        completion_saved=0,
+        predicted=15,
+        pairs=pairs,
+    )
 
 
 def test_packed_work_by_hand():
     (batch,) = batches_of(GROUPS, 1000, share_prompts=True)
     # prompts 5 + 2 and completions without their last tokens 3 + 0 + 6, 2 + 0
     pairs = (15 + 3) + (3 * 5 + 6) + (6 * 5 + 21) + (2 * 2 + 3)
-    assert count_update_work([batch], shares_prompts=True) == UpdateWork(34, 18, 0, 19, 5 + 5 + 2, 15, 0, 15, pairs)
+    assert count_update_work([batch], shares_prompts=True) == UpdateWork(
+        row_tokens=34,
+        forwarded=18,
+        padding=0,
+        prompt_tokens=19,
+        saved=5 + 5 + 2,
+        completion_tokens=15,
+        completion_saved=0,
+        predicted=15,
+        pairs=pairs,
+    )
 
 
 def test_work_of_completions_that_begin_alike_by_hand():
@@ -63,7 +83,17 @@ def test_work_of_completions_that_begin_alike_by_hand():
     (batch,) = batches_of(groups, 1000, share_prompts=True)
     # prompts 5 + 2 and the longest completion of each without its last token, 6 + 2; 3 + 0 and 0 + 2 are in them
     pairs = (15 + 3) + (6 * 5 + 21) + (2 * 2 + 3)
-    assert count_update_work([batch], shares_prompts=True) == UpdateWork(39, 15, 0, 21, 14, 18, 5, 7 + 3, pairs)
+    assert count_update_work([batch], shares_prompts=True) == UpdateWork(
+        row_tokens=39,
+        forwarded=15,
+        padding=0,
+        prompt_tokens=21,
+        saved=14,
+        completion_tokens=18,
+        completion_saved=5,
+        predicted=7 + 3,
+        pairs=pairs,
+    )
     metrics = profile_update([batch], num_updates=1, seconds=1.0, shares_prompts=True)
     assert metrics["perf/completion_tokens_saved_share"] == 5 / 18
 

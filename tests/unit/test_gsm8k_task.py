@@ -3,6 +3,7 @@ import re
 
 import datasets
 import pytest
+import word_problems
 from closed_vocabulary import build_tokenizer
 from word_problems import NAMES, TEMPLATES, THINGS, generate_problems
 
@@ -75,12 +76,18 @@ def test_the_number_of_steps_can_be_chosen():
         ({"numbers": (1, 5)}, r"numbers .*: \(1, 5\)"),
         ({"numbers": (9, 5)}, r"numbers .*: \(9, 5\)"),
         ({"numbers": (2, 70)}, "largest=60"),
-        ({"numbers": (2, 2), "how_many_steps": (1,)}, "distinct problems of the 2000"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         generate_problems(2000, seed=0, **options)
+
+
+def test_fewer_distinct_problems_than_asked_for_are_refused(monkeypatch):
+    monkeypatch.setattr(word_problems, "NAMES", NAMES[:2])
+    monkeypatch.setattr(word_problems, "THINGS", THINGS[:1])
+    with pytest.raises(ValueError, match="distinct problems of the 100 asked for"):
+        generate_problems(100, seed=0, numbers=(2, 2), how_many_steps=(1,))
 
 
 def test_split_shares_no_calculations_and_keeps_every_row():
