@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlox_grpo.run.console import duration, shows_accuracy
@@ -97,8 +98,8 @@ def watch_report(write: Callable[[int | None], Path], every_s: int, *, say: Call
 
 
 def _write(path: Path, title: str, head: str, sections: dict[str, str], refresh_s: int | None) -> Path:
-    script = f"/*! uPlot:\n{_asset('uplot/LICENSE')}*/\n{_asset('uplot/uPlot.iife.min.js')}\n{_asset('page.js')}"
-    style = f"{_asset('uplot/uPlot.min.css')}\n{_asset('page.css')}"
+    script = f"{_read_uplot('uPlot.iife.js')}\n{_read_asset('page.js')}"
+    style = f"{_read_uplot('uPlot.min.css')}\n{_read_asset('page.css')}"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # If hostile text ever passed the escaping, the browser would still run no other script and fetch nothing.
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
@@ -121,8 +122,18 @@ def _write(path: Path, title: str, head: str, sections: dict[str, str], refresh_
     return path
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return resources.files("rlox_grpo.run.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _read_uplot(name: str) -> str:
+    """A file of uPlot as the installed package has it, found without importing that package."""
+    found = find_spec("uplot")
+    folders = [] if found is None else found.submodule_search_locations or []
+    files = [file for folder in folders if (file := Path(folder) / "static" / name).is_file()]
+    if not files:
+        raise FileNotFoundError(f"the report's charts need uPlot's {name}: pip install uplot-python")
+    return files[0].read_text(encoding="utf-8")
 
 
 def _headline(run: Run) -> str:

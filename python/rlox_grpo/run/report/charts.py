@@ -1,7 +1,7 @@
 """The figure of one chart: title, legend and table as HTML, and the points as JSON for uPlot to draw.
 
-uPlot 1.6.32 (``uplot/``, MIT, https://github.com/leeoniya/uPlot) is copied into each page, so the page needs no
-network. Measured on a run of 800 steps with 34 curves, the page's size and the CPU time to write it:
+uPlot (MIT; the package ``uplot-python`` brings its files) is written into each page, so the page needs no network.
+Measured on a run of 800 steps with 34 curves, the page's size and the CPU time to write it:
 
 =================== ======== ======
 uPlot               0.3 MB   0.04 s
