@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo import _native
 from rlox_grpo.batch.ragged import integers
-
-if TYPE_CHECKING:
-    from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.records.rewards import AdvantageConfig
 
 Scaling = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out"]
 
+_DEFAULTS = AdvantageConfig()
 _EXPECTED = "expected float32 or float64 values in one dimension"
 
 
@@ -26,8 +25,8 @@ def group_advantages(
     *,
     group_offsets: Any = None,
     scaling: Scaling = "group",
-    ddof: int = 1,
-    std_epsilon: float = 1e-4,
+    ddof: int = _DEFAULTS.ddof,
+    std_epsilon: float = _DEFAULTS.std_epsilon,
     baseline: Baseline = "mean",
 ) -> NDArray[Any]:
     """Subtract each group's baseline from its rewards and divide by a standard deviation.
@@ -74,8 +73,8 @@ def component_advantages(
     group_size: int | None = None,
     *,
     group_offsets: Any = None,
-    ddof: int = 1,
-    std_epsilon: float = 1e-4,
+    ddof: int = _DEFAULTS.ddof,
+    std_epsilon: float = _DEFAULTS.std_epsilon,
     baseline: Baseline = "mean",
 ) -> NDArray[np.float32]:
     """Normalise each reward component by itself, then add up: GDPO (arXiv:2601.05242), TRL's ``normalize_then_sum``.
@@ -108,11 +107,13 @@ def component_advantages(
 
 
 def make_advantages(
-    config: GRPOConfig, weights: Sequence[float]
+    config: AdvantageConfig, weights: Sequence[float]
 ) -> Callable[[NDArray[Any], NDArray[np.int64], Mapping[str, NDArray[Any]]], NDArray[np.float32]]:
-    """Rewards ``[N]``, group offsets ``[B + 1]`` and reward components → advantages ``float32 [N]``, by ``config``.
+    """Return the function from rewards ``[N]``, group offsets ``[B + 1]`` and components to advantages ``float32 [N]``.
 
-    ``weights`` has one for each component.
+    Args:
+        config: the options.
+        weights: one for each reward component.
     """
     options: dict[str, Any] = {"ddof": config.ddof, "std_epsilon": config.std_epsilon}
 

@@ -47,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser(
         "train",
         help="train as a TOML file says",
-        description="Train as RUN.TOML says. Any of its keys can be overridden: --learning_rate 1e-5.",
+        description="Train as RUN.TOML says. Any option can be overridden: --learning_rate 1e-5. "
+        "`rlox-grpo options` lists every option, `rlox-grpo options NAME` shows one in full.",
     )
     train.add_argument("file", metavar="RUN.TOML")
     train.set_defaults(run=_train)
@@ -92,6 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write RUN_DIR/report.html")
     report.add_argument("run_dir")
     report.set_defaults(run=_report)
+
+    options = commands.add_parser("options", help="every option of a run: default, values, meaning")
+    options.add_argument("name", nargs="?", help="show this option in full")
+    options.add_argument("--markdown", action="store_true", help="all of them as docs/options.md")
+    options.set_defaults(run=_options)
 
     presets = commands.add_parser("presets", help="the published variants and their choices")
     presets.add_argument("name", nargs="?")
@@ -175,6 +181,17 @@ def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     print(write_report(Path(arguments.run_dir)))
 
 
+def _options(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.config.options_page import describe_option, list_options, options_page
+
+    if arguments.name is not None:
+        print(describe_option(arguments.name))
+    elif arguments.markdown:
+        print(options_page(), end="")
+    else:
+        print(list_options())
+
+
 def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.presets import PRESETS
     from rlox_grpo.config.presets.page import describe_preset, presets_page
@@ -214,7 +231,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         try:
             value = parse_toml(f"value = {text}")["value"]
         except ValueError:
-            value = text
+            value = {"True": True, "False": False}.get(text, text)
         overrides[key.replace("-", "_")] = value
     return overrides
 

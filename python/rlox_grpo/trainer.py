@@ -68,9 +68,15 @@ class GRPO:
         config: GRPOConfig | None = None,
         **options: Any,
     ) -> None:
+        if config is not None and not isinstance(config, GRPOConfig):
+            raise ConfigError(
+                f"config is {type(config).__name__}: expected a GRPOConfig; give the options as keywords, or "
+                "config=GRPOConfig.create(**options)"
+            )
         if config is not None and options:
             raise ConfigError(f"config is given whole: leave out {', '.join(sorted(options))}, or change it in config")
         self.config = config if config is not None else GRPOConfig.create(**options)
+        self.config.refuse_ignored(ref_model=ref_model)
         given = [reward_fn] if callable(reward_fn) else list(reward_fn)
         _refuse_rewards(given, self.config)
         self.reward_fns: list[RewardFn] = in_workers(
@@ -80,7 +86,9 @@ class GRPO:
         self.policy = load_policy(model, tokenizer, self.config)
         self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model
-        self.sampler = Sampler(make_engine(self.config, self.policy, self.ranks), self.config, self.ranks)
+        self.sampler = Sampler(
+            make_engine(self.config, self.policy, self.ranks), self.config.sampling, self.ranks, seed=self.config.seed
+        )
         self.engine = self.sampler.engine
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
         self.learner = Learner(
@@ -171,6 +179,7 @@ class GRPO:
             KeyboardInterrupt: stopped by Ctrl-C or SIGTERM, after the step in hand and a checkpoint.
             RankError: another rank failed or died; the message names it and its error.
         """
+        self.config.refuse_ignored(eval_prompts=eval_prompts)
         with self.ranks.failing_together():
             return self._train(prompts, n_epochs, eval_prompts)
 

@@ -17,24 +17,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlox_grpo.loss.objective import LOG_RATIO_LIMIT
+from rlox_grpo.config.records.loss import ImportanceConfig
+from rlox_grpo.loss.kl import LOG_RATIO_LIMIT
 from rlox_grpo.types import Batch
 
 ImportanceLevel = Literal["token", "sequence", "sequence_mean"]
-ImportanceMode = Literal["truncate", "mask"]
+
+_DEFAULTS = ImportanceConfig()
 
 
 def importance_weights(
     old_log_probs: Tensor,
     sampling_log_probs: Tensor,
     mask: Tensor,
-    *,
-    level: ImportanceLevel = "token",
-    mode: ImportanceMode = "truncate",
-    cap: float = 2.0,
-    floor: float = 0.0,
+    level: ImportanceLevel,
+    config: ImportanceConfig = _DEFAULTS,
 ) -> Tensor:
-    """Weight of each token's policy term: ``float32 [N, T]``, 0 outside ``mask``, without a gradient.
+    """Return the weight of each token's policy term: ``float32 [N, T]``, 0 outside ``mask``, without a gradient.
 
     - ``token``: ρ_t = exp(d_t) (TRL ``token_*``, verl ``rollout_is: token``).
     - ``sequence``: exp(Σ d_t) on each token of a sequence (TRL ``sequence_*``, verl ``rollout_is: sequence``). It is
@@ -42,21 +41,23 @@ def importance_weights(
     - ``sequence_mean``: exp(mean d_t), the geometric mean of the token ratios, which does not depend on the length
       (verl's geometric rejection; the ratio of GSPO, arXiv:2507.18071, between sampler and trainer).
 
-    ``truncate`` moves a ratio outside of [floor, cap] to the nearer bound; ``mask`` gives it weight 0. Neither changes
-    a denominator of the loss, as in TRL. Sums run in float64 and a log-ratio is clamped at ±20 before ``exp``.
+    ``importance_mode="truncate"`` clips a ratio to [``importance_floor``, ``importance_cap``]; ``"mask"`` sets a ratio
+    outside of them to 0. Neither changes a denominator of the loss, as in TRL. Sums run in float64 and a log-ratio is
+    clamped at ±20 before ``exp``.
 
     Args:
         old_log_probs: ``[N, T]``, by the trainer with the weights that sampled.
         sampling_log_probs: ``[N, T]``, as the engine reported them.
         mask: ``bool [N, T]``, tokens that count; anything may stand elsewhere.
-        level, mode: as above.
-        cap, floor: bounds of the ratio.
+        level: as above.
+        config: mode and bounds.
 
     Raises:
-        ValueError: unknown ``level`` or ``mode``, or bounds that leave nothing between them.
+        ValueError: unknown ``level``, or a floor that is not below the cap.
     """
-    if not 0 <= floor < cap:
-        raise ValueError(f"floor is {floor:g} and cap {cap:g}: expected 0 <= floor < cap")
+    floor, cap = config.importance_floor, config.importance_cap
+    if floor >= cap:
+        raise ValueError(f"importance_floor is {floor:g} and importance_cap {cap:g}: expected floor < cap")
     difference = _difference(old_log_probs, sampling_log_probs, mask)
     if level == "sequence":
         difference = difference.sum(dim=-1, keepdim=True)
@@ -65,12 +66,10 @@ def importance_weights(
     elif level != "token":
         raise ValueError(f"level is {level!r}: expected 'token', 'sequence' or 'sequence_mean'")
     ratio = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    if mode == "truncate":
+    if config.importance_mode == "truncate":
         ratio = ratio.clamp(floor, cap)
-    elif mode == "mask":
-        ratio = torch.where((ratio >= floor) & (ratio <= cap), ratio, 0)
     else:
-        raise ValueError(f"mode is {mode!r}: expected 'truncate' or 'mask'")
+        ratio = torch.where((ratio >= floor) & (ratio <= cap), ratio, 0)
     return torch.where(mask, ratio, 0).float()
 
 
@@ -81,28 +80,27 @@ def effective_sample_size(weights: Tensor) -> float:
     return float(values.sum()) ** 2 / (values.numel() * squares) if squares > 0 else 0.0
 
 
-def correction_level(
-    chosen: Literal["auto", "none", "token", "sequence", "sequence_mean"], *, exact: bool, bypass: bool
-) -> ImportanceLevel | None:
-    """What ``importance_correction`` means for an engine; None where there is nothing to correct."""
-    if chosen == "none" or bypass or (chosen == "auto" and exact):
+def correction_level(config: ImportanceConfig, *, exact: bool) -> ImportanceLevel | None:
+    """Return the level of the correction for an engine; None without a correction.
+
+    Args:
+        config: the options.
+        exact: whether the engine's log-probs are the trainer's own.
+    """
+    chosen = config.importance_correction
+    if chosen == "none" or config.bypass_old_log_probs or (chosen == "auto" and exact):
         return None
     return "token" if chosen == "auto" else chosen
 
 
 def with_importance_weights(
-    batches: Sequence[Batch], *, level: ImportanceLevel | None, mode: ImportanceMode, cap: float, floor: float
+    batches: Sequence[Batch], level: ImportanceLevel | None, config: ImportanceConfig
 ) -> list[Batch]:
-    """The batches, each with its tokens' weights where a ``level`` is given; see :func:`importance_weights`."""
+    """Return the batches with the weights of their tokens; unchanged without a ``level``."""
     if level is None:
         return list(batches)
     return [
-        replace(
-            batch,
-            importance_weights=importance_weights(
-                *_both(batch), batch.loss_mask, level=level, mode=mode, cap=cap, floor=floor
-            ),
-        )
+        replace(batch, importance_weights=importance_weights(*_both(batch), batch.loss_mask, level, config))
         for batch in batches
     ]
 

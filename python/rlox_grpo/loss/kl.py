@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlox_grpo.config.choices import KLEstimator
+from rlox_grpo.config.records.loss import KLEstimator, LossConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.types import Batch
 
@@ -18,7 +18,10 @@ LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped here: exp(20) is 4.9e8, beyond which one token would drown a batch."""
 
 
-def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator = "k3") -> Tensor:
+_DEFAULTS = LossConfig()
+
+
+def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator = _DEFAULTS.kl_estimator) -> Tensor:
     """Per-token estimate of KL(policy ‖ reference), same shape as ``log_probs``.
 
     With d = ref_log_probs − log_probs, clamped to ±20 (Schulman, "Approximating KL divergence", 2020):
@@ -58,6 +61,25 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
         return value.detach() + (slope - slope.detach())
     known = ", ".join(name for name in get_args(KLEstimator) if name != "full")
     raise ValueError(f"estimator is {estimator!r}: expected one of {known}")
+
+
+def make_kl(config: LossConfig) -> Callable[[Tensor, Batch, Tensor | None], Tensor | None]:
+    """Return the KL per token that ``config`` names, for the loss and for the penalty in the reward.
+
+    It takes the policy's ``log_probs [N, T]``, the batch, and ``distribution_kl [N, T]``, the KL over the whole
+    vocabulary if it was computed. It returns ``[N, T]``, 0 outside ``loss_mask``, or None without a reference.
+    """
+
+    def token_kl(log_probs: Tensor, batch: Batch, distribution_kl: Tensor | None) -> Tensor | None:
+        if distribution_kl is not None:
+            return torch.where(batch.loss_mask, distribution_kl, 0)
+        if batch.ref_log_probs is None:
+            return None
+        # Masked before the estimator: 0 · inf would poison the gradient.
+        policy, reference = (torch.where(batch.loss_mask, values, 0) for values in (log_probs, batch.ref_log_probs))
+        return kl_penalty(policy, reference, config.kl_estimator)
+
+    return token_kl
 
 
 @torch.no_grad()

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from rlox_grpo.config.choices import KLSchedule
-
-if TYPE_CHECKING:
-    from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.records.loss import KLSchedule, LossConfig
 
 
-def kl_coef_at(step: int, *, start: float, end: float, total_steps: int, schedule: KLSchedule = "constant") -> float:
+def kl_coef_at(step: int, *, start: float, end: float, total_steps: int, schedule: KLSchedule) -> float:
     """Weight of the KL penalty in step ``step`` (from 0) out of ``total_steps``.
 
     - ``constant``: ``start``. So is ``adaptive`` here; :func:`adapted_kl_coef` moves it.
@@ -59,33 +55,33 @@ class KLWeight:
         value: the weight in the step at hand; what a checkpoint keeps.
     """
 
-    def __init__(self, start: float, end: float, schedule: KLSchedule, target: float | None, horizon: float) -> None:
-        self.value = start
-        self._start, self._end, self._schedule, self._target, self._horizon = start, end, schedule, target, horizon
+    def __init__(self, config: LossConfig) -> None:
+        self.value = config.kl_coef
+        self._config = config
 
     def begin(self, step: int, total_steps: int) -> None:
         """Move to step ``step`` of ``total_steps``."""
-        if self._schedule != "adaptive":
+        config = self._config
+        if config.kl_schedule != "adaptive":
             self.value = kl_coef_at(
-                step, start=self._start, end=self._end, total_steps=total_steps, schedule=self._schedule
+                step,
+                start=config.kl_coef,
+                end=config.kl_coef_end,
+                total_steps=total_steps,
+                schedule=config.kl_schedule,
             )
 
     def finish(self, metrics: Mapping[str, float], num_sequences: int) -> dict[str, float]:
-        """Take in what the step's ``policy/kl`` was; returns the weight that it had, where that moves, as a metric."""
-        if self._schedule == "constant":
+        """Adapt the weight to the step's ``policy/kl``. Return the weight that the step used, unless it is constant."""
+        config, used = self._config, self.value
+        if config.kl_schedule == "constant":
             return {}
-        used = self.value
-        if self._target is not None and "policy/kl" in metrics:
+        if config.kl_schedule == "adaptive" and config.kl_target is not None and "policy/kl" in metrics:
             self.value = adapted_kl_coef(
                 used,
                 metrics["policy/kl"],
-                target=self._target,
-                horizon=self._horizon,
+                target=config.kl_target,
+                horizon=config.kl_horizon,
                 num_sequences=num_sequences,
             )
         return {"policy/kl_coef": used}
-
-
-def make_kl_weight(config: GRPOConfig) -> KLWeight:
-    """The weight as ``config`` moves it."""
-    return KLWeight(config.kl_coef, config.kl_coef_end, config.kl_schedule, config.kl_target, config.kl_horizon)

@@ -1,4 +1,4 @@
-"""What a token's loss is: each published policy term as a function of log-ratios and advantages.
+"""Policy terms: each published per-token loss as a function of log-ratios and advantages.
 
 In every function ``log_probs`` and ``log_ratio`` are ``[N, T]`` with gradient and 0 outside ``mask [N, T]``, and
 ``advantages`` is ``[N, 1]``. r is exp(log_ratio), sg is detach, L_i the tokens of sequence i under the mask.
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log
-from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlox_grpo.config.choices import PolicyLoss
+from rlox_grpo.config.records.loss import LossConfig
 from rlox_grpo.distributed.ranks import Ranks
 
 
@@ -25,9 +24,9 @@ class PolicyTerm:
 
     Attributes:
         loss: Per token; a sequence's own loss stands at each of its tokens.
-        ratio: The importance ratio that the loss is made of, per token or the sequence's.
-        low, high: Whether the ratio is so far below or above that it is held back, so that it moves no weight (or,
-            in the ``cispo`` forms, no further).
+        ratio: The importance ratio in the loss, of the token or of its sequence.
+        low, high: Whether the ratio is clipped from below or from above. A clipped token has no gradient; in the
+            ``cispo`` forms it has the gradient of the bound.
     """
 
     loss: Tensor
@@ -37,61 +36,48 @@ class PolicyTerm:
 
 
 def policy_term(
-    kind: PolicyLoss,
-    log_probs: Tensor,
-    log_ratio: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    delta: float | None = None,
-    sapo_temperatures: tuple[float, float] = (1.0, 1.05),
-    vespo_shape: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0),
+    config: LossConfig, log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, mask: Tensor
 ) -> PolicyTerm:
-    """The policy term that ``kind`` names; each function below says which of the options it reads.
+    """Return the policy term that ``config.policy_loss`` names.
 
-    Raises:
-        ValueError: unknown ``kind``.
+    Each function below documents the options that it reads.
     """
+    kind, low, high = config.policy_loss, config.clip_low, config.clip_high
     if kind == "clip":
-        return clipped(log_ratio, advantages, clip_low, clip_high, dual_clip=dual_clip, delta=delta)
+        return clipped(log_ratio, advantages, low, high, dual_clip=config.dual_clip, delta=config.delta)
     if kind == "gspo":
-        return clipped(_sequence_mean(log_ratio, mask).expand_as(mask), advantages, clip_low, clip_high, delta=delta)
+        return clipped(_sequence_mean(log_ratio, mask).expand_as(mask), advantages, low, high, delta=config.delta)
     if kind == "gspo_token":
         sequence = _sequence_mean(log_ratio, mask).detach()
-        return clipped(sequence + log_probs - log_probs.detach(), advantages, clip_low, clip_high, delta=delta)
+        return clipped(sequence + log_probs - log_probs.detach(), advantages, low, high, delta=config.delta)
     if kind == "cispo_clip":
-        return _weighted(log_probs, log_ratio, advantages, 1 - clip_low, 1 + clip_high)
+        return _weighted(log_probs, log_ratio, advantages, 1 - low, 1 + high)
     if kind == "cispo_upper":
-        return _weighted(log_probs, log_ratio, advantages, 0.0, 1 + clip_high)
+        return _weighted(log_probs, log_ratio, advantages, 0.0, 1 + high)
     if kind == "cispo_cap":
-        return _weighted(log_probs, log_ratio, advantages, 0.0, clip_high)
+        return _weighted(log_probs, log_ratio, advantages, 0.0, high)
     if kind == "sapo":
-        return _sapo(log_ratio, advantages, *sapo_temperatures)
+        return _sapo(log_ratio, advantages, *config.sapo_temperatures)
     if kind == "vespo":
-        return _vespo(log_probs, log_ratio, advantages, mask, *vespo_shape)
+        return _vespo(log_probs, log_ratio, advantages, mask, *config.vespo_shape)
     if kind == "gmpo":
-        return _gmpo(log_ratio, advantages, mask, clip_low, clip_high)
+        return _gmpo(log_ratio, advantages, mask, low, high)
     if kind == "dppo":
-        return _dppo(log_probs, log_ratio, advantages, clip_low, clip_high, delta)
-    if kind == "reinforce":
-        return _unclipped(-advantages * log_probs, log_ratio.exp())
-    raise ValueError(f"policy_loss is {kind!r}: expected one of {', '.join(get_args(PolicyLoss))}")
+        return _dppo(log_probs, log_ratio, advantages, low, high, config.delta)
+    return _unclipped(-advantages * log_probs, log_ratio.exp())  # reinforce
 
 
 def top_entropy_masks(
     entropies: Sequence[Tensor], masks: Sequence[Tensor], share: float, ranks: Ranks | None = None
 ) -> list[Tensor]:
-    """Which loss tokens were sampled from the most uncertain distributions ("Beyond the 80/20 Rule", arXiv:2506.01939).
+    """Select the loss tokens with the highest entropy ("Beyond the 80/20 Rule", arXiv:2506.01939).
 
     Args:
-        entropies: ``[N, T]`` of each micro-batch of an optimizer step; one threshold holds for them all.
-        masks: their loss masks.
-        share: of all loss tokens, those to keep, by linear interpolation between entropies as in TRL
+        entropies: ``[N, T]`` of each micro-batch of an optimizer step; they share one threshold.
+        masks: Their loss masks.
+        share: Share of all loss tokens to keep, by linear interpolation between entropies, as in TRL
             (``top_entropy_quantile``).
-        ranks: those that have the step's other micro-batches.
+        ranks: The ranks that have the step's other micro-batches.
 
     Returns:
         ``bool [N, T]`` for each, the tokens at or above the 1 − share quantile.

@@ -46,14 +46,22 @@ def _make_rewards(index: int, table: Mapping[str, Any]) -> Sequence[RewardFn]:
     try:
         made = getattr(rules, RULES[name])(**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"rewards[{index}] ({name}): {error}") from None
+        hint = "; in a run file, options of the run stand above the first [[rewards]]" if _is_unknown(error) else ""
+        raise ConfigError(f"rewards[{index}] ({name}): {error}{hint}") from None
     return made if isinstance(made, tuple) else [made]
+
+
+def _is_unknown(error: Exception) -> bool:
+    return isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
 
 
 def _imported(index: int, name: str, arguments: Mapping[str, Any]) -> RewardFn:
     module, _, attribute = name.partition(":")
     if arguments:
-        raise ConfigError(f"rewards[{index}] ({name}) takes no arguments in the file: bind them in the module")
+        raise ConfigError(
+            f"rewards[{index}] ({name}) takes no arguments in the file, got {', '.join(arguments)}: bind them in the "
+            "module; options of the run stand above the first [[rewards]]"
+        )
     try:
         reward_fn: RewardFn = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.config.records.update import OptimizerConfig, UpdaterConfig
 from rlox_grpo.distributed.ranks import Ranks, join_alone
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.model.forward import Forward, ForwardModule
@@ -43,16 +44,10 @@ class DeepSpeedUpdater:
         model: nn.Module,
         forward: Forward,
         loss_fn: LossFn,
+        optimizer: OptimizerConfig,
+        sharding: UpdaterConfig,
         *,
-        zero_stage: int = 2,
         bfloat16: bool = False,
-        offload_optimizer: bool = False,
-        offload_params: bool = False,
-        weight_decay: float = 0.0,
-        decay_vectors: bool = False,
-        betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-8,
-        max_grad_norm: float = 1.0,
         ranks: Ranks | None = None,
     ) -> None:
         self._deepspeed = _import_deepspeed()
@@ -61,15 +56,14 @@ class DeepSpeedUpdater:
             raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
         self._model, self._loss_fn = model, loss_fn
         self._ranks = ranks or Ranks()
-        self._stage, self._bfloat16, self._max_grad_norm = zero_stage, bfloat16, max_grad_norm
-        self._settings = _settings(
-            zero_stage, bfloat16, offload_optimizer, offload_params, max_grad_norm, self._ranks.size
-        )
-        self._adamw_options: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": epsilon}
-        self._groups = partial(parameter_groups, weight_decay=weight_decay, decay_vectors=decay_vectors)
+        self._stage, self._bfloat16, self._max_grad_norm = sharding.zero_stage, bfloat16, optimizer.max_grad_norm
+        self._settings = _settings(sharding, bfloat16, optimizer.max_grad_norm, self._ranks.size)
+        betas = (optimizer.adam_beta1, optimizer.adam_beta2)
+        self._adamw_options: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": optimizer.adam_epsilon}
+        self._groups = partial(parameter_groups, config=optimizer)
         self._plain_forward = forward
         self.forward = Forward(lambda batch: self._engine()(batch), forward.shares_prompts)
-        self.is_sharded = zero_stage > 0
+        self.is_sharded = sharding.zero_stage > 0
         self._started: Any = None
         self._adamw: torch.optim.AdamW | None = None
         self._steps = 0
@@ -235,13 +229,12 @@ class DeepSpeedUpdater:
             utils.safe_set_local_optimizer_state(parameter, mine, moment)
 
 
-def _settings(
-    stage: int, bfloat16: bool, offload_optimizer: bool, offload_params: bool, max_grad_norm: float, ranks: int
-) -> dict[str, Any]:
+def _settings(sharding: UpdaterConfig, bfloat16: bool, max_grad_norm: float, ranks: int) -> dict[str, Any]:
+    stage = sharding.zero_stage
     zero: dict[str, Any] = {"stage": stage}
-    if offload_optimizer:
+    if sharding.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    if offload_params:
+    if sharding.offload_params:
         zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if stage == 3:
         # Small parameters that stay whole on every rank would hide a wrong gather on small models.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,14 +19,14 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.groups import group_offsets, sample_of
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
-from rlox_grpo.loss.kl import kl_penalty, sequence_kl
-from rlox_grpo.loss.kl_weight import make_kl_weight
-from rlox_grpo.loss.objective import make_loss
+from rlox_grpo.loss.kl import make_kl, sequence_kl
+from rlox_grpo.loss.kl_weight import KLWeight
+from rlox_grpo.loss.objective import grpo_loss
 from rlox_grpo.loss.policy import top_entropy_masks
 from rlox_grpo.model.flops import model_size, peak_flops_of, update_profile
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import Policy
-from rlox_grpo.reference.local import make_reference, server_of
+from rlox_grpo.reference.local import make_reference
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.learning_rate import learning_rate_at
 from rlox_grpo.update.updaters import make_updater
@@ -65,16 +64,9 @@ class Learner:
             ranks: the processes that share the micro-batches.
         """
         self._config, self._model, self._ranks = config, policy.model, ranks
-        level = correction_level(config.importance_correction, exact=exact_engine, bypass=config.bypass_old_log_probs)
-        self._corrected = partial(
-            with_importance_weights,
-            level=level,
-            mode=config.importance_mode,
-            cap=config.importance_cap,
-            floor=config.importance_floor,
-        )
+        self._level = correction_level(config.importance, exact=exact_engine)
         self._needs_old_log_probs = not config.bypass_old_log_probs and (
-            level is not None or not exact_engine or config.updates_per_batch * config.mini_batches > 1
+            self._level is not None or not exact_engine or config.updates_per_batch * config.mini_batches > 1
         )
         forward_options: dict[str, Any] = {
             "temperature": config.temperature,
@@ -89,24 +81,21 @@ class Learner:
             **forward_options,
         )
         self.reference = make_reference(
-            config.reference,
+            config.reference_policy,
             self._model,
             # The updater's, once there is one.
             Forward(lambda batch: self._forward(batch), forward.shares_prompts, forward.distributions),
             kl_coef=config.kl_coef,
             ref_model=ref_model,
-            offload=config.reference_offload,
-            refresh_steps=config.reference_refresh_steps,
-            mix=config.reference_mix,
-            server=server_of(config),
             **forward_options,
         )
-        self.kl_weight = make_kl_weight(config)
-        self._objective = make_loss(config, lambda: self.kl_weight.value)
+        self._loss_config = config.loss
+        self.kl_weight = KLWeight(self._loss_config)
+        self._kl = make_kl(self._loss_config)
         self.updater = make_updater(config, self._model, forward, self._loss, ranks)
         self._forward = self.updater.forward
         self.weights_are_whole = True
-        self._normalised = make_advantages(config, reward_weights)
+        self._normalised = make_advantages(config.advantages, reward_weights)
         self._size, self._peak_flops = model_size(self._model), peak_flops_of(self._device)
         # Dropout would make the policy in training another one than the policy that sampled.
         self._model.train(config.gradient_checkpointing)
@@ -181,7 +170,7 @@ class Learner:
             if self.reference is not None:
                 batch = self._with_reference(batch)
             filled.append(batch)
-        filled = self._corrected(filled)
+        filled = with_importance_weights(filled, self._level, config.importance)
         if not uncertain:
             return filled
         masks = top_entropy_masks(
@@ -201,14 +190,7 @@ class Learner:
         parts = [part for part in parts if part and part[0].num_loss_tokens > 0]
         if not parts:
             return []
-        learning_rate = learning_rate_at(
-            step,
-            peak=config.learning_rate,
-            total_steps=total_steps,
-            schedule=config.lr_schedule,
-            warmup_steps=config.warmup_steps,
-            min_ratio=config.min_lr_ratio,
-        )
+        learning_rate = learning_rate_at(step, total_steps, config.optimizer)
         updates: list[UpdateStats] = []
         self.weights_are_whole = False
         try:
@@ -241,13 +223,15 @@ class Learner:
     def _token_kl(self, batch: Batch) -> Tensor:
         """``[N, T]``, of the policy as it is now."""
         batch = self._with_reference(batch)
-        log_probs, _, *kl = self._forward(batch)
-        if batch.ref_log_probs is None:
-            return kl[0]
-        return kl_penalty(log_probs, batch.ref_log_probs, self._config.kl_estimator)
+        log_probs, _, *distribution_kl = self._forward(batch)
+        kl = self._kl(log_probs, batch, distribution_kl[0] if distribution_kl else None)
+        assert kl is not None  # the batch has its reference
+        return kl
 
     def _loss(self, log_probs: Tensor, batch: Batch, **terms: Any) -> LossOutput:
-        output = self._objective(log_probs, batch, **terms)
+        kl_coef = self.kl_weight.value if self._config.kl_in == "loss" else 0.0
+        config = self._loss_config.model_copy(update={"kl_coef": kl_coef})
+        output = grpo_loss(log_probs, batch, config, max_length=self._config.max_new_tokens, **terms)
         if batch.old_log_probs is None or self._config.bypass_old_log_probs:  # else it is known before the update
             return replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
         return output

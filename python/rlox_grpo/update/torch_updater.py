@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.config.records.update import OptimizerConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.distributed.shards import placed_like, whole
 from rlox_grpo.errors import NonFiniteError
@@ -26,8 +27,8 @@ class TorchUpdater:
     With several ranks each takes its own micro-batches and gradients are added up once, after the last: their losses
     are parts of one sum already, so they are not averaged. Every rank then takes the same step.
 
-    With ``shards`` each holds a part of every parameter, gradient and moment (:mod:`rlox_grpo.update.sharding`), gradients
-    are added up after each micro-batch, and each rank steps on its part. State is saved whole either way.
+    With ``shards`` each holds a part of every parameter, gradient and moment (:mod:`rlox_grpo.update.sharding`),
+    gradients are added up after each micro-batch, and each rank steps on its part. State is saved whole either way.
     """
 
     def __init__(
@@ -35,12 +36,8 @@ class TorchUpdater:
         model: nn.Module,
         forward: Forward,
         loss_fn: LossFn,
+        config: OptimizerConfig,
         *,
-        weight_decay: float = 0.0,
-        decay_vectors: bool = False,
-        betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-8,
-        max_grad_norm: float = 1.0,
         shards: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
@@ -52,9 +49,14 @@ class TorchUpdater:
             raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
         self._model = model
         self._loss_fn = loss_fn
-        self._max_grad_norm = max_grad_norm
-        groups = parameter_groups(self._named.values(), weight_decay, decay_vectors=decay_vectors)
-        self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=epsilon, fused=True)
+        self._max_grad_norm = config.max_grad_norm
+        self._optimizer = torch.optim.AdamW(
+            parameter_groups(self._named.values(), config),
+            lr=0.0,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_epsilon,
+            fused=True,
+        )
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
