@@ -76,7 +76,7 @@ class GRPO:
         if config is not None and options:
             raise ConfigError(f"config is given whole: leave out {', '.join(sorted(options))}, or change it in config")
         self.config = config if config is not None else GRPOConfig.create(**options)
-        self.config.refuse_ignored(ref_model=ref_model)
+        self.config.refuse_ignored(ref_model=ref_model is not None)
         given = [reward_fn] if callable(reward_fn) else list(reward_fn)
         _refuse_rewards(given, self.config)
         self.reward_fns: list[RewardFn] = in_workers(
@@ -179,7 +179,7 @@ class GRPO:
             KeyboardInterrupt: stopped by Ctrl-C or SIGTERM, after the step in hand and a checkpoint.
             RankError: another rank failed or died; the message names it and its error.
         """
-        self.config.refuse_ignored(eval_prompts=eval_prompts)
+        self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
         with self.ranks.failing_together():
             return self._train(prompts, n_epochs, eval_prompts)
 

@@ -63,17 +63,17 @@ class GRPOConfig(Options):
             raise ConfigError("\n".join(errors))
         return self
 
-    def _find_ignored(self, **arguments: Any) -> list[str]:
+    def _find_ignored(self, **given: bool) -> list[str]:
         preset = _preset_values(self.preset, self.published)
-        return list(find_ignored(self, type(self).model_fields, preset, arguments))
+        return list(find_ignored(self, type(self).model_fields, preset, given))
 
-    def refuse_ignored(self, **arguments: Any) -> None:
+    def refuse_ignored(self, **given: bool) -> None:
         """Raise ConfigError for options that are set and ignored, once the arguments that they depend on are known.
 
         Args:
-            arguments: names in ``only_with`` that are not options, with their values: ``eval_prompts=None``.
+            given: arguments of :class:`rlox_grpo.GRPO` and whether they are given: ``eval_prompts=False``.
         """
-        if errors := self._find_ignored(**arguments):
+        if errors := self._find_ignored(**given):
             raise ConfigError("\n".join(errors))
 
     def to_toml(self, origin: Mapping[str, Any] | None = None) -> str:

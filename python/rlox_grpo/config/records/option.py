@@ -133,7 +133,7 @@ def _describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def find_ignored(
-    config: BaseModel, fields: Mapping[str, FieldInfo], preset: Mapping[str, Any], arguments: Mapping[str, Any]
+    config: BaseModel, fields: Mapping[str, FieldInfo], preset: Mapping[str, Any], given: Mapping[str, bool]
 ) -> Iterator[str]:
     """Yield an error for each option that is set and would be ignored.
 
@@ -144,7 +144,7 @@ def find_ignored(
         config: the resolved options.
         fields: the options to check, by name.
         preset: the values that the preset sets.
-        arguments: values of names in ``only_with`` that are not options.
+        given: arguments of :class:`rlox_grpo.GRPO` that ``only_with`` names → whether the user gave them.
     """
     for name, field in fields.items():
         conditions: Sequence[Mapping[str, Any]] = read_metadata(field).get("only_with", ())
@@ -152,12 +152,10 @@ def find_ignored(
         if not conditions or value == field.default or (name in preset and value == preset[name]):
             continue
         names = list(dict.fromkeys(other for condition in conditions for other in condition))
-        known = {
-            n: arguments[n] if n in arguments else getattr(config, n) for n in names if n in arguments or n in fields
-        }
+        known = {n: given[n] if n in given else getattr(config, n) for n in names if n in given or n in fields}
         if any(_holds(condition, known) for condition in conditions):
             continue
-        found = ", ".join(f"{n}={known[n]!r}" if n in fields else f"no {n}" for n in known)
+        found = ", ".join(f"{n}={known[n]!r}" if n in fields else n if known[n] else f"no {n}" for n in known)
         yield f"{name}={value!r} is read only with {describe_conditions(conditions, fields)}; here {found}"
 
 
