@@ -1,11 +1,10 @@
-"""Train/inference mismatch: how far the sampler's log-probs are from the trainer's, and weights that correct for it.
+"""Train/inference mismatch: the gap between the sampler's and the trainer's log-probs, and weights that correct for it.
 
-An engine with other kernels or another precision samples from a slightly other policy than the one that is trained,
-so the gradient is off-policy even when the weights are equal. With d = old_log_probs − sampling_log_probs for each
-token and ρ = exp(d), weighting the policy term by ρ makes its expectation the trainer's own again; a cap keeps the
-variance of ρ from drowning the batch. Sources: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy
-RL Training" (2025) for truncation; TRL's `vllm_importance_sampling_mode` and verl's `rollout_is` for the variants;
-IcePop for masking between two bounds.
+An engine with other kernels or another precision samples from a slightly different policy than the trainer's, so the
+gradient is off-policy even when the weights are equal. With d = old_log_probs − sampling_log_probs for each token and ρ
+= exp(d), weighting the policy term by ρ corrects its expectation; a cap bounds the variance of ρ. Sources: Yao et al.,
+"Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025) for truncation; TRL's
+`vllm_importance_sampling_mode` and verl's `rollout_is` for the variants; IcePop for masking between two bounds.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def importance_weights(
     """Return the weight of each token's policy term: ``float32 [N, T]``, 0 outside ``mask``, without a gradient.
 
     - ``token``: ρ_t = exp(d_t) (TRL ``token_*``, verl ``rollout_is: token``).
-    - ``sequence``: exp(Σ d_t) on each token of a sequence (TRL ``sequence_*``, verl ``rollout_is: sequence``). It is
-      the unbiased one, and leaves the bounds sooner the longer a sequence is.
+    - ``sequence``: exp(Σ d_t) on each token of a sequence (TRL ``sequence_*``, verl ``rollout_is: sequence``). It
+      is unbiased, and exceeds the bounds sooner in longer sequences.
     - ``sequence_mean``: exp(mean d_t), the geometric mean of the token ratios, which does not depend on the length
       (verl's geometric rejection; the ratio of GSPO, arXiv:2507.18071, between sampler and trainer).
 
@@ -48,7 +47,7 @@ def importance_weights(
     Args:
         old_log_probs: ``[N, T]``, by the trainer with the weights that sampled.
         sampling_log_probs: ``[N, T]``, as the engine reported them.
-        mask: ``bool [N, T]``, tokens that count; anything may stand elsewhere.
+        mask: ``bool [N, T]``, tokens that count; other positions may hold anything.
         level: as above.
         config: mode and bounds.
 
@@ -74,7 +73,7 @@ def importance_weights(
 
 
 def effective_sample_size(weights: Tensor) -> float:
-    """Kish's (Σw)² / (n Σw²) of the values of ``weights``: 1 when all are equal, 1/n when one has all the weight."""
+    """Return Kish's (Σw)² / (n Σw²) of ``weights``: 1 when all are equal, 1/n when one has all the weight."""
     values = weights.double().flatten()
     squares = float(values.square().sum())
     return float(values.sum()) ** 2 / (values.numel() * squares) if squares > 0 else 0.0
@@ -106,12 +105,11 @@ def with_importance_weights(
 
 
 def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
-    """The step's gap between ``old_log_probs`` and ``sampling_log_probs``, over loss tokens; {} where one is unknown.
+    """Measure the gap between ``old_log_probs`` and ``sampling_log_probs`` over loss tokens; {} if one is missing.
 
-    ``mismatch/gap_mean`` and ``_max`` are of |d|; ``kl_k1`` (−d) and ``kl_k3`` (ρ − d − 1) estimate
-    KL(sampler ‖ trainer), as the tokens are the sampler's; ``effective_sample_size`` is of the token ratios ρ before
-    any bound. With importance weights also their mean and largest, and the share of loss tokens
-    that have none.
+    ``mismatch/gap_mean`` and ``_max`` are the mean and the maximum of |d|. ``kl_k1`` (−d) and ``kl_k3`` (ρ − d − 1)
+    estimate KL(sampler ‖ trainer). ``effective_sample_size`` is that of the unclipped token ratios ρ. With importance
+    weights, their mean, their maximum and the share of loss tokens with weight 0 are added.
     """
     known = [batch for batch in batches if _both_are_known(batch)]
     differences = [_difference(*_both(batch), batch.loss_mask)[batch.loss_mask].cpu() for batch in known]
@@ -136,10 +134,10 @@ def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
 
 
 def gap_shares(log_probs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-    """The means of :func:`mismatch_metrics` from a micro-batch's own forward, for steps whose old policy needs none.
+    """Compute the means of :func:`mismatch_metrics` from the update's forward, for steps without old log-probs.
 
-    Sums over loss tokens by the whole step's number of them, so that micro-batches add up, as in
-    :class:`rlox_grpo.types.LossOutput`.
+    Each is a sum over the micro-batch's loss tokens divided by the step's number of loss tokens, so that micro-batches
+    add up, as in :class:`rlox_grpo.types.LossOutput`.
     """
     if batch.sampling_log_probs is None:
         return {}
@@ -164,5 +162,5 @@ def _both(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _both_are_known(batch: Batch) -> bool:
-    """Whether the old policy's log-probs are the trainer's: where they are bypassed, they are the sampler's own."""
+    """Whether the old log-probs are the trainer's; with ``bypass_old_log_probs`` they are the sampler's."""
     return batch.old_log_probs is not None and batch.old_log_probs is not batch.sampling_log_probs

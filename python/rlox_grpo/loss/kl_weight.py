@@ -1,4 +1,4 @@
-"""Schedules as pure functions: of the step alone, but for the adaptive kl_coef, whose last value a checkpoint keeps."""
+"""Schedules of the weight of the KL penalty. Checkpoints save the current weight, as the adaptive one has state."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from rlox_grpo.config.records.loss import KLSchedule, LossConfig
 
 
 def kl_coef_at(step: int, *, start: float, end: float, total_steps: int, schedule: KLSchedule) -> float:
-    """Weight of the KL penalty in step ``step`` (from 0) out of ``total_steps``.
+    """Return the weight of the KL penalty in step ``step`` (from 0) out of ``total_steps``.
 
-    - ``constant``: ``start``. So is ``adaptive`` here; :func:`adapted_kl_coef` moves it.
+    - ``constant``: ``start``. ``adaptive`` too: :func:`adapted_kl_coef` changes it.
     - ``linear``: from ``start`` to ``end``, which the step after the last would reach.
-    - ``cosine``: ``start`` over the first tenth of the steps, half a cosine down (or up) to ``end`` over the next seven
-      tenths, ``end`` from then on.
-    - ``cosine_inverted``: the same ends, and between them the half cosine the other way round: a jump to ``end`` at a
-      tenth, a rise back to ``start`` at eight tenths, a jump down to ``end``. The R1 article's published formula,
-      start − (start − end)(1 + cos π p)/2, as it stands.
+    - ``cosine``: ``start`` in the first tenth of the steps, half a cosine to ``end`` in the next seven tenths, then
+      ``end``.
+    - ``cosine_inverted``: the published formula of the R1 article, start − (start − end)(1 + cos π p)/2. It jumps to
+      ``end`` after a tenth, rises back to ``start`` until eight tenths, then jumps to ``end``.
 
     Raises:
         ValueError: unknown ``schedule``.
@@ -39,10 +38,10 @@ def kl_coef_at(step: int, *, start: float, end: float, total_steps: int, schedul
 
 
 def adapted_kl_coef(kl_coef: float, kl: float, *, target: float, horizon: float, num_sequences: int) -> float:
-    """The next step's weight: up where ``kl`` is over ``target``, down where it is under.
+    """Return the next step's weight: larger if ``kl`` is above ``target``, smaller if it is below.
 
-    Ziegler et al., arXiv:1909.08593, section 2.2. The relative error is clipped to ±0.2 and worked off over ``horizon``
-    completions, as verl's AdaptiveKLController does.
+    Ziegler et al., arXiv:1909.08593, section 2.2. The relative error is clipped to ±0.2 and scaled by
+    ``num_sequences / horizon``, as in verl's AdaptiveKLController.
     """
     error = min(0.2, max(-0.2, kl / target - 1.0))
     return kl_coef * (1.0 + error * num_sequences / horizon)
@@ -52,7 +51,7 @@ class KLWeight:
     """The weight of the KL penalty over a run.
 
     Attributes:
-        value: the weight in the step at hand; what a checkpoint keeps.
+        value: the weight in the current step; checkpoints save it.
     """
 
     def __init__(self, config: LossConfig) -> None:

@@ -1,7 +1,7 @@
 """The GRPO objective as pure functions of log-probs: one loss serves every preset.
 
 Every sum runs in float64 under ``loss_mask`` and is divided by a denominator of the whole optimizer step, so that
-micro-batch losses add up to the step's loss. A masked position contributes exactly nothing, whatever it holds.
+micro-batch losses add up to the step's loss. A masked position contributes exactly 0, whatever it holds.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ def aggregate(
     num_sequences: float | None = None,
     max_length: int | None = None,
 ) -> Tensor:
-    """One float64 scalar from per-token ``values [N, T]`` under the boolean ``mask [N, T]``.
+    """Aggregate per-token ``values [N, T]`` under the boolean ``mask [N, T]`` to one float64 scalar.
 
     - ``sequence_mean``: mean over sequences of the mean over a sequence's tokens (DeepSeekMath eq. 3).
     - ``token_mean``: sum over the number of tokens (DAPO, arXiv:2503.14476, eq. 8).
     - ``fixed_length``: sum over sequences × ``max_length`` (Dr. GRPO, arXiv:2503.20783).
     - ``sequence_sum``: mean over sequences of the sum over a sequence's tokens.
-    - ``sequence_mean_shifted``: ``sequence_mean`` whose count, but not its sum, leaves out a token at ``max_length``;
-      only to reproduce code whose count is shifted by one (the preset ``rl_from_scratch``).
+    - ``sequence_mean_shifted``: ``sequence_mean``, except that a token at ``max_length`` is in the sum and not in the
+      count; only to reproduce code with that off-by-one (the preset ``rl_from_scratch``).
 
     Args:
         values: any float dtype; positions outside ``mask`` may hold anything, NaN included.
         mask: True on tokens that count.
         how: one of the above.
-        num_loss_tokens: tokens of the whole optimizer step; this tensor's own when None.
-        num_sequences: sequences of the whole optimizer step that hold a token; this tensor's own when None.
-        max_length: tokens that every sequence counts for under ``fixed_length``; the longest completion's under
+        num_loss_tokens: tokens of the whole optimizer step; None: counted in ``mask``.
+        num_sequences: sequences with a token in the whole optimizer step; None: counted in ``mask``.
+        max_length: the length of every sequence for ``fixed_length``; the maximum length for
             ``sequence_mean_shifted``.
 
     Raises:

@@ -108,10 +108,10 @@ def clipped(
     With ``dual_clip`` c the loss of a token with A < 0 is at most −c A (arXiv:1912.09729). With ``delta`` the
     first r, and not the second, is at most delta (INTELLECT-2, arXiv:2505.07291; TRL).
 
-    As ``gspo`` r is the sequence's s_i = exp(Σ log_ratio / L_i), of which every token gets 1/L_i of the gradient (GSPO,
-    arXiv:2507.18071; TRL's ``importance_sampling_level="sequence"``). As ``gspo_token`` it is sg(s_i) ·
-    exp(log_probs − sg(log_probs)) (GSPO-token there; verl's ``gspo``). Values and gradients are the same over a whole
-    sequence; only where a ``policy_mask`` takes single tokens do they differ. With ``sequence_sum`` this is LUSPO
+    ``gspo``: r is the sequence's s_i = exp(Σ log_ratio / L_i), and each token gets 1/L_i of its gradient (GSPO,
+    arXiv:2507.18071; TRL's ``importance_sampling_level="sequence"``). ``gspo_token``: r is sg(s_i) ·
+    exp(log_probs − sg(log_probs)) (GSPO-token in the paper; verl's ``gspo``). Their values and gradients are equal over
+    a whole sequence; they differ with a ``policy_mask`` of single tokens. With ``sequence_sum`` this is LUSPO
     (arXiv:2602.05261).
     """
     ratio = log_ratio.exp()
@@ -128,7 +128,7 @@ def clipped(
 
 
 def _weighted(log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> PolicyTerm:
-    """−sg(clip(r, low, high)) A log_probs, CISPO: the weight is clipped, the gradient never lost.
+    """−sg(clip(r, low, high)) A log_probs, CISPO: the weight is clipped, and every token keeps a gradient.
 
     Three published meanings: ``cispo_clip`` clips at 1 − clip_low and 1 + clip_high (MiniMax-M1, arXiv:2506.13585;
     verl); ``cispo_upper`` at 1 + clip_high alone (open-instruct); ``cispo_cap`` at clip_high itself, which
@@ -157,7 +157,7 @@ def _vespo(
 ) -> PolicyTerm:
     """−sg(φ(w)) A log_probs with φ(w) = exp(λ) wᵏ exp(−λ w) and w = exp(Σ log_ratio) (VESPO, arXiv:2602.10693; TRL).
 
-    k and λ by the sign of A; w is kept within 1e-8 and exp(20), as there.
+    k and λ depend on the sign of A; w is clamped to 1e-8 … exp(20), as in the paper's code.
     """
     log_weight = torch.where(mask, log_ratio, 0).sum(dim=-1, keepdim=True).detach().clamp(log(1e-8), 20.0)  # [N, 1]
     k = _by_sign(advantages >= 0, k_positive, k_negative, log_ratio)
@@ -169,8 +169,8 @@ def _vespo(
 def _gmpo(log_ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float) -> PolicyTerm:
     """−A exp(Σ c / L_i), c the log-ratio clipped pessimistically to −clip_low … clip_high (GMPO, arXiv:2507.20673).
 
-    The bounds are of the logarithm, 0.4 and 0.4 in the paper. One loss for a sequence, so aggregate by
-    ``sequence_mean``.
+    The bounds apply to the log-ratio; the paper uses 0.4 and 0.4. It is one loss for a sequence, so it needs
+    ``loss_aggregation="sequence_mean"``.
     """
     sign = advantages.sign()
     bounded = log_ratio.clamp(-clip_low, clip_high)
@@ -188,10 +188,10 @@ def _dppo(
     clip_high: float,
     delta: float | None,
 ) -> PolicyTerm:
-    """−sg(min(r, delta)) A log_probs where the token's probability has not yet moved that way by more than the bounds.
+    """−sg(min(r, delta)) A log_probs for tokens whose probability has moved by less than the bounds.
 
-    Tokens with A > 0 drop out once π − π_old > clip_high, the others once π − π_old < −clip_low (DPPO with the binary
-    total variation, arXiv:2602.04879; verl's ``dppo_tv``).
+    Tokens with A > 0 are masked once π − π_old > clip_high, the others once π − π_old < −clip_low (DPPO with the
+    binary total variation, arXiv:2602.04879; verl's ``dppo_tv``).
     """
     ratio = log_ratio.exp()
     moved = log_probs.detach().exp() - (log_probs - log_ratio).detach().exp()
@@ -201,7 +201,7 @@ def _dppo(
 
 
 def _by_sign(condition: Tensor, where_true: float, where_false: float, like: Tensor) -> Tensor:
-    """One of two numbers in the dtype of ``like``; torch.where of two plain numbers gives float32."""
+    """Select between two numbers in the dtype of ``like``; torch.where of two plain numbers gives float32."""
     return torch.where(condition, like.new_tensor(where_true), like.new_tensor(where_false))
 
 
@@ -211,6 +211,6 @@ def _unclipped(loss: Tensor, ratio: Tensor) -> PolicyTerm:
 
 
 def _sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """``[N, 1]``: means of each row under the mask; 0 where it holds nothing."""
+    """Return the mean of each row under the mask, ``[N, 1]``; 0 for an empty row."""
     kept = torch.where(mask, values, 0)
     return kept.sum(dim=-1, keepdim=True) / mask.sum(dim=-1, keepdim=True).clamp(min=1)

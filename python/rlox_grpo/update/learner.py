@@ -37,10 +37,9 @@ class Learner:
 
     Attributes:
         reference: The reference policy, or None.
-        updater: What applies the gradient.
-        kl_weight: Of the KL penalty, over the run.
-        weights_are_whole: False while optimizer steps are being taken: a batch's updates are saved together or not at
-            all.
+        updater: Applies the gradient.
+        kl_weight: The weight of the KL penalty over the run.
+        weights_are_whole: False during an update, so that no checkpoint has only a part of its optimizer steps.
     """
 
     def __init__(
@@ -53,10 +52,10 @@ class Learner:
         exact_engine: bool,
         ranks: Ranks,
     ) -> None:
-        """Make what training needs.
+        """Make the forward pass, the reference, the loss and the updater.
 
         Args:
-            config: every choice.
+            config: every option of the run.
             policy: the model in training.
             reward_weights: one for each reward function.
             ref_model: the user's own reference, or None.
@@ -97,11 +96,11 @@ class Learner:
         self.weights_are_whole = True
         self._normalised = make_advantages(config.advantages, reward_weights)
         self._size, self._peak_flops = model_size(self._model), peak_flops_of(self._device)
-        # Dropout would make the policy in training another one than the policy that sampled.
+        # No dropout: the policy in training must be the policy that sampled.
         self._model.train(config.gradient_checkpointing)
 
     def advantages(self, scored: Sequence[ScoredGroup], step: int, total_steps: int) -> Float32Array:
-        """``float32 [N]``, one for each completion, prompt-major; ``step`` counts from 0."""
+        """Return the advantage of each completion, ``float32 [N]``, prompt-major; ``step`` counts from 0."""
         self.kl_weight.begin(step, total_steps)
         if not scored:
             return np.zeros(0, np.float32)
@@ -111,9 +110,9 @@ class Learner:
         return self._normalised(self._rewards(scored), group_offsets(scored), components)
 
     def batches(self, scored: Sequence[ScoredGroup], advantages: Float32Array) -> list[list[Batch]]:
-        """The micro-batches of each mini-batch, of the groups that teach something.
+        """Return the micro-batches of each mini-batch.
 
-        The others cost no forward and enter no denominator.
+        Zero-variance groups are left out, unless ``zero_variance="keep"``: no forward pass, and not in denominators.
         """
         rows = [np.arange(start, stop) for start, stop in pairwise(group_offsets(scored))]  # of each group
         keep_all = self._config.zero_variance == "keep"
@@ -135,17 +134,17 @@ class Learner:
         return parts
 
     def with_log_probs(self, parts: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
-        """Each mini-batch with all that is measured before the first update; see :meth:`_measured`."""
+        """Return each mini-batch with what is computed before the first update; see :meth:`_measured`."""
         with torch.no_grad(), self._reference_in_use():
             return [self._measured(part) for part in parts]
 
     def whole_weights(self) -> dict[str, Tensor]:
-        """Every parameter on rank 0, in host memory where ranks hold shards; a collective that gives others nothing."""
+        """Gather every parameter on rank 0, in host memory if sharded. A collective; other ranks get an empty dict."""
         sharded, weights = self.updater.is_sharded, self.updater.weights()
         return {name: tensor.cpu() if sharded else tensor for name, tensor in weights if self._ranks.is_first}
 
     def refresh_reference(self, step: int) -> None:
-        """Let a reference that follows the policy take over its weights, after ``step`` steps."""
+        """Refresh a periodic reference from the policy's weights, if it is due after ``step`` steps."""
         if self.reference is not None:
             self.reference.after_step(step, self.updater.weights)
 
@@ -153,9 +152,10 @@ class Learner:
         return nullcontext() if self.reference is None else self.reference.in_use()
 
     def _measured(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Add what stays fixed over the updates: the old policy's log-probs where they differ, the reference's.
+        """Add what stays fixed during the updates.
 
-        So do the weights that correct for another sampler, and the choice of the most uncertain tokens.
+        These are the old policy's log-probs (if they differ from the update's), the reference's log-probs, the
+        importance weights, and the mask of the tokens with the highest entropy.
         """
         config = self._config
         uncertain = config.top_entropy_share < 1
@@ -181,10 +181,10 @@ class Learner:
     def update(
         self, parts: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup], step: int, total_steps: int
     ) -> list[UpdateStats]:
-        """``updates_per_batch`` passes over the mini-batches, an optimizer step for each.
+        """Take an optimizer step on each mini-batch, ``updates_per_batch`` times.
 
         Raises:
-            NonFiniteError: a loss or gradient that is not finite; names the step and the sample.
+            NonFiniteError: a loss or gradient is not finite; the message names the step and the sample.
         """
         config = self._config
         parts = [part for part in parts if part and part[0].num_loss_tokens > 0]
@@ -197,14 +197,14 @@ class Learner:
             for _ in range(config.updates_per_batch):
                 for part in parts:
                     updates.append(self.updater.step(part, learning_rate))
-        except NonFiniteError as error:  # the step that failed changed nothing; those before it did
+        except NonFiniteError as error:  # the failed step changed no weight; earlier ones did
             self.weights_are_whole = not updates
             raise NonFiniteError(f"step {step + 1}: {error}{sample_of(scored, error.rows)}", error.rows) from error
         self.weights_are_whole = True
         return updates
 
     def profile(self, batches: Sequence[Batch], updates: Sequence[UpdateStats], seconds: float) -> dict[str, float]:
-        """``perf/*`` of an update that took so long; see :func:`rlox_grpo.model.flops.update_profile`."""
+        """Return ``perf/*`` of an update that took ``seconds``; see :func:`rlox_grpo.model.flops.update_profile`."""
         return update_profile(
             batches,
             num_updates=self._config.updates_per_batch if updates else 0,
@@ -221,7 +221,7 @@ class Learner:
         return replace(batch, ref_log_probs=self.reference(batch))
 
     def _token_kl(self, batch: Batch) -> Tensor:
-        """``[N, T]``, of the policy as it is now."""
+        """Return the KL of each token ``[N, T]`` under the current policy."""
         batch = self._with_reference(batch)
         log_probs, _, *distribution_kl = self._forward(batch)
         kl = self._kl(log_probs, batch, distribution_kl[0] if distribution_kl else None)
@@ -232,12 +232,12 @@ class Learner:
         kl_coef = self.kl_weight.value if self._config.kl_in == "loss" else 0.0
         config = self._loss_config.model_copy(update={"kl_coef": kl_coef})
         output = grpo_loss(log_probs, batch, config, max_length=self._config.max_new_tokens, **terms)
-        if batch.old_log_probs is None or self._config.bypass_old_log_probs:  # else it is known before the update
+        if batch.old_log_probs is None or self._config.bypass_old_log_probs:  # else measured before the update
             return replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
         return output
 
     def _rewards(self, scored: Sequence[ScoredGroup]) -> Float32Array:
-        """Each completion's reward; less its KL from the reference where the penalty is in the reward."""
+        """Return the reward of each completion, minus its KL penalty if ``kl_in="reward"``."""
         rewards: Float32Array = np.concatenate([group.rewards for group in scored])
         if self._config.kl_in == "loss" or self.reference is None:
             return rewards

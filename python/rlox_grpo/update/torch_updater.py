@@ -1,4 +1,4 @@
-"""Backward, clip and step in torch: one process, ranks that hold the whole model each (DDP), or a part each (FSDP2)."""
+"""Backward, clip and step in torch: in one process, with a replica on each rank (DDP), or in shards (FSDP2)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rlox_grpo.update.step_metrics import StepReport
 class TorchUpdater:
     """AdamW over the trainable parameters of ``model``; weights and moments in the parameters' own dtype.
 
-    With several ranks each takes its own micro-batches and gradients are added up once, after the last: their losses
-    are parts of one sum already, so they are not averaged. Every rank then takes the same step.
+    With several ranks, each processes its own micro-batches, and gradients are summed once, after the last. They are
+    not averaged: the losses are parts of one sum. Every rank then takes the same step.
 
-    With ``shards`` each holds a part of every parameter, gradient and moment (:mod:`rlox_grpo.update.sharding`),
-    gradients are added up after each micro-batch, and each rank steps on its part. State is saved whole either way.
+    With ``shards``, each rank holds a part of every parameter, gradient and moment (:mod:`rlox_grpo.update.sharding`),
+    gradients are summed after each micro-batch, and each rank updates its part. Saved state is always whole.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TorchUpdater:
             finite = report.add(output, log_probs, entropy, batch)
             if not finite and not self.is_sharded:
                 break
-            # In shards one that is not finite goes backward too, as every rank takes part in every gather.
+            # With shards, run backward even if the loss is not finite: every rank must join every gather.
             output.loss.backward()  # type: ignore[no-untyped-call]
         try:
             metrics = report.over_ranks(self._ranks)
@@ -88,7 +88,7 @@ class TorchUpdater:
         return ((name, whole(parameter.detach())) for name, parameter in self._model.named_parameters())
 
     def _sum_gradients(self) -> None:
-        """Add up the ranks' gradients; a parameter that no rank used keeps none."""
+        """Sum gradients over ranks; a parameter that no rank used keeps None."""
         if self._ranks.size == 1 or self.is_sharded:
             return
         parameters = list(self._named.values())
@@ -117,9 +117,9 @@ class TorchUpdater:
         return float(norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer moments as ``{"<parameter>/<moment>": tensor}``, by parameter name so that order cannot matter.
+        """Return the optimizer's moments as ``{"<parameter>/<moment>": tensor}``.
 
-        Of shards whole ones on rank 0's CPU; a collective that gives others none.
+        With shards this is a collective: rank 0 gets whole moments on the CPU, other ranks an empty dict.
         """
         if not self.is_sharded:
             return dict(self._moments())
@@ -132,7 +132,7 @@ class TorchUpdater:
                 yield f"{name}/{moment}", value
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave.
+        """Load the result of :meth:`state_dict`.
 
         Raises:
             ValueError: a moment of an unknown parameter, or of another shape.

@@ -1,4 +1,4 @@
-"""Make the updater that a configuration names."""
+"""Make the updater that the options name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlox_grpo.update.protocol import LossFn, Updater
 def make_updater(
     config: GRPOConfig, model: nn.Module, forward: Forward, loss_fn: LossFn, ranks: Ranks | None = None
 ) -> Updater:
-    """The updater that ``config`` names, over ``model``'s trainable parameters.
+    """Return the updater that ``config`` names, for the trainable parameters of ``model``.
 
     Raises:
         ImportError: ``updater='deepspeed'`` without DeepSpeed.

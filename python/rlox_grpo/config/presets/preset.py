@@ -1,4 +1,4 @@
-"""What a preset is: choices, each with its source, and what the source got wrong."""
+"""Presets: option values, each with its source, and the defects of the source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 OURS = "not stated there; this library's"
-"""The source of a choice that the preset's own source leaves open."""
+"""The source of a value that the preset's own source does not state."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Defect:
-    """What the source does that its own description, or arithmetic, does not support.
+    """A bug in the source, or a difference from its own description.
 
     Attributes:
         what: The defect and what the preset does instead.
@@ -34,14 +34,14 @@ class Defect:
 
 @dataclass(frozen=True)
 class Preset:
-    """One published meaning of "GRPO".
+    """One published variant of GRPO.
 
     Attributes:
         source: Where it is published.
-        summary: What sets it apart, in a line.
+        summary: How it differs from the others, in a line.
         reward: Its reward functions, as a Python expression over :mod:`rlox_grpo.rewards`, or in words.
-        choices: ``GRPOConfig`` fields that it fixes; any of them can be overridden.
-        published: Choices that ``published=True`` puts in their place.
+        choices: Values of ``GRPOConfig`` fields; a run can override each of them.
+        published: Values that ``published=True`` sets instead.
         defects: See :class:`Defect`.
     """
 
@@ -64,7 +64,7 @@ class Preset:
 
 
 def cited(*sections: tuple[str, Mapping[str, Any]]) -> Mapping[str, Choice]:
-    """Choices from sections of (source, fields and values); no field stands twice."""
+    """Return the choices of sections of (source, values by field). Raises ValueError if a field is in two."""
     choices: dict[str, Choice] = {}
     for source, values in sections:
         for name, value in values.items():
