@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo import _native
 from rlox_grpo.batch.ragged import integers
-from rlox_grpo.config.records.rewards import AdvantageConfig
+from rlox_grpo.config.defaults import DDOF, STD_EPSILON
+
+if TYPE_CHECKING:
+    from rlox_grpo.config.records import AdvantageConfig
 
 Scaling = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out"]
 
-_DEFAULTS = AdvantageConfig()
 _EXPECTED = "expected float32 or float64 values in one dimension"
 
 
@@ -25,8 +27,8 @@ def group_advantages(
     *,
     group_offsets: Any = None,
     scaling: Scaling = "group",
-    ddof: int = _DEFAULTS.ddof,
-    std_epsilon: float = _DEFAULTS.std_epsilon,
+    ddof: int = DDOF,
+    std_epsilon: float = STD_EPSILON,
     baseline: Baseline = "mean",
 ) -> NDArray[Any]:
     """Subtract each group's baseline from its rewards and divide by a standard deviation.
@@ -73,8 +75,8 @@ def component_advantages(
     group_size: int | None = None,
     *,
     group_offsets: Any = None,
-    ddof: int = _DEFAULTS.ddof,
-    std_epsilon: float = _DEFAULTS.std_epsilon,
+    ddof: int = DDOF,
+    std_epsilon: float = STD_EPSILON,
     baseline: Baseline = "mean",
 ) -> NDArray[np.float32]:
     """Normalize each reward component, then sum: GDPO (arXiv:2601.05242), TRL's ``normalize_then_sum``.

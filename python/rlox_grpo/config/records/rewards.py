@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from rlox_grpo.config.defaults import DDOF, STD_EPSILON
 from rlox_grpo.config.records.option import SET, Record, option
 
 
@@ -49,14 +50,14 @@ class AdvantageConfig(Record, title="Advantages"):
         source="DeepSeekMath, arXiv:2402.03300, section 4.1.2",
     )
     ddof: int = option(
-        1,
+        DDOF,
         "Delta degrees of freedom of the standard deviation.",
         ge=0,
         only_with={"reward_scaling": ("group", "batch", "whiten")},
         source="TRL; verl",
     )
     std_epsilon: float = option(
-        1e-4,
+        STD_EPSILON,
         "Added to the standard deviation.",
         ge=0,
         only_with={"reward_scaling": ("group", "batch", "whiten")},
