@@ -47,7 +47,8 @@ def _make_parser() -> argparse.ArgumentParser:
     train = commands.add_parser(
         "train",
         help="train as a TOML file says",
-        description="Train as RUN.TOML says. Any of its keys can be overridden: --learning_rate 1e-5.",
+        description="Train as RUN.TOML says. Any option can be overridden: --learning_rate 1e-5. "
+        "`rlox-grpo options` lists every option, `rlox-grpo options NAME` shows one in full.",
     )
     train.add_argument("file", metavar="RUN.TOML")
     train.set_defaults(run=_train)
@@ -100,6 +101,11 @@ def _make_parser() -> argparse.ArgumentParser:
     report.add_argument("--out", default="comparison.html", help="page that compares several runs (%(default)s)")
     report.add_argument("--watch", type=int, metavar="SECONDS", help="write again every SECONDS, until Ctrl-C")
     report.set_defaults(run=_report)
+
+    options = commands.add_parser("options", help="every option of a run: default, values, meaning")
+    options.add_argument("name", nargs="?", help="show this option in full")
+    options.add_argument("--markdown", action="store_true", help="all of them as docs/options.md")
+    options.set_defaults(run=_options)
 
     presets = commands.add_parser("presets", help="the published variants and their choices")
     presets.add_argument("name", nargs="?")
@@ -195,6 +201,17 @@ def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         watch_report(write, arguments.watch, say=lambda path: print(f"{path}: written every {arguments.watch} s"))
 
 
+def _options(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.config.options_page import describe_option, list_options, options_page
+
+    if arguments.name is not None:
+        print(describe_option(arguments.name))
+    elif arguments.markdown:
+        print(options_page(), end="")
+    else:
+        print(list_options())
+
+
 def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.presets import PRESETS
     from rlox_grpo.config.presets.page import describe_preset, presets_page
@@ -252,7 +269,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         try:
             value = parse_toml(f"value = {text}")["value"]
         except ValueError:
-            value = text
+            value = {"True": True, "False": False}.get(text, text)
         overrides[key.replace("-", "_")] = value
     return overrides
 

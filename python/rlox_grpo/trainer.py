@@ -1,4 +1,4 @@
-"""GRPO: sample, score, compare within the group, step."""
+"""The GRPO trainer: sample, score, compute advantages, update."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class GRPO:
     Args:
         model: a path or hub id, a transformers causal LM, or any module with ``forward(input_ids) -> logits``.
         reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`.
-        ref_model: a reference of your own; else ``reference`` chooses one.
-        tokenizer: found beside the model when it is not given; not needed for prompts of token ids.
-        config: a whole configuration; or give its fields as keywords.
-        **options: fields of :class:`rlox_grpo.GRPOConfig`.
+        ref_model: a reference of your own; by default ``reference`` chooses one.
+        tokenizer: by default the one beside the model; not needed for prompts of token ids.
+        config: a whole configuration, instead of options as keywords.
+        **options: fields of :class:`rlox_grpo.GRPOConfig`; ``rlox-grpo options`` lists them.
 
     Raises:
-        ConfigError: an unknown option or a value out of range.
+        ConfigError: an unknown option, a value out of range, or options that conflict.
         ValueError: a model, tokenizer and reward functions that do not fit together.
     """
 
@@ -68,9 +68,15 @@ class GRPO:
         config: GRPOConfig | None = None,
         **options: Any,
     ) -> None:
+        if config is not None and not isinstance(config, GRPOConfig):
+            raise ConfigError(
+                f"config is {type(config).__name__}: expected a GRPOConfig; give the options as keywords, or "
+                "config=GRPOConfig.create(**options)"
+            )
         if config is not None and options:
-            raise ConfigError(f"config is given whole: leave out {', '.join(sorted(options))}, or change it in config")
+            raise ConfigError(f"config is given: leave out {', '.join(sorted(options))}, or set them in config")
         self.config = config if config is not None else GRPOConfig.create(**options)
+        self.config.refuse_ignored(ref_model=ref_model is not None)
         given = [reward_fn] if callable(reward_fn) else list(reward_fn)
         _check_reward_fns(given, self.config)
         self.reward_fns: list[RewardFn] = in_workers(
@@ -80,7 +86,9 @@ class GRPO:
         self.policy = load_policy(model, tokenizer, self.config)
         self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model
-        self.sampler = Sampler(make_engine(self.config, self.policy, self.ranks), self.config, self.ranks)
+        self.sampler = Sampler(
+            make_engine(self.config, self.policy, self.ranks), self.config.sampling, self.ranks, seed=self.config.seed
+        )
         self.engine = self.sampler.engine
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
         self.learner = Learner(
@@ -88,10 +96,10 @@ class GRPO:
         )
         self._max_length = self.engine.max_length
         self.origin: Mapping[str, Any] = {}
-        """What started the run beside its configuration (model, data, rewards); it leads the run's config.toml."""
+        """Model, data and rewards of the run; the first keys of its config.toml."""
         self.progress = Progress()
         self._total_steps = 1
-        self._engine_step: int | None = None  # whose weights the engine was given
+        self._engine_step: int | None = None  # the step whose weights the engine has
 
     @property
     def step(self) -> int:
@@ -101,12 +109,12 @@ class GRPO:
     def train_step(
         self, draw_prompts: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
     ) -> dict[str, float]:
-        """One step: B prompts, G completions each, ``updates_per_batch`` optimizer steps. Returns its metrics.
+        """Take one step: B prompts, G completions each, ``updates_per_batch`` passes. Return its metrics.
 
         Args:
-            draw_prompts: ``draw_prompts(step)`` is called once for each step, in order, ahead with ``async_steps``;
-                empty after the last.
-            more: draws further prompts where ``zero_variance="refill"`` replaces groups.
+            draw_prompts: draws the prompts of this step or, with ``async_steps``, of a later one; empty after the last.
+                Called once for each step, in order.
+            more: draws further prompts for ``zero_variance="refill"``.
         """
         clock, refills = StageClock(), count(1)
         with clock("weight_sync"):
@@ -157,22 +165,24 @@ class GRPO:
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
     ) -> dict[str, float]:
-        """Train on ``prompts``, continuing what ``output_dir`` holds.
+        """Train on ``prompts``; continue the run in ``output_dir`` if there is one.
 
         Args:
             prompts: see :func:`rlox_grpo.prompts.load.load_prompts`.
-            n_epochs: times that every prompt is drawn; ``max_steps`` overrides it.
-            eval_prompts: held-out prompts, evaluated every ``eval_steps`` and at the end.
+            n_epochs: passes over the prompts; ``max_steps`` overrides it.
+            eval_prompts: held-out prompts, evaluated at the start, every ``eval_steps``, and at the end.
 
         Returns:
             The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) by those short names.
 
         Raises:
-            ValueError: prompts that cannot be used, named by index.
-            NonFiniteError: a step whose loss or gradient is not finite; it was not applied.
-            KeyboardInterrupt: stopped by Ctrl-C or SIGTERM, after the step in hand and a checkpoint.
+            ConfigError: an option that would be ignored, such as ``eval_steps`` without ``eval_prompts``.
+            ValueError: prompts that cannot be used; the message names their index.
+            NonFiniteError: the loss or the gradient of a step is not finite; the step was not applied.
+            KeyboardInterrupt: Ctrl-C or SIGTERM; raised after the current step and a checkpoint.
             RankError: another rank failed or died; the message names it and its error.
         """
+        self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
         with self.ranks.failing_together():
             return self._train(prompts, n_epochs, eval_prompts)
 
@@ -210,7 +220,7 @@ class GRPO:
         )
 
         def draw_prompts(step: int) -> list[Prompt]:
-            left = last_draw - run.start_draw - (step - run.start_step) * per_step  # but for refills
+            left = last_draw - run.start_draw - (step - run.start_step) * per_step  # refills not counted
             taken = draws.take(max(0, min(per_step, left)))
             self.progress.draws = draws.draws
             return taken
@@ -235,12 +245,12 @@ class GRPO:
         return _add_short_names(run.last_metrics)
 
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
-        """Accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
+        """Return accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
 
         Args:
             prompts: held-out prompts, in any form that ``train`` takes.
-            samples: completions for each; ``eval_samples`` when None.
-            greedy: take the likeliest token each time instead of sampling (one completion for each prompt).
+            samples: completions for each prompt; None: ``eval_samples``.
+            greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
         with closing_workers(self.reward_fns), self.ranks.failing_together():
             return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
@@ -248,7 +258,7 @@ class GRPO:
     def save(self, path: str | Path) -> None:
         """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``).
 
-        With several ranks every one calls this, and rank 0 writes.
+        Call this on every rank; rank 0 writes.
         """
         whole = self.learner.whole_weights()
         if self.ranks.is_first:
@@ -257,7 +267,7 @@ class GRPO:
             )
 
     def _scored(self, batch: Pending) -> list[ScoredGroup]:
-        """All groups of the batch: each rank scores those that it sampled, and they are exchanged."""
+        """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""
         config = self.config
         mine = score(batch.groups.result(), self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
         return gather_scored_groups(mine, batch.prompts, self.ranks)
@@ -269,7 +279,7 @@ class GRPO:
             sharded = updater.weights() if updater.is_sharded else None
             weights = collect_weights(self.model, sharded) if self.engine.takes_weights else ()
             self.engine.load_weights(weights, version=self.step)
-            self.ranks.gather(None)  # no rank samples before each engine has them
+            self.ranks.gather(None)  # wait until every engine has them
             self._engine_step = self.step
 
     def _evaluate(
@@ -317,6 +327,6 @@ def _check_reward_fns(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> Non
 
 
 def _add_short_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics, with ``mean_reward`` and ``kl`` beside their full names; NaN where there was none."""
+    """Return the metrics with ``mean_reward`` and ``kl`` added; NaN if there was none."""
     nan = float("nan")
     return {**metrics, "mean_reward": metrics.get("reward/mean", nan), "kl": metrics.get("policy/kl", nan)}

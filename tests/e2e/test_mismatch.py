@@ -66,7 +66,7 @@ def test_a_correction_of_an_exact_engine_changes_nothing(monkeypatch):
 
 
 def test_auto_corrects_an_inexact_engine(monkeypatch):
-    _, metrics = run(monkeypatch, off=1.5, importance_floor=0.5)
+    _, metrics = run(monkeypatch, off=1.5)
     assert metrics["mismatch/gap_mean"] == pytest.approx(np.log(1.5), abs=1e-5)
     assert metrics["mismatch/kl_k1"] == pytest.approx(-np.log(1.5), abs=1e-5)
     assert metrics["mismatch/weight_mean"] == pytest.approx(1.5, abs=1e-4)
@@ -74,7 +74,7 @@ def test_auto_corrects_an_inexact_engine(monkeypatch):
 
 
 def test_masked_weights_take_no_step(monkeypatch):
-    trainer, metrics = run(monkeypatch, off=3.0, importance_mode="mask")
+    trainer, metrics = run(monkeypatch, off=3.0, importance_correction="token", importance_mode="mask")
     assert metrics["mismatch/masked_fraction"] == 1.0
     assert metrics["update/grad_norm"] == 0.0
     for one, other in zip(trainer.model.parameters(), ToyLM().parameters(), strict=True):

@@ -18,6 +18,7 @@ import torch
 import ranked
 from rlox_grpo import GRPO
 from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.records import ReferenceConfig
 from rlox_grpo.errors import ConfigError, ReferenceServerError
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.reference.client import TOKEN_VARIABLE, connect
@@ -81,12 +82,15 @@ def test_a_copy_that_rests_on_the_host_measures_the_same(tmp_path):
     ("options", "said"),
     [
         ({"reference": "periodic"}, "reference_refresh_steps=None"),
-        ({"reference_refresh_steps": 4}, "reference_refresh_steps=4 and reference='auto'"),
-        ({"reference_mix": 0.5}, "reference_mix=0.5 needs reference='periodic'"),
+        (
+            {"reference_refresh_steps": 4},
+            "reference_refresh_steps=4 is read only with reference='periodic'; here reference='auto'",
+        ),
+        ({"reference_mix": 0.5}, "reference_mix=0.5 is read only with reference='periodic'"),
         ({"reference": "server"}, "reference_url=None"),
         ({"reference": "server", "reference_url": "host:1"}, "expected http"),
-        ({"reference_token_file": "x"}, "reference_token_file needs reference='server'"),
-        ({"reference": "none", "reference_offload": True}, "reference_offload=True needs a copy"),
+        ({"reference_token_file": "x"}, "reference_token_file='x' is read only with reference='server'"),
+        ({"reference": "none", "reference_offload": True}, "reference_offload=True is read only with"),
     ],
 )
 def test_contradictions_are_refused(options, said):
@@ -240,10 +244,11 @@ def test_a_killed_server_ends_the_run_by_its_deadline(served, token_file, tmp_pa
     start = time.monotonic()
     with pytest.raises(ReferenceServerError, match=rf"{url} did not answer GET /health within 2 s \(\d tries"):
         make_reference(
-            "server",
+            ReferenceConfig(
+                reference="server", reference_url=url, reference_token_file=token_file, reference_timeout=2.0
+            ),
             ranked.tiny_policy(),
             make_forward(ranked.tiny_policy()),
             kl_coef=0.1,
-            server=ServerAddress(url, token_file, timeout=2.0),
         )
     assert time.monotonic() - start < 5

@@ -104,6 +104,21 @@ def test_every_prompt_is_drawn_once_an_epoch_also_when_steps_do_not_divide():
     assert sorted(rows[:8]) == sorted(rows[8:]) == sorted(map(tuple, PROMPTS.tolist()))
 
 
+def test_an_older_checkpoint_has_the_default_of_a_new_option(tmp_path):
+    first = options(output_dir=tmp_path, max_steps=4)
+    GRPO(ToyLM(), share_of_target, **first).train(PROMPTS)
+    file = tmp_path / "checkpoints" / "step_000004" / "state.json"
+    state = json.loads(file.read_text())
+    del state["config"]["entropy_coef"]
+    file.write_text(json.dumps(state))
+    longer = {**first, "max_steps": 8}
+    with pytest.raises(CheckpointError, match="entropy_coef: 0.0 there, 0.1 here"):
+        GRPO(ToyLM(), share_of_target, **longer, entropy_coef=0.1).train(PROMPTS)
+    trainer = GRPO(ToyLM(), share_of_target, **longer)
+    trainer.train(PROMPTS)
+    assert trainer.step == 8
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -210,7 +225,7 @@ def test_generation_ahead_is_exactly_so_stale_and_learns(steps):
 
 
 def test_refills_within_a_step_and_generation_ahead_of_it_exclude_each_other():
-    with pytest.raises(ConfigError, match="async_steps=1 samples ahead of it"):
+    with pytest.raises(ConfigError, match="async_steps=1 ahead of it"):
         GRPOConfig.create(async_steps=1, zero_variance="refill")
 
 
@@ -462,5 +477,5 @@ def test_rewards_normalised_one_by_one_teach_where_their_sum_does_not():
     # The epsilons of two deviations, of which one is twice the other, are all that differs.
     for left, right in zip(weights(both).values(), weights(alone).values(), strict=True):
         assert torch.allclose(left, right, atol=1e-4)
-    with pytest.raises(ConfigError, match="reward_scaling='group' is what it needs, got 'none'"):
+    with pytest.raises(ConfigError, match="needs reward_scaling='group', got 'none'"):
         GRPOConfig.create(reward_aggregation="normalize_then_sum", reward_scaling="none")

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 import torch
 
-from rlox_grpo.config.choices import LossAggregation
+from rlox_grpo.config.records.loss import LossAggregation, LossConfig
 from rlox_grpo.loss import aggregate, grpo_loss, kl_penalty
 from rlox_grpo.types import Batch
 
@@ -157,8 +157,10 @@ def test_bfloat16_log_probs_are_summed_in_more():
     ("change", "message"),
     [
         ({"kl_coef": 0.1}, "kl_coef is 0.1 and batch.ref_log_probs is None"),
-        ({"loss_aggregation": "mean"}, "how is 'mean'"),
+        ({"loss_aggregation": "mean"}, "loss_aggregation: .*got 'mean'"),
         ({"loss_aggregation": "fixed_length"}, "max_length is None"),
+        ({"clip_hgh": 0.3}, "unknown option 'clip_hgh': did you mean 'clip_high'"),
+        ({"beta": 0.1}, "unknown option 'beta': did you mean 'kl_coef'"),
     ],
 )
 def test_refusals(change, message):
@@ -172,3 +174,14 @@ def test_shapes_that_differ_are_refused():
         grpo_loss(torch.zeros(1, 3), next_batch(torch.zeros(1, 2), [1.0]))
     with pytest.raises(ValueError, match="unknown|estimator is"):
         kl_penalty(torch.zeros(1), torch.zeros(1), "k4")
+
+
+def test_a_record_and_its_keywords_are_one_loss():
+    log_probs = torch.tensor([[0.5, 0.1]], dtype=torch.float64)
+    batch = next_batch(log_probs - 0.4, [1.0])
+    config = LossConfig(clip_high=0.3, loss_aggregation="sequence_sum")
+    by_keywords = float(grpo_loss(log_probs, batch, clip_high=0.3, loss_aggregation="sequence_sum").loss)
+    assert float(grpo_loss(log_probs, batch, config).loss) == by_keywords
+    assert float(grpo_loss(log_probs, batch, config, loss_aggregation="token_mean").loss) == by_keywords / 2
+    with pytest.raises(ValueError, match="how is 'mean'"):
+        aggregate(log_probs, torch.ones(1, 2, dtype=torch.bool), "mean")

@@ -6,6 +6,7 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
+from rlox_grpo.config.records import LossConfig
 from rlox_grpo.loss.kl import kl_penalty
 from rlox_grpo.loss.policy import policy_term, top_entropy_masks
 
@@ -17,9 +18,8 @@ def term(kind, ratios, advantage, *, old=None, mask=None, **options):
     old = torch.tensor([old or [1.0] * len(ratios)], dtype=torch.float64).log()
     log_probs = (old + torch.tensor([ratios], dtype=torch.float64).log()).requires_grad_()
     mask = torch.ones(1, len(ratios), dtype=torch.bool) if mask is None else torch.tensor([mask])
-    found = policy_term(
-        kind, log_probs, log_probs - old, torch.tensor([[advantage]], dtype=torch.float64), mask, **options
-    )
+    config = LossConfig.create(policy_loss=kind, **options)
+    found = policy_term(config, log_probs, log_probs - old, torch.tensor([[advantage]], dtype=torch.float64), mask)
     (gradient,) = torch.autograd.grad(found.loss[mask].sum(), log_probs)
     return found.loss.detach()[0].tolist(), gradient[0].tolist(), found
 
@@ -136,7 +136,7 @@ def test_reinforce_reads_no_ratio():
 
 
 def test_unknown_loss():
-    with pytest.raises(ValueError, match="policy_loss is 'ppo': expected one of clip, gspo"):
+    with pytest.raises(ValueError, match="policy_loss: input should be 'clip', 'gspo'.*got 'ppo'"):
         term("ppo", [1.0], 1.0)
 
 

@@ -20,7 +20,7 @@ from rlox_grpo.batch.build import drop_end_tokens
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.presets.page import GROUPS
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.loss import make_loss
+from rlox_grpo.loss import grpo_loss
 from rlox_grpo.loss.kl_weight import kl_coef_at
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.types import Batch
@@ -295,7 +295,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     if config.kl_in == "reward":
         kl = {"k1": x.old - x.ref, "k3": np.exp(x.ref - x.old) - (x.ref - x.old) - 1}[config.kl_estimator]
         rewards = rewards - coef * (kl * x.mask).sum(1)
-    advantages = make_advantages(config, [1.0])(rewards, np.arange(0, len(rewards) + 1, G), {})
+    advantages = make_advantages(config.advantages, [1.0])(rewards, np.arange(0, len(rewards) + 1, G), {})
     by_group = advantages.reshape(-1, G)
     kept = np.repeat((by_group != 0).any(1) | (config.zero_variance == "keep"), G)
     mask = x.mask & (ENDED[:, None] | (not config.mask_truncated))
@@ -330,7 +330,9 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     if not config.train_end_token:
         (batch,) = drop_end_tokens([batch], ENDED[kept])
     log_probs = torch.from_numpy(x.lp).requires_grad_()
-    loss = make_loss(config, lambda: coef)(log_probs[torch.from_numpy(kept)], replace(batch)).loss
+    weight = coef if config.kl_in == "loss" else 0.0
+    kept_log_probs, length = log_probs[torch.from_numpy(kept)], config.max_new_tokens
+    loss = grpo_loss(kept_log_probs, replace(batch), config.loss, kl_coef=weight, max_length=length).loss
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return float(loss.detach()), gradient.numpy()
 

@@ -235,6 +235,27 @@ def test_verl_loss_by_hand() -> None:
     assert metrics["actor/ratio_mean"] == pytest.approx(6.5 / 3, rel=1e-6)
 
 
+def test_verl_loss_is_the_formula_of_vanilla() -> None:
+    """Value, gradient and metrics on random tensors against verl's own lines, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    old, noise, advantages = torch.randn(3, 16, 9, generator=generator, dtype=torch.float64).unbind()
+    new = (old + noise).requires_grad_()
+    mask = torch.ones(16, 9)
+    ratio = (new - old).exp()
+    unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(0.8, 1.3)
+    both, bound = torch.maximum(unclipped, clipped), -advantages * 3.0
+    expected = torch.where(advantages < 0, torch.minimum(bound, both), both)
+    (their_gradient,) = torch.autograd.grad(expected.mean(), new, retain_graph=True)
+    loss, metrics = verl.compute_policy_loss(old, new, advantages, mask, config=actor())
+    (gradient,) = torch.autograd.grad(loss, new)
+    torch.testing.assert_close(loss, expected.mean(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, their_gradient, rtol=1e-12, atol=1e-14)
+    assert metrics["actor/pg_clipfrac"] == pytest.approx(float((clipped > unclipped).double().mean()))
+    lower = (both > bound) & (advantages < 0)
+    assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(float(lower.double().mean()))
+    assert 0 < metrics["actor/pg_clipfrac_lower"] < metrics["actor/pg_clipfrac"]
+
+
 def test_verl_loss_refuses() -> None:
     tensors = [torch.zeros(1, 2)] * 4
     with pytest.raises(ValueError, match="config is None"):

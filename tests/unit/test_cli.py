@@ -2,18 +2,22 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from word_problems import generate_problems
 
 from rlox_grpo import rewards
 from rlox_grpo.cli import main, parse_overrides, parse_reward
+from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.run_file import load_data, read_run_file
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.tasks import countdown
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.workers import closing_workers, in_workers
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_overrides_are_toml_or_text():
@@ -27,6 +31,8 @@ def test_overrides_are_toml_or_text():
         "runs/a",
         "--seed",
         "3",
+        "--guards",
+        "False",
     ]
     assert parse_overrides(words) == {
         "learning_rate": 1e-5,
@@ -34,6 +40,7 @@ def test_overrides_are_toml_or_text():
         "stop": ["x", "y"],
         "output_dir": "runs/a",
         "seed": 3,
+        "guards": False,
     }
 
 
@@ -94,7 +101,10 @@ def test_the_resolved_file_can_be_read_again(run_file, tmp_path):
         ({"learning_rat": 1.0}, "unknown key 'learning_rat': did you mean 'learning_rate'"),
         ({"train_dat": "x"}, "did you mean 'train_data'"),
         ({"n_epochs": 0}, "n_epochs"),
-        ({"rewards": []}, "rewards"),
+        ({"rewards": []}, r"rewards: .*at least 1 item.*; write a table for each .* \[\[rewards\]\]"),
+        ({"rewards": {"name": "gsm8k"}}, r"rewards: .*\[\[rewards\]\]"),
+        ({"num_train_epochs": 2}, "pass n_epochs to train"),
+        ({"n_epochs": True}, "n_epochs: .*valid integer, got True"),
         ({"task": "gsm8"}, "task"),
     ],
 )
@@ -109,6 +119,11 @@ def test_keys_that_cannot_be_meant(run_file, change, message):
         ({"name": "cuntdown"}, "did you mean 'countdown'"),
         ({}, r"rewards\[0\] has no name"),
         ({"name": "tag_format", "wieght": 1.0}, r"rewards\[0\] \(tag_format\).*wieght"),
+        (
+            {"name": "gsm8k", "learning_rate": 1.0},
+            r"learning_rate.*; in a run file, .* stand above the first \[\[rewards",
+        ),
+        ({"name": "math:fsum", "seed": 1}, r"takes no arguments in the file, got seed: .* above the first \[\[rewards"),
         ({"name": "no_such_module:f"}, "No module named 'no_such_module'"),
         ({"name": "math:no_such_name"}, "no_such_name"),
         ({"name": "math:pi"}, r"rewards\[0\] \(math:pi\) is 3.14.*, expected a function"),
@@ -188,6 +203,50 @@ def test_rewards_of_the_command_line():
     assert parse_reward(" {name = 'exact', tag = 'answer'}") == {"name": "exact", "tag": "answer"}
     with pytest.raises(ConfigError, match=r"--reward '\{name' is not a TOML table"):
         parse_reward("{name")
+
+
+def test_a_run_file_without_rewards(run_file):
+    run_file.write_text('model = "m"\ntrain_data = "rows.jsonl"\n')
+    with pytest.raises(ConfigError) as caught:
+        read_run_file(run_file, {})
+    assert str(caught.value) == (
+        f"{run_file}: rewards: field required; write a table for each reward function, below all other keys: "
+        '[[rewards]] and then name = "gsm8k"'
+    )
+
+
+def test_options_lists_and_shows(capsys):
+    assert main(["options"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"\n  {name} " in listed for name in GRPOConfig.model_fields)
+    assert main(["options", "clip_high"]) == 0
+    shown = capsys.readouterr().out
+    for line in (
+        "clip_high: Upper clipping range ε: the ratio is clipped at 1 + clip_high.",
+        "stage: Loss",
+        "default: 0.2",
+        "values: number ≥ 0",
+        "source: PPO, arXiv:1707.06347, section 6.1",
+        "a resumed run may change it: no",
+        "TRL: epsilon_high",
+        "verl: clip_ratio_high",
+    ):
+        assert f"{line}\n" in shown
+    assert "dapo 0.28" in shown
+    assert main(["options", "beta"]) == 2
+    assert "unknown option 'beta': did you mean 'kl_coef'" in capsys.readouterr().err
+
+
+def test_the_options_page_is_up_to_date(capsys):
+    assert main(["options", "--markdown"]) == 0
+    page = (DOCS / "options.md").read_text(encoding="utf-8")
+    assert page == capsys.readouterr().out, "run: rlox-grpo options --markdown > docs/options.md"
+
+
+def test_train_help_names_the_list_of_options(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    assert "rlox-grpo options" in " ".join(capsys.readouterr().out.split())
 
 
 def test_presets_lists_and_shows(capsys):

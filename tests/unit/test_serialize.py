@@ -100,8 +100,14 @@ def test_a_half_set_launcher_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"offload_optimizer": True}, "offload_optimizer=True needs updater='deepspeed', got 'torch'"),
-        ({"updater": "deepspeed", "shard_parameters": True}, "shard_parameters=True needs updater='torch'"),
+        (
+            {"offload_optimizer": True},
+            "offload_optimizer=True is read only with updater='deepspeed'; here updater='torch'",
+        ),
+        (
+            {"updater": "deepspeed", "shard_parameters": True},
+            "shard_parameters=True is read only with updater='torch'; here updater='deepspeed'",
+        ),
         ({"shard_parameters": True, "torch_compile": True}, "shard_parameters=True with torch_compile=True"),
         ({"updater": "deepspeed", "offload_params": True}, "offload_params=True needs zero_stage=3, got 2"),
         ({"updater": "deepspeed", "zero_stage": 0, "offload_optimizer": True}, "needs zero_stage of 1 to 3, got 0"),

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.records import OptimizerConfig
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import make_forward
@@ -52,7 +53,7 @@ ROWS, ADVANTAGES = [[1, 2, 3, 4], [1, 5], [2, 6, 6]], [1.0, -1.0, 0.5]
 
 def updater_of(model, how="token_mean", **options):
     loss = lambda log_probs, batch, entropy: grpo_loss(log_probs, batch, loss_aggregation=how)  # noqa: E731
-    return TorchUpdater(model, make_forward(model), loss, **options)
+    return TorchUpdater(model, make_forward(model), loss, OptimizerConfig(**options))
 
 
 @pytest.mark.parametrize("how", ["token_mean", "sequence_mean", "sequence_sum"])

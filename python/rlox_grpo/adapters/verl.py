@@ -246,7 +246,9 @@ def compute_policy_loss(
     """
     import torch
 
-    from rlox_grpo.loss.objective import LOG_RATIO_LIMIT, aggregate
+    from rlox_grpo.loss.kl import LOG_RATIO_LIMIT
+    from rlox_grpo.loss.objective import aggregate
+    from rlox_grpo.loss.policy import clipped
 
     if config is None:
         raise ValueError("config is None, expected verl's actor configuration")
@@ -254,29 +256,24 @@ def compute_policy_loss(
     dtype = torch.promote_types(log_prob.dtype, torch.float32)
     log_ratio = torch.where(mask, log_prob.to(dtype) - old_log_prob.to(dtype), 0)
     log_ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ratio = log_ratio.exp()
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
     advantages = torch.where(mask, advantages, 0)
-    unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - low, 1 + high)
-    token_loss = torch.maximum(unclipped, clipped)
-    clipped_fraction = (clipped > unclipped).double()
-    bound = -advantages * config.get("clip_ratio_c", 3.0)
-    bounded = (advantages < 0) & (token_loss > bound)
-    token_loss = torch.where(bounded, bound, token_loss)
+    term = clipped(log_ratio, advantages, low, high, dual_clip=config.get("clip_ratio_c", 3.0))
+    single = clipped(log_ratio.detach(), advantages, low, high)  # verl counts the two clips apart
+    token_loss = term.loss
     if rollout_is_weights is not None:
         token_loss = token_loss * torch.where(mask, rollout_is_weights, 0)
     loss = _aggregate(token_loss, mask, loss_agg_mode, **config.global_batch_info)
 
     def token_mean(values: Tensor) -> float:
-        return float(aggregate(values.detach(), mask, "token_mean"))
+        return float(aggregate(values.detach().double(), mask, "token_mean"))
 
     return loss.to(dtype), {
-        "actor/pg_clipfrac": token_mean(clipped_fraction),
+        "actor/pg_clipfrac": token_mean(single.low | single.high),
         "actor/ppo_kl": token_mean(-log_ratio),
-        "actor/pg_clipfrac_lower": token_mean(bounded.double()),
-        "actor/ratio_mean": token_mean(ratio),
+        "actor/pg_clipfrac_lower": token_mean(term.loss.detach() < single.loss),
+        "actor/ratio_mean": token_mean(term.ratio),
     }
 
 

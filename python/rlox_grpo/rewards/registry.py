@@ -72,7 +72,10 @@ def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
         raise ConfigError(f"{place} has no name")
     if ":" in name:
         if arguments:
-            raise ConfigError(f"{place} ({name}) takes no arguments in the file: bind them in the module")
+            raise ConfigError(
+                f"{place} ({name}) takes no arguments in the file, got {', '.join(arguments)}: bind them in the "
+                "module; options of the run stand above the first [[rewards]]"
+            )
         return [_import_callable(place, name, folders)]
     if name not in RULES:
         raise ConfigError(f"{place}.name is {name!r}{suggest_nearest(name, list(RULES))}")
@@ -87,8 +90,13 @@ def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
     try:
         made = RULES[name](**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{place} ({name}): {error}") from None
+        hint = "; in a run file, options of the run stand above the first [[rewards]]" if _is_unknown(error) else ""
+        raise ConfigError(f"{place} ({name}): {error}{hint}") from None
     return made if isinstance(made, tuple) else [made]
+
+
+def _is_unknown(error: Exception) -> bool:
+    return isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
 
 
 def _make_one_rule(place: str, table: Any, folders: Sequence[str | Path]) -> RewardFn:

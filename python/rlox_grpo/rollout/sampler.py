@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 import numpy as np
 
-from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.records import SamplingConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.prompts.curriculum import PassRates
 from rlox_grpo.rollout.async_generation import Ahead, BackgroundEngine, Pending
@@ -25,17 +26,11 @@ class Sampler:
         ahead: Batches under way: this step's and, with ``async_steps``, those of later ones.
     """
 
-    def __init__(self, engine: GenerationEngine, config: GRPOConfig, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, engine: GenerationEngine, config: SamplingConfig, ranks: Ranks, *, seed: int) -> None:
+        self._ranks, self._seed = ranks, seed
         self.engine = BackgroundEngine(engine) if config.async_steps > 0 else engine
-        self.sampling = Sampling(
-            max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            min_p=config.min_p,
-            stop=config.stop,
-        )
+        shared = {field.name for field in fields(Sampling)} & SamplingConfig.model_fields.keys()
+        self.sampling = Sampling(**{name: getattr(config, name) for name in shared})
         self.pass_rates = PassRates()
         self.ahead = Ahead()
         self._config = config
@@ -72,7 +67,7 @@ class Sampler:
         sizes = [config.group_size] * len(prompts)
         if config.max_group_size is not None:
             sizes = [self.pass_rates.group_size(p.index, config.group_size, config.max_group_size) for p in prompts]
-        seed = derive_seed(config.seed, f"refill {refill}" if refill else "rollout", step)
+        seed = derive_seed(self._seed, f"refill {refill}" if refill else "rollout", step)
         share = self._ranks.share(len(prompts))
 
         def sampled(engine: GenerationEngine) -> list[RolloutGroup]:

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from rlox_grpo.config.choices import SinkName
-from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig, compare_options
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.load import Policy
@@ -38,45 +38,6 @@ from rlox_grpo.types import Float32Array, ScoredGroup
 from rlox_grpo.update.learner import Learner
 
 logger = logging.getLogger(__name__)
-
-FREE_TO_CHANGE = frozenset(
-    {
-        "output_dir",
-        "resume",
-        "max_steps",
-        "checkpoint_steps",
-        "keep_checkpoints",
-        "eval_steps",
-        "eval_samples",
-        "eval_greedy",
-        "log_completions",
-        "log_to",
-        "guards",
-        "micro_batch_tokens",
-        "max_rollout_rows",
-        "engine_sleep",
-        "gpu_memory_utilization",
-        "tensor_parallel_size",
-        "server_urls",
-        "server_timeout",
-        "server_sync_dir",
-        "server_nccl_address",
-        "reward_timeout",
-        "reward_workers",
-        "on_reward_error",
-        "zero_stage",
-        "shard_parameters",
-        "offload_optimizer",
-        "offload_params",
-        "rank_timeout",
-        "reference_offload",
-        "reference_url",
-        "reference_token_file",
-        "reference_timeout",
-    }
-)
-"""Fields that a resumed run may change: none of them alters what a step computes, beyond rounding and the rewards of
-functions that fail or run out of time."""
 
 
 @dataclass
@@ -324,13 +285,7 @@ class Run:
 
     def _refuse_other_run(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         """Raise CheckpointError when the checkpoint is of another configuration, data or rewards."""
-        now = self._config.model_dump(mode="json")
-        then = state["config"]
-        changed = [
-            f"{name}: {then.get(name)!r} there, {now.get(name)!r} here"
-            for name in sorted((now.keys() | then.keys()) - FREE_TO_CHANGE)
-            if then.get(name) != now.get(name)
-        ]
+        changed = compare_options(state["config"], self._config)
         if state["rewards"] != self._rewards:
             changed.append(f"reward functions: {state['rewards']} there, {self._rewards} here")
         changed += [
