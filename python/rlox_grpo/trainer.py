@@ -30,7 +30,9 @@ from rlox_grpo.rollout.generate import Rollout, refilled
 from rlox_grpo.rollout.sampler import Sampler, derived_seed
 from rlox_grpo.run.checkpoint import export_model
 from rlox_grpo.run.evaluation import evaluate
+from rlox_grpo.run.lock import hold_run_folder
 from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
+from rlox_grpo.run.resume import digest_columns, digest_reward
 from rlox_grpo.run.run import Progress, Run
 from rlox_grpo.run.timer import StageClock
 from rlox_grpo.types import Prompt, ScoredGroup
@@ -163,15 +165,17 @@ class GRPO:
             eval_prompts: held-out prompts, evaluated every ``eval_steps`` and at the end.
 
         Returns:
-            The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) by those short names.
+            The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) by those short names;
+            ``resumed_from_step`` (0 for a new run) and ``steps_trained`` say what this call did.
 
         Raises:
             ValueError: prompts that cannot be used, named by index.
             NonFiniteError: a step whose loss or gradient is not finite; it was not applied.
-            KeyboardInterrupt: stopped by Ctrl-C or SIGTERM, after the step in hand and a checkpoint.
+            CheckpointError: another run holds ``output_dir``, or a checkpoint cannot be written or continued.
+            KeyboardInterrupt: stopped by Ctrl-C, SIGTERM or SIGHUP, after the step in hand and a checkpoint.
             RankError: another rank failed or died; the message names it and its error.
         """
-        with self.ranks.failing_together():
+        with self.ranks.failing_together(), hold_run_folder(self.config.output_dir, self.ranks):
             return self._train(prompts, n_epochs, eval_prompts)
 
     def _train(self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None) -> dict[str, float]:
@@ -188,17 +192,21 @@ class GRPO:
             self.sampler,
             self.ranks,
             self.progress,
-            rewards=[function_name(reward_fn) for reward_fn in self.reward_fns],
-            data={"prompts": fingerprint(train_prompts), "frozen reference": reference},
+            rewards=[(function_name(reward_fn), digest_reward(reward_fn)) for reward_fn in self.reward_fns],
+            data={
+                "prompts": fingerprint(train_prompts),
+                "columns": digest_columns(prompt.columns for prompt in train_prompts),
+                "frozen reference": reference,
+            },
             origin=self.origin,
         )
         last_draw = run.start_draw + n_epochs * len(train_prompts)
         if self.config.max_steps is not None:
             last_draw = run.start_draw + self.config.max_steps * per_step
         self._total_steps = run.start_step + ceil((last_draw - run.start_draw) / per_step)
-        if self.step == self._total_steps:
-            logger.info("%s is complete: all %d steps are done", self.config.output_dir, self.step)
-            return _with_short_names(run.last_metrics)
+        run.announce(self._total_steps)
+        if self.step >= self._total_steps:
+            return _with_short_names(run.last_metrics, run.progress_fields)
         draws = PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         self.sampler.ahead.restore(
             run.batches_under_way,
@@ -230,7 +238,7 @@ class GRPO:
             raise KeyboardInterrupt(
                 f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
             )
-        return _with_short_names(run.last_metrics)
+        return _with_short_names(run.last_metrics, run.progress_fields)
 
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
         """Accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
@@ -313,7 +321,8 @@ def _refuse_rewards(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:
         raise ConfigError(f"reward_weights has {len(weights)} values for {len(reward_fns)} reward functions")
 
 
-def _with_short_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics, with ``mean_reward`` and ``kl`` beside their full names; NaN where there was none."""
+def _with_short_names(metrics: Mapping[str, float], progress: Mapping[str, float]) -> dict[str, float]:
+    """The metrics, with ``mean_reward`` and ``kl`` beside their full names (NaN where there was none), and progress."""
     nan = float("nan")
-    return {**metrics, "mean_reward": metrics.get("reward/mean", nan), "kl": metrics.get("policy/kl", nan)}
+    named = {"mean_reward": metrics.get("reward/mean", nan), "kl": metrics.get("policy/kl", nan)}
+    return {**metrics, **named, **progress}

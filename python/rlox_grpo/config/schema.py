@@ -226,6 +226,10 @@ class GRPOConfig(BaseModel):
     seed: int = Field(0, ge=0, description="Seeds prompts' order, sampling and initial adapters.")
     output_dir: str | None = Field(None, description="The run's folder; None writes nothing.")
     resume: str = Field("auto", description="auto (continue what output_dir holds), never, or a checkpoint's path.")
+    resume_changes: tuple[str, ...] = Field(
+        (),
+        description="Options that a resumed run may change, such as learning_rate; 'rewards' permits edited rewards.",
+    )
     checkpoint_steps: int = Field(50, ge=0, description="Steps between checkpoints; 0 saves only at the end.")
     keep_checkpoints: int = Field(2, ge=1, description="How many of the newest checkpoints stay.")
     eval_steps: int = Field(0, ge=0, description="Steps between evaluations of eval_prompts; 0 is never.")
