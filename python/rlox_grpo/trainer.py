@@ -20,7 +20,7 @@ from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint, load_prompts, refuse_too_long
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
-from rlox_grpo.rewards.calls import function_name
+from rlox_grpo.rewards.calls import RewardError, function_name
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.async_generation import Pending, staleness
 from rlox_grpo.rollout.engines import make_engine
@@ -70,6 +70,11 @@ class GRPO:
         config: GRPOConfig | None = None,
         **options: Any,
     ) -> None:
+        if config is not None and not isinstance(config, GRPOConfig):
+            raise TypeError(
+                f"config is {type(config).__name__}: expected a GRPOConfig, or options as keywords: "
+                "GRPO(model, reward_fn, **options)"
+            )
         if config is not None and options:
             raise ConfigError(f"config is given whole: leave out {', '.join(sorted(options))}, or change it in config")
         self.config = config if config is not None else GRPOConfig.create(**options)
@@ -180,7 +185,7 @@ class GRPO:
 
     def _train(self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None) -> dict[str, float]:
         train_prompts = self._prompts(prompts)
-        held_out = None if eval_prompts is None else self._prompts(eval_prompts)
+        held_out = None if eval_prompts is None else self._eval_prompts(eval_prompts)
         if n_epochs < 1:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
         per_step = min(self.config.prompts_per_step, len(train_prompts))
@@ -302,6 +307,14 @@ class GRPO:
     def _evaluation_is_due(self) -> bool:
         every = self.config.eval_steps
         return self.step == self._total_steps or (every > 0 and self.step % every == 0)
+
+    def _eval_prompts(self, prompts: PromptsLike) -> list[Prompt]:
+        """The held-out prompts; an error in them says so."""
+        try:
+            return self._prompts(prompts)
+        except (ValueError, TypeError, RewardError) as error:
+            kind = next(known for known in (RewardError, TypeError, ValueError) if isinstance(error, known))
+            raise kind(f"eval_prompts: {error}") from error
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
         loaded = load_prompts(prompts, self.policy.tokenizer, self.config.prompt_template)

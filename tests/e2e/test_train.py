@@ -376,7 +376,7 @@ def test_save_writes_a_plain_module(tmp_path):
         (lambda: GRPO(ToyLM(), [], seed=1), ValueError, "reward_fn is empty"),
         (lambda: GRPO(ToyLM(), [share_of_target, 3]), TypeError, r"reward_fn\[1\] is int"),
         (lambda: GRPO(ToyLM(), share_of_target, reward_weights=(1.0, 2.0)), ConfigError, "2 values for 1 reward"),
-        (lambda: GRPO("no/such/folder", share_of_target), ValueError, "model='no/such/folder' cannot be loaded"),
+        (lambda: GRPO("no/such/folder", share_of_target), ValueError, "model='no/such/folder': no such folder"),
         (lambda: GRPO(ToyLM(), share_of_target, gradient_checkpointing=True), ValueError, "transformers model"),
         (lambda: GRPO(ToyLM().requires_grad_(False), share_of_target), ValueError, "nothing to train"),
         (lambda: GRPO(ToyLM(), share_of_target).train([]), ValueError, "prompts is empty"),

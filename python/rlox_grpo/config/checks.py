@@ -14,6 +14,12 @@ def contradictions(config: GRPOConfig) -> Iterator[str]:
     """Each one that the fields of ``config``, valid one by one, amount to."""
     if config.group_size == 1 and config.baseline == "leave_one_out":
         yield "baseline='leave_one_out' needs group_size of at least 2, got 1"
+    if config.group_size == 1 and config.baseline == "mean" and (config.max_group_size or 1) == 1:
+        yield (
+            "group_size=1 with baseline='mean': a completion is compared with its group's mean, so every advantage "
+            "would be 0 and nothing would be learned; set group_size of at least 2, or baseline='batch' with "
+            "reward_scaling='batch'"
+        )
     if config.async_steps > 0 and config.zero_variance == "refill":
         yield (
             f"zero_variance='refill' samples more within a step, async_steps={config.async_steps} samples ahead of it: "

@@ -19,10 +19,12 @@ from rlox_grpo.rewards.calls import (
     RewardFn,
     Waiting,
     arguments,
+    as_list,
     attempt,
     checked,
     function_name,
     gather,
+    nan_rows,
 )
 from rlox_grpo.rewards.verdicts import (
     ERROR,
@@ -94,6 +96,8 @@ def score(
             else:
                 positional, keywords = arguments(function, given)
                 result = attempt(name, partial(function, *positional, **keywords))
+                if isinstance(result, RewardError) and isinstance(given["completions"][0], list):
+                    result = _with_hint_about_chat(result)
                 if inspect.isawaitable(result):
                     waiting.append(Waiting(name, result))
                     continue
@@ -160,17 +164,41 @@ def _by_workers(name: str, function: InWorkers, given: Mapping[str, Any], groups
     return _Part(checked(name, found.scores, len(found.scores)), outcomes=found.codes)
 
 
+def _with_hint_about_chat(error: RewardError) -> RewardError:
+    """The error of a function that was given chat messages, which many a function for text cannot read."""
+    hint = "the prompts are chat messages, so each completion is a list of one message: its text is [0]['content']"
+    told = RewardError(f"{error}; {hint}", error.row)
+    told.__cause__ = error.__cause__
+    return told
+
+
 def _by_function(name: str, result: Any, rows: int, on_error: str) -> _Part:
     try:
         if isinstance(result, RewardError):
             raise result
         scores = checked(name, result, rows)
+        _warn_of_nan(name, result)
     except RewardError as error:
         if on_error == "stop":
             raise
         logger.warning("%s; none of its %d samples has a score from it", error, rows)
         return _Part(np.full(rows, np.nan), outcomes=np.full(rows, ERROR, np.uint8))
     return _Part(scores, outcomes=None if on_error == "stop" else np.full(rows, OK, np.uint8))
+
+
+_warned_of_nan: set[str] = set()
+
+
+def _warn_of_nan(name: str, result: Any) -> None:
+    """Warn, once for each function, of scores that are NaN and not None."""
+    rows = nan_rows(as_list(name, result))
+    if rows and name not in _warned_of_nan:
+        _warned_of_nan.add(name)
+        logger.warning(
+            "reward function %s returned NaN for %d of %d samples, the first is sample %d: NaN counts as None, the "
+            "function does not apply to them. Return None to say so, or a number",
+            *(name, len(rows), len(as_list(name, result)), rows[0]),
+        )
 
 
 def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> None:
