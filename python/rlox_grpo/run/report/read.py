@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -10,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.run.files import read_jsonl
+from rlox_grpo.run.files import open_regular, read_jsonl
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+LARGEST_SHOWN = 1e100
+"""Numbers beyond it count as not finite: charts add, square and average what they show."""
 
 Table = dict[int, dict[str, float | None]]
 """Step → metric → value; None where it was not finite."""
@@ -69,23 +73,35 @@ def read_run(run_dir: Path) -> Run:
 
 def _read_table(path: Path) -> Table:
     table: Table = {}
-    for number, row in enumerate(read_jsonl(path) if path.exists() else [], start=1):
+    for number, row in enumerate(read_jsonl(path) if os.path.lexists(path) else [], start=1):
         step = row.pop("step", None)
         if not isinstance(step, int):
             raise ValueError(f"{path}:{number}: no integer 'step'")
+        if abs(step) > 2**53:
+            raise ValueError(f"{path}:{number}: 'step' has {len(str(step))} digits")
         values = table.setdefault(step, {})
         for key, value in row.items():
             if value is not None and not isinstance(value, (int, float)):
                 raise ValueError(f"{path}:{number}: {key!r} is not a number: {value!r}")
-            values[key] = float(value) if value is not None and math.isfinite(value) else None
+            values[key] = _shown(value)
     return dict(sorted(table.items()))
 
 
+def _shown(value: float | None) -> float | None:
+    """A number that a chart can show: finite, and so far from the largest float that sums of it are finite too."""
+    try:
+        number = math.nan if value is None else float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return None
+    return number if abs(number) <= LARGEST_SHOWN else None
+
+
 def _read_config(path: Path) -> dict[str, Any]:
-    if not path.exists():
+    if not os.path.lexists(path):
         return {}
     try:
-        return dict(_flatten(tomllib.loads(path.read_text(encoding="utf-8")), ""))
+        with open_regular(path) as file:
+            return dict(_flatten(tomllib.loads(file.read().decode("utf-8")), ""))
     except ValueError as error:  # TOML's own error, and bytes that are not UTF-8
         raise ValueError(f"{path}: {error}") from error
 

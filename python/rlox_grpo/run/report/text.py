@@ -48,6 +48,10 @@ def number(value: Any, unit: str = "") -> str:
         return "—"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return escape(value)
+    try:
+        float(value)
+    except OverflowError:
+        return escape(f"an integer past 1e308{' ' + unit if unit else ''}")
     if unit == "%":
         return f"{value:.1%}"
     size = abs(value)
