@@ -33,10 +33,10 @@ def build_tokenizer(largest: int) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
-    """Load what ``save_pretrained`` wrote.
+    """Load what ``save_pretrained`` wrote, whatever model it lies beside.
 
-    Not by ``AutoTokenizer``: beside a config of type ``qwen2`` it builds a byte-level Qwen2 tokenizer, whatever
-    ``tokenizer_config.json`` names, and the words come out in pieces.
+    ``AutoTokenizer`` loads the same beside the demo's model; beside a config of type ``qwen2`` it builds a byte-level
+    Qwen2 tokenizer of the file, and the words come out in pieces.
     """
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(str(folder))
     return tokenizer

@@ -6,7 +6,9 @@ complete and of one writer, or absent. Nothing is pickled.
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 import os
 import random
 import shutil
@@ -19,13 +21,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlox_grpo.distributed.shards import placed_like
 from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.run.files import sync_path
 from rlox_grpo.run.history import partial_name, remove_leftovers, remove_old, set_aside
 from rlox_grpo.run.manifest import FORMAT, write_manifest
+
+logger = logging.getLogger(__name__)
+
+_PROBE = "The 12 cats cost $3.50 each;  x^2 + 3x = 10, so x = 2.\nNaïve café, 答案是 99。 def f(a): return a[-1]\t# ok"
 
 
 def save_checkpoint(
@@ -85,10 +91,50 @@ def save_checkpoint(
 def _save_settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
     """What ``from_pretrained`` reads beside the weights: configuration, generation settings, tokenizer."""
     model.config.save_pretrained(folder)
-    if model.can_generate() and model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
+    _save_generation_config(model, tokenizer, folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
+    """Write ``generation_config.json``; a model that states no end token gets the tokenizer's, by which it trained."""
+    generation = copy.deepcopy(getattr(model, "generation_config", None))
+    if generation is None:
+        return
+    if generation.eos_token_id is None and tokenizer is not None:
+        generation.eos_token_id = tokenizer.eos_token_id
+    try:
+        generation.save_pretrained(folder)
+    except ValueError as error:  # transformers refuses settings that contradict each other, which training ignores
+        logger.warning("generation_config.json was not written: %s", error)
+
+
+def _warn_of_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn where ``AutoTokenizer`` makes other ids of the files in ``folder``: it rebuilds some types' tokenizers."""
+    try:
+        other: Any = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        logger.warning("AutoTokenizer cannot load the tokenizer saved in %s: %s", folder, error)
+        return
+    ids = range(min(len(tokenizer), 2000))
+    texts = [_PROBE, *(str(tokenizer.decode(some)) for some in (*([index] for index in ids), [*ids][:200]))]
+    for text in texts:
+        mine, theirs = _encode(tokenizer, text), _encode(other, text)
+        if mine is not None and mine != theirs:
+            logger.warning(
+                "%s: AutoTokenizer builds a %s of this tokenizer, with other ids (%r: %s there, %s here); load it by "
+                "PreTrainedTokenizerFast.from_pretrained, or train a model of another type",
+                *(folder, type(other).__name__, text[:40], theirs and theirs[:8], mine[:8]),
+            )
+            return
+
+
+def _encode(tokenizer: Any, text: str) -> list[int] | None:
+    """The ids of ``text``, or None where the tokenizer has no word for it."""
+    try:
+        return list(tokenizer(text)["input_ids"])
+    except Exception:  # noqa: BLE001  (tokenizers raises Exception itself)
+        return None
 
 
 def _refuse_non_finite(model: nn.Module, tensors: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
@@ -108,8 +154,11 @@ def export_model(
     if hasattr(model, "save_pretrained"):
         save_pretrained: Any = model.save_pretrained
         save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
+        _save_generation_config(model, tokenizer, path)
         if tokenizer is not None:
             tokenizer.save_pretrained(path)
+            if (path / "config.json").exists():  # an adapter's folder is no model's
+                _warn_of_other_tokenizer(path, tokenizer)
         return
     path.mkdir(parents=True, exist_ok=True)
     if weights is None:
