@@ -20,7 +20,7 @@ from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts, load_prompts, refuse_too_long
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
-from rlox_grpo.rewards.calls import function_name
+from rlox_grpo.rewards.calls import RewardError, function_name
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.async_generation import Pending, measure_staleness
 from rlox_grpo.rollout.engines import make_engine
@@ -30,7 +30,9 @@ from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.checkpoint import export_model
 from rlox_grpo.run.evaluation import evaluate
+from rlox_grpo.run.lock import hold_run_folder
 from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
+from rlox_grpo.run.resume import digest_columns, digest_reward
 from rlox_grpo.run.run import Progress, Run
 from rlox_grpo.run.timer import StageClock
 from rlox_grpo.types import Prompt, ScoredGroup
@@ -173,22 +175,24 @@ class GRPO:
             eval_prompts: held-out prompts, evaluated at the start, every ``eval_steps``, and at the end.
 
         Returns:
-            The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) by those short names.
+            The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) by those short names;
+            ``resumed_from_step`` (0 for a new run) and ``steps_trained`` say what this call did.
 
         Raises:
             ConfigError: an option that would be ignored, such as ``eval_steps`` without ``eval_prompts``.
             ValueError: prompts that cannot be used; the message names their index.
             NonFiniteError: the loss or the gradient of a step is not finite; the step was not applied.
-            KeyboardInterrupt: Ctrl-C or SIGTERM; raised after the current step and a checkpoint.
+            CheckpointError: another run holds ``output_dir``, or a checkpoint cannot be written or continued.
+            KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; raised after the current step and a checkpoint.
             RankError: another rank failed or died; the message names it and its error.
         """
         self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
-        with self.ranks.failing_together():
+        with self.ranks.failing_together(), hold_run_folder(self.config.output_dir, self.ranks):
             return self._train(prompts, n_epochs, eval_prompts)
 
     def _train(self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None) -> dict[str, float]:
         train_prompts = self._prompts(prompts)
-        held_out = None if eval_prompts is None else self._prompts(eval_prompts)
+        held_out = None if eval_prompts is None else self._eval_prompts(eval_prompts)
         if n_epochs < 1:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
         per_step = min(self.config.prompts_per_step, len(train_prompts))
@@ -200,17 +204,21 @@ class GRPO:
             self.sampler,
             self.ranks,
             self.progress,
-            rewards=[function_name(reward_fn) for reward_fn in self.reward_fns],
-            data={"prompts": fingerprint_prompts(train_prompts), "frozen reference": reference},
+            rewards=[(function_name(reward_fn), digest_reward(reward_fn)) for reward_fn in self.reward_fns],
+            data={
+                "prompts": fingerprint_prompts(train_prompts),
+                "columns": digest_columns(prompt.columns for prompt in train_prompts),
+                "frozen reference": reference,
+            },
             origin=self.origin,
         )
         last_draw = run.start_draw + n_epochs * len(train_prompts)
         if self.config.max_steps is not None:
             last_draw = run.start_draw + self.config.max_steps * per_step
         self._total_steps = run.start_step + ceil((last_draw - run.start_draw) / per_step)
-        if self.step == self._total_steps:
-            logger.info("%s is complete: all %d steps are done", self.config.output_dir, self.step)
-            return _add_short_names(run.last_metrics)
+        run.announce(self._total_steps)
+        if self.step >= self._total_steps:
+            return _add_short_names(run.last_metrics, run.progress_fields)
         draws = PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         self.sampler.ahead.restore(
             run.batches_under_way,
@@ -242,7 +250,7 @@ class GRPO:
             raise KeyboardInterrupt(
                 f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
             )
-        return _add_short_names(run.last_metrics)
+        return _add_short_names(run.last_metrics, run.progress_fields)
 
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
         """Return accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
@@ -308,6 +316,14 @@ class GRPO:
         every = self.config.eval_steps
         return self.step == self._total_steps or (every > 0 and self.step % every == 0)
 
+    def _eval_prompts(self, prompts: PromptsLike) -> list[Prompt]:
+        """The held-out prompts; an error in them says so."""
+        try:
+            return self._prompts(prompts)
+        except (ValueError, TypeError, RewardError) as error:
+            kind = next(known for known in (RewardError, TypeError, ValueError) if isinstance(error, known))
+            raise kind(f"eval_prompts: {error}") from error
+
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
         loaded = load_prompts(prompts, self.policy.tokenizer, self.config.prompt_template)
         refuse_too_long(loaded, self.config.max_new_tokens, self._max_length)
@@ -326,7 +342,8 @@ def _check_reward_fns(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> Non
         raise ConfigError(f"reward_weights has {len(weights)} values for {len(reward_fns)} reward functions")
 
 
-def _add_short_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics with ``mean_reward`` and ``kl`` added; NaN if there was none."""
+def _add_short_names(metrics: Mapping[str, float], progress: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics with ``mean_reward`` and ``kl`` (NaN if there was none) and the progress of the run added."""
     nan = float("nan")
-    return {**metrics, "mean_reward": metrics.get("reward/mean", nan), "kl": metrics.get("policy/kl", nan)}
+    named = {"mean_reward": metrics.get("reward/mean", nan), "kl": metrics.get("policy/kl", nan)}
+    return {**metrics, **named, **progress}

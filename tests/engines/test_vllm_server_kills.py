@@ -28,8 +28,8 @@ from rlox_grpo.errors import EngineError
 from rlox_grpo.reference.client import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
-from rlox_grpo.run.checkpoint import checkpoints
 from rlox_grpo.run.files import read_jsonl
+from rlox_grpo.run.history import checkpoints
 from rlox_grpo.types import Sampling
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

@@ -528,3 +528,70 @@ def in_chromium(tmp_path, page):
         check=True,
     )
     return re.search("<title>(.*?)</title>", shown.stdout)[1], shown.stdout
+
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [HUGE, "0.5"],
+        [f"-{HUGE}", HUGE],
+        ["1e308", "-1e308", "1e99"],
+        ["1e-320", "-5e-324"],
+        ["1e99", "-1e99"],
+        ["true", "1"],
+    ],
+    ids=["digits", "both signs", "largest", "smallest", "1e99", "bool"],
+)
+def test_numbers_of_any_size_make_a_report(tmp_path, values):
+    (tmp_path / "completions").mkdir()
+    for name, keys in (("metrics", ("reward/mean", "time/step_s")), ("evaluations", ("accuracy", "greedy_accuracy"))):
+        lines = [json.loads(f'{{"step": {step}}}') for step in range(len(values))]
+        text = "".join(
+            json.dumps(line)[:-1] + "".join(f', "{key}": {value}' for key in keys) + "}\n"
+            for line, value in zip(lines, values, strict=True)
+        )
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    row = ", ".join(f'"{name}": {values[0]}' for name in ("reward", "advantage", "length"))
+    for kind in ("step", "eval_step"):
+        for step in (0, 1):
+            line = f'{{"step": {step}, "prompt": "a", "completion": "b", "rewards": {{"r": {values[0]}}}, {row}}}\n'
+            (tmp_path / "completions" / f"{kind}_{step:06d}.jsonl").write_text(line)
+    (tmp_path / "config.toml").write_text(f"max_steps = {'9' * 19}\n")
+    assert write_report(tmp_path).exists()
+
+
+def test_a_step_of_hundreds_of_digits_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": {HUGE}}}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:1: 'step' has 401 digits"):
+        write_report(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and pipes")
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl", "config.toml"])
+def test_links_and_pipes_in_a_hostile_folder_are_not_opened(tmp_path, name):
+    """A pipe would hang, a link would show what it points to."""
+    (tmp_path / "secret").write_text("password\n")
+    (tmp_path / "run").mkdir()
+    os.symlink(tmp_path / "secret", tmp_path / "run" / name)
+    with pytest.raises(OSError, match="is a symbolic link") as caught:
+        write_report(tmp_path / "run")
+    assert "password" not in str(caught.value)
+    (tmp_path / "run" / name).unlink()
+    os.mkfifo(tmp_path / "run" / name)
+    with pytest.raises(OSError, match="is not a regular file"):
+        write_report(tmp_path / "run")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links")
+def test_nothing_is_written_through_planted_links(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("report.html", f".report.html.{os.getpid()}.part", ".lock"):
+        os.symlink(tmp_path / "mine", run / name)
+    write_report(run)
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert not (run / "report.html").is_symlink()

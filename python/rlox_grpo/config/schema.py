@@ -27,7 +27,7 @@ CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template")
 """Fields that presets set and a file or a command line may clear, by the word "none"."""
 
 REMOVED: Mapping[str, Any] = {}
-"""Options of earlier versions → the value that this version behaves like; see :func:`compare_options`."""
+"""Options of earlier versions → the value that this version behaves like; see :func:`list_unknown_options`."""
 
 
 class GRPOConfig(Options):
@@ -90,25 +90,32 @@ def _preset_values(preset: str, published: bool) -> Mapping[str, Any]:
     return {**PRESETS[preset].values, **(PRESETS[preset].published_values if published else {})}
 
 
-def compare_options(saved: Mapping[str, Any], config: GRPOConfig) -> list[str]:
-    """Return, in words, each difference from a checkpoint's options that a resumed run may not have.
+def find_changed_options(saved: Mapping[str, Any], config: GRPOConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the options that differ from a checkpoint's: name → (value there, value here).
 
-    An option that the checkpoint lacks, because an earlier version wrote it, has its default there. An option that
-    this version lacks is a difference unless :data:`REMOVED` has its value.
+    An option that the checkpoint lacks, because an earlier version wrote it, has its default there.
 
     Args:
         saved: ``model_dump(mode="json")`` of the configuration that wrote the checkpoint.
         config: the configuration of the resumed run.
     """
-    now, defaults, fields = config.model_dump(mode="json"), Options().model_dump(mode="json"), GRPOConfig.model_fields
-    fixed = sorted(name for name, field in fields.items() if not read_metadata(field)["resumable"])
-    then = {name: saved.get(name, defaults[name]) for name in fixed}
-    differences = [f"{n}: {then[n]!r} there, {now[n]!r} here" for n in fixed if then[n] != now[n]]
-    return differences + [
+    now, defaults = config.model_dump(mode="json"), Options().model_dump(mode="json")
+    then = {name: saved.get(name, defaults[name]) for name in now}
+    return {name: (then[name], now[name]) for name in sorted(now) if then[name] != now[name]}
+
+
+def list_unknown_options(saved: Mapping[str, Any]) -> list[str]:
+    """Describe the options of a checkpoint that this version lacks, unless :data:`REMOVED` has their value."""
+    return [
         f"{name}: {saved[name]!r} there, and this version has no such option"
-        for name in sorted(saved.keys() - fields.keys())
+        for name in sorted(saved.keys() - GRPOConfig.model_fields.keys())
         if name not in REMOVED or saved[name] != REMOVED[name]
     ]
+
+
+def is_resumable(name: str) -> bool:
+    """Return whether a resumed run may change the option without naming it in ``resume_changes``."""
+    return bool(read_metadata(GRPOConfig.model_fields[name])["resumable"])
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The demo: a small model learns Countdown from scratch on two CPU cores in minutes.
 
-A Qwen2-type model is first fine-tuned on worked examples, then trained by GRPO with the rewards of the library. The
+A Llama-type model is first fine-tuned on worked examples, then trained by GRPO with the rewards of the library. The
 last line of the output is the accuracy on held-out problems before and after GRPO.
 """
 

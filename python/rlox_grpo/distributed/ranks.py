@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlox_grpo.distributed.heartbeat import Heartbeat, is_lost_connection, open_store
+from rlox_grpo.distributed.launcher import end_with_launcher
 from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import ConfigError, RankError
 
@@ -170,6 +171,7 @@ def join_ranks(timeout: float = 30.0) -> Ranks:
         _take_device()
     if dist.get_world_size() == 1:
         return Ranks(timeout=timeout)
+    end_with_launcher()
     host_group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return Ranks(dist.get_rank(), dist.get_world_size(), timeout, host_group)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -48,25 +49,78 @@ def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBas
     """Load or take ``model`` for training.
 
     Raises:
-        ValueError: a path without a model or a tokenizer; a tokenizer that does not fit the model.
+        ValueError: a path without a model or a tokenizer; a tokenizer that does not fit the model; a model that is
+            not a causal language model.
         ImportError: LoRA without peft.
     """
     if isinstance(model, (str, Path)):
         model, tokenizer = _load_pretrained(str(model), tokenizer)
     elif tokenizer is None and isinstance(model, PreTrainedModel) and model.name_or_path:
         tokenizer = _load_tokenizer(model.name_or_path)
+    _refuse_other_architectures(model)
     model = _move_to_gpu(model)
     if config.lora_rank > 0:
         model = _add_lora(model, config)
+    _keep_float32_weights(model)
     if config.gradient_checkpointing:
         _checkpoint_activations(model)
-    return Policy(
-        model,
-        tokenizer,
-        _find_end_tokens(model, tokenizer),
-        _count_sampled_vocabulary(model, tokenizer),
-        find_max_positions(model),
+    end_tokens = _find_end_tokens(model, tokenizer)
+    if tokenizer is not None and not end_tokens and not config.stop:
+        logger.warning(
+            "no end token: tokenizer.eos_token and model.generation_config.eos_token_id are both None, so every "
+            "completion runs to max_new_tokens=%d; set one of them, or pass stop=['…']",
+            config.max_new_tokens,
+        )
+    return Policy(model, tokenizer, end_tokens, _count_sampled_vocabulary(model, tokenizer), find_max_positions(model))
+
+
+def _refuse_other_architectures(model: Any) -> None:
+    """Raise ValueError for a transformers model that is not a causal language model."""
+    if not isinstance(model, PreTrainedModel):
+        return
+    name, wanted = type(model).__name__, "load it by AutoModelForCausalLM.from_pretrained, or choose a causal model"
+    settings = model.config
+    if getattr(settings, "is_encoder_decoder", False):
+        raise ValueError(f"model is a {name}, an encoder with a decoder: GRPO trains decoders alone; {wanted}")
+    if type(settings) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(settings, "is_decoder", False):
+        raise ValueError(f"model is a {name}, an encoder: its tokens see those after them; {wanted}")
+    causal: Any = model
+    head, embedding = causal.get_output_embeddings(), causal.get_input_embeddings()
+    if head is None:
+        raise ValueError(f"model is a {name}, which has no language-model head: {wanted}")
+    logits, rows = (getattr(getattr(layer, "weight", None), "shape", (0,))[0] for layer in (head, embedding))
+    if logits > rows > 0:
+        raise ValueError(
+            f"the model's output layer has {logits} ids and its embedding {rows} rows: sampled ids from {rows} on "
+            "could not be read back; resize both by model.resize_token_embeddings"
+        )
+
+
+def _keep_float32_weights(model: nn.Module) -> None:
+    """Convert trained weights of 16 bits to float32, in place: bfloat16 drops updates of 1e-6.
+
+    Frozen weights under an adapter stay as they are; a model without an adapter is converted whole, as its layers are
+    of one type.
+    """
+    half = {p.dtype for p in model.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)}
+    if not half:
+        return
+    if hasattr(model, "peft_config"):
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+    else:
+        model.float()
+    logger.warning(
+        "the model's weights are %s: converted to float32, as 16 bits drop small updates; dtype='bfloat16' computes in "
+        "bfloat16 with float32 weights",
+        ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in half)),
     )
+
+
+def _looks_like_a_folder(source: str) -> bool:
+    """Whether a model's name can only be a path: a hub id is ``name`` or ``owner/name``."""
+    return source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source or source.endswith("/")
 
 
 def _move_to_gpu(model: nn.Module) -> nn.Module:
@@ -96,11 +150,14 @@ def _checkpoint_activations(model: Any) -> None:
 def _load_pretrained(
     source: str, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    if not Path(source).exists() and _looks_like_a_folder(source):
+        raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()})")
     try:
         # Master weights are float32 whatever the checkpoint holds: bfloat16 drops updates of 1e-6.
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError) as error:
-        raise ValueError(f"model={source!r} cannot be loaded: {error}") from error
+        there = "" if Path(source).exists() else "; there is no folder of this name either"
+        raise ValueError(f"model={source!r} cannot be loaded: {error}{there}") from error
     tokenizer = tokenizer or _load_tokenizer(source)
     if tokenizer is None:
         raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")

@@ -39,8 +39,9 @@ def load_prompts(
 
     Raises:
         ValueError: no prompts, an empty one, a row without ``prompt`` or what the template reads, text without a
-            tokenizer; names the index.
-        TypeError: a prompt of none of these forms; names the index and the type.
+            tokenizer, a lone surrogate, a message without role or content or of an unknown role; names the index.
+        TypeError: a prompt of none of these forms, with the index and the type; a mapping such as a ``DatasetDict``,
+            with its splits.
     """
     rows = _list_rows(prompts, template)
     if not rows:
@@ -53,6 +54,16 @@ def _list_rows(prompts: PromptsLike, template: str | None) -> list[tuple[Any, Ma
     if isinstance(prompts, (str, Path)):
         prompts = read_rows(prompts)
     table: Any = prompts
+    if hasattr(table, "to_dict") and hasattr(table, "iterrows"):  # a pandas frame, which iterates over column names
+        table = table.to_dict("records")
+    if isinstance(table, Mapping):
+        kind, names = type(table).__name__, ", ".join(map(repr, table))
+        if any(hasattr(split, "column_names") for split in table.values()):  # datasets.DatasetDict
+            first = next(iter(table))
+            raise TypeError(
+                f"prompts is a {kind} with the splits {names}: pass one of them, such as prompts[{first!r}]"
+            )
+        raise TypeError(f"prompts is a {kind} with the keys {names}: expected a list of rows, each with a 'prompt'")
     if hasattr(table, "ndim") and hasattr(table, "tolist"):  # a tensor or an array
         if table.ndim != 2:
             raise ValueError(f"prompts has shape {tuple(table.shape)}: expected [num_prompts, prompt_len]")
@@ -79,16 +90,23 @@ def _tokenise(source: Any, columns: Mapping[str, Any], index: int, tokenizer: Pr
     text: str | None = None
     if isinstance(source, str):
         text = source
-        token_ids = _require_tokenizer(tokenizer, index)(source)["input_ids"]
+        tokenizer = _require_tokenizer(tokenizer, index)
+        _refuse_surrogates(text, index)
+        token_ids = tokenizer(text)["input_ids"]
     elif isinstance(source, list) and source and isinstance(source[0], Mapping):
         tokenizer = _require_tokenizer(tokenizer, index)
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(f"prompts[{index}] is chat messages and the tokenizer has no chat_template")
-        prefilled = source[-1].get("role") == "assistant"
-        rendered = tokenizer.apply_chat_template(
-            source, tokenize=False, add_generation_prompt=not prefilled, continue_final_message=prefilled
-        )
+        _check_messages(source, index, str(tokenizer.chat_template))
+        prefilled = source[-1]["role"] == "assistant"
+        try:
+            rendered = tokenizer.apply_chat_template(
+                source, tokenize=False, add_generation_prompt=not prefilled, continue_final_message=prefilled
+            )
+        except Exception as error:  # jinja2's errors, and whatever a template raises by itself
+            raise ValueError(f"prompts[{index}]: the tokenizer's chat template refuses it: {error}") from error
         text = str(rendered)
+        _refuse_surrogates(text, index)
         # The template writes its own special tokens.
         token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     elif isinstance(source, (list, tuple)) and all(isinstance(token, int) for token in source):
@@ -100,6 +118,35 @@ def _tokenise(source: Any, columns: Mapping[str, Any], index: int, tokenizer: Pr
     if not token_ids:
         raise ValueError(f"prompts[{index}] is empty: a completion needs at least one token to start from")
     return Prompt(np.asarray(token_ids, dtype=np.int64), index, text, source, columns)
+
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+"""Roles of chat messages that every prompt may use; others must occur in the tokenizer's chat template."""
+
+
+def _check_messages(messages: Sequence[Any], index: int, template: str) -> None:
+    """Raise ValueError for a message without role or content, or of a role that the template does not know."""
+    for place, message in enumerate(messages):
+        where = f"prompts[{index}], message {place}"
+        if not isinstance(message, Mapping):
+            raise ValueError(f"{where} is {type(message).__name__}: expected {{'role': …, 'content': …}}")
+        for key in ("role", "content"):
+            if message.get(key) is None and not (key == "content" and message.get("tool_calls")):
+                raise ValueError(f"{where} has no {key!r}; it has {', '.join(map(repr, message)) or 'nothing'}")
+        role = message["role"]
+        if role not in ROLES and str(role) not in template:
+            raise ValueError(f"{where} has the role {role!r}: expected one of {', '.join(ROLES)}")
+
+
+def _refuse_surrogates(text: str, index: int) -> None:
+    """Raise ValueError for half of a UTF-16 pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"prompts[{index}] holds the lone surrogate {text[error.start]!r} at character {error.start}, which is no "
+            "text: replace it, by text.encode('utf-8', 'replace').decode() for example"
+        ) from None
 
 
 def _require_tokenizer(tokenizer: PreTrainedTokenizerBase | None, index: int) -> PreTrainedTokenizerBase:

@@ -171,7 +171,9 @@ def check_scores(name: str, result: Any, rows: int) -> Float64Array:
     """
     scores = np.array(read_scores(name, result, rows), dtype=np.float64)
     if rows and np.isnan(scores).all():
-        raise RewardError(f"reward function {name} returned no score for any of {rows} completions")
+        bad = 0 if isinstance(result, np.ndarray) else len(find_nan_rows(to_list(name, result)))
+        told = f": NaN for {bad} of them" if bad else ""
+        raise RewardError(f"reward function {name} returned no score for any of {rows} completions{told}")
     return scores
 
 
@@ -181,13 +183,19 @@ def read_scores(name: str, result: Any, rows: int) -> list[float]:
     Raises:
         RewardError: For a wrong length, an element that is no number, or an infinity.
     """
-    values = _to_list(name, result)
+    values = to_list(name, result)
     if len(values) != rows:
         raise RewardError(f"reward function {name} returned {len(values)} scores for {rows} completions")
     return [_read_number(name, index, value) for index, value in enumerate(values)]
 
 
-def _to_list(name: str, result: Any) -> list[Any]:
+def find_nan_rows(values: Sequence[Any]) -> list[int]:
+    """The places of NaN, which counts as None (does not apply) but is often a slip such as 0/0."""
+    return [index for index, value in enumerate(values) if isinstance(value, float) and math.isnan(value)]
+
+
+def to_list(name: str, result: Any) -> list[Any]:
+    """A function's result as a list. Raises RewardError where it is no sequence of one dimension."""
     if hasattr(result, "detach"):
         result = result.detach().cpu()
     if hasattr(result, "tolist") and getattr(result, "ndim", 1) == 1:

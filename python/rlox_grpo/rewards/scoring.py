@@ -20,9 +20,11 @@ from rlox_grpo.rewards.calls import (
     Waiting,
     attempt,
     check_scores,
+    find_nan_rows,
     function_name,
     gather,
     select_arguments,
+    to_list,
 )
 from rlox_grpo.rewards.verdicts import (
     ERROR,
@@ -94,6 +96,8 @@ def score(
             else:
                 positional, keywords = select_arguments(function, given)
                 result = attempt(name, partial(function, *positional, **keywords))
+                if isinstance(result, RewardError) and isinstance(given["completions"][0], list):
+                    result = _add_hint_about_chat(result)
                 if inspect.isawaitable(result):
                     waiting.append(Waiting(name, result))
                     continue
@@ -162,17 +166,41 @@ def _score_by_workers(
     return _Part(check_scores(name, found.scores, len(found.scores)), outcomes=found.codes)
 
 
+def _add_hint_about_chat(error: RewardError) -> RewardError:
+    """The error of a function that was given chat messages, which many a function for text cannot read."""
+    hint = "the prompts are chat messages, so each completion is a list of one message: its text is [0]['content']"
+    told = RewardError(f"{error}; {hint}", error.row)
+    told.__cause__ = error.__cause__
+    return told
+
+
 def _score_by_function(name: str, result: Any, rows: int, on_error: str) -> _Part:
     try:
         if isinstance(result, RewardError):
             raise result
         scores = check_scores(name, result, rows)
+        _warn_of_nan(name, result)
     except RewardError as error:
         if on_error == "stop":
             raise
         logger.warning("%s; none of its %d samples has a score from it", error, rows)
         return _Part(np.full(rows, np.nan), outcomes=np.full(rows, ERROR, np.uint8))
     return _Part(scores, outcomes=None if on_error == "stop" else np.full(rows, OK, np.uint8))
+
+
+_warned_of_nan: set[str] = set()
+
+
+def _warn_of_nan(name: str, result: Any) -> None:
+    """Warn, once for each function, of scores that are NaN and not None."""
+    rows = find_nan_rows(to_list(name, result))
+    if rows and name not in _warned_of_nan:
+        _warned_of_nan.add(name)
+        logger.warning(
+            "reward function %s returned NaN for %d of %d samples, the first is sample %d: NaN counts as None, the "
+            "function does not apply to them. Return None to say so, or a number",
+            *(name, len(rows), len(to_list(name, result)), rows[0]),
+        )
 
 
 def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> None:

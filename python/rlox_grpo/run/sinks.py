@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlox_grpo.config.choices import SinkName
-from rlox_grpo.run.files import cut_after, finite, json_line
+from rlox_grpo.run.files import append_or_cut, cut_after, finite, json_line
 
 
 @runtime_checkable
@@ -131,12 +131,9 @@ class JsonlSink:
             OSError: The disk is full or went away; the message says what to do.
         """
         line = json_line({"step": step, **{key: finite(value) for key, value in metrics.items()}})
-        size = os.fstat(self._file.fileno()).st_size
         try:
-            while line:  # a raw write may take only a part, the last bytes of a full disk
-                line = line[self._file.write(line) :]
+            append_or_cut(self._file, line)
         except OSError as error:
-            self._file.truncate(size)
             raise OSError(
                 error.errno,
                 f"{error.strerror}: step {step} is missing from the metrics. Free space on that disk, or stop the run "

@@ -18,6 +18,11 @@ class RunConfig(Record, title="Run, checkpoints and logs"):
         resumable=True,
         hint='write "never" to start anew, "auto" to continue, or the path of a checkpoint',
     )
+    resume_changes: tuple[str, ...] = option(
+        (),
+        "Options that a resumed run may change, such as learning_rate; 'rewards' permits edited reward functions.",
+        resumable=True,
+    )
     checkpoint_steps: int = option(
         50, "Steps between checkpoints; 0 saves only at the end.", ge=0, only_with={"output_dir": SET}, resumable=True
     )
