@@ -13,7 +13,7 @@ import numpy as np
 
 from learner import WRONG_OPERATION, run, with_wrong_sign, write_problems
 from rlox_grpo.demo import run as demo
-from rlox_grpo.demo.examples import worked_example
+from rlox_grpo.demo.examples import write_worked_example
 from rlox_grpo.demo.tokenizer import build_tokenizer
 from rlox_grpo.demo.warm_start import warm_start
 
@@ -27,7 +27,9 @@ def demo_problems(out: Path, _: str) -> None:
     write_problems(out, demo.prompts(train, seed=0), demo.prompts(held_out, seed=0))
 
     def draw(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
-        examples = [worked_example(train[index], rng, demo.LARGEST) for index in rng.integers(len(train), size=count)]
+        examples = [
+            write_worked_example(train[index], rng, demo.LARGEST) for index in rng.integers(len(train), size=count)
+        ]
         return [(prompt, careless(completion, rng)) for prompt, completion in examples]
 
     warm_start(

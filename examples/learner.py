@@ -108,23 +108,23 @@ def summary(run_dir: Path) -> str:
 def word_problems(out: Path, template: str) -> None:
     """Write word problems in GSM8K's format and a policy for them to ``out``."""
     rows = generate_problems(4000, seed=0, numbers=(2, 9), largest=LARGEST)
-    train, held_out = gsm8k.split(rows)
+    train, held_out = gsm8k.split_rows(rows)
 
     def completion(row: Mapping[str, Any], rng: np.random.Generator) -> str:
         if rng.random() < WRONG_OPERATION:
             row = {**row, "answer": with_wrong_operation(row["answer"], rng)}
         if rng.random() < WITHOUT_FORM:
-            return gsm8k.reasoning(row["answer"])
-        return gsm8k.worked_completion(row, template)
+            return gsm8k.extract_reasoning(row["answer"])
+        return gsm8k.write_completion(row, template)
 
     _prepare(out, template, train, held_out, completion)
 
 
 def countdown_problems(out: Path, template: str) -> None:
     """Write Countdown problems with three numbers, ``+`` and ``-``, and a policy for them to ``out``."""
-    rows = countdown.every_problem(3, numbers=(1, 12), operators=("+", "-"), targets=(1, 36))
+    rows = countdown.enumerate_problems(3, numbers=(1, 12), operators=("+", "-"), targets=(1, 36))
     rng = np.random.default_rng(0)
-    train, held_out = countdown.split([rows[index] for index in rng.permutation(len(rows))])
+    train, held_out = countdown.split_rows([rows[index] for index in rng.permutation(len(rows))])
 
     def completion(row: Mapping[str, Any], rng: np.random.Generator) -> str:
         found = solutions(tuple(row["nums"]), row["target"], LARGEST)

@@ -1,5 +1,6 @@
 """A toy run that kills its own process in the middle of a step: ``python killed_run.py FOLDER STEP``."""
 
+import functools
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ folder, last_step = sys.argv[1], int(sys.argv[2])
 calls = 0
 
 
+@functools.wraps(share_of_target)  # by name and source that function
 def reward_then_die(completions, prompts):
     global calls
     calls += 1
@@ -22,5 +24,4 @@ def reward_then_die(completions, prompts):
     return share_of_target(completions, prompts)
 
 
-reward_then_die.__name__ = "share_of_target"
 GRPO(ToyLM(), reward_then_die, **options(output_dir=folder)).train(PROMPTS)

@@ -9,15 +9,16 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from rlox_grpo.errors import CheckpointError
+from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.run.checkpoint import (
-    checkpoints,
     load_optimizer,
     load_random_states,
     load_weights,
     read_state,
     save_checkpoint,
 )
+from rlox_grpo.run.history import checkpoints, choose_newest, require_good, set_later_aside
+from rlox_grpo.run.manifest import find_damage
 
 
 def tied_model():
@@ -57,8 +58,8 @@ def test_only_the_newest_stay(tmp_path):
 
 
 def test_a_torn_checkpoint_is_no_checkpoint(tmp_path):
-    (tmp_path / ".writing_step_000005").mkdir()
-    (tmp_path / ".writing_step_000005" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".writing_step_000005.3f").mkdir()
+    (tmp_path / ".writing_step_000005.3f" / "model.safetensors").write_bytes(b"half")
     assert checkpoints(tmp_path) == []
     save_checkpoint(tmp_path, 6, tied_model(), {}, {}, keep=2)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000006"]
@@ -115,6 +116,131 @@ def test_broken_files_are_named(tmp_path):
         read_state(tmp_path / "nowhere")
 
 
+def three(root, keep=5):
+    for step in (2, 4, 6):
+        save_checkpoint(root, step, tied_model(), {"0.weight/step": torch.tensor(float(step))}, {}, keep=keep)
+    return root
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def other_json(path):
+    path.write_text('{"step": "six"}')
+
+
+def newer_format(path):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99, "version": "9.0"}))
+
+
+FILES = ("model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json", "manifest.json")
+DAMAGE = [
+    *((name, damage) for damage in ("unlink", cut, flip) for name in FILES),
+    *((name, other_json) for name in FILES[3:]),
+    ("manifest.json", newer_format),
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGE, ids=lambda value: getattr(value, "__name__", value))
+def test_damage_of_any_kind_names_the_file_and_the_newest_good_checkpoint(tmp_path, name, damage, caplog):
+    three(tmp_path)
+    last = tmp_path / "step_000006"
+    (last / name).unlink() if damage == "unlink" else damage(last / name)
+    with pytest.raises(CheckpointError) as caught:
+        require_good(last)
+    said = str(caught.value)
+    # A flipped bit of the manifest may fall on any file's digest.
+    assert name in said or name == "manifest.json", said
+    assert f"the newest good checkpoint beside it is {tmp_path / 'step_000004'}" in said
+    if damage is newer_format:
+        assert "is of format 99, written by rlox-grpo 9.0" in said
+        assert "upgrade rlox-grpo" in said
+    chosen, damaged = choose_newest(tmp_path)
+    assert (chosen, damaged) == (tmp_path / "step_000004", [last])
+    assert f"{last} is damaged" in caplog.text
+    assert f"resuming from {chosen} instead" in caplog.text
+
+
+def test_where_every_checkpoint_is_damaged_each_is_named(tmp_path):
+    three(tmp_path)
+    for path in checkpoints(tmp_path):
+        cut(path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"step_000006: model\.safetensors has .* bytes.*step_000002: model"):
+        choose_newest(tmp_path)
+
+
+def test_a_checkpoint_of_the_first_format_is_read_with_a_word(tmp_path, caplog):
+    place = three(tmp_path) / "step_000006"
+    state = read_state(place)
+    del state["format"]
+    (place / "state.json").write_text(json.dumps(state))
+    (place / "manifest.json").unlink()
+    assert choose_newest(tmp_path) == (place, [])
+    assert "its files cannot be verified" in caplog.text
+    cut(place / "optimizer.safetensors")
+    assert "optimizer.safetensors cannot be read" in find_damage(place)
+
+
+def test_going_back_sets_later_checkpoints_aside_and_keeps_the_new_ones(tmp_path):
+    three(tmp_path)
+    later = read_state(tmp_path / "step_000006")["random"]
+    (aside,) = set_later_aside(tmp_path, 4)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step_000002", "step_000004"]
+    assert aside.name.startswith("step_000006.superseded-")
+    assert read_state(aside)["random"] == later
+    save_checkpoint(tmp_path, 5, tied_model(), {}, {}, keep=1)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step_000005"]
+    assert aside.is_dir()
+
+
+def test_keep_counts_by_time_of_writing(tmp_path):
+    """Not by step: a lower step that was written last is the newest."""
+    three(tmp_path)
+    save_checkpoint(tmp_path, 3, tied_model(), {}, {}, keep=2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step_000003", "step_000006"]
+
+
+def test_a_step_written_again_does_not_keep_the_old_files(tmp_path):
+    three(tmp_path)
+    cut(tmp_path / "step_000006" / "model.safetensors")
+    model = tied_model()
+    place = save_checkpoint(tmp_path, 6, model, {}, {}, keep=5)
+    assert find_damage(place) == ""
+    other = tied_model()
+    load_weights(place, other)
+    assert torch.equal(other[0].weight, model[0].weight)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, bad):
+    three(tmp_path, keep=1)
+    model = tied_model()
+    with torch.no_grad():
+        model[0].weight[1, 2] = bad
+    with pytest.raises(NonFiniteError, match=r"parameter 0\.weight has 1 of 15 values that are NaN or infinite"):
+        save_checkpoint(tmp_path, 8, model, {}, {}, keep=1)
+    with pytest.raises(NonFiniteError, match=r"optimizer's 0\.weight/exp_avg_sq has 2 of 2"):
+        save_checkpoint(tmp_path, 8, tied_model(), {"0.weight/exp_avg_sq": torch.full((2,), bad)}, {}, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000006"]
+
+
+@pytest.mark.parametrize(
+    "broken", [{}, {"python": 3, "numpy": []}, {"python": [3, [1], None], "numpy": ["x", 0, 0, 0]}]
+)
+def test_random_states_that_are_none_are_an_error_of_the_checkpoint(tmp_path, broken):
+    place = three(tmp_path) / "step_000006"
+    (place / "state.json").write_text(json.dumps({"random": broken}))
+    with pytest.raises(CheckpointError, match=r"the random states in state\.json"):
+        load_random_states(place)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_checkpoint_of_a_transformers_model_is_a_model(tmp_path, tied):
     config = Qwen2Config(
@@ -132,3 +258,4 @@ def test_a_checkpoint_of_a_transformers_model_is_a_model(tmp_path, tied):
     ids = torch.arange(6)[None]
     assert torch.equal(loaded(ids).logits, model(ids).logits)
     assert json.loads((place / "state.json").read_text())["step"] == 1
+    assert (place / "generation_config.json").exists()

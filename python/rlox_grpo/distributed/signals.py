@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish to stop after the step in hand, so that no weights are ever saved half-updated."""
+"""On Ctrl-C, SIGTERM or SIGHUP, finish the current step, then stop: no half-updated weights are saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ signalled = threading.Event()
 
 
 class StopRequest:
-    """Whether someone asked to stop, and by which signal."""
+    """Whether a stop was requested, and by which signal."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -25,9 +25,10 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once, as without this.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into a request to stop; a second SIGINT interrupts at once.
 
-    Outside the main thread signals cannot be caught, and nothing is changed.
+    A closed terminal sends SIGHUP. A program started by ``nohup`` ignores it, and goes on ignoring it. Outside the main
+    thread signals cannot be caught, and nothing is changed.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -40,7 +41,10 @@ def stop_on_signal() -> Iterator[StopRequest]:
         request.name = signal.Signals(number).name
         signalled.set()
 
-    caught = (signal.SIGINT, signal.SIGTERM)
+    caught = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        caught.append(hangup)
     before = {number: signal.getsignal(number) for number in caught}
     for number in caught:
         signal.signal(number, handle)

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.model.packed_attention import PackedLayout
-from rlox_grpo.model.prefix_tree import PrefixTree, owners
+from rlox_grpo.model.prefix_tree import PrefixTree, find_owners
+from rlox_grpo.model.tree_attention import Forest
 from rlox_grpo.types import Batch, Int64Array
 
 
@@ -52,7 +53,7 @@ class PackedRow:
     predicted_of: Tensor
 
 
-def packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
+def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     """Lay out ``batch`` with its prefix tree ``tree``; the tensors are on the device of the batch."""
     starts, middles, ends = _spans(tree)
     places = _places(tree, middles, ends)
@@ -69,21 +70,19 @@ def packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
 
     # The last token of the prompt predicts token 0 of a completion; token t - 1 predicts token t.
     loss_mask: Any = batch.loss_mask.cpu().numpy()
-    predicted = owners(tree.owner, loss_mask)
+    predicted = find_owners(tree.owner, loss_mask)
     row, step = loss_mask.nonzero()
     predicted_of = np.cumsum(predicted).reshape(predicted.shape)[tree.owner[row, step], step] - 1
     row, step = predicted.nonzero()
     before = np.maximum(step - 1, 0)
     predicting = np.where(step == 0, middles[tree.group_of_row[row]] - 1, places[tree.owner[row, before], before])
-    layout = _layout(tree, places, (starts, middles, ends), batch.input_ids.device)
+    layout = _lay_out(tree, places, (starts, middles, ends))
     arrays = (input_ids, position_ids, predicting, completion_ids[row, step], predicted_of)
     ids, positions, *read = (torch.from_numpy(array).to(batch.input_ids.device) for array in arrays)
     return PackedRow(ids, positions, layout, *read)
 
 
-def _layout(
-    tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array], device: torch.device
-) -> PackedLayout:
+def _lay_out(tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array]) -> PackedLayout:
     steps = np.arange(tree.owner.shape[1])
     # The last token of a row is present only if another row continues after it.
     # In the example, `seen` keeps tokens 1 2 of row 0 (row 1 continues after its 2), 1 2 3 of row 1, 5 of row 3 and 6
@@ -96,7 +95,7 @@ def _layout(
     bounds = tuple(zip(*(bound.tolist() for bound in spans), strict=True))
 
     def table(array: Any) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        return torch.from_numpy(array)
 
     return PackedLayout(
         prompt_index=table(np.where(prompt_mask, spans[0][:, None] + prompt_steps, 0)),
@@ -107,7 +106,22 @@ def _layout(
         prompt_of=table(tree.group_of_row[kept]),
         spans=bounds,
         longest=int((tree.prompt_lengths[tree.group_of_row] + seen.sum(axis=1)).max(initial=0)),
+        forest=_forest(tree, places, spans),
     )
+
+
+def _forest(tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array]) -> Forest:
+    starts, middles, _ = spans
+    parents = np.arange(tree.num_tokens) - 1
+    parents[starts] = -1
+    row, step = tree.forwarded.nonzero()
+    before = np.maximum(step - 1, 0)
+    last_of_prompt = middles[tree.group_of_row[row]] - 1
+    parents[places[row, step]] = np.where(step == 0, last_of_prompt, places[tree.owner[row, before], before])
+    own = tree.forwarded.any(axis=1)
+    first_owned = places[own, tree.forwarded[own].argmax(axis=1)]
+    run_starts = np.sort(np.concatenate([starts, first_owned, [tree.num_tokens]])).astype(np.int64)
+    return Forest(parents.astype(np.int64), run_starts)
 
 
 def _places(tree: PrefixTree, middles: Int64Array, ends: Int64Array) -> Int64Array:

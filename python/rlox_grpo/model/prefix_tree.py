@@ -57,7 +57,7 @@ class PrefixTree:
         return int(self.prompt_lengths.sum() + self.forwarded.sum())
 
 
-def prefix_tree(batch: Batch) -> PrefixTree:
+def build_prefix_tree(batch: Batch) -> PrefixTree:
     """Find the shared prefixes of the rows of ``batch``. Runs on the CPU; the result does not depend on the model."""
     tensors: Any = (batch.completion_ids, batch.completion_mask.sum(dim=1), batch.prompt_index, batch.prompt_lengths)
     ids, lengths, prompt_index, prompt_lengths = (tensor.cpu().numpy() for tensor in tensors)
@@ -80,11 +80,11 @@ def prefix_tree(batch: Batch) -> PrefixTree:
         _, first, which, counts = np.unique(branch, return_index=True, return_inverse=True, return_counts=True)
         owner[together, step] = alike[together] = together[first[which]]
         together = together[counts[which] > 1]
-    forwarded = owners(owner, np.arange(ids.shape[1]) < lengths[:, None] - 1)
+    forwarded = find_owners(owner, np.arange(ids.shape[1]) < lengths[:, None] - 1)
     return PrefixTree(np.repeat(np.arange(len(starts)), sizes), prompt_lengths[starts], lengths, owner, forwarded)
 
 
-def owners(owner: Int64Array, mask: BoolArray) -> BoolArray:
+def find_owners(owner: Int64Array, mask: BoolArray) -> BoolArray:
     """``bool [N, T]``: the owners of the tokens under ``mask``, each once."""
     found = np.zeros(mask.shape, dtype=bool)
     row, step = mask.nonzero()

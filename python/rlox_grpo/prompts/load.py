@@ -1,4 +1,4 @@
-"""Prompts: whatever the user holds, tokenised once, and drawn in an order that a resumed run continues exactly."""
+"""Load and tokenise prompts, and draw them in a seeded order that a resumed run continues exactly."""
 
 from __future__ import annotations
 
@@ -39,20 +39,31 @@ def load_prompts(
 
     Raises:
         ValueError: no prompts, an empty one, a row without ``prompt`` or what the template reads, text without a
-            tokenizer; names the index.
-        TypeError: a prompt of none of these forms; names the index and the type.
+            tokenizer, a lone surrogate, a message without role or content or of an unknown role; names the index.
+        TypeError: a prompt of none of these forms, with the index and the type; a mapping such as a ``DatasetDict``,
+            with its splits.
     """
-    rows = _rows(prompts, template)
+    rows = _list_rows(prompts, template)
     if not rows:
         raise ValueError("prompts is empty: there is nothing to train on")
-    return [_tokenised(source, columns, index, tokenizer) for index, (source, columns) in enumerate(rows)]
+    return [_tokenise(source, columns, index, tokenizer) for index, (source, columns) in enumerate(rows)]
 
 
-def _rows(prompts: PromptsLike, template: str | None) -> list[tuple[Any, Mapping[str, Any]]]:
+def _list_rows(prompts: PromptsLike, template: str | None) -> list[tuple[Any, Mapping[str, Any]]]:
     """Each prompt's source and its other columns."""
     if isinstance(prompts, (str, Path)):
         prompts = read_rows(prompts)
     table: Any = prompts
+    if hasattr(table, "to_dict") and hasattr(table, "iterrows"):  # a pandas frame, which iterates over column names
+        table = table.to_dict("records")
+    if isinstance(table, Mapping):
+        kind, names = type(table).__name__, ", ".join(map(repr, table))
+        if any(hasattr(split, "column_names") for split in table.values()):  # datasets.DatasetDict
+            first = next(iter(table))
+            raise TypeError(
+                f"prompts is a {kind} with the splits {names}: pass one of them, such as prompts[{first!r}]"
+            )
+        raise TypeError(f"prompts is a {kind} with the keys {names}: expected a list of rows, each with a 'prompt'")
     if hasattr(table, "ndim") and hasattr(table, "tolist"):  # a tensor or an array
         if table.ndim != 2:
             raise ValueError(f"prompts has shape {tuple(table.shape)}: expected [num_prompts, prompt_len]")
@@ -73,24 +84,29 @@ def _rows(prompts: PromptsLike, template: str | None) -> list[tuple[Any, Mapping
     return rows
 
 
-def _tokenised(
-    source: Any, columns: Mapping[str, Any], index: int, tokenizer: PreTrainedTokenizerBase | None
-) -> Prompt:
+def _tokenise(source: Any, columns: Mapping[str, Any], index: int, tokenizer: PreTrainedTokenizerBase | None) -> Prompt:
     if hasattr(source, "tolist"):
         source = source.tolist()
     text: str | None = None
     if isinstance(source, str):
         text = source
-        token_ids = _needed(tokenizer, index)(source)["input_ids"]
+        tokenizer = _require_tokenizer(tokenizer, index)
+        _refuse_surrogates(text, index)
+        token_ids = tokenizer(text)["input_ids"]
     elif isinstance(source, list) and source and isinstance(source[0], Mapping):
-        tokenizer = _needed(tokenizer, index)
+        tokenizer = _require_tokenizer(tokenizer, index)
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(f"prompts[{index}] is chat messages and the tokenizer has no chat_template")
-        prefilled = source[-1].get("role") == "assistant"
-        rendered = tokenizer.apply_chat_template(
-            source, tokenize=False, add_generation_prompt=not prefilled, continue_final_message=prefilled
-        )
+        _check_messages(source, index, str(tokenizer.chat_template))
+        prefilled = source[-1]["role"] == "assistant"
+        try:
+            rendered = tokenizer.apply_chat_template(
+                source, tokenize=False, add_generation_prompt=not prefilled, continue_final_message=prefilled
+            )
+        except Exception as error:  # jinja2's errors, and whatever a template raises by itself
+            raise ValueError(f"prompts[{index}]: the tokenizer's chat template refuses it: {error}") from error
         text = str(rendered)
+        _refuse_surrogates(text, index)
         # The template writes its own special tokens.
         token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     elif isinstance(source, (list, tuple)) and all(isinstance(token, int) for token in source):
@@ -104,7 +120,36 @@ def _tokenised(
     return Prompt(np.asarray(token_ids, dtype=np.int64), index, text, source, columns)
 
 
-def _needed(tokenizer: PreTrainedTokenizerBase | None, index: int) -> PreTrainedTokenizerBase:
+ROLES = ("system", "user", "assistant", "tool", "developer")
+"""Roles of chat messages that every prompt may use; others must occur in the tokenizer's chat template."""
+
+
+def _check_messages(messages: Sequence[Any], index: int, template: str) -> None:
+    """Raise ValueError for a message without role or content, or of a role that the template does not know."""
+    for place, message in enumerate(messages):
+        where = f"prompts[{index}], message {place}"
+        if not isinstance(message, Mapping):
+            raise ValueError(f"{where} is {type(message).__name__}: expected {{'role': …, 'content': …}}")
+        for key in ("role", "content"):
+            if message.get(key) is None and not (key == "content" and message.get("tool_calls")):
+                raise ValueError(f"{where} has no {key!r}; it has {', '.join(map(repr, message)) or 'nothing'}")
+        role = message["role"]
+        if role not in ROLES and str(role) not in template:
+            raise ValueError(f"{where} has the role {role!r}: expected one of {', '.join(ROLES)}")
+
+
+def _refuse_surrogates(text: str, index: int) -> None:
+    """Raise ValueError for half of a UTF-16 pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"prompts[{index}] holds the lone surrogate {text[error.start]!r} at character {error.start}, which is no "
+            "text: replace it, by text.encode('utf-8', 'replace').decode() for example"
+        ) from None
+
+
+def _require_tokenizer(tokenizer: PreTrainedTokenizerBase | None, index: int) -> PreTrainedTokenizerBase:
     if tokenizer is None:
         raise ValueError(
             f"prompts[{index}] is text and there is no tokenizer: pass tokenizer=, or prompts as token ids"
@@ -153,7 +198,7 @@ def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: i
             )
 
 
-def prompt_order(num_prompts: int, seed: int, start: int) -> Iterator[int]:
+def shuffle_prompts(num_prompts: int, seed: int, start: int) -> Iterator[int]:
     """Indices from draw ``start`` on of an endless sequence: one seeded permutation of all prompts after another.
 
     The order depends on nothing but the arguments, so a resumed run needs only the number of draws already made.
@@ -166,7 +211,7 @@ def prompt_order(num_prompts: int, seed: int, start: int) -> Iterator[int]:
 
 
 class PromptDraws:
-    """Takes prompts in :func:`prompt_order`, from one draw on.
+    """Draws prompts in the order of :func:`shuffle_prompts`.
 
     Attributes:
         draws: Turns that have passed, those of prompts that were skipped included; where a resumed run goes on.
@@ -184,7 +229,7 @@ class PromptDraws:
             chance: with which the prompt of an index is taken when its turn comes, above 0; always when None.
         """
         self._prompts, self._seed, self._chance = prompts, seed, chance
-        self._order = prompt_order(len(prompts), seed, start)
+        self._order = shuffle_prompts(len(prompts), seed, start)
         self.draws = start
 
     def take(self, count: int) -> list[Prompt]:
@@ -192,18 +237,18 @@ class PromptDraws:
         taken: list[Prompt] = []
         while len(taken) < count:
             index = next(self._order)
-            if self._chance is None or _uniform(self._seed, self.draws) < self._chance(index):
+            if self._chance is None or _draw_uniform(self._seed, self.draws) < self._chance(index):
                 taken.append(self._prompts[index])
             self.draws += 1
         return taken
 
 
-def _uniform(seed: int, draw: int) -> float:
+def _draw_uniform(seed: int, draw: int) -> float:
     """A uniform of this draw alone, so that a resumed run skips what it would have skipped."""
     return float(np.random.default_rng([seed, draw, *b"skip"]).random())
 
 
-def fingerprint(prompts: Sequence[Prompt]) -> str:
+def fingerprint_prompts(prompts: Sequence[Prompt]) -> str:
     """A digest of all token ids in order: a resumed run must draw from the same prompts."""
     digest = hashlib.sha256()
     for prompt in prompts:

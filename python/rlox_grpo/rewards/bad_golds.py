@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from rlox_grpo import _native
-from rlox_grpo.rewards.columns import gold_text
+from rlox_grpo.rewards.columns import format_gold
 
 OnBadGold = Literal["stop", "skip"]
 
@@ -38,10 +38,10 @@ def unreadable_golds(answers: Sequence[Any]) -> list[UnreadableGold]:
     Args:
         answers: The column ``answer``: texts and numbers, as :class:`~rlox_grpo.rewards.MathAnswer` takes them.
     """
-    return _unreadable(answers, [gold_text(answer) for answer in answers])
+    return _find(answers, [format_gold(answer) for answer in answers])
 
 
-def _unreadable(answers: Sequence[Any], texts: Sequence[str | None]) -> list[UnreadableGold]:
+def _find(answers: Sequence[Any], texts: Sequence[str | None]) -> list[UnreadableGold]:
     found = [
         UnreadableGold(row, answer, "a gold is a text that is not blank, or a finite number")
         for row, (answer, text) in enumerate(zip(answers, texts, strict=True))
@@ -53,7 +53,7 @@ def _unreadable(answers: Sequence[Any], texts: Sequence[str | None]) -> list[Unr
     return sorted(found, key=lambda bad: bad.row)
 
 
-def readable(
+def skip_unreadable(
     answers: Sequence[Any], rule: str, column: str, on_bad_gold: OnBadGold
 ) -> tuple[list[str], list[UnreadableGold]]:
     """The golds as texts, and those that cannot be read, each of which has ``"0"`` in its place.
@@ -61,29 +61,29 @@ def readable(
     Raises:
         ValueError: With ``"stop"``, for golds that cannot be read: it names each row.
     """
-    texts = [gold_text(answer) for answer in answers]
-    bad = _unreadable(answers, texts)
+    texts = [format_gold(answer) for answer in answers]
+    bad = _find(answers, texts)
     if bad and on_bad_gold == "stop":
         raise ValueError(
-            f"{rule}: {_named(bad, len(answers), column)}; correct them, drop the rows, or set on_bad_gold='skip' to "
-            "leave these rows without a score"
+            f"{rule}: {_describe(bad, len(answers), column)}; correct them, drop the rows, or set on_bad_gold='skip' "
+            "to leave these rows without a score"
         )
     new = [gold for gold in bad if repr(gold.gold) not in _told]
     if new:
         _told.update(repr(gold.gold) for gold in new)
-        warnings.warn(f"{rule}: {_named(new, len(answers), column)}; these rows have no score", stacklevel=4)
+        warnings.warn(f"{rule}: {_describe(new, len(answers), column)}; these rows have no score", stacklevel=4)
     skipped = {gold.row for gold in bad}
     return ["0" if row in skipped or text is None else text for row, text in enumerate(texts)], bad
 
 
-def _named(bad: Sequence[UnreadableGold], rows: int, column: str) -> str:
+def _describe(bad: Sequence[UnreadableGold], rows: int, column: str) -> str:
     """Each row whose gold cannot be read, and how many they are."""
-    shown = [f"{column}[{gold.row}] is {_short(gold.gold)}: {gold.reason}" for gold in bad[:_SHOWN]]
+    shown = [f"{column}[{gold.row}] is {_shorten(gold.gold)}: {gold.reason}" for gold in bad[:_SHOWN]]
     if len(bad) > _SHOWN:
         shown.append(f"and rows {', '.join(str(gold.row) for gold in bad[_SHOWN:])}")
     return f"{'; '.join(shown)}; {len(bad)} of {rows} golds cannot be read"
 
 
-def _short(gold: Any) -> str:
+def _shorten(gold: Any) -> str:
     text = repr(gold)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from rlox_grpo import _native
-from rlox_grpo.rewards.bad_golds import OnBadGold, readable
-from rlox_grpo.rewards.columns import Columns, column, encodable, gold_text, texts
-from rlox_grpo.rewards.verdicts import Verdicts, floats, named, one_of
+from rlox_grpo.rewards.bad_golds import OnBadGold, skip_unreadable
+from rlox_grpo.rewards.columns import Columns, format_gold, make_encodable, read_column, read_texts
+from rlox_grpo.rewards.verdicts import Verdicts, check_choice, name_errors, to_floats
 
 Percent = Literal["exact", "optional"]
 Units = Literal["missing_ok", "convert", "exact", "ignore"]
@@ -63,29 +63,29 @@ class MathAnswer:
     __name__: ClassVar[str] = "math_answer"
 
     def __post_init__(self) -> None:
-        one_of("on_bad_gold", self.on_bad_gold, ("stop", "skip"))
+        check_choice("on_bad_gold", self.on_bad_gold, ("stop", "skip"))
         _settings(self)
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. ValueError names the column, and every row and value that it cannot use."""
-        values = column(columns, "answer", len(completions), self.__name__)
-        golds = [gold_text(value) for value in values]
-        answers = texts(completions, self.__name__)
+        values = read_column(columns, "answer", len(completions), self.__name__)
+        golds = [format_gold(value) for value in values]
+        answers = read_texts(completions, self.__name__)
         settings = _settings(self)
 
-        def scored(golds: list[str]) -> Verdicts:
-            return named(self.__name__, lambda: _native.score_math(answers, golds, settings), self.undecided)
+        def compare(golds: list[str]) -> Verdicts:
+            return name_errors(self.__name__, lambda: _native.score_math(answers, golds, settings), self.undecided)
 
         # The pass that finds every bad gold reads all of them once more, so it waits for the first one.
         if None not in golds:
             try:
-                return scored([gold for gold in golds if gold is not None])
+                return compare([gold for gold in golds if gold is not None])
             except ValueError as error:
                 refused = error
-        readable_golds, bad = readable(values, self.__name__, "answer", self.on_bad_gold)
+        readable, bad = skip_unreadable(values, self.__name__, "answer", self.on_bad_gold)
         if not bad:
             raise refused
-        found = scored(readable_golds)
+        found = compare(readable)
         skipped = [one.row for one in bad]
         scores, statuses = np.array(found.scores), np.array(found.statuses)
         # The completion is not at fault: its status stays "ok".
@@ -94,7 +94,7 @@ class MathAnswer:
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +127,10 @@ class MajorityVote:
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; reads ``prompts`` if there is no ``group_size``."""
-        answers = texts(completions, self.__name__)
+        answers = read_texts(completions, self.__name__)
         groups = self._groups(answers, columns)
         settings = _settings(self)
-        return named(self.__name__, lambda: _native.score_majority(answers, groups, settings), self.undecided)
+        return name_errors(self.__name__, lambda: _native.score_majority(answers, groups, settings), self.undecided)
 
     def _groups(self, answers: Sequence[str], columns: Mapping[str, Any]) -> list[int]:
         rows = len(answers)
@@ -154,7 +154,7 @@ class MajorityVote:
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, {**columns, "prompts": prompts}))
+        return to_floats(self.verdicts(completions, {**columns, "prompts": prompts}))
 
 
 def math_equal(
@@ -176,7 +176,7 @@ def math_equal(
     rule = MathAnswer(
         tolerance=tolerance, percent=percent, units=units, base=base, brackets=brackets, unsolved=unsolved
     )
-    return _native.math_equal(encodable(gold), encodable(answer), _settings(rule))
+    return _native.math_equal(make_encodable(gold), make_encodable(answer), _settings(rule))
 
 
 def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str, bool, bool, bool]:
@@ -184,11 +184,11 @@ def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str,
     tolerance = rule.tolerance
     if tolerance is not None and not (math.isfinite(tolerance) and 0 <= tolerance < 1):
         raise ValueError(f"tolerance is {tolerance}, expected None or a number from 0 to 1")
-    one_of("percent", rule.percent, _CHOICE)
-    one_of("units", rule.units, _UNITS)
-    one_of("base", rule.base, _CHOICE)
-    one_of("brackets", rule.brackets, _CHOICE)
-    one_of("unsolved", rule.unsolved, ("wrong", "right"))
+    check_choice("percent", rule.percent, _CHOICE)
+    check_choice("units", rule.units, _UNITS)
+    check_choice("base", rule.base, _CHOICE)
+    check_choice("brackets", rule.brackets, _CHOICE)
+    check_choice("unsolved", rule.unsolved, ("wrong", "right"))
     percent, base, brackets = (choice == "optional" for choice in (rule.percent, rule.base, rule.brackets))
     return tolerance, percent, rule.units, base, brackets, rule.unsolved == "right"
 

@@ -1,14 +1,16 @@
 """Save and restore a run: weights, optimizer, random states, position, step. Tensors as safetensors, the rest as JSON.
 
-A checkpoint appears whole or not at all: it is written beside its place and renamed into it. Nothing is pickled.
+A checkpoint is written under a name of its own attempt, with digests of its files, and renamed into its place: it is
+complete and of one writer, or absent. Nothing is pickled.
 """
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 import os
 import random
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +21,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from rlox_grpo.distributed.shards import placed_like
-from rlox_grpo.errors import CheckpointError
+from rlox_grpo.distributed.shards import place_like
+from rlox_grpo.errors import CheckpointError, NonFiniteError
+from rlox_grpo.run.files import sync_path
+from rlox_grpo.run.history import partial_name, remove_leftovers, remove_old, set_aside
+from rlox_grpo.run.manifest import FORMAT, write_manifest
 
-_NAME = re.compile(r"step_(\d{6,})")
-_PARTIAL = ".writing_"
+logger = logging.getLogger(__name__)
+
+_PROBE = "The 12 cats cost $3.50 each;  x^2 + 3x = 10, so x = 2.\nNaïve café, 答案是 99。 def f(a): return a[-1]\t# ok"
 
 
 def save_checkpoint(
@@ -40,44 +46,105 @@ def save_checkpoint(
     weights: Mapping[str, Tensor] | None = None,
     reference_state: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Write ``root/step_<step>`` and remove all but the newest ``keep`` checkpoints.
+    """Write ``root/step_<step>`` and remove all but the ``keep`` checkpoints that were written last.
 
     Beside the training state it holds what ``from_pretrained`` reads, so that a checkpoint of a transformers model
     can be used as a model. ``weights`` are the whole parameters where ``model`` holds shards or rounded ones,
-    ``reference_state`` the weights of a reference that follows the policy.
+    ``reference_state`` the weights of a reference that follows the policy. Only the process that holds the run's
+    folder (:mod:`rlox_grpo.run.lock`) may call it.
 
     Raises:
         CheckpointError: the folder cannot be written (a full disk, say); what was there before is untouched.
+        NonFiniteError: a weight or a moment of the optimizer is NaN or infinite; nothing is written.
     """
     place = root / f"step_{step:06d}"
-    if place.exists():  # a step's state is one: the run has already saved it
-        return place
-    partial = root / f"{_PARTIAL}{place.name}"
+    partial = root / partial_name(step)
+    tensors = _saved_tensors(model, weights or {})
+    moments = {name: tensor.detach().cpu() for name, tensor in optimizer_state.items()}
+    _refuse_non_finite(model, tensors, moments)
     try:
-        for torn in root.glob(f"{_PARTIAL}*"):
-            shutil.rmtree(torn)
+        remove_leftovers(root)
         partial.mkdir(parents=True)
-        save_file(_saved_tensors(model, weights or {}), partial / "model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
         if isinstance(model, PreTrainedModel):
-            model.config.save_pretrained(partial)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(partial)
-        moments = {name: tensor.detach().cpu() for name, tensor in optimizer_state.items()}
+            _save_settings(model, tokenizer, partial)
         save_file(moments, partial / "optimizer.safetensors")
         if reference_state:
             save_file(dict(reference_state), partial / "reference.safetensors")
         save_file(_random_tensors(), partial / "random.safetensors")
-        (partial / "state.json").write_text(json.dumps({**state, "step": step, "random": _random_values()}, indent=1))
-        for file in partial.rglob("*"):
-            _flush(file)
+        whole = {**state, "format": FORMAT, "step": step, "random": _random_values()}
+        (partial / "state.json").write_text(json.dumps(whole, indent=1))
+        write_manifest(partial)
+        for path in (*partial.rglob("*"), partial):
+            sync_path(path)
+        if place.exists():  # of other progress: a run that resumes sets later steps aside
+            set_aside(place, "superseded")
         os.replace(partial, place)
-        _flush(root)
+        sync_path(root)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"cannot write the checkpoint {place}: {error}") from error
-    for old in checkpoints(root)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    remove_old(root, keep=keep, newest=place)
     return place
+
+
+def _save_settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
+    """What ``from_pretrained`` reads beside the weights: configuration, generation settings, tokenizer."""
+    model.config.save_pretrained(folder)
+    _save_generation_config(model, tokenizer, folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
+    """Write ``generation_config.json``; a model that states no end token gets the tokenizer's, by which it trained."""
+    generation = copy.deepcopy(getattr(model, "generation_config", None))
+    if generation is None:
+        return
+    if generation.eos_token_id is None and tokenizer is not None:
+        generation.eos_token_id = tokenizer.eos_token_id
+    try:
+        generation.save_pretrained(folder)
+    except ValueError as error:  # transformers refuses settings that contradict each other, which training ignores
+        logger.warning("generation_config.json was not written: %s", error)
+
+
+def _warn_of_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn where ``AutoTokenizer`` makes other ids of the files in ``folder``: it rebuilds some types' tokenizers."""
+    try:
+        other: Any = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        logger.warning("AutoTokenizer cannot load the tokenizer saved in %s: %s", folder, error)
+        return
+    ids = range(min(len(tokenizer), 2000))
+    texts = [_PROBE, *(str(tokenizer.decode(some)) for some in (*([index] for index in ids), [*ids][:200]))]
+    for text in texts:
+        mine, theirs = _encode(tokenizer, text), _encode(other, text)
+        if mine is not None and mine != theirs:
+            logger.warning(
+                "%s: AutoTokenizer builds a %s of this tokenizer, with other ids (%r: %s there, %s here); load it by "
+                "PreTrainedTokenizerFast.from_pretrained, or train a model of another type",
+                *(folder, type(other).__name__, text[:40], theirs and theirs[:8], mine[:8]),
+            )
+            return
+
+
+def _encode(tokenizer: Any, text: str) -> list[int] | None:
+    """The ids of ``text``, or None where the tokenizer has no word for it."""
+    try:
+        return list(tokenizer(text)["input_ids"])
+    except Exception:  # noqa: BLE001  (tokenizers raises Exception itself)
+        return None
+
+
+def _refuse_non_finite(model: nn.Module, tensors: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
+    """Raise NonFiniteError naming the first trained parameter, or moment of one, that is not finite."""
+    trained = {name: tensors[name] for name, own in model.named_parameters() if own.requires_grad and name in tensors}
+    for what, found in (("parameter", trained), ("the optimizer's", moments)):
+        for name, tensor in found.items():
+            if tensor.is_floating_point() and not (good := torch.isfinite(tensor)).all():
+                bad = tensor.numel() - int(good.sum())
+                raise NonFiniteError(f"{what} {name} has {bad:,} of {tensor.numel():,} values that are NaN or infinite")
 
 
 def export_model(
@@ -87,8 +154,11 @@ def export_model(
     if hasattr(model, "save_pretrained"):
         save_pretrained: Any = model.save_pretrained
         save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
+        _save_generation_config(model, tokenizer, path)
         if tokenizer is not None:
             tokenizer.save_pretrained(path)
+            if (path / "config.json").exists():  # an adapter's folder is no model's
+                _warn_of_other_tokenizer(path, tokenizer)
         return
     path.mkdir(parents=True, exist_ok=True)
     if weights is None:
@@ -97,20 +167,14 @@ def export_model(
         save_file(dict(weights), path / "model.safetensors")
 
 
-def checkpoints(root: Path) -> list[Path]:
-    """The complete checkpoints under ``root``, oldest first."""
-    if not root.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
-
-
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """The JSON part. Raises CheckpointError when it is missing or broken."""
     try:
-        state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{checkpoint} is not a checkpoint of rlox_grpo: {error}") from None
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
+        raise CheckpointError(f"{checkpoint} is not a checkpoint of rlox_grpo: state.json: {error}") from None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{checkpoint} is not a checkpoint of rlox_grpo: state.json is not a JSON object")
     return state
 
 
@@ -132,7 +196,7 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
             raise CheckpointError(f"{checkpoint} is of another model: {name} has shape {there}, here {here}")
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(placed_like(saved[name], tensor))
+            tensor.copy_(place_like(saved[name], tensor))
 
 
 def load_optimizer(checkpoint: Path) -> dict[str, Tensor]:
@@ -147,9 +211,22 @@ def load_reference(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def load_random_states(checkpoint: Path) -> None:
-    """Set Python's, NumPy's and torch's global generators to where the checkpoint was."""
-    values: dict[str, Any] = read_state(checkpoint)["random"]
+    """Set Python's, NumPy's and torch's global generators to where the checkpoint was.
+
+    Raises:
+        CheckpointError: the states are missing, or are not what this library writes.
+    """
     tensors = _tensors(checkpoint / "random.safetensors")
+    try:
+        _set_random_states(read_state(checkpoint)["random"], tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{checkpoint}: the random states in state.json or random.safetensors: {what}") from error
+
+
+def _set_random_states(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     version, internal, gauss = values["python"]
     random.setstate((version, tuple(internal), gauss))
     name, position, has_gauss, cached = values["numpy"]
@@ -200,12 +277,3 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {file}: {error}") from error
-
-
-def _flush(path: Path) -> None:
-    """Ask the disk to hold ``path`` before anything points to it."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

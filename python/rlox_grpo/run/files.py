@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import math
 import os
+import re
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from rlox_grpo.types import Float32Array, ScoredGroup
+
+logger = logging.getLogger(__name__)
+
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_PART = re.compile(r"\..+\.part")
 
 
 def read_jsonl(path: Path, *, limit: int | None = None) -> list[dict[str, Any]]:
@@ -21,9 +30,10 @@ def read_jsonl(path: Path, *, limit: int | None = None) -> list[dict[str, Any]]:
 
     Raises:
         ValueError: A whole line is not a JSON object; the message names file and line.
+        OSError: It is not there, or not a regular file.
     """
     rows: list[dict[str, Any]] = []
-    with path.open("rb") as lines:
+    with open_regular(path) as lines:
         for number, line in enumerate(lines, start=1):
             if limit is not None and len(rows) >= limit:
                 break
@@ -33,44 +43,163 @@ def read_jsonl(path: Path, *, limit: int | None = None) -> list[dict[str, Any]]:
     return rows
 
 
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file of a run's folder for reading; a symbolic link, a pipe or a device is refused.
+
+    Raises:
+        OSError: It is not there, cannot be read, or is not a regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a symbolic link, which a run's folder does not hold", str(path)) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(f"{path} is a folder, expected a file")
+    raise OSError(f"{path} is not a regular file")
+
+
 def cut_after(path: Path, step: int) -> None:
     """Drop the lines of ``path`` past ``step``, and its torn last line; the file is replaced in one move.
 
-    A run that resumes at ``step`` calls this before it writes again. A file that is not there stays so.
+    A run that resumes at ``step`` calls this before it writes again; what is dropped is logged. A file that is not
+    there stays so.
 
     Raises:
         ValueError: A whole line is not a JSON object with an integer ``step``; the file is left as it was.
+        OSError: It cannot be read or written, or is not a regular file.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return
     kept: list[bytes] = []
-    with path.open("rb") as lines:
+    later = torn = 0
+    with open_regular(path) as lines:
         for number, line in enumerate(lines, start=1):
             row = _parse(line, path, number)
             if row is None:
+                torn += 1
                 continue
             if not isinstance(row.get("step"), int):
                 raise ValueError(f"{path}:{number}: no integer 'step' in {line[:80]!r}")
             if row["step"] <= step:
                 kept.append(line if line.endswith(b"\n") else line + b"\n")
+            else:
+                later += 1
+    if torn:
+        logger.warning("%s: removed its last line, which was written in part", path)
+    if later:
+        logger.info("%s: removed %d lines of steps after %d, from which the run goes on", path, later, max(step, 0))
     replace_file(path, b"".join(kept))
+
+
+def last_step(path: Path) -> int:
+    """The step of the last whole line that has one; 0 where there is none, or no such file.
+
+    Raises:
+        ValueError: A whole line is not a JSON object.
+        OSError: It cannot be read, or is not a regular file.
+    """
+    if not os.path.lexists(path):
+        return 0
+    return max((row["step"] for row in read_jsonl(path) if isinstance(row.get("step"), int)), default=0)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append one line; a write that fails is cut off again, so that lines stay whole.
+
+    Raises:
+        OSError: The disk is full, went away, or ``path`` is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0), 0o666)
+    with open(descriptor, "r+b", buffering=0) as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is not a regular file")
+        _cut_torn_end(file, status.st_size)
+        append_or_cut(file, line)
+
+
+def append_or_cut(file: Any, line: bytes) -> None:
+    """Write ``line`` at the end of an unbuffered file, whole or not at all. Raises OSError."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        while line:  # a raw write may take only a part, the last bytes of a full disk
+            line = line[file.write(line) :]
+    except OSError:
+        file.truncate(size)
+        raise
+
+
+def _cut_torn_end(file: Any, size: int) -> None:
+    """Cut what follows the last newline, where an earlier cut failed too."""
+    keep = size
+    while keep > 0:
+        start = max(0, keep - 4096)
+        file.seek(start)
+        block = file.read(keep - start)
+        place = block.rfind(b"\n")
+        keep = start + place + 1
+        if place >= 0:
+            break
+    if keep < size:
+        file.truncate(keep)
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path`` so that a reader, or a crash, meets the old file or the new one, never half.
 
+    The new file is made under a random name, which nobody can have planted; a symbolic link at ``path`` is replaced.
+
     Raises:
         OSError: The disk is full or the folder cannot be written; the old file stands.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name[:200]}.{os.urandom(8).hex()}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666)
     try:
-        with part.open("wb") as file:
+        with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+        os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+    sync_path(path.parent)
+
+
+def sync_path(path: Path) -> None:
+    """Ask the disk to hold a file, or the names in a folder, before anything points to it. Raises OSError."""
+    if os.name == "nt" and path.is_dir():  # Windows opens no folder
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what processes left that were killed within :func:`replace_file`; only the run's holder may."""
+    for path in folder.glob(".*.part"):
+        if _PART.fullmatch(path.name) and not path.is_dir():
+            path.unlink(missing_ok=True)
+
+
+def remove_later_completions(run_dir: Path, step: int) -> None:
+    """Remove the completions of steps past ``step``, which a resumed run samples again; logs how many."""
+    later = [
+        path
+        for path in (run_dir / "completions").glob("*step_*.jsonl")
+        if (match := re.fullmatch(r"(?:eval_)?step_(\d+)\.jsonl", path.name)) and int(match[1]) > step
+    ]
+    for path in later:
+        path.unlink(missing_ok=True)
+    if later:
+        logger.info("%s: removed the completions of %d steps after %d", run_dir, len(later), max(step, 0))
 
 
 def write_completions(

@@ -1,9 +1,10 @@
-"""A run's folder: what is written while it trains, and how a second start finds its way back."""
+"""Run folder: logs, checkpoints, resume."""
 
 from __future__ import annotations
 
 import logging
 import shutil
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,14 +16,13 @@ import numpy as np
 from torch import Tensor
 
 from rlox_grpo.config.choices import SinkName
-from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, list_unknown_options
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.load import Policy
-from rlox_grpo.rollout.async_generation import joined_states
+from rlox_grpo.rollout.async_generation import join_states
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.checkpoint import (
-    checkpoints,
     load_optimizer,
     load_random_states,
     load_reference,
@@ -30,53 +30,39 @@ from rlox_grpo.run.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from rlox_grpo.run.files import cut_after, json_line, replace_file, write_completions
-from rlox_grpo.run.guards import Watch
+from rlox_grpo.run.files import (
+    append_line,
+    cut_after,
+    json_line,
+    last_step,
+    remove_later_completions,
+    remove_parts,
+    replace_file,
+    write_completions,
+)
+from rlox_grpo.run.guards import Watch, resume_watch, write_warnings
+from rlox_grpo.run.history import (
+    checkpoints,
+    choose_newest,
+    remove_leftovers,
+    require_good,
+    set_aside,
+    set_later_aside,
+)
+from rlox_grpo.run.manifest import find_damage
 from rlox_grpo.run.report import write_report
+from rlox_grpo.run.resume import (
+    compare_data,
+    compare_rewards,
+    find_state_damage,
+    refuse_changes,
+    refuse_unknown_changes,
+)
 from rlox_grpo.run.sinks import make_sinks
 from rlox_grpo.types import Float32Array, ScoredGroup
 from rlox_grpo.update.learner import Learner
 
 logger = logging.getLogger(__name__)
-
-FREE_TO_CHANGE = frozenset(
-    {
-        "output_dir",
-        "resume",
-        "max_steps",
-        "checkpoint_steps",
-        "keep_checkpoints",
-        "eval_steps",
-        "eval_samples",
-        "eval_greedy",
-        "log_completions",
-        "log_to",
-        "guards",
-        "micro_batch_tokens",
-        "max_rollout_rows",
-        "engine_sleep",
-        "gpu_memory_utilization",
-        "tensor_parallel_size",
-        "server_urls",
-        "server_timeout",
-        "server_sync_dir",
-        "server_nccl_address",
-        "reward_timeout",
-        "reward_workers",
-        "on_reward_error",
-        "zero_stage",
-        "shard_parameters",
-        "offload_optimizer",
-        "offload_params",
-        "rank_timeout",
-        "reference_offload",
-        "reference_url",
-        "reference_token_file",
-        "reference_timeout",
-    }
-)
-"""Fields that a resumed run may change: none of them alters what a step computes, beyond rounding and the rewards of
-functions that fail or run out of time."""
 
 
 @dataclass
@@ -104,45 +90,68 @@ class Run:
         ranks: Ranks,
         progress: Progress,
         *,
-        rewards: Sequence[str],
+        rewards: Sequence[tuple[str, str | None]],
         data: Mapping[str, Any],
         origin: Mapping[str, Any],
     ) -> None:
-        """Find or make the run's folder, and load its newest checkpoint into the parts of the trainer.
+        """Load the newest checkpoint of the run's folder into the parts of the trainer; rank 0 holds the folder.
 
         Args:
             config: every option of the run.
             policy: the model in training and its tokenizer.
             learner, sampler, progress: a resume sets their state.
             ranks: the processes of the run.
-            rewards: names of the reward functions.
+            rewards: each reward function's name, and a digest of its source or None.
             data: fingerprints that a resumed run must find unchanged.
             origin: keys that lead ``config.toml``, such as the model and the data files.
 
         Raises:
             CheckpointError: a folder that holds another run, a broken checkpoint, or a disk too full for one.
+            ConfigError: ``resume_changes`` names what is no option.
         """
         self._config, self._policy, self._learner, self._sampler = config, policy, learner, sampler
         self._ranks, self._progress, self._rewards = ranks, progress, [*rewards]
         self._data = dict(data)
         self._folder = None if self._config.output_dir is None else Path(self._config.output_dir)
         self.start_step, self.start_draw = self._progress.step, self._progress.draws
+        self.resumed_from: Path | None = None
         self.last_metrics: dict[str, float] = {}
         self.batches_under_way: list[dict[str, Any]] = []
+        self._saved_step: int | None = None
         self._save_is_due = False
         self._warned_of: set[str] = set()
         self._watch = Watch() if self._config.guards and self._ranks.is_first else None
-        self._ranks.refuse_differences("ranks of one run differ", {**self._config.model_dump(mode="json"), **data})
-        # What rank 0 finds counts: it writes the folder, which the others must be able to read.
-        checkpoint = self._ranks.gather(str(self._found_checkpoint() or ""))[0]
-        if checkpoint:
-            self._resume(Path(checkpoint))
         self._writes = self._folder is not None and self._ranks.is_first
+        refuse_unknown_changes(config.resume_changes)
+        self._ranks.refuse_differences("ranks of one run differ", {**self._config.model_dump(mode="json"), **data})
+        checkpoint, damaged = self._agree_on_checkpoint()
+        changed = self._resume(checkpoint) if checkpoint is not None else {}
+        self._first_step = self._progress.step
+        self._ranks.gather(None)  # every rank has read the checkpoint before the folder changes
         if self._folder is not None and self._writes:
-            self._refuse_full_disk(self._folder)
-            replace_file(self._folder / "config.toml", self._config.to_toml(origin).encode())
-            # A run that starts anew evaluates its step 0 anew.
-            cut_after(self._folder / "evaluations.jsonl", self._progress.step or -1)
+            self._prepare(self._folder, checkpoint, damaged, changed, origin)
+
+    @property
+    def progress_fields(self) -> dict[str, float]:
+        """Fields of the returned metrics: ``resumed_from_step`` (0 where the run began anew), ``steps_trained``."""
+        return {
+            "resumed_from_step": float(self._first_step),
+            "steps_trained": float(self._progress.step - self._first_step),
+        }
+
+    def announce(self, total_steps: int) -> None:
+        """Say what this start does: resume at a step, or nothing as the run is complete."""
+        if self._progress.step >= total_steps:
+            self._say(f"{self._config.output_dir} is complete: all {total_steps} steps are done, nothing to train")
+        elif self.resumed_from is not None:
+            self._say(f"resuming at step {self._progress.step} of {total_steps} from {self.resumed_from}")
+
+    def _say(self, line: str) -> None:
+        """Log a line; without a logging configuration print it beside the console's lines."""
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("%s", line)
+        elif self._ranks.is_first and "console" in self._config.log_to:
+            print(line, flush=True)
 
     @contextmanager
     def recording(self, total_steps: int) -> Iterator[None]:
@@ -161,12 +170,15 @@ class Run:
             resume_step=self._progress.step,
             config=self._config.model_dump(),
         )
+        if self._watch is not None and self._folder is not None and self._writes:
+            self._watch = resume_watch(self._folder, self._progress.step)
         try:
             yield
         except Exception as error:
             if self._learner.weights_are_whole and self._progress.step > self.start_step:
                 self._save_after(error)
-            logger.error("the run stopped after step %d (%s); %s", self._progress.step, error, self.how_to_resume())
+            how = self.how_to_resume(numbers_are_bad=isinstance(error, ArithmeticError))
+            logger.error("the run stopped after step %d (%s); %s", self._progress.step, error, how)
             raise
         finally:
             self._sinks.close()
@@ -175,22 +187,29 @@ class Run:
     def record(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup], advantages: Float32Array) -> None:
         """Hand one step's metrics to the sinks, and write some of its completions."""
         self.last_metrics = dict(metrics)
-        if self._watch is not None:
-            self._watch.step(metrics)
-        self._sinks.write(self._progress.step, metrics)
+        fired = {} if self._watch is None else self._watch.step(metrics)
+        self._sinks.write(self._progress.step, {**metrics, **{f"guard/{name}": 1.0 for name in fired}})
+        if fired and self._folder is not None and self._writes:
+            with self._warning_once("warnings"):
+                write_warnings(self._folder, self._progress.step, fired)
         limit = self._config.log_completions
         if self._folder is not None and self._writes and limit > 0:
             with self._warning_once("completions"):
                 write_completions(self._folder, self._progress.step, groups, advantages, limit=limit)
 
     def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
-        """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions."""
+        """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions.
+
+        The sinks get the evaluation before the first step here, and later ones among the metrics of their steps.
+        """
+        step = self._progress.step
+        if step == 0:
+            self._sinks.write(0, {f"eval/{name}": value for name, value in metrics.items()}, without="jsonl")
         if self._folder is None or not self._writes:
             return
-        step = self._progress.step
         numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
-        with self._warning_once("evaluations"), (self._folder / "evaluations.jsonl").open("ab") as file:
-            file.write(json_line({"step": step, **numbers}))
+        with self._warning_once("evaluations"):
+            append_line(self._folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
         with self._warning_once("evaluations"):
             limit = max(1, self._config.log_completions)
             write_completions(self._folder, step, groups, None, limit=limit, kind="eval_step")
@@ -211,34 +230,41 @@ class Run:
             self._save_is_due = False
 
     def save(self) -> None:
-        """Write a checkpoint of the step just done.
+        """Write a checkpoint of the step just done, unless that step has one of this run.
 
         Raises:
             CheckpointError: it cannot be written; the message says what to do, the weights are still in memory.
+            NonFiniteError: the weights are not finite; the last checkpoint stays.
         """
-        if self._folder is None:
+        if self._folder is None or self._saved_step == self._progress.step:
             return
-        failure = ""
+        failure = ["", ""]
         weights, moments = self._learner.whole_weights(), self._learner.updater.state_dict()
-        under_way = joined_states(self._ranks.gather(self._sampler.ahead.state()))
+        under_way = join_states(self._ranks.gather(self._sampler.ahead.state()))
         if self._writes:
             try:
                 self._write_checkpoint(weights, moments, under_way)
-            except CheckpointError as error:
-                failure = str(error)
-        if failure := self._ranks.gather(failure)[0]:  # every rank goes on, or stops, as rank 0 does
-            raise CheckpointError(failure)
+            except (CheckpointError, NonFiniteError) as error:
+                failure = [type(error).__name__, str(error)]
+        kind, message = self._ranks.gather(failure)[0]  # every rank goes on, or stops, as rank 0 does
+        if kind:
+            raise (NonFiniteError if kind == NonFiniteError.__name__ else CheckpointError)(message)
+        self._saved_step = self._progress.step
 
     def _save_after(self, error: Exception) -> None:
+        """Save what is whole after ``error``, which stays the error of the run."""
         updater = self._learner.updater
-        if self._ranks.size == 1 or isinstance(error, NonFiniteError):  # every rank has raised that
-            self.save()
-        elif self._writes and not updater.is_sharded:  # the other ranks may be gone, and they are not needed
-            self._write_checkpoint(
-                self._learner.whole_weights(),
-                updater.state_dict(),
-                self._sampler.ahead.state(prompts_alone=True),
-            )
+        try:
+            if self._ranks.size == 1 or isinstance(error, NonFiniteError):  # every rank has raised that
+                self.save()
+            elif self._writes and not updater.is_sharded:  # the other ranks may be gone, and they are not needed
+                self._write_checkpoint(
+                    self._learner.whole_weights(),
+                    updater.state_dict(),
+                    self._sampler.ahead.state(prompts_alone=True),
+                )
+        except (CheckpointError, NonFiniteError) as failure:
+            logger.error("no checkpoint was written of step %d: %s", self._progress.step, failure)
 
     def _write_checkpoint(
         self, weights: Mapping[str, Tensor], moments: Mapping[str, Any], under_way: Sequence[Mapping[str, Any]]
@@ -247,7 +273,9 @@ class Run:
         state = {
             "config": self._config.model_dump(mode="json"),
             "data": self._data,
-            "rewards": self._rewards,
+            "model": self._model_name(),
+            "rewards": [name for name, _ in self._rewards],
+            "reward_sources": [digest for _, digest in self._rewards],
             "draws": self._progress.draws,
             "batches_under_way": under_way,
             "pass_rates": self._sampler.pass_rates.state(),
@@ -271,71 +299,153 @@ class Run:
             )
         except CheckpointError as error:
             raise CheckpointError(
-                f"{error}. The weights of step {self._progress.step} are in memory: free space and call trainer.save(path), "
-                f"or run again to continue from {self._newest_name()}"
+                f"{error}. The weights of step {self._progress.step} are in memory: free space and call "
+                f"trainer.save(path), or run again to continue from {self._newest_name()}"
+            ) from error
+        except NonFiniteError as error:
+            raise NonFiniteError(
+                f"after step {self._progress.step} {error}: no checkpoint of it was written; saved up to "
+                f"{self._newest_name()}"
             ) from error
 
-    def how_to_resume(self) -> str:
-        """What to tell a user whose run stopped."""
+    def how_to_resume(self, *, numbers_are_bad: bool = False) -> str:
+        """What to tell a user whose run stopped; the same command is no advice where it would meet the same numbers."""
         if self._folder is None:
             return "nothing was saved: the run has no output_dir"
-        return f"saved up to {self._newest_name()}; start the same command again to continue"
+        saved = f"saved up to {self._newest_name()}"
+        if numbers_are_bad:
+            return (
+                f"{saved}; the same command would meet the same numbers again: continue with another learning rate "
+                "(learning_rate=…, resume_changes=['learning_rate']) or max_grad_norm, or change what the error names"
+            )
+        if self._config.resume not in ("auto", "never"):
+            return (
+                f"{saved}; start again with resume='auto' to continue (resume={self._config.resume!r} goes back to it)"
+            )
+        return f"{saved}; start the same command again to continue"
 
     def _newest_name(self) -> str:
         found = [] if self._folder is None else checkpoints(self._folder / "checkpoints")
         return str(found[-1]) if found else "the start: no checkpoint was written yet"
 
-    def _found_checkpoint(self) -> Path | None:
-        """The checkpoint to continue from, if any."""
+    def _model_name(self) -> str:
+        model = self._policy.model
+        return str(getattr(model, "name_or_path", "") or type(model).__name__)
+
+    def _agree_on_checkpoint(self) -> tuple[Path | None, list[Path]]:
+        """The checkpoint to continue from, if any, and newer ones that are damaged, as rank 0 finds them.
+
+        Rank 0 writes the folder; the others must be able to read it.
+        """
+        answer: dict[str, Any] = {"path": None, "damaged": [], "error": None}
+        if self._ranks.is_first:
+            try:
+                path, damaged = self._find_checkpoint()
+                answer = {"path": path and str(path), "damaged": [str(one) for one in damaged], "error": None}
+            except CheckpointError as error:
+                answer["error"] = str(error)
+        answer = self._ranks.gather(answer)[0]
+        if answer["error"] is not None:
+            raise CheckpointError(answer["error"])
+        return answer["path"] and Path(answer["path"]), [Path(path) for path in answer["damaged"]]
+
+    def _find_checkpoint(self) -> tuple[Path | None, list[Path]]:
         resume = self._config.resume
         if self._progress.step > 0:  # a second call of train() goes on with what it holds
-            return None
+            return None, []
         if resume not in ("auto", "never"):
-            return Path(resume)
-        found = [] if self._folder is None else checkpoints(self._folder / "checkpoints")
-        if found and resume == "never":
+            require_good(Path(resume), _find_damage)
+            return Path(resume), []
+        root = None if self._folder is None else self._folder / "checkpoints"
+        if root is not None and resume == "never" and checkpoints(root):
             raise CheckpointError(f"{self._folder} holds a run and resume='never': choose another output_dir")
-        return found[-1] if found else None
+        return (None, []) if root is None else choose_newest(root, _find_damage)
 
-    def _resume(self, checkpoint: Path) -> None:
+    def _resume(self, checkpoint: Path) -> dict[str, tuple[Any, Any]]:
+        """Load the checkpoint; returns the options that differ, each with its old and its new value."""
         state = read_state(checkpoint)
-        self._refuse_other_run(checkpoint, state)
+        changed = self._refuse_other_run(checkpoint, state)
         load_weights(checkpoint, self._policy.model)
-        self._learner.updater.load_state_dict(load_optimizer(checkpoint))
-        if self._learner.reference is not None:
-            self._learner.reference.load_state_dict(load_reference(checkpoint))
+        moments = load_optimizer(checkpoint)
+        reference = load_reference(checkpoint) if self._learner.reference is not None else {}
         load_random_states(checkpoint)
+        try:
+            self._learner.updater.load_state_dict(moments)
+            if self._learner.reference is not None:
+                self._learner.reference.load_state_dict(reference)
+            self._sampler.pass_rates.load_state(state["pass_rates"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{checkpoint} does not fit this run: {type(error).__name__}: {error}") from error
         self._progress.step, self._progress.draws = state["step"], state["draws"]
         self.batches_under_way = state["batches_under_way"]
-        self._sampler.pass_rates.load_state(state["pass_rates"])
         self._learner.kl_weight.value = state["kl_coef"]
         self.start_step, self.start_draw = state["start_step"], state["start_draw"]
         self.last_metrics = state["last_metrics"]
-        logger.info("continuing from %s", checkpoint)
+        self.resumed_from = checkpoint
+        if self._folder is not None and checkpoint.parent.resolve() == (self._folder / "checkpoints").resolve():
+            self._saved_step = self._progress.step
+        before = state.get("model")
+        if before not in (None, self._model_name()) and self._ranks.is_first:
+            logger.warning(
+                "the run began with the model %s, and this start names %s: the checkpoint's weights are used",
+                *(before, self._model_name()),
+            )
+        return changed
 
-    def _refuse_other_run(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
+    def _refuse_other_run(self, checkpoint: Path, state: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Raise CheckpointError when the checkpoint is of another configuration, data or rewards."""
-        now = self._config.model_dump(mode="json")
-        then = state["config"]
-        changed = [
-            f"{name}: {then.get(name)!r} there, {now.get(name)!r} here"
-            for name in sorted((now.keys() | then.keys()) - FREE_TO_CHANGE)
-            if then.get(name) != now.get(name)
+        options = find_changed_options(state["config"], self._config)
+        others = [
+            *list_unknown_options(state["config"]),
+            *compare_rewards(state, self._rewards),
+            *compare_data(state["data"], self._data),
         ]
-        if state["rewards"] != self._rewards:
-            changed.append(f"reward functions: {state['rewards']} there, {self._rewards} here")
-        changed += [
-            f"{name}: not those of the run" for name in self._data if state["data"].get(name) != self._data[name]
-        ]
+        fixed = {name: values for name, values in options.items() if not is_resumable(name)}
+        refuse_changes(checkpoint, fixed, others, self._config.resume_changes)
+        if others and self._ranks.is_first:
+            logger.warning("resuming with a change that resume_changes permits: %s", "; ".join(others))
+            options["rewards"] = ([*state["rewards"]], others)
+        return options
+
+    def _prepare(
+        self,
+        folder: Path,
+        checkpoint: Path | None,
+        damaged: Sequence[Path],
+        changed: Mapping[str, tuple[Any, Any]],
+        origin: Mapping[str, Any],
+    ) -> None:
+        """Bring the folder to the step that the run starts from; what belongs to later steps is set aside or cut."""
+        self._refuse_full_disk(folder)
+        root, step = folder / "checkpoints", self._progress.step
+        remove_leftovers(root)
+        for place in (folder, folder / "completions"):
+            remove_parts(place)
+        for path in damaged:
+            logger.warning("the damaged checkpoint is now %s", set_aside(path, "damaged"))
+        if checkpoint is not None:
+            for path in set_later_aside(root, step):
+                logger.warning("the run goes back to step %d; the later checkpoint is now %s", step, path)
+            recorded = last_step(folder / "metrics.jsonl")
+            if recorded < step:
+                logger.warning(
+                    "%s ends at step %d: the steps up to %d are lost", folder / "metrics.jsonl", recorded, step
+                )
+        replace_file(folder / "config.toml", self._config.to_toml(origin).encode())
+        # A run that starts anew evaluates its step 0 anew.
+        cut_after(folder / "evaluations.jsonl", step or -1)
+        remove_later_completions(folder, step or -1)
         if changed:
-            raise CheckpointError(
-                f"{checkpoint} is of another configuration ({'; '.join(changed)}): "
-                "restore these to continue it, or choose another output_dir"
+            values = {name: [old, new] for name, (old, new) in changed.items()}
+            append_line(folder / "changes.jsonl", json_line({"step": step, "time": time.time(), "changed": values}))
+            logger.info(
+                "options changed at step %d: %s",
+                step,
+                ", ".join(f"{name}={new!r}" for name, (_, new) in changed.items()),
             )
 
     def _refuse_full_disk(self, folder: Path) -> None:
         """Raise CheckpointError when the checkpoints to come cannot fit."""
-        folder.mkdir(parents=True, exist_ok=True)
         trainable = [parameter for parameter in self._policy.model.parameters() if parameter.requires_grad]
         one = 3 * sum(parameter.numel() * parameter.element_size() for parameter in trainable)  # weights, two moments
         free = shutil.disk_usage(folder).free
@@ -355,7 +465,12 @@ class Run:
         """Losing a log is not losing a run: warn of the first failure to write it, and go on."""
         try:
             yield
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the report met a broken file
             if what not in self._warned_of:
                 self._warned_of.add(what)
                 warnings.warn(f"{what} cannot be written, training goes on: {error}", RuntimeWarning, stacklevel=4)
+
+
+def _find_damage(checkpoint: Path) -> str:
+    """What is wrong with a checkpoint of a run: its files, else what its state lacks."""
+    return find_damage(checkpoint) or find_state_damage(read_state(checkpoint))

@@ -1,4 +1,4 @@
-"""Where a run's metrics go: one protocol; JSON lines, TensorBoard, trackio or W&B, and the console."""
+"""Metric sinks: JSON lines, TensorBoard, trackio, W&B and the console."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlox_grpo.config.choices import SinkName
-from rlox_grpo.run.files import cut_after, finite, json_line
+from rlox_grpo.run.files import append_or_cut, cut_after, finite, json_line
 
 
 @runtime_checkable
@@ -74,9 +74,11 @@ class Sinks:
         self._sinks = dict(sinks)
         self._warned: set[str] = set()
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand the metrics to every sink."""
+    def write(self, step: int, metrics: Mapping[str, float], *, without: str | None = None) -> None:
+        """Pass the metrics to every sink but the one named ``without``."""
         for name, sink in self._sinks.items():
+            if name == without:
+                continue
             try:
                 sink.write(step, metrics)
             except Exception as error:  # noqa: BLE001  (any library's failure; losing a metric is not losing a run)
@@ -129,12 +131,9 @@ class JsonlSink:
             OSError: The disk is full or went away; the message says what to do.
         """
         line = json_line({"step": step, **{key: finite(value) for key, value in metrics.items()}})
-        size = os.fstat(self._file.fileno()).st_size
         try:
-            while line:  # a raw write may take only a part, the last bytes of a full disk
-                line = line[self._file.write(line) :]
+            append_or_cut(self._file, line)
         except OSError as error:
-            self._file.truncate(size)
             raise OSError(
                 error.errno,
                 f"{error.strerror}: step {step} is missing from the metrics. Free space on that disk, or stop the run "

@@ -1,0 +1,264 @@
+"""Random ``kill -9`` over the kinds of run; each run must end at the bits of one that was not killed.
+
+    python benches/kills.py --kills 300 --out runs/kills
+
+For each kind one run is left alone. Then runs of that kind are killed after random times, and started again by the same
+command, until they are complete. Asserted of each: final weights, moments and metrics equal to the bit; after every
+kill each published checkpoint is as it was written; at the end no leftovers. ``kills.jsonl`` in the folder has a line
+for each finished run; a second start skips those, and the same seed draws the same times.
+
+Single processes are forked from this one, which has imported torch already, so that a kill falls into the run and not
+into its imports. Of two ranks the launcher, one rank or all processes are killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path.insert(0, str(TESTS))
+
+import ranked  # noqa: E402
+import toy  # noqa: E402
+from rlox_grpo import GRPO  # noqa: E402
+from rlox_grpo.run.files import append_line, json_line, read_jsonl  # noqa: E402
+from rlox_grpo.run.history import checkpoints  # noqa: E402
+from rlox_grpo.run.manifest import find_damage  # noqa: E402
+
+TOY = {"max_steps": 12, "checkpoint_steps": 1, "keep_checkpoints": 2}
+TINY = {"max_steps": 8, "checkpoint_steps": 1, "keep_checkpoints": 2, "log_completions": 4}
+RANKS = {"max_steps": 40, "checkpoint_steps": 2, "keep_checkpoints": 2, "log_completions": 4}
+
+
+def train_toy(folder: Path, *, held_out: bool = False, **changes: Any) -> None:
+    """A run of the end-to-end tests' toy policy."""
+    trainer = GRPO(toy.ToyLM(), toy.share_of_target, **toy.options(output_dir=folder, **{**TOY, **changes}))
+    trainer.train(toy.PROMPTS, eval_prompts=toy.PROMPTS[:2] if held_out else None)
+
+
+def train_tiny(folder: Path, **changes: Any) -> None:
+    """A run of a transformers policy of two layers with ragged completions."""
+    trainer = GRPO(ranked.tiny_policy(), ranked.share_of_even, **ranked.options(folder, **{**TINY, **changes}))
+    trainer.train(ranked.PROMPTS)
+
+
+FORKED: dict[str, Callable[[Path], None]] = {
+    "toy": train_toy,
+    "evaluations": lambda folder: train_toy(folder, held_out=True, eval_steps=2),
+    "async": lambda folder: train_toy(folder, async_steps=2, curriculum="pass_rate"),
+    "refill": lambda folder: train_toy(folder, zero_variance="refill", lr_schedule="cosine", mini_batches=2),
+    "periodic reference": lambda folder: train_toy(
+        folder, kl_coef=0.05, reference="periodic", reference_refresh_steps=3, kl_schedule="linear"
+    ),
+    "workers": lambda folder: train_toy(folder, reward_timeout=30.0, reward_workers=1, max_steps=6),
+    "transformers": train_tiny,
+    "lora": lambda folder: train_tiny(folder, lora_rank=2),
+}
+"""Kind → what its process runs."""
+
+KINDS = (*FORKED, "two ranks")
+
+
+def start(kind: str, folder: Path) -> int:
+    """Start a run in a process group of its own; returns its process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    if kind == "two ranks":
+        command = [*ranked.torchrun(2), str(TESTS / "ranked.py"), str(folder), json.dumps(RANKS)]
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True).pid
+        os.close(log)
+        return process
+    process = os.fork()
+    if process == 0:
+        status = 1
+        try:
+            os.setsid()
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            FORKED[kind](folder)
+            status = 0
+        except BaseException:  # noqa: BLE001  (the child must end here, whatever it met)
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(log)
+    return process
+
+
+def wait(process: int, seconds: float | None) -> int | None:
+    """The process's exit status, or None when it still runs after ``seconds``."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while deadline is None or time.monotonic() < deadline:
+        found, status = os.waitpid(process, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    return None
+
+
+def kill(process: int, rng: random.Random, kind: str) -> str:
+    """Kill the run, or one process of it; returns what was killed. No process of it lives afterwards."""
+    what = rng.choice(["all", "launcher", "rank"]) if kind == "two ranks" else "all"
+    members = sorted(group_members(process))
+    others = [member for member in members if member != process]
+    if what == "rank" and others:
+        os.kill(rng.choice(others), signal.SIGKILL)  # torchrun then ends the others
+    elif what == "launcher":
+        os.kill(process, signal.SIGKILL)
+    else:
+        os.killpg(process, signal.SIGKILL)
+    if wait(process, 90.0) is None:
+        raise AssertionError(f"the launcher {process} outlived its rank by 90 s")
+    deadline = time.monotonic() + 60.0
+    while group_members(process):
+        assert time.monotonic() < deadline, f"processes of {process} outlived it by 60 s: {group_members(process)}"
+        time.sleep(0.05)
+    return what
+
+
+def group_members(group: int) -> list[int]:
+    """The living processes of a process group, torchrun's ranks included (Linux)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == group and fields[0] != "Z":  # its session: torchrun gives each rank a group
+                found.append(int(entry.name))
+    return found
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What two equal runs share: tensors of the last checkpoint, metrics without times."""
+    last = checkpoints(folder / "checkpoints")[-1]
+    tensors = {
+        f"{name}/{key}": tensor
+        for name in ("model", "optimizer")
+        for key, tensor in load_file(last / f"{name}.safetensors").items()
+    }
+    metrics = [
+        {key: value for key, value in row.items() if not key.startswith(("time/", "perf/")) and "time_s" not in key}
+        for row in read_jsonl(folder / "metrics.jsonl")
+    ]
+    return {"step": last.name, "tensors": tensors, "metrics": metrics}
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Where two outcomes differ; empty when they are equal to the bit."""
+    found = [] if one["step"] == other["step"] else [f"{one['step']} and {other['step']}"]
+    found += list(one["tensors"].keys() ^ other["tensors"].keys())
+    found += [
+        name
+        for name, tensor in one["tensors"].items()
+        if name in other["tensors"] and not torch.equal(tensor, other["tensors"][name])
+    ]
+    if one["metrics"] != other["metrics"]:
+        found.append("metrics.jsonl")
+    return found
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Files that a killed process left and nobody removed."""
+    return [path.name for path in folder.rglob("*") if path.name.startswith(".writing_") or path.name.endswith(".part")]
+
+
+def killed_run(kind: str, folder: Path, whole_s: float, rng: random.Random) -> list[dict[str, Any]]:
+    """Run to the end under kills; returns them."""
+    kills: list[dict[str, Any]] = []
+    while True:
+        delay = rng.uniform(0.0, 1.1 * whole_s)
+        process = start(kind, folder)
+        status = wait(process, delay)
+        if status == 0:
+            return kills
+        if status is not None:
+            raise AssertionError(
+                f"{kind}: the start after {len(kills)} kills ended with status {status}: see {folder}.log"
+            )
+        what = kill(process, rng, kind)
+        steps = [path.name for path in checkpoints(folder / "checkpoints")]
+        kills.append({"after_s": round(delay, 3), "what": what, "newest": steps[-1] if steps else None})
+        for checkpoint in checkpoints(folder / "checkpoints"):
+            if damage := find_damage(checkpoint):
+                raise AssertionError(f"{kind}: {checkpoint} after {len(kills)} kills: {damage}")
+
+
+def campaign(kinds: list[str], kills: int, seed: int, out: Path) -> int:
+    """Kill until so many kills are on record over all ``kinds``; returns the number of runs that differ."""
+    out.mkdir(parents=True, exist_ok=True)
+    record = out / "kills.jsonl"
+    done = read_jsonl(record) if record.exists() else []
+    whole: dict[str, tuple[dict[str, Any], float]] = {}
+    wrong = sum(1 for row in done if row["wrong"])
+    index = 0
+    while sum(len(row["kills"]) for row in done) < kills:
+        kind, number = kinds[index % len(kinds)], index // len(kinds)
+        index += 1
+        if any((row["kind"], row["run"], row["seed"]) == (kind, number, seed) for row in done):
+            continue
+        if kind not in whole:
+            folder = out / kind.replace(" ", "_") / "whole"
+            shutil.rmtree(folder, ignore_errors=True)
+            began = time.monotonic()
+            assert wait(start(kind, folder), None) == 0, f"{kind}: see {folder}.log"
+            whole[kind] = outcome(folder), time.monotonic() - began
+        folder = out / kind.replace(" ", "_") / f"run_{seed}_{number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        seen = killed_run(kind, folder, whole[kind][1], random.Random(f"{seed}/{kind}/{number}"))
+        bad = differences(whole[kind][0], outcome(folder)) + leftovers(folder)
+        wrong += bool(bad)
+        row = {"kind": kind, "run": number, "seed": seed, "kills": seen, "wrong": bad[:10]}
+        append_line(record, json_line(row))
+        done.append(row)
+        if not bad:
+            shutil.rmtree(folder)
+        total = sum(len(one["kills"]) for one in done)
+        print(
+            f"{kind} {number}: {len(seen)} kills, {'DIFFERS: ' + ', '.join(bad[:3]) if bad else 'equal'}; "
+            f"{total} in all"
+        )
+        sys.stdout.flush()
+    for kind in kinds:
+        rows = [row for row in done if row["kind"] == kind]
+        different = sum(1 for row in rows if row["wrong"])
+        print(f"| {kind} | {len(rows)} runs | {sum(len(row['kills']) for row in rows)} kills | {different} differ |")
+    return wrong
+
+
+def main() -> int:
+    """Parse the command line and kill."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated (default: all)")
+    parser.add_argument("--out", type=Path, default=Path("runs/kills"))
+    options = parser.parse_args()
+    kinds = options.kinds.split(",")
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        parser.error(f"unknown kinds {unknown}: known are {', '.join(KINDS)}")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    return 1 if campaign(kinds, options.kills, options.seed, options.out) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

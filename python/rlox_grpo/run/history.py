@@ -1,0 +1,133 @@
+"""The checkpoints in a run's folder: which one to continue from, which are set aside, which are removed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rlox_grpo.errors import CheckpointError
+from rlox_grpo.run.manifest import find_damage, is_verifiable, time_of_writing
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"step_(\d{6,})")
+_PARTIAL = ".writing_"
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """The published checkpoints under ``root`` by step; not those that were set aside."""
+    if not root.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name."""
+    match = _NAME.fullmatch(checkpoint.name)
+    return int(match[1]) if match else 0
+
+
+def partial_name(step: int) -> str:
+    """A name of its own for one attempt to write a checkpoint."""
+    return f"{_PARTIAL}step_{step:06d}.{os.urandom(6).hex()}"
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove what attempts left that did not finish; only the process that holds the run's folder may."""
+    for torn in root.glob(f"{_PARTIAL}*"):
+        logger.info("removing %s, left by a process that ended while it wrote", torn)
+        shutil.rmtree(torn, ignore_errors=True)
+
+
+def remove_old(root: Path, *, keep: int, newest: Path) -> None:
+    """Remove all but the ``keep`` checkpoints that were written last; ``newest`` always stays."""
+    others = sorted((path for path in checkpoints(root) if path != newest), key=time_of_writing)
+    for old in others[: max(0, len(others) - (keep - 1))]:
+        # Under a name that no resume takes, so that a kill within the removal leaves no half checkpoint.
+        gone = old.with_name(f"{_PARTIAL}{old.name}.{os.urandom(6).hex()}")
+        try:
+            os.replace(old, gone)
+        except OSError as error:
+            logger.warning("the old checkpoint %s cannot be removed: %s", old, error)
+            continue
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def set_aside(checkpoint: Path, why: str) -> Path:
+    """Rename a checkpoint to ``<name>.<why>-<time>``, where no run takes it for progress. Raises OSError."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    place = checkpoint.with_name(f"{checkpoint.name}.{why}-{stamp}")
+    number = 1
+    while place.exists():
+        number += 1
+        place = checkpoint.with_name(f"{checkpoint.name}.{why}-{stamp}-{number}")
+    os.replace(checkpoint, place)
+    return place
+
+
+def set_later_aside(root: Path, step: int) -> list[Path]:
+    """Set aside the checkpoints past ``step``: the run branches off there. Raises CheckpointError."""
+    moved = []
+    for later in checkpoints(root):
+        if step_of(later) > step:
+            try:
+                moved.append(set_aside(later, "superseded"))
+            except OSError as error:
+                raise CheckpointError(
+                    f"cannot rename {later}, which the run would take for its own progress: {error}"
+                ) from error
+    return moved
+
+
+def newest_good(root: Path, damage: Callable[[Path], str] = find_damage) -> Path | None:
+    """The newest checkpoint whose files are as they were written, or None."""
+    return next((path for path in reversed(checkpoints(root)) if not damage(path)), None)
+
+
+def choose_newest(root: Path, damage: Callable[[Path], str] = find_damage) -> tuple[Path | None, list[Path]]:
+    """The checkpoint that ``resume="auto"`` continues from, and the newer ones that are damaged, which it warns of.
+
+    Raises:
+        CheckpointError: there are checkpoints and each one is damaged; names what is wrong with each.
+    """
+    broken: list[tuple[Path, str]] = []
+    for checkpoint in reversed(checkpoints(root)):
+        found = damage(checkpoint)
+        if not found:
+            for path, what in broken:
+                logger.warning("%s is damaged (%s): resuming from %s instead", path, what, checkpoint)
+            warn_if_unverifiable(checkpoint)
+            return checkpoint, [path for path, _ in broken]
+        broken.append((checkpoint, found))
+    if not broken:
+        return None, []
+    each = "; ".join(f"{path.name}: {what}" for path, what in broken)
+    raise CheckpointError(
+        f"no checkpoint under {root} can be continued ({each}): restore one, or choose another output_dir to start anew"
+    )
+
+
+def require_good(checkpoint: Path, damage: Callable[[Path], str] = find_damage) -> None:
+    """Raise CheckpointError where ``checkpoint`` is damaged, naming the file and the newest good one beside it."""
+    if found := damage(checkpoint):
+        raise CheckpointError(
+            f"{checkpoint} is damaged or not a checkpoint of rlox_grpo: {found}; {_alternative(checkpoint)}"
+        )
+    warn_if_unverifiable(checkpoint)
+
+
+def warn_if_unverifiable(checkpoint: Path) -> None:
+    """Say so where a checkpoint has no digests."""
+    if not is_verifiable(checkpoint):
+        logger.warning("%s was written by an older version, without digests: its files cannot be verified", checkpoint)
+
+
+def _alternative(checkpoint: Path) -> str:
+    good = newest_good(checkpoint.parent, lambda path: "itself" if path.name == checkpoint.name else find_damage(path))
+    return f"the newest good checkpoint beside it is {good}" if good else "there is no good checkpoint beside it"

@@ -1,0 +1,146 @@
+"""Digests of a checkpoint's files: written last, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from rlox_grpo._native import __version__
+
+FORMAT = 2
+"""Version of the checkpoint's files: 1 had no manifest."""
+
+MANIFEST = "manifest.json"
+_STATE = "state.json"
+_NEEDED = ("model.safetensors", "optimizer.safetensors", "random.safetensors", _STATE)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def write_manifest(checkpoint: Path) -> None:
+    """Write ``manifest.json``: size and SHA-256 of every other file, the format's version and the time of writing.
+
+    Raises:
+        OSError: a file cannot be read, or the manifest cannot be written.
+    """
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(4) as pool:  # hashlib gives up the interpreter's lock
+        digests = list(pool.map(_sha256, files))
+    content = {
+        "format": FORMAT,
+        "version": __version__,
+        "written": time.time(),
+        "files": {
+            path.relative_to(checkpoint).as_posix(): {"size": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(files, digests, strict=True)
+        },
+    }
+    (checkpoint / MANIFEST).write_text(json.dumps(content, indent=1))
+
+
+def is_verifiable(checkpoint: Path) -> bool:
+    """Whether the checkpoint has a manifest; those before format 2 have none."""
+    return (checkpoint / MANIFEST).is_file()
+
+
+def find_damage(checkpoint: Path) -> str:
+    """What is wrong with a checkpoint's files, naming the first; empty where each is as it was written.
+
+    A checkpoint without a manifest is of format 1: its JSON is parsed, its tensors' headers and lengths are checked.
+    """
+    if not checkpoint.is_dir():
+        return "there is no such folder"
+    state = _read_object(checkpoint / _STATE)
+    if is_verifiable(checkpoint):
+        return _differences(checkpoint) or (state if isinstance(state, str) else "")
+    if isinstance(state, dict) and "format" in state:
+        return f"{MANIFEST} is missing"
+    for name in _NEEDED:
+        if damage := _format_1_damage(checkpoint / name):
+            return damage
+    return state if isinstance(state, str) else ""
+
+
+def time_of_writing(checkpoint: Path) -> float:
+    """Seconds since 1970: the manifest's time, else that of the newest file."""
+    content = _read_object(checkpoint / MANIFEST)
+    written = content.get("written") if isinstance(content, dict) else None
+    if isinstance(written, (int, float)):
+        return float(written)
+    return max((path.stat().st_mtime for path in checkpoint.iterdir()), default=0.0)
+
+
+def _differences(checkpoint: Path) -> str:
+    content = _read_object(checkpoint / MANIFEST)
+    if isinstance(content, str):
+        return content
+    version, files = content.get("format"), content.get("files")
+    if isinstance(version, int) and version > FORMAT:
+        return (
+            f"{MANIFEST} is of format {version}, written by rlox-grpo {content.get('version')}: version {__version__} "
+            f"reads formats up to {FORMAT}, so upgrade rlox-grpo"
+        )
+    if version != FORMAT or not isinstance(files, dict):
+        return f"{MANIFEST} is not what this library writes"
+    if missing := sorted({*_NEEDED} - files.keys()):
+        return f"{MANIFEST} does not name {missing[0]}"
+    for name, told in files.items():
+        if not (isinstance(told, dict) and _SHA256.fullmatch(str(told.get("sha256")))) or ".." in Path(name).parts:
+            return f"{MANIFEST} is not what this library writes: {name!r}"
+        path = checkpoint / name
+        try:
+            found = path.stat()
+        except OSError as error:
+            return f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
+        if not stat.S_ISREG(found.st_mode):
+            return f"{name} is not a file"
+        if found.st_size != told.get("size"):
+            return f"{name} has {found.st_size:,} bytes, and {told.get('size'):,} were written"
+    paths = [checkpoint / name for name in files]
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            digests = list(pool.map(_sha256, paths))
+    except OSError as error:
+        return f"{Path(str(error.filename)).name} cannot be read: {error.strerror}"
+    for (name, told), digest in zip(files.items(), digests, strict=True):
+        if told["sha256"] != digest:
+            return f"{name} is not what was written: its SHA-256 differs"
+    return ""
+
+
+def _format_1_damage(path: Path) -> str:
+    if not path.exists():
+        return f"{path.name} is missing"
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt"):
+                return ""
+        except (OSError, SafetensorError) as error:
+            return f"{path.name} cannot be read: {error}"
+    return ""
+
+
+def _read_object(path: Path) -> dict[str, Any] | str:
+    """The JSON object in a file, or what is wrong with it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        return f"{path.name} is missing" if isinstance(error, FileNotFoundError) else f"{path.name}: {error.strerror}"
+    except (ValueError, RecursionError) as error:
+        return f"{path.name} is not JSON: {error}"
+    return content if isinstance(content, dict) else f"{path.name} is not a JSON object"
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**22):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,163 @@
+"""What a resumed run must share with the run that it continues: options, reward functions, data."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import json
+import re
+import sys
+import tokenize
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import partial
+from types import CodeType
+from typing import Any
+
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.errors import CheckpointError, ConfigError, suggest_nearest
+from rlox_grpo.rewards.workers import InWorkers
+
+REWARDS = "rewards"
+"""The name in ``resume_changes`` that permits other reward functions, or edited ones."""
+
+_STATE: dict[str, type | tuple[type, ...]] = {
+    "step": int,
+    "config": dict,
+    "data": dict,
+    "rewards": list,
+    "draws": int,
+    "batches_under_way": list,
+    "pass_rates": object,
+    "kl_coef": (int, float),
+    "start_step": int,
+    "start_draw": int,
+    "last_metrics": dict,
+    "random": dict,
+}
+"""The keys of a run's ``state.json`` and their types."""
+
+_DROPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def refuse_unknown_changes(names: Iterable[str]) -> None:
+    """Raise ConfigError where ``resume_changes`` names what is no option."""
+    known = [*GRPOConfig.model_fields, REWARDS]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"resume_changes: unknown option {name!r}{suggest_nearest(name, known)}")
+
+
+def find_state_damage(state: Mapping[str, Any]) -> str:
+    """What a run's ``state.json`` lacks, or holds of another type; empty where it is complete."""
+    for name, kind in _STATE.items():
+        if name not in state:
+            return f"state.json has no {name!r}"
+        if not isinstance(state[name], kind) or (kind is int and isinstance(state[name], bool)):
+            return f"state.json: {name!r} is {type(state[name]).__name__}"
+    return ""
+
+
+def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str | None]]) -> list[str]:
+    """What differs between the checkpoint's reward functions and these (name, digest), in words."""
+    names = [name for name, _ in rewards]
+    if state["rewards"] != names:
+        return [f"reward functions: {state['rewards']} there, {names} here"]
+    known = state.get("reward_sources") or [None] * len(names)  # an older checkpoint has none
+    return [
+        f"the reward function {name} was edited"
+        for (name, digest), before in zip(rewards, known, strict=False)
+        if isinstance(before, str) and digest is not None and _comparable(before, digest) and before != digest
+    ]
+
+
+def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Which fingerprints of the data differ; one that an older checkpoint lacks is not compared."""
+    return [f"{name}: not those of the run" for name in now if name in then and then[name] != now[name]]
+
+
+def refuse_changes(
+    checkpoint: Any, options: Mapping[str, tuple[Any, Any]], others: Sequence[str], allowed: Collection[str]
+) -> None:
+    """Raise CheckpointError for each difference that ``resume_changes`` does not name, with the ways out.
+
+    Args:
+        checkpoint: its path, for the message.
+        options: the options that differ and may not.
+        others: what else differs, in words; see :func:`compare_rewards` and :func:`compare_data`.
+        allowed: ``resume_changes``.
+    """
+    wrong = [f"{name}: {old!r} there, {new!r} here" for name, (old, new) in options.items() if name not in allowed]
+    rewards = [what for what in others if "reward function" in what]
+    wrong += [what for what in others if what not in rewards or REWARDS not in allowed]
+    if not wrong:
+        return
+    wanted = [name for name in options if name not in allowed] + [REWARDS] * bool(rewards and REWARDS not in allowed)
+    permit = f"add resume_changes={wanted} to continue with the change, " if wanted else ""
+    raise CheckpointError(
+        f"{checkpoint} is of another configuration ({'; '.join(wrong)}): restore these to continue it, "
+        f"{permit}or choose another output_dir to start anew"
+    )
+
+
+def digest_reward(function: Any) -> str | None:
+    """A digest of what a reward function computes, as far as its own source tells; None where there is no source.
+
+    The source's tokens without comments and layout; of a lambda its code, which only one version of Python can
+    compare; of an object its class and fields. What the function calls is not part of it.
+    """
+    fields = ""
+    while isinstance(function, (partial, InWorkers)):
+        if isinstance(function, InWorkers):
+            function = function.function
+        else:
+            fields += repr((function.args, function.keywords))
+            function = function.func
+    if is_dataclass(function) and not isinstance(function, type):
+        fields += repr(function)
+    fields = _ADDRESS.sub("", fields)
+    target = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
+    target = inspect.unwrap(target)
+    code = getattr(target, "__code__", None)
+    if isinstance(code, CodeType) and code.co_name == "<lambda>":
+        version = ".".join(map(str, sys.version_info[:2]))
+        return f"python{version}:{_sha256(_code_text(code))}"
+    if target.__module__.split(".")[0] == __package__.split(".")[0] and fields:
+        return f"rule:{_sha256(fields)}"  # a rule of this library: its options
+    try:
+        source = inspect.getsource(target)
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        return None
+    text = "".join(token.string for token in tokens if token.type not in _DROPPED)
+    return f"source:{_sha256(text + fields)}"
+
+
+def digest_columns(columns: Iterable[Mapping[str, Any]]) -> str:
+    """A digest of the columns that reward functions read, row by row; objects count by their type."""
+    digest = hashlib.sha256()
+    for row in columns:
+        named = {str(name): row[name] for name in sorted(row, key=str)}
+        text = json.dumps(named, skipkeys=True, default=_type_name)
+        digest.update(text.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__name__
+
+
+def _comparable(one: str, other: str) -> bool:
+    return one.partition(":")[0] == other.partition(":")[0]
+
+
+def _code_text(code: CodeType) -> str:
+    constants = [_code_text(value) if isinstance(value, CodeType) else repr(value) for value in code.co_consts]
+    return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames}"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -1,0 +1,323 @@
+"""A run's folder over several starts: who holds it, what a start continues from, what it says."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import ranked
+from rlox_grpo import GRPO
+from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
+from rlox_grpo.run.files import read_jsonl
+from rlox_grpo.run.history import checkpoints
+from toy import PROMPTS, ToyLM, options, share_of_target
+
+TESTS = Path(__file__).parents[1]
+
+
+def run(folder, reward=share_of_target, seed=0, **changes):
+    trainer = GRPO(
+        ToyLM(seed), reward, **options(output_dir=folder, **{"checkpoint_steps": 2, "max_steps": 6, **changes})
+    )
+    trainer.train(PROMPTS)
+    return trainer
+
+
+def weights(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+def names(folder):
+    return [path.name for path in checkpoints(folder / "checkpoints")]
+
+
+def steps(path):
+    return [row["step"] for row in read_jsonl(path)]
+
+
+def test_a_start_beside_a_living_run_is_refused_and_the_run_goes_on(tmp_path):
+    refusals = []
+
+    def start_another(completions, prompts):
+        if not refusals:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, str(TESTS / "e2e" / "killed_run.py"), str(tmp_path), "99"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            refusals.append((done.returncode, done.stderr))
+        return share_of_target(completions, prompts)
+
+    run(tmp_path, start_another, max_steps=2)
+    ((code, said),) = refusals
+    assert code == 1
+    assert f"in use by another run (process {os.getpid()} on host" in said
+    assert names(tmp_path) == ["step_000002"]
+
+
+def test_a_damaged_newest_checkpoint_falls_back_by_itself_and_ends_at_the_same_weights(tmp_path, caplog):
+    whole = run(tmp_path, keep_checkpoints=9)
+    damaged = tmp_path / "checkpoints" / "step_000006"
+    data = bytearray((damaged / "model.safetensors").read_bytes())
+    data[-5] ^= 4
+    (damaged / "model.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"step_000006 .*model\.safetensors is not what was written.*step_000004"):
+        run(tmp_path, resume=str(damaged))
+    with caplog.at_level("INFO"):
+        again = run(tmp_path, seed=9, keep_checkpoints=9)
+    assert "model.safetensors is not what was written" in caplog.text
+    assert f"resuming at step 4 of 6 from {tmp_path / 'checkpoints' / 'step_000004'}" in caplog.text
+    assert torch.equal(weights(whole), weights(again))
+    assert names(tmp_path) == ["step_000002", "step_000004", "step_000006"]
+    assert len(list((tmp_path / "checkpoints").glob("step_000006.damaged-*"))) == 1
+
+
+def test_going_back_to_an_older_checkpoint_is_a_branch(tmp_path, caplog):
+    run(tmp_path, keep_checkpoints=9)
+    older = str(tmp_path / "checkpoints" / "step_000002")
+
+    def stop_at_5(completions, prompts):
+        return share_of_target(completions, prompts)
+
+    stop_at_5.__wrapped__ = share_of_target
+    stop_at_5.__name__ = "share_of_target"
+    with caplog.at_level("INFO"):
+        branch = run(tmp_path, stop_at_5, resume=older, max_steps=4, keep_checkpoints=2)
+    assert "the run goes back to step 2; the later checkpoint is now" in caplog.text
+    assert "removed 4 lines of steps after 2" in caplog.text
+    assert names(tmp_path) == ["step_000002", "step_000004"]
+    aside = sorted(path.name.partition(".")[0] for path in (tmp_path / "checkpoints").glob("*superseded*"))
+    assert aside == ["step_000004", "step_000006"]
+    assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4]
+    assert [path.name for path in sorted((tmp_path / "completions").glob("step_*"))][-1] == "step_000004.jsonl"
+    # The next start continues the branch: the old step 6 is not its progress.
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        longer = run(tmp_path, max_steps=6)
+    assert "resuming at step 4 of 6" in caplog.text
+    assert longer.step == 6
+    assert branch.step == 4
+
+
+def test_a_start_says_what_it_does_on_the_console(tmp_path, capsys):
+    run(tmp_path, max_steps=2)
+    capsys.readouterr()
+    metrics = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, max_steps=4, log_to=("console",))).train(
+        PROMPTS
+    )
+    assert f"resuming at step 2 of 4 from {tmp_path}" in capsys.readouterr().out
+    assert (metrics["resumed_from_step"], metrics["steps_trained"]) == (2.0, 2.0)
+    GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path, max_steps=4, log_to=("console",))).train(PROMPTS)
+    assert "is complete: all 4 steps are done, nothing to train" in capsys.readouterr().out
+
+
+def reward_of(text):
+    """A function ``r`` of this source, as an edited file gives it."""
+    import linecache
+
+    name = f"<reward {hash(text)}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    namespace = {"__name__": "rewards_of_mine"}
+    exec(compile(text, name, "exec"), namespace)  # noqa: S102  (this test's own text)
+    return namespace["r"]
+
+
+BEFORE = "def r(completions, prompts):\n    return [float(c[0]) for c in completions]\n"
+SAME = "def r(completions, prompts):\n    # a comment\n\n    return [float(c[0])\n        for c in completions]\n"
+EDITED = BEFORE.replace("c[0]", "100 + c[0]")
+
+
+def test_an_edited_reward_is_named_and_permitted_by_name(tmp_path):
+    run(tmp_path, reward_of(BEFORE), max_steps=2)
+    run(tmp_path, reward_of(SAME), max_steps=2)
+    for max_steps in (2, 4):  # complete or not
+        with pytest.raises(CheckpointError, match=r"the reward function r was edited.*resume_changes=\['rewards'\]"):
+            run(tmp_path, reward_of(EDITED), max_steps=max_steps)
+    trainer = run(tmp_path, reward_of(EDITED), max_steps=4, resume_changes=("rewards",))
+    assert trainer.step == 4
+    (change,) = read_jsonl(tmp_path / "changes.jsonl")
+    assert change["step"] == 2
+    assert change["changed"]["rewards"][1] == ["the reward function r was edited"]
+
+
+def test_edited_data_columns_are_named(tmp_path):
+    def r(completions, answer):
+        return [float(c[0]) * a for c, a in zip(completions, answer, strict=True)]
+
+    rows = [{"prompt": [1, 2], "answer": index} for index in range(4)]
+    settings = options(output_dir=tmp_path, max_steps=1)
+    GRPO(ToyLM(), r, **settings).train(rows)
+    with pytest.raises(CheckpointError, match="columns: not those of the run"):
+        GRPO(ToyLM(), r, **settings).train([{**row, "answer": 7} for row in rows])
+
+
+def test_named_options_may_change_on_resume_and_are_logged(tmp_path):
+    run(tmp_path, max_steps=2)
+    with pytest.raises(
+        CheckpointError, match=r"learning_rate: 0\.02 there, 0\.01 here.*resume_changes=\['learning_rate'\]"
+    ):
+        run(tmp_path, max_steps=4, learning_rate=0.01)
+    changed = {"learning_rate": 0.01, "lr_schedule": "linear", "max_steps": 4}
+    trainer = run(tmp_path, **changed, resume_changes=("learning_rate", "lr_schedule"))
+    assert trainer.step == 4
+    assert read_jsonl(tmp_path / "metrics.jsonl")[2]["update/learning_rate"] < 0.01
+    (change,) = read_jsonl(tmp_path / "changes.jsonl")
+    assert change["changed"]["learning_rate"] == [0.02, 0.01]
+    assert change["changed"]["lr_schedule"] == ["constant", "linear"]
+    with pytest.raises(
+        ConfigError, match="resume_changes: unknown option 'learning_rte': did you mean 'learning_rate'"
+    ):
+        run(tmp_path, resume_changes=("learning_rte",))
+
+
+def test_an_option_that_the_checkpoint_does_not_know_was_at_its_default(tmp_path):
+    run(tmp_path, max_steps=2)
+    place = tmp_path / "checkpoints" / "step_000002"
+    state = json.loads((place / "state.json").read_text())
+    for name in ("resume_changes", "delta", "top_entropy_share"):
+        del state["config"][name]
+    del state["format"], state["reward_sources"], state["data"]["columns"], state["model"]
+    (place / "state.json").write_text(json.dumps(state))
+    (place / "manifest.json").unlink()
+    assert run(tmp_path, max_steps=4).step == 4
+
+
+def test_weights_that_became_infinite_leave_the_last_good_checkpoint(tmp_path):
+    run(tmp_path, max_steps=2, keep_checkpoints=1)
+    with pytest.raises(NonFiniteError) as caught:
+        run(
+            tmp_path,
+            max_steps=9,
+            learning_rate=3e38,
+            max_grad_norm=0.0,
+            keep_checkpoints=1,
+            checkpoint_steps=1,
+            resume_changes=("learning_rate", "max_grad_norm"),
+        )
+    assert names(tmp_path) == ["step_000002"]
+    assert "step_000002" in str(caught.value)
+    assert run(tmp_path, max_steps=4, keep_checkpoints=1).step == 4
+
+
+def test_a_run_that_ends_in_bad_numbers_does_not_advise_the_same_command(tmp_path, caplog):
+    with pytest.raises(FloatingPointError):
+        run(tmp_path, learning_rate=3e38, checkpoint_steps=0, max_grad_norm=0.0)
+    assert "start the same command again" not in caplog.text
+    assert "resume_changes=['learning_rate']" in caplog.text
+
+
+def test_a_disk_that_is_full_for_a_moment_tears_no_line(tmp_path):
+    """RLIMIT_FSIZE during an evaluation: the line is missing, the others stay, the run ends and resumes."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    trainer = None
+
+    def full_at_4(completions, prompts):
+        full = trainer.step == 4
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300 if full else before[0], before[1]))
+        return share_of_target(completions, prompts)
+
+    full_at_4.__wrapped__ = share_of_target
+    try:
+        trainer = GRPO(
+            ToyLM(), full_at_4, **options(output_dir=tmp_path, max_steps=6, checkpoint_steps=0, eval_steps=2)
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.train(PROMPTS, eval_prompts=PROMPTS[:2])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert any("evaluations cannot be written, training goes on" in str(warning.message) for warning in caught)
+    assert 4 not in steps(tmp_path / "evaluations.jsonl")
+    assert steps(tmp_path / "evaluations.jsonl")[:2] == [0, 2]
+    assert (tmp_path / "report.html").exists()
+    assert run(tmp_path, full_at_4, max_steps=6, checkpoint_steps=0, eval_steps=2).step == 6
+
+
+def test_torn_and_lost_lines_are_repaired_with_a_word(tmp_path, caplog):
+    run(tmp_path, max_steps=2)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 3, "rew')
+    (tmp_path / ".config.toml.1f.part").write_text("left by a kill")
+    run(tmp_path, max_steps=3)
+    assert "removed its last line, which was written in part" in caplog.text
+    assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3]
+    assert not (tmp_path / ".config.toml.1f.part").exists()
+    (tmp_path / "metrics.jsonl").unlink()
+    run(tmp_path, max_steps=4)
+    assert "metrics.jsonl ends at step 0: the steps up to 3 are lost" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
+def test_a_signal_finishes_the_step_and_saves(tmp_path, name):
+    trainer = None
+
+    def signal_in_step_3(completions, prompts):
+        if trainer.step == 2:
+            os.kill(os.getpid(), getattr(signal, name))
+        return share_of_target(completions, prompts)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        trainer = GRPO(ToyLM(), signal_in_step_3, **options(output_dir=tmp_path))
+        with pytest.raises(KeyboardInterrupt, match=rf"{name} after step 3; saved up to .*step_000003"):
+            trainer.train(PROMPTS)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_nohup_stays(tmp_path):
+    from rlox_grpo.distributed.signals import stop_on_signal
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ranks in /proc")
+def test_ranks_end_with_their_killed_launcher_and_the_next_start_continues(tmp_path):
+    """A start while they still live is refused; both leave no mixed checkpoint."""
+    command = [
+        *ranked.torchrun(2),
+        str(TESTS / "ranked.py"),
+        str(tmp_path),
+        '{"max_steps": 100000, "checkpoint_steps": 2}',
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launcher = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 240
+    while len(checkpoints(tmp_path / "checkpoints")) < 2:
+        assert time.monotonic() < deadline
+        assert launcher.poll() is None
+        time.sleep(0.2)
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
+    ranks = [int(pid) for pid in children.split()]
+    assert len(ranks) >= 2
+    launcher.kill()
+    launcher.wait()
+    ended = time.monotonic()
+    while any(alive(pid) for pid in ranks):
+        assert time.monotonic() < ended + 40, "ranks outlived their launcher"
+        time.sleep(0.2)
+    newest = int(checkpoints(tmp_path / "checkpoints")[-1].name[-6:])
+    ranked.train(tmp_path, max_steps=newest + 1)
+    assert read_jsonl(tmp_path / "metrics.jsonl")[-1]["step"] == newest + 1

@@ -1,0 +1,82 @@
+"""What ``save`` writes loads the same in transformers' Auto classes and here."""
+
+import copy
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from rlox_grpo import GRPO
+from rlox_grpo.demo.examples import format_prompt, solutions
+from rlox_grpo.demo.run import LARGEST, problems
+from rlox_grpo.demo.tokenizer import build_tokenizer
+from rlox_grpo.demo.warm_start import make_model
+
+SETTINGS = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "log_to": ()}
+TEXTS = ["20 cats & 3.50 dogs", "Naïve café 答案是 99。\n\tx^2", "<eos>", " leading", "a" * 50, "🙂 e\u0301"]
+
+
+def score_length(completions):
+    return [float(len(completion)) for completion in completions]
+
+
+def demo_corpus():
+    """Every prompt of the demo's held-out problems, with a worked solution."""
+    rows = problems(0)[1]
+    return [
+        f"{format_prompt(row['nums'], row['target'])} {solutions(tuple(row['nums']), row['target'], LARGEST)[0][0]}"
+        for row in rows
+    ]
+
+
+def saved(model, tokenizer, folder, texts):
+    """The folder of a run's ``save`` and the newest checkpoint of the same run."""
+    trainer = GRPO(model, score_length, tokenizer=tokenizer, output_dir=folder / "run", **SETTINGS)
+    trainer.train(texts[:2])
+    trainer.save(folder / "saved")
+    return trainer, [folder / "saved", folder / "run" / "checkpoints" / "step_000001"]
+
+
+def assert_loads_the_same(trainer, folder, texts):
+    tokenizer = trainer.policy.tokenizer
+    auto, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
+    here = GRPO(folder, score_length, log_to=())
+    for text in texts:
+        ids = tokenizer(text)["input_ids"]
+        assert auto(text)["input_ids"] == ids, text
+        assert here.policy.tokenizer(text)["input_ids"] == ids, text
+        assert auto.decode(ids) == tokenizer.decode(ids)
+    assert auto.eos_token_id == tokenizer.eos_token_id == here.policy.tokenizer.eos_token_id
+    ids = torch.tensor([tokenizer(texts[0])["input_ids"]])
+    with torch.no_grad():
+        expected = trainer.model.eval()(ids).logits
+        assert torch.equal(model(ids).logits, expected)
+        assert torch.equal(here.model.eval()(ids).logits, expected)
+    assert here.policy.eos_token_ids == trainer.policy.eos_token_ids
+    assert GenerationConfig.from_pretrained(folder).eos_token_id in trainer.policy.eos_token_ids
+
+
+def test_the_demos_model(tmp_path, caplog):
+    """Of type llama: beside qwen2 AutoTokenizer makes two tokens of "20"."""
+    corpus = demo_corpus()
+    trainer, folders = saved(make_model(build_tokenizer(LARGEST)), build_tokenizer(LARGEST), tmp_path, corpus)
+    for folder in folders:
+        assert_loads_the_same(trainer, folder, corpus)
+    assert "with other ids" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+def test_a_byte_tokenizer_and_a_model_without_an_end_token_of_its_own(make_tiny_model, byte_tokenizer, tmp_path, kind):
+    model = make_tiny_model(kind, vocab_size=len(byte_tokenizer))
+    trainer, folders = saved(copy.deepcopy(model), byte_tokenizer, tmp_path, TEXTS)
+    for folder in folders:
+        assert_loads_the_same(trainer, folder, TEXTS)
+        assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 1
+
+
+def test_a_type_whose_tokenizer_is_rebuilt_is_warned_of(make_tiny_model, tmp_path, caplog):
+    tokenizer = build_tokenizer(LARGEST)
+    trainer = GRPO(make_tiny_model("qwen2", vocab_size=len(tokenizer)), score_length, tokenizer=tokenizer, log_to=())
+    trainer.save(tmp_path)
+    assert "AutoTokenizer builds a Qwen2Tokenizer of this tokenizer, with other ids" in caplog.text

@@ -1,0 +1,145 @@
+"""One run at a time in a folder, by a lock that ends with its process."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.errors import CheckpointError
+from rlox_grpo.run import lock as module
+from rlox_grpo.run.lock import hold_folder, hold_run_folder
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from rlox_grpo.run.lock import hold_folder
+
+with hold_folder(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def start(folder, seconds=60):
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), str(seconds)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
+def test_a_second_start_says_who_holds_the_folder_and_a_dead_process_does_not(tmp_path):
+    process = start(tmp_path)
+    try:
+        with (
+            pytest.raises(CheckpointError, match=rf"in use by another run \(process {process.pid} on host .*, since"),
+            hold_folder(tmp_path),
+        ):
+            pass
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    with hold_folder(tmp_path):
+        assert f'"pid": {os.getpid()}' in (tmp_path / ".lock").read_text()
+
+
+def test_of_starts_at_once_one_holds_the_folder(tmp_path):
+    processes = [
+        subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path), "3"], stdout=subprocess.PIPE, stderr=-1)
+        for _ in range(4)
+    ]
+    # Together they may start further apart than the 3 s: then each in turn is right too, so only overlaps are refused.
+    ended = [(process.communicate(timeout=120), process.returncode) for process in processes]
+    held = [out for (out, _), code in ended if code == 0]
+    refused = [err for (_, err), code in ended if code != 0]
+    assert held
+    assert len(held) + len(refused) == 4
+    assert all(b"in use by another run" in err for err in refused)
+
+
+def test_two_trainers_of_one_process(tmp_path):
+    errors = []
+
+    def second():
+        try:
+            with hold_folder(tmp_path / "." / ""):
+                pass
+        except CheckpointError as error:
+            errors.append(str(error))
+
+    with hold_folder(tmp_path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    assert "in use by another trainer in this process" in errors[0]
+    with hold_folder(tmp_path):
+        pass
+
+
+FORKER = """
+import os, sys, time
+from pathlib import Path
+from rlox_grpo.run.lock import hold_folder
+
+with hold_folder(Path(sys.argv[1])):
+    if os.fork() == 0:
+        time.sleep(60)
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_keep_the_folder_of_a_killed_run(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKER, str(tmp_path)], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout.readline() == b"held\n"
+    process.kill()
+    process.wait()
+    try:
+        with hold_folder(tmp_path):
+            pass
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named_with_a_way_out(tmp_path, monkeypatch, code):
+    def refuse(descriptor):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(module, "_lock_file", refuse)
+    with (
+        pytest.raises(CheckpointError, match=r"has no file locks .*another file system, or set RLOX_GRPO_NO_LOCK=1"),
+        hold_folder(tmp_path),
+    ):
+        pass
+    monkeypatch.setenv("RLOX_GRPO_NO_LOCK", "1")
+    with hold_folder(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_named_by_its_option(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place, message in (("file", "is a file: choose the path of a folder"), ("file/below", "cannot be made")):
+        with (
+            pytest.raises(CheckpointError, match=f"output_dir='.*{place}' {message}"),
+            hold_run_folder(str(tmp_path / place), Ranks()),
+        ):
+            pass
+    os.symlink(tmp_path / "file", tmp_path / ".lock")
+    with pytest.raises(CheckpointError, match="output_dir='.*' cannot be written"), hold_folder(tmp_path):
+        pass
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_only_the_first_rank_holds_the_folder(tmp_path):
+    with hold_run_folder(str(tmp_path / "run"), Ranks(rank=1, size=2)):
+        assert not (tmp_path / "run").exists()
+    with hold_run_folder(None, Ranks()):
+        pass
