@@ -121,8 +121,8 @@ pub fn all_boxes(text: &str) -> Option<Cow<'_, str>> {
 /// What stands in a box, with its sign.
 fn content<'t>(text: &'t str, found: &Boxed) -> Cow<'t, str> {
     let inside = strip(&text[found.start..found.end]);
-    let sign = sign(&text[..found.command]);
-    let suffix = if inside.ends_with('%') || inside.contains("circ") || inside.contains('°') {
+    let sign = if inside.is_empty() { "" } else { sign(&text[..found.command]) };
+    let suffix = if inside.is_empty() || inside.ends_with('%') || inside.contains("circ") || inside.contains('°') {
         ""
     } else {
         suffix(&text[found.end + 1..]).0
