@@ -52,11 +52,14 @@ pub(super) fn keep_conclusion(text: &str, tokens: &mut Vec<Token<'_>>) {
         match token.kind {
             Kind::Open(_) | Kind::Begin(_) => depth += 1,
             Kind::Close(_) | Kind::End(_) => depth -= 1,
-            Kind::Relation(Comparison::To) if depth == 0 => {
-                if states && text.get(token.start..token.end).is_some_and(|text| ARROWS.contains(&text)) {
-                    last = Some(at);
-                }
+            Kind::Relation(Comparison::To)
+                if depth == 0
+                    && states
+                    && text.get(token.start..token.end).is_some_and(|text| ARROWS.contains(&text)) =>
+            {
+                last = Some(at);
             }
+            Kind::Relation(Comparison::To) => {}
             Kind::Relation(_) => states = true,
             _ => {}
         }

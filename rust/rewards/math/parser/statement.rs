@@ -160,7 +160,7 @@ impl<'t> Parser<'_, 't> {
         if ands == 0 || size < 2 || size * (ands + 1) != items.len() {
             return Ok(None);
         }
-        let between = |at: usize| (at + 1) % size == 0;
+        let between = |at: usize| (at + 1).is_multiple_of(size);
         if separators.iter().enumerate().any(|(at, separator)| (*separator == Separator::And) != between(at)) {
             return Ok(None);
         }

@@ -44,7 +44,7 @@ impl Reader<'_> {
         let differential = letters.iter().filter(|letter| spelling(**letter) == "d").count() == 2;
         let constant = !self.exprs.class(right).has(Class::SYMBOL);
         // A tangent repeats its angle.
-        let simple = if found.functions { angles() } else { (!repeated || points) && (!found.powers || points) };
+        let simple = if found.functions { angles() } else { points || !repeated && !found.powers };
         let several = letters.len() > 1 || found.size || found.functions && !letters.is_empty();
         (plain && several && (constant && simple || differential && letters.len() > 1))
             .then(|| Name { spelling: format!("{:x}", self.exprs.residue(left).key()), kind: NameKind::Formula })
