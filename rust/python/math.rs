@@ -9,7 +9,7 @@ use super::rewards::{PyScores, run, same_rows, wrap};
 use crate::rewards::math::answer::compare;
 use crate::rewards::math::compare::{Options, Units};
 use crate::rewards::math::expr::identity::Equality;
-use crate::rewards::math::rule::{MathAnswer, majority};
+use crate::rewards::math::rule::{MathAnswer, majority, unreadable};
 
 /// `tolerance`, `percent_optional`, `units`, `base_optional`, `brackets_optional`, `unsolved_ok`.
 type PyOptions<'py> = (Option<f64>, bool, PyBackedStr, bool, bool, bool);
@@ -49,6 +49,12 @@ fn score_majority<'py>(
     Ok(wrap(py, scores))
 }
 
+/// The rows of the golds that cannot be read, each with the reason.
+#[pyfunction]
+fn unreadable_golds(py: Python<'_>, golds: Vec<PyBackedStr>) -> Vec<(usize, &'static str)> {
+    py.detach(|| unreadable(&golds))
+}
+
 /// True, False, or None for undecided.
 #[pyfunction]
 fn math_equal(py: Python<'_>, gold: &str, answer: &str, settings: PyOptions<'_>) -> PyResult<Option<bool>> {
@@ -65,5 +71,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(score_math, module)?)?;
     module.add_function(wrap_pyfunction!(score_majority, module)?)?;
     module.add_function(wrap_pyfunction!(math_equal, module)?)?;
+    module.add_function(wrap_pyfunction!(unreadable_golds, module)?)?;
     Ok(())
 }

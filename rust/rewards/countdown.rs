@@ -350,7 +350,9 @@ mod tests {
         assert_eq!(score("<answer>1+2</answer> <answer>9").score, 1.0);
         assert_eq!(score("<think><answer>1+2</answer></think>").status, Status::NoAnswer);
         assert_eq!(score("<think>x</think><answer>\n1+2\n</answer>").score, 1.0);
-        assert_eq!(score("<think> <answer>1+2</answer>").score, 1.0);
+        // A block that is never closed is reasoning to its end.
+        assert_eq!(score("<think> <answer>1+2</answer>").status, Status::NoAnswer);
+        assert_eq!(score("<answer>1+2</answer><think> <answer>9</answer>").score, 1.0);
         assert_eq!(score("1+2").status, Status::NoAnswer);
     }
 

@@ -122,6 +122,20 @@ pub fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }
 
+/// Whether a character belongs to a script that writes words without spaces between them (Chinese, Japanese, Korean
+/// syllables, Thai): a digit beside it is a number of its own.
+#[must_use]
+pub fn is_ideograph(c: char) -> bool {
+    matches!(c, '\u{0e00}'..='\u{0e7f}' | '\u{3040}'..='\u{30ff}' | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}'
+        | '\u{ac00}'..='\u{d7af}' | '\u{f900}'..='\u{faff}')
+}
+
+/// A letter of a script that joins it to the digits beside it: `x2`, `5th`.
+#[must_use]
+pub fn is_letter(c: char) -> bool {
+    c.is_alphabetic() && !is_ideograph(c)
+}
+
 /// `text` without leading and trailing [`is_space`].
 #[must_use]
 pub fn strip(text: &str) -> &str {

@@ -185,20 +185,12 @@ def modules_of(files: dict[str, str]) -> dict[Path, Source]:
     return {path: source for path, source in sources.items() if path not in tests}
 
 
-# Circles in the mathematics of rewards that are still to be removed. Delete an entry with its circle; add none.
-TO_REMOVE = [
-    ["rewards::math::ast", "rewards::math::node"],
-    ["rewards::math::expr", "rewards::math::expr::function"],
-    ["rewards::math::expr::identity", "rewards::math::expr::points"],
-]
-
-
 def test_no_circle_between_the_modules_of_the_core() -> None:
     files = {str(file.relative_to(RUST)): file.read_text() for file in sorted(RUST.rglob("*.rs"))}
     graph = dependencies(modules_of(files))
     assert ("error",) in graph["ragged",]  # the parser does see imports
     assert ("batch", "padding") in graph["batch", "layout"]
-    assert [circle for circle in circles(graph) if circle not in TO_REMOVE] == []
+    assert circles(graph) == []
 
 
 PARENT = "mod child; pub struct Common;"

@@ -78,7 +78,8 @@ def read_golds(columns: Columns, name: str, rows: int, rule: str) -> list[str]:
     return [_read_gold(value, name, row, rule) for row, value in enumerate(read_column(columns, name, rows, rule))]
 
 
-def _read_gold(value: Any, name: str, row: int, rule: str) -> str:
+def gold_text(value: Any) -> str | None:
+    """A gold as text, a number written out exactly; None for what is blank, or neither text nor a finite number."""
     if isinstance(value, str) and value.strip():
         return make_encodable(value)
     if isinstance(value, (np.integer, np.floating)):
@@ -87,7 +88,14 @@ def _read_gold(value: Any, name: str, row: int, rule: str) -> str:
         return str(value)
     if isinstance(value, (float, Decimal)) and np.isfinite(float(value)):
         return repr(value) if isinstance(value, float) else str(value)
-    raise ValueError(f"{rule}: {name}[{row}] is {value!r}, expected a text or a number")
+    return None
+
+
+def _read_gold(value: Any, name: str, row: int, rule: str) -> str:
+    text = gold_text(value)
+    if text is None:
+        raise ValueError(f"{rule}: {name}[{row}] is {value!r}, expected a text or a number")
+    return text
 
 
 def read_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> Int64Array:

@@ -78,7 +78,7 @@ fn next(text: &str, from: usize, leads: bool) -> Option<Token> {
     let mut at = from;
     loop {
         at += bytes.get(at..)?.iter().position(|&byte| byte.is_ascii_digit() || byte == b'\\' || byte == b'.')?;
-        let identifier = text[from..at].chars().next_back().is_some_and(|c| c.is_alphabetic() || c == '_');
+        let identifier = text[from..at].chars().next_back().is_some_and(|c| super::is_letter(c) || c == '_');
         let digit_follows = bytes.get(at + 1).is_some_and(u8::is_ascii_digit);
         match bytes[at] {
             b'\\' if fraction_command(&text[at..]).is_some() => break,
@@ -107,8 +107,8 @@ fn sign(text: &str, from: usize, at: usize, leads: bool) -> (usize, bool) {
     let touches = spaced.len() == bare.len();
     let unary = match previous {
         // `is -3` is a negative number; `10 -3` and `apples - 3 each` are not.
-        Some(c) if c.is_alphabetic() => touches && before.ends_with(super::is_space),
-        Some(c) => !(c.is_alphanumeric() || is_minus(c) || ")]}%.".contains(c)),
+        Some(c) if super::is_letter(c) => touches && before.ends_with(super::is_space),
+        Some(c) => !((c.is_alphanumeric() && !super::is_ideograph(c)) || is_minus(c) || ")]}%.".contains(c)),
         // At the start of a line, a minus sign apart from its number marks a list item; after a number, a difference.
         None => from == 0 && (leads || touches),
     };
@@ -162,6 +162,8 @@ mod tests {
             ("(5)", 5, 1),
             ("2 + 3 = 5", 5, 1),
             ("5 apples.", 5, 1),
+            ("5颗", 5, 1),
+            ("共5颗。", 5, 1),
         ] {
             assert_eq!(read(text).map(|number| number.value()), Ok(ratio(top, bottom)), "{text}");
         }
@@ -212,6 +214,9 @@ mod tests {
             ("is -3", "-3"),
             ("1\n- 7 apples", "7"),
             ("is 3/4.", "3/4"),
+            ("一共有99颗糖", "99"),
+            ("答案是-99。", "-99"),
+            ("ข้อ 3คือ12ตัว", "12"),
         ] {
             let token = last(text).unwrap();
             assert_eq!(&text[token.start..token.end], span, "{text}");

@@ -1,6 +1,6 @@
 //! Text around a number: marks and units that leave its value unchanged.
 
-use super::super::{is_space, strip};
+use super::super::{is_ideograph, is_letter, is_space, strip};
 use super::reader::run;
 
 /// Single letters that are units directly after a number. Any other letter is algebra or a magnitude (`5k`).
@@ -57,7 +57,7 @@ fn only_marks(mut text: &str, allowed: impl Fn(char) -> bool) -> bool {
 /// Whether the text before a number consists of marks and currency.
 pub(super) fn opens(text: &str) -> bool {
     let text = ["US", "USD", "Rs.", "Rs"].iter().find_map(|code| strip(text).strip_prefix(code)).unwrap_or(text);
-    only_marks(text, |c| is_space(c) || "*_`'\"([{$€£¥₹+".contains(c))
+    only_marks(text, |c| is_space(c) || "*_`'\"([{$€£¥₹+".contains(c) || is_ideograph(c))
 }
 
 /// Whether the text after a number leaves its value unchanged: units, words and closing marks, without digits.
@@ -65,18 +65,22 @@ pub(super) fn closes(text: &str) -> bool {
     if continues(text) {
         return false;
     }
-    let mark = |c: char| is_space(c) || ".,;:?'\"’°²³/-*_`()[]{}$€£¥₹".contains(c) || c.is_alphabetic();
+    let mark = |c: char| is_space(c) || ".,;:?'\"’°²³/-*_`()[]{}$€£¥₹。，".contains(c) || c.is_alphabetic();
     only_marks(text, mark)
 }
 
 /// Whether the text after a number changes its value: an operator, a list, a range, algebra.
 pub(super) fn continues(text: &str) -> bool {
+    // 5万 is fifty thousand.
+    if text.starts_with(['十', '百', '千', '万', '亿', '分', '半']) {
+        return true;
+    }
     let emphasis = text.trim_start_matches('*');
     if emphasis.len() < text.len() && emphasis.starts_with(char::is_alphanumeric) {
         return true;
     }
     let rest = emphasis.trim_start_matches(|c| is_space(c) || "$)}`".contains(c));
-    let word = &rest[..rest.find(|c: char| !c.is_alphabetic()).unwrap_or(rest.len())];
+    let word = &rest[..rest.find(|c: char| !is_letter(c)).unwrap_or(rest.len())];
     let mut letters = word.chars();
     if let (Some(letter), None) = (letters.next(), letters.next())
         && !UNIT_LETTERS.contains(letter)
