@@ -1,6 +1,6 @@
 """The demo: learn Countdown from nothing, on two CPU cores, in minutes, and show it.
 
-A small Llama-type model is shown worked examples for a while, and then improves itself by GRPO with the library's real
+A small Qwen2-like model is shown worked examples for a while, and then improves itself by GRPO with the library's real
 rewards. Held-out problems are never seen in either; what they say before and after GRPO is the last line.
 """
 
