@@ -34,10 +34,19 @@ demo: $(filter .uv/bin/uv,$(UV)) ## learn Countdown from scratch on this machine
 	$(UV) sync --locked --no-dev --inexact $(REBUILD)
 	$(RUN) rlox-grpo demo --out runs/demo
 
+# Two workers of one thread each (tests/conftest.py), a file at a time for each, as fixtures are shared within a file. In
+# the order of collection tests/e2e is first, so that no long file is left for the end.
+PYTEST := $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 .PHONY: test
 test: build ## the whole suite: cargo, then pytest
 	cargo test --quiet --locked
-	$(RUN) pytest
+	$(PYTEST)
+	$(RUN) python tests/cuda_sim/run.py
+
+.PHONY: test-cuda-sim
+test-cuda-sim: build ## training and generation on a simulated CUDA device; needs a C compiler (part of `make test`)
+	$(RUN) python tests/cuda_sim/run.py
 
 # verl asks for other versions than uv.lock has. Python 3.11: verl 0.9 is for 3.10 to 3.12. The wheel brings the entry
 # point that verl loads. `no:asyncio`: verl brings a plugin that warns where it is not configured.
@@ -68,16 +77,17 @@ test-examples: $(filter .uv/bin/uv,$(UV)) ## all examples learn, vLLM and DeepSp
 .PHONY: test-debug
 test-debug: build ## pytest but for `slow`, on a debug build of the extension: integer overflow is caught
 	trap '$(UV) sync --locked --reinstall-package rlox-grpo' EXIT; \
-	$(RUN) maturin develop --locked --skip-install && $(RUN) pytest -m "not slow"
+	$(RUN) maturin develop --locked --skip-install && $(PYTEST) -m "not slow"
 
 .PHONY: lint
-lint: build ## formatting, clippy, ruff, mypy
+lint: build ## formatting, clippy, ruff, mypy, the direction of imports
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo clippy --locked --features python -- -D warnings
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
+	$(RUN) lint-imports
 
 .PHONY: bench
 bench: build ## kernels beside NumPy, torch and rlox; JSON and a table under benches/results

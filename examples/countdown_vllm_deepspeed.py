@@ -1,9 +1,9 @@
-"""The demo's Countdown on two ranks by torchrun: each samples with a vLLM engine, and DeepSpeed shards the update.
+"""Train the demo's Countdown on two ranks with torchrun, a vLLM engine in each rank, and DeepSpeed ZeRO 2.
 
 python examples/countdown_vllm_deepspeed.py [--out DIR] [--steps N] [--any_field value]
 
-ZeRO 2; ``zero_stage = 3`` in the run file, or ``--zero_stage 3`` here, shards the parameters too. It needs both extras:
-pip install "rlox-grpo[vllm,deepspeed]".
+``--zero_stage 3``, or ``zero_stage = 3`` in the run file, also shards the parameters. Needs the extras vllm and
+deepspeed.
 """
 
 import sys
@@ -13,21 +13,23 @@ import numpy as np
 
 from learner import WRONG_OPERATION, run, with_wrong_sign, write_problems
 from rlox_grpo.demo import run as demo
-from rlox_grpo.demo.examples import worked_example
+from rlox_grpo.demo.examples import write_worked_example
 from rlox_grpo.demo.tokenizer import build_tokenizer
 from rlox_grpo.demo.warm_start import warm_start
 
 TWO_RANKS = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-"""torchrun."""
+"""The torchrun command."""
 
 
 def demo_problems(out: Path, _: str) -> None:
-    """The demo's problems and a policy of the demo's kind, whose teacher is careless, written in ``out``."""
+    """Write the demo's problems and a policy like the demo's to ``out``; the policy learns from a faulty teacher."""
     train, held_out = demo.problems(seed=0)
     write_problems(out, demo.prompts(train, seed=0), demo.prompts(held_out, seed=0))
 
     def draw(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
-        examples = [worked_example(train[index], rng, demo.LARGEST) for index in rng.integers(len(train), size=count)]
+        examples = [
+            write_worked_example(train[index], rng, demo.LARGEST) for index in rng.integers(len(train), size=count)
+        ]
         return [(prompt, careless(completion, rng)) for prompt, completion in examples]
 
     warm_start(
@@ -42,7 +44,7 @@ def demo_problems(out: Path, _: str) -> None:
 
 
 def careless(completion: str, rng: np.random.Generator) -> str:
-    """The completion, in half of all cases with a wrong sign in its answer, which its thoughts do not have."""
+    """Return the completion; in half of all cases, put a wrong sign into its answer but not into its reasoning."""
     thoughts, answer, expression = completion.partition("<answer>")
     return thoughts + answer + (with_wrong_sign(expression) if rng.random() < WRONG_OPERATION else expression)
 

@@ -1,4 +1,4 @@
-"""GRPO-Zero: Countdown in one process, with neither ratio nor clip nor reference.
+"""GRPO-Zero: Countdown in one process, without ratio, clipping or reference.
 
 python examples/grpo_zero.py [--out DIR] [--steps N] [--any_field value]
 """

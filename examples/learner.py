@@ -1,9 +1,9 @@
-"""What the examples share: a small policy with a careless teacher, its problems, and the command that trains it.
+"""Shared code of the examples: a small warm-started policy, its problems, and the training command.
 
-The policy has half a million parameters and is made from scratch in a minute or less: it is shown worked examples in
-the system's own prompt and answer form. The teacher is careless on purpose. It takes a wrong operation in half of the
-examples, where one stays within the numbers, and leaves the system's form out in three of ten; so the policy knows the
-right way and does not know to prefer it. That is what GRPO, which sees rewards only, has to find out.
+The policy has 0.5 M parameters and is trained from scratch in a minute or less, by supervised learning on worked
+examples in the system's prompt and answer format. These examples contain mistakes on purpose: half of them use a wrong
+operation, where the result stays within the allowed numbers, and three of ten omit the format. The policy therefore
+produces right and wrong answers. GRPO, which gets only rewards, has to learn to prefer the right ones.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from rlox_grpo.prompts.tasks import countdown, gsm8k
 from rlox_grpo.prompts.templates import apply_template
 
 WRONG_OPERATION, WITHOUT_FORM = 0.5, 0.3
-"""Shares of the teacher's examples; the first of those whose problem has a wrong operation to offer."""
+"""Shares of the supervised examples; the first only counts examples in which a wrong operation is possible."""
 
 LARGEST = 40
-"""No number of a problem or of its solution is above it."""
+"""Largest number in a problem or its solution."""
 
 NUM_HELD_OUT = 150
 
 TEACHING: Mapping[str, Any] = {"steps": 300, "rows": 32, "learning_rate": 6e-3, "positions": 256}
 
 Completion = Callable[[Mapping[str, Any], np.random.Generator], str]
-"""A row's completion by the teacher."""
+"""Writes the supervised completion of a row."""
 
 
 def nothing(out: Path) -> AbstractContextManager[Sequence[str]]:
-    """Nothing runs beside the training."""
+    """Start no other process during training."""
     return nullcontext(())
 
 
@@ -63,10 +63,10 @@ def run(
     """Prepare the policy and its problems, run ``rlox-grpo train SYSTEM.toml``, and print what it learned.
 
     Args:
-        system: Names the TOML file beside the script.
+        system: Name of the TOML file next to the script.
         prepare: Takes the folder and the prompt template; writes ``policy``, ``train.jsonl`` and ``held_out.jsonl``.
-        launcher: Command before ``-m rlox_grpo.cli``, such as torchrun's; none trains in this process.
-        beside: Takes the folder; what runs while the policy trains, and gives options that tell of it.
+        launcher: Command before ``-m rlox_grpo.cli``, such as torchrun's. Without one, train in this process.
+        beside: Takes the folder; a context manager of what runs during training. It yields further options.
     """
     start = time.perf_counter()
     file = Path(__file__).with_name(f"{system}.toml")
@@ -96,7 +96,7 @@ def run(
 
 
 def summary(run_dir: Path) -> str:
-    """Mean reward and accuracy on problems that are never trained on, before the first step and after the last."""
+    """Return held-out mean reward and accuracy before the first step and after the last."""
     lines = (run_dir / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
     before, after = (json.loads(lines[place]) for place in (0, -1))
     return (
@@ -106,25 +106,25 @@ def summary(run_dir: Path) -> str:
 
 
 def word_problems(out: Path, template: str) -> None:
-    """A policy for word problems in GSM8K's format, written in ``out`` with the problems."""
+    """Write word problems in GSM8K's format and a policy for them to ``out``."""
     rows = generate_problems(4000, seed=0, numbers=(2, 9), largest=LARGEST)
-    train, held_out = gsm8k.split(rows)
+    train, held_out = gsm8k.split_rows(rows)
 
     def completion(row: Mapping[str, Any], rng: np.random.Generator) -> str:
         if rng.random() < WRONG_OPERATION:
             row = {**row, "answer": with_wrong_operation(row["answer"], rng)}
         if rng.random() < WITHOUT_FORM:
-            return gsm8k.reasoning(row["answer"])
-        return gsm8k.worked_completion(row, template)
+            return gsm8k.extract_reasoning(row["answer"])
+        return gsm8k.write_completion(row, template)
 
     _prepare(out, template, train, held_out, completion)
 
 
 def countdown_problems(out: Path, template: str) -> None:
-    """A policy for Countdown with three numbers, ``+`` and ``-``, written in ``out`` with the problems."""
-    rows = countdown.every_problem(3, numbers=(1, 12), operators=("+", "-"), targets=(1, 36))
+    """Write Countdown problems with three numbers, ``+`` and ``-``, and a policy for them to ``out``."""
+    rows = countdown.enumerate_problems(3, numbers=(1, 12), operators=("+", "-"), targets=(1, 36))
     rng = np.random.default_rng(0)
-    train, held_out = countdown.split([rows[index] for index in rng.permutation(len(rows))])
+    train, held_out = countdown.split_rows([rows[index] for index in rng.permutation(len(rows))])
 
     def completion(row: Mapping[str, Any], rng: np.random.Generator) -> str:
         found = solutions(tuple(row["nums"]), row["target"], LARGEST)
@@ -139,21 +139,21 @@ def countdown_problems(out: Path, template: str) -> None:
 
 
 def write_problems(out: Path, train: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]) -> None:
-    """Rows to train on and the first of those held out, as the run files name them, in ``out``."""
+    """Write the training rows and the first held-out rows to ``out``, under the names that the run files use."""
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", train), ("held_out", held_out[:NUM_HELD_OUT])):
         (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def with_wrong_sign(expression: str) -> str:
-    """``expression`` with its last ``+`` as ``-``; where it has none, with its last ``-`` as ``+``."""
+    """Change the last ``+`` of ``expression`` to ``-``, or its last ``-`` to ``+`` if it has no ``+``."""
     place = expression.rindex("+" if "+" in expression else "-")
     other = "-" if expression[place] == "+" else "+"
     return f"{expression[:place]}{other}{expression[place + 1 :]}"
 
 
 def with_wrong_operation(answer: str, rng: np.random.Generator) -> str:
-    """A worked solution whose last step adds, subtracts or multiplies where it should not, and goes on with that."""
+    """Change the operation of the last step of a worked solution, and its result accordingly."""
     last = list(re.finditer(r"(\d+)([-+*/])(\d+)=<<[^>]*>>\d+", answer))[-1]
     left, right = int(last[1]), int(last[3])
     values = {"+": left + right, "-": left - right, "*": left * right}

@@ -1,4 +1,4 @@
-"""The Hundred-Page Language Models Book: an outer loop that refreshes the reference, an inner one of GRPO.
+"""The Hundred-Page Language Models Book: an outer loop that updates the reference, and an inner GRPO loop.
 
 python examples/lm_book.py [--out DIR] [--steps N] [--any_field value]
 """

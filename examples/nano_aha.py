@@ -1,8 +1,8 @@
-"""nano-aha-moment: Countdown; vLLM samples, DeepSpeed updates, each with weights of its own, and a frozen reference.
+"""nano-aha-moment: Countdown with vLLM for generation, DeepSpeed for the update, and a frozen reference.
 
 python examples/nano_aha.py [--out DIR] [--steps N] [--any_field value]
 
-It needs both extras: pip install "rlox-grpo[vllm,deepspeed]". Without them transformers samples and torch updates:
+Needs the extras vllm and deepspeed. Without them, use the built-in engine and the torch updater:
 python examples/nano_aha.py --engine hf --updater torch
 """
 

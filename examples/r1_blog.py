@@ -1,4 +1,4 @@
-"""The R1 article: composite reward, a curriculum by measured pass rates, and a KL weight that falls.
+"""The R1 article: composite reward, curriculum by measured pass rates, and a decreasing KL weight.
 
 python examples/r1_blog.py [--out DIR] [--steps N] [--any_field value]
 """

@@ -1,4 +1,4 @@
-"""RLFromScratch: two ranks that add up their gradients, and four updates on each batch.
+"""RLFromScratch: two ranks with summed gradients, and four updates on each batch.
 
 python examples/rl_from_scratch.py [--out DIR] [--steps N] [--any_field value]
 """
@@ -8,7 +8,7 @@ import sys
 from learner import run, word_problems
 
 TWO_RANKS = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-"""torchrun."""
+"""The torchrun command."""
 
 if __name__ == "__main__":
     run("rl_from_scratch", word_problems, launcher=TWO_RANKS)

@@ -1,6 +1,6 @@
-"""rlox: any module with ``forward(input_ids) -> logits``, a reward over token tensors, and no tokenizer.
+"""rlox: a module with ``forward(input_ids) -> logits``, a reward on token tensors, and no tokenizer.
 
-The task is to count on: after 3, 4, 5 comes 6, modulo 16.
+The task is to continue counting: 3, 4, 5 is followed by 6, modulo 16.
 
 python examples/rlox.py [--out DIR] [--steps N] [--any_field value]
 """
@@ -22,7 +22,7 @@ MODULUS = 16
 
 
 class LastTokens(nn.Module):
-    """Logits ``[N, T, MODULUS]`` from each token's embedding and that of the one before it."""
+    """Logits ``[N, T, MODULUS]`` from the embeddings of each token and the previous one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class LastTokens(nn.Module):
 
 
 def counts_on(completions: list[Tensor], prompts: list[Tensor]) -> list[float]:
-    """Share of a completion's tokens that follow the one before them by one."""
+    """Share of a completion's tokens that are one more than the previous token."""
     rewards = []
     for completion, prompt in zip(completions, prompts, strict=True):
         whole = torch.cat([prompt[-1:], completion])
@@ -47,7 +47,7 @@ def counts_on(completions: list[Tensor], prompts: list[Tensor]) -> list[float]:
 
 
 def main() -> None:
-    """Train as ``rlox.toml`` says, with what the command line changes."""
+    """Train with the options of ``rlox.toml``; the command line overrides them."""
     start = time.perf_counter()
     settings = read_toml(Path(__file__).with_suffix(".toml"))
     parser = argparse.ArgumentParser(description=__doc__)
@@ -61,7 +61,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = LastTokens()
     firsts = torch.arange(MODULUS)[:, None]
-    prompts = (firsts + torch.arange(3)) % MODULUS  # each first number, and the two after it
+    prompts = (firsts + torch.arange(3)) % MODULUS  # each first number and the next two
     held_out = prompts[::4]
     seen = prompts[[index for index in range(MODULUS) if index % 4]]
     trainer = GRPO(model, counts_on, ref_model=copy.deepcopy(model), config=config)

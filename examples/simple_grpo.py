@@ -1,4 +1,4 @@
-"""Simple GRPO: word problems, and a reference policy in a process of its own that answers over HTTP.
+"""Simple GRPO: word problems, with a reference policy in a separate process over HTTP.
 
 python examples/simple_grpo.py [--out DIR] [--steps N] [--any_field value]
 """
@@ -16,13 +16,13 @@ from learner import run, word_problems
 
 @contextmanager
 def reference_server(out: Path) -> Iterator[list[str]]:
-    """``rlox-grpo serve-reference`` on a free port of the loopback interface, with a token of its own."""
+    """Run ``rlox-grpo serve-reference`` on a free loopback port with a new token."""
     os.environ["RLOX_GRPO_REFERENCE_TOKEN"] = secrets.token_hex(32)
     command = [sys.executable, "-m", "rlox_grpo.cli", "serve-reference", str(out / "policy"), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            listens = server.stdout.readline()  # the end of the file where the server could not start
+            listens = server.stdout.readline()  # empty if the server could not start
             if not listens:
                 raise RuntimeError(f"the reference server ended with status {server.wait()}")
             yield [f"--reference_url={listens.rpartition(' at ')[2].strip()}"]

@@ -1,4 +1,4 @@
-"""verl's GSM8K example: mini-batches of one batch, a step each; the loss is a mean over all their tokens.
+"""verl's GSM8K example: one optimizer step for each mini-batch of a batch, with a mean over all its tokens.
 
 python examples/verl.py [--out DIR] [--steps N] [--any_field value]
 """

@@ -1,8 +1,8 @@
-//! What a kernel refuses, with the argument, the index and the value.
+//! Errors of the kernels: they name the argument, the index and the value.
 
 use thiserror::Error;
 
-/// A broken precondition. Every variant names the argument at fault; Python sees a `ValueError`.
+/// An invalid argument. Every variant names the argument; Python sees a `ValueError`.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum KernelError {
@@ -15,7 +15,7 @@ pub enum KernelError {
         index: usize,
         /// The offset found there.
         value: i64,
-        /// What it should have been.
+        /// What is expected.
         reason: &'static str,
     },
     /// An infinity, or a NaN where NaN has no meaning.
@@ -33,7 +33,7 @@ pub enum KernelError {
     Overflow {
         /// Name of the argument.
         argument: &'static str,
-        /// What could not be represented.
+        /// Statistic that is not finite.
         statistic: &'static str,
     },
     /// A group size that does not divide the number of rewards.
@@ -44,16 +44,16 @@ pub enum KernelError {
         /// The group size asked for.
         group_size: usize,
     },
-    /// Two arguments that must have one length.
+    /// Two arguments whose lengths must be equal.
     #[error("{argument} has {length} values, but {other} has {expected}")]
     LengthMismatch {
         /// Name of the argument at fault.
         argument: &'static str,
         /// Its length.
         length: usize,
-        /// The argument that it must match.
+        /// Argument that it must match.
         other: &'static str,
-        /// Length of that argument.
+        /// Length of the other argument.
         expected: usize,
     },
     /// An element outside its range.
@@ -65,30 +65,30 @@ pub enum KernelError {
         index: usize,
         /// The element found there.
         value: i64,
-        /// What it should have been.
+        /// What is expected.
         reason: &'static str,
     },
-    /// A number that is not an element of an array and is out of range.
+    /// A scalar argument out of range.
     #[error("{argument} is {value}: {reason}")]
     BadValue {
         /// Name of the argument.
         argument: &'static str,
         /// The value given.
         value: f64,
-        /// What it should have been.
+        /// What is expected.
         reason: &'static str,
     },
-    /// A choice that is not one of the known names.
+    /// An unknown name of an option.
     #[error("{argument} is {value:?}: expected one of {expected}")]
     UnknownChoice {
         /// Name of the argument.
         argument: &'static str,
         /// The name given.
         value: String,
-        /// The names known.
+        /// The valid names.
         expected: &'static str,
     },
-    /// A row that no micro-batch can hold.
+    /// A row longer than a micro-batch may be.
     #[error("lengths[{index}] is {length}, over the token_budget of {token_budget}")]
     OverBudget {
         /// Position of the row.
@@ -108,24 +108,24 @@ pub enum KernelError {
         /// Columns of the output.
         width: usize,
     },
-    /// A reference that a reward rule cannot use.
+    /// A gold that a reward rule cannot read.
     #[error("{argument}[{index}] is {value:?}: {reason}")]
     BadGold {
         /// Name of the column.
         argument: &'static str,
         /// The row.
         index: usize,
-        /// What stands there.
+        /// The gold.
         value: String,
-        /// What it should have been.
+        /// What is expected.
         reason: &'static str,
     },
-    /// A column of another length than the batch.
+    /// A column whose length differs from the batch's.
     #[error("{argument} has {rows} rows, expected {expected}")]
     RowCount {
         /// Name of the column.
         argument: &'static str,
-        /// Rows that it has.
+        /// Rows of the column.
         rows: usize,
         /// Rows of the batch.
         expected: usize,

@@ -1,8 +1,13 @@
-//! Rows of different lengths as flat values and offsets, checked once.
+//! Ragged rows: flat values and offsets, validated once on construction.
 
 use crate::error::KernelError;
 
+/// Largest number of values in one output: eight bytes a value, and no allocation exceeds `isize::MAX` bytes.
+pub const MOST_VALUES: usize = isize::MAX as usize / 8;
+
 /// Borrowed rows: row `i` is `values[offsets[i]..offsets[i + 1]]`.
+///
+/// Example: values `[1, 2, 7]` with offsets `[0, 2, 2, 3]` are the rows `[1, 2]`, `[]` and `[7]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Ragged<'a, T> {
     values: &'a [T],
@@ -10,7 +15,7 @@ pub struct Ragged<'a, T> {
 }
 
 impl<'a, T> Ragged<'a, T> {
-    /// Check `offsets` against `values` and take both; `argument` names the offsets in errors.
+    /// Check `offsets` against `values` and borrow both. `argument` names the offsets in errors.
     ///
     /// # Errors
     /// [`KernelError::BadOffset`] when the offsets are empty, do not start at 0, decrease, or do not end at `values.len()`.
@@ -48,7 +53,7 @@ impl<'a, T> Ragged<'a, T> {
     /// Row `index`; panics past the end, as slices do.
     #[must_use]
     pub fn row(&self, index: usize) -> &'a [T] {
-        // Checked on construction: offsets are within 0..=values.len(), so neither cast can truncate.
+        // Checked on construction: offsets lie within 0..=values.len(), so the casts cannot truncate.
         &self.values[self.offsets[index] as usize..self.offsets[index + 1] as usize]
     }
 

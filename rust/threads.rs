@@ -1,16 +1,25 @@
 //! When a kernel may use the thread pool.
 
+use std::error::Error;
 use std::sync::OnceLock;
 
-static POOL_OWNER: OnceLock<u32> = OnceLock::new();
+/// Process that started the thread pool; None when the system refused it a thread.
+static POOL_OWNER: OnceLock<Option<u32>> = OnceLock::new();
 
-/// Whether `work` items are worth splitting over threads when one task should hold about `grain` of them.
+/// Whether to split `work` items over threads, given tasks of about `grain` items.
 ///
-/// Never in a forked child of a process that has used the pool: its worker threads did not survive the fork, and
-/// waiting for them would hang for ever. The child computes the same result on one thread.
+/// False in a forked child of a process that has used the pool: the pool's threads do not survive the fork, and waiting
+/// for them would hang. False also where the pool cannot start. One thread computes the same result.
 #[must_use]
 pub fn worth_splitting(work: usize, grain: usize) -> bool {
-    work > grain && *POOL_OWNER.get_or_init(std::process::id) == std::process::id() && rayon::current_num_threads() > 1
+    work > grain && *POOL_OWNER.get_or_init(start_pool) == Some(std::process::id()) && rayon::current_num_threads() > 1
+}
+
+/// Start rayon's global pool here: on first use rayon would panic where the system refuses a thread.
+fn start_pool() -> Option<u32> {
+    let refused = rayon::ThreadPoolBuilder::new().build_global().is_err_and(|error| error.source().is_some());
+    // An error without a source means that the pool is already there.
+    (!refused).then(std::process::id)
 }
 
 #[cfg(test)]

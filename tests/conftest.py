@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # `pytest -n 2` has one worker for each core: more threads would only wait for each other. Before torch is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # --- tiny models and a tokenizer, made from scratch (engines) ---
 

@@ -11,9 +11,10 @@ use rlox_grpo::rewards::answer::stated;
 use rlox_grpo::rewards::choice::MultipleChoice;
 use rlox_grpo::rewards::countdown::Countdown;
 use rlox_grpo::rewards::exact::ExactAnswer;
-use rlox_grpo::rewards::format::{FormatMode, TagCount, TagFormat};
+use rlox_grpo::rewards::format::{FormatMode, TagFormat};
 use rlox_grpo::rewards::gsm8k::Gsm8kAnswer;
 use rlox_grpo::rewards::repetition::WordRepetition;
+use rlox_grpo::rewards::tag_count::TagCount;
 use rlox_grpo::rewards::{RewardRule, Verdict, number, score_batch};
 
 /// Run `check` with every rule, bound to one row.

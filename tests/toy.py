@@ -33,13 +33,14 @@ def share_of_target(completions, prompts):
 
 def options(**changes):
     """Trainer options of a run of seconds."""
+    saved = {"checkpoint_steps": 4} if "output_dir" in changes else {}
     return {
         "group_size": 8,
         "prompts_per_step": 4,
         "learning_rate": 0.02,
         "max_new_tokens": 6,
         "max_steps": 12,
-        "checkpoint_steps": 4,
+        **saved,
         "log_to": (),
         **changes,
     }

@@ -1,4 +1,4 @@
-"""A tokenizer over the words of given texts, exact in and out, for small models that are made from scratch."""
+"""A lossless tokenizer with the words of given texts as its vocabulary, for small models trained from scratch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from rlox_grpo.demo.tokenizer import EOS, PAD
 
 PIECE = r" ?(?:</?[a-z]+>|[0-9]+|[A-Za-z]+|#+|[^\s0-9A-Za-z])|\s"
-"""A tag, number, word, run of hashes or other character with the blank before it, or one more blank or line break."""
+"""A tag, number, word, sequence of # or other character with the blank before it; or a single blank or line break."""
 
 ROLES = ("<system>", "<user>", "<assistant>")
 
@@ -21,10 +21,10 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(texts: Iterable[str], largest: int) -> PreTrainedTokenizerFast:
-    """Make the tokenizer of the pieces of ``texts`` and of the numbers 0 to ``largest``, in order of their text.
+    """Build a tokenizer from the pieces of ``texts`` and the numbers 0 to ``largest``, sorted by text.
 
-    Any text decodes to itself. There is no unknown token: a piece outside the vocabulary is refused, since a model
-    trained without it could do nothing with it. Chat messages are ``<role>`` and their content, one after another.
+    Encoding and decoding restore every text. There is no unknown token: a piece outside the vocabulary is an error,
+    because the model was not trained on it. The chat template writes ``<role>`` and the content of each message.
     """
     splitter = pre_tokenizers.Split(Regex(PIECE), "isolated")
     pieces = {piece for text in texts for piece, _ in splitter.pre_tokenize_str(text)}

@@ -1,4 +1,4 @@
-r"""Word problems of our own in GSM8K's file format, with worked solutions that carry its calculator annotations.
+r"""Generate word problems in GSM8K's file format, with worked solutions and calculator annotations.
 
 A row is ``{"question": "Mia has 8 shells. …", "answer": "Mia has 8+5=<<8+5=13>>13 shells now.\n#### 13"}``.
 """
@@ -18,7 +18,7 @@ THINGS = ("apples", "shells", "stamps", "pencils", "coins", "marbles", "buttons"
 
 
 class GSM8KRow(TypedDict):
-    """One problem, in the columns of the public set."""
+    """One problem, with the columns of the GSM8K data set."""
 
     question: str
     answer: str
@@ -26,7 +26,7 @@ class GSM8KRow(TypedDict):
 
 @dataclass(frozen=True)
 class Step:
-    """One operation: two names of values, and the sentence that states it, ``{step}`` being its annotation."""
+    """One operation: the names of two values, and its sentence, in which ``{step}`` is the annotation."""
 
     left: str
     operator: str
@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Template:
-    """A story over the numbers ``a``, ``b``, ``c``; a step's result goes on under the names ``x``, then ``y``."""
+    """A story with the numbers ``a``, ``b``, ``c``. The results of its steps are named ``x``, then ``y``."""
 
     question: str
     steps: tuple[Step, ...]
@@ -158,7 +158,7 @@ def generate_problems(
 
 
 def _told(template: Template, words: Mapping[str, str], numbers: Sequence[int], largest: int) -> GSM8KRow | None:
-    """The problem with these numbers, or None where a step leaves the whole numbers from 2 to ``largest``."""
+    """Return the problem with these numbers, or None if a result is not a whole number from 2 to ``largest``."""
     values = dict(zip("abc", numbers, strict=True))
     lines = []
     for place, step in zip("xy", template.steps, strict=False):

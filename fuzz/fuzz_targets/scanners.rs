@@ -4,7 +4,8 @@
 use libfuzzer_sys::fuzz_target;
 use rlox_grpo::rewards::answer::{after_thinking, boxed, hashed, said, stated, tagged};
 use rlox_grpo::rewards::choice::MultipleChoice;
-use rlox_grpo::rewards::format::{FormatMode, TagCount, TagFormat};
+use rlox_grpo::rewards::format::{FormatMode, TagFormat};
+use rlox_grpo::rewards::tag_count::TagCount;
 use rlox_grpo::rewards::{RewardRule, strip};
 
 fuzz_target!(|text: &str| {

@@ -1,6 +1,13 @@
-"""Typed signatures of the Rust extension; a test checks them against the built module."""
+"""Typed signatures of the Rust extension; a test checks them against the built module.
 
-from collections.abc import Sequence
+Errors: `TypeError` for a wrong type or layout, `ValueError` for a wrong value, `MemoryError` for an output that does
+not fit in memory. No argument causes a panic.
+
+Threads: a kernel releases the interpreter. Offsets, lengths, indices and flags are copied before they are checked, so a
+change by another thread during the call has no effect. Values (token ids, rewards, log-probs, numbers) are read in
+place: a change during the call can change the result.
+"""
+
 from typing import Any
 
 import numpy as np
@@ -50,26 +57,26 @@ def share_prefixes(values: _Ids, offsets: _Ids) -> tuple[_Ids, _Ids, _Ids, _Ids]
 
 # Rewards: scores (float64) and statuses (uint8, see rlox_grpo.rewards.STATUSES), one for each completion.
 def score_tag_format(
-    completions: Sequence[str], first: str, second: str, mode: str, prefix: str
+    completions: list[str], first: str, second: str, mode: str, prefix: str
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]: ...
 def format_modes() -> list[str]: ...
 def score_tag_count(
-    completions: Sequence[str], first: str, second: str, mode: str
+    completions: list[str], first: str, second: str, mode: str
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]: ...
 def score_countdown(
-    completions: Sequence[str], numbers: NDArray[np.int64], offsets: NDArray[np.int64], targets: NDArray[np.int64]
+    completions: list[str], numbers: NDArray[np.int64], offsets: NDArray[np.int64], targets: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]: ...
 def score_gsm8k(
-    completions: Sequence[str], golds: Sequence[str], percent_optional: bool
+    completions: list[str], golds: list[str], percent_optional: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]: ...
 def score_exact(
-    completions: Sequence[str], golds: Sequence[str], tag: str | None, case_sensitive: bool
+    completions: list[str], golds: list[str], tag: str | None, case_sensitive: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]: ...
 def score_choice(
-    completions: Sequence[str], golds: Sequence[str], options: str
+    completions: list[str], golds: list[str], options: str
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]: ...
 def score_word_repetition(
-    completions: Sequence[str], ngram_size: int, max_penalty: float
+    completions: list[str], ngram_size: int, max_penalty: float
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]: ...
 def score_token_repetition(
     ids: NDArray[np.int64], offsets: NDArray[np.int64], ngram_size: int, max_penalty: float
@@ -80,15 +87,16 @@ def extract_answer(text: str) -> str | None: ...
 _MathSettings = tuple[float | None, bool, str, bool, bool, bool]
 
 def score_math(
-    completions: Sequence[str], golds: Sequence[str], settings: _MathSettings
+    completions: list[str], golds: list[str], settings: _MathSettings
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]: ...
 def score_majority(
-    completions: Sequence[str], groups: Sequence[int], settings: _MathSettings
+    completions: list[str], groups: list[int], settings: _MathSettings
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]: ...
 def math_equal(gold: str, answer: str, settings: _MathSettings) -> bool | None: ...
+def unreadable_golds(golds: list[str]) -> list[tuple[int, str]]: ...
 def score_tag_blocks(
-    completions: Sequence[str], first: str, second: str, each: float
+    completions: list[str], first: str, second: str, each: float
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]: ...
 def score_reasoning_length(
-    completions: Sequence[str], tag: str | None, unit: str, max_length: int
+    completions: list[str], tag: str | None, unit: str, max_length: int
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]: ...

@@ -1,4 +1,4 @@
-"""Group-relative advantages: rewards of B prompts times G completions to one advantage for each completion."""
+"""Group-relative advantages: from the rewards of B·G completions to one advantage for each completion."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo import _native
-from rlox_grpo.batch.ragged import integers
+from rlox_grpo.batch.ragged import to_integers
+from rlox_grpo.config.defaults import DDOF, STD_EPSILON
 
 if TYPE_CHECKING:
-    from rlox_grpo.config.schema import GRPOConfig
+    from rlox_grpo.config.records import AdvantageConfig
 
 Scaling = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out"]
@@ -26,8 +27,8 @@ def group_advantages(
     *,
     group_offsets: Any = None,
     scaling: Scaling = "group",
-    ddof: int = 1,
-    std_epsilon: float = 1e-4,
+    ddof: int = DDOF,
+    std_epsilon: float = STD_EPSILON,
     baseline: Baseline = "mean",
 ) -> NDArray[Any]:
     """Subtract each group's baseline from its rewards and divide by a standard deviation.
@@ -59,9 +60,9 @@ def group_advantages(
         raise TypeError("give either group_size or group_offsets")
     if ddof < 0:
         raise ValueError(f"ddof is {ddof}: it is not negative")
-    values = _floats(rewards, "rewards")
+    values = _to_floats(rewards, "rewards")
     if group_offsets is not None:
-        offsets = integers(group_offsets, "group_offsets", 1)
+        offsets = to_integers(group_offsets, "group_offsets", 1)
         return _native.group_advantages(values, 0, offsets, scaling, baseline, ddof, std_epsilon)
     if group_size is None or group_size < 1:
         raise ValueError(f"group_size is {group_size}: a group holds at least one")
@@ -74,21 +75,20 @@ def component_advantages(
     group_size: int | None = None,
     *,
     group_offsets: Any = None,
-    ddof: int = 1,
-    std_epsilon: float = 1e-4,
+    ddof: int = DDOF,
+    std_epsilon: float = STD_EPSILON,
     baseline: Baseline = "mean",
 ) -> NDArray[np.float32]:
-    """Normalise each reward component by itself, then add up: GDPO (arXiv:2601.05242), TRL's ``normalize_then_sum``.
+    """Normalize each reward component, then sum: GDPO (arXiv:2601.05242), TRL's ``normalize_then_sum``.
 
     ``a_ik`` is :func:`group_advantages` of component k, scaled by its group's deviation; then ``s_i = sum_k w_k a_ik``
-    and ``A_i = s_i / (sd(s) + std_epsilon)``, sd over the whole batch. So a component of small spread counts as much as
-    one of large spread, where the sum of rewards would drown it. TRL also subtracts the mean of s, which is zero but
-    for rounding: every ``a_ik`` sums to zero in its group. Left out, a group whose components are all constant keeps
-    advantages of exactly 0.
+    and ``A_i = s_i / (sd(s) + std_epsilon)``, sd over the whole batch. So every component has the same influence,
+    whatever its variance. TRL also subtracts the mean of s, which is 0 up to rounding because every ``a_ik`` sums to 0
+    in its group; without that, a group whose components are all constant has advantages of exactly 0.
 
     Args:
-        components: ``[F, N]``, prompt-major; NaN where a component does not apply: it then adds nothing, and a row to
-            which none applies has advantage 0 and is left out of the batch's deviation.
+        components: ``[F, N]``, prompt-major; NaN where a component does not apply: it then adds nothing. A row with
+            no component has advantage 0 and is left out of the batch's deviation.
         weights: ``F``.
         group_size, group_offsets, ddof, std_epsilon, baseline: As in :func:`group_advantages`.
 
@@ -108,18 +108,20 @@ def component_advantages(
 
 
 def make_advantages(
-    config: GRPOConfig, weights: Sequence[float]
+    config: AdvantageConfig, weights: Sequence[float]
 ) -> Callable[[NDArray[Any], NDArray[np.int64], Mapping[str, NDArray[Any]]], NDArray[np.float32]]:
-    """Rewards ``[N]``, group offsets ``[B + 1]`` and reward components → advantages ``float32 [N]``, by ``config``.
+    """Return the function from rewards ``[N]``, group offsets ``[B + 1]`` and components to advantages ``float32 [N]``.
 
-    ``weights`` has one for each component.
+    Args:
+        config: the options.
+        weights: one for each reward component.
     """
     options: dict[str, Any] = {"ddof": config.ddof, "std_epsilon": config.std_epsilon}
 
     def advantages(
         rewards: NDArray[Any], offsets: NDArray[np.int64], components: Mapping[str, NDArray[Any]]
     ) -> NDArray[np.float32]:
-        if config.baseline == "batch":  # the batch is one group
+        if config.baseline == "batch":  # treat the batch as one group
             scaling: Scaling = "group" if config.reward_scaling == "batch" else "none"
             return group_advantages(rewards, len(rewards), scaling=scaling, **options)
         if config.reward_aggregation == "normalize_then_sum":
@@ -139,7 +141,7 @@ def make_advantages(
 
 
 def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:
-    """Repeat each completion's advantage over its tokens.
+    """Repeat the advantage of each completion over its tokens.
 
     Args:
         advantages: ``[N]``, as `group_advantages` gives them.
@@ -150,14 +152,15 @@ def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:
 
     Raises:
         TypeError: Arguments of another type or shape.
-        ValueError: A negative length, or lengths of another number.
+        ValueError: A negative length, lengths of another number, or a sum of lengths that cannot be addressed.
+        MemoryError: The result does not fit in memory.
     """
-    return _native.broadcast_advantages(_floats(advantages, "advantages"), integers(lengths, "lengths", 1))
+    return _native.broadcast_advantages(_to_floats(advantages, "advantages"), to_integers(lengths, "lengths", 1))
 
 
-def _floats(given: Any, name: str) -> NDArray[Any]:
-    """One contiguous float32 or float64 dimension; free when ``given`` is one already."""
-    values: NDArray[Any] = given if type(given) is np.ndarray else _array(given, name)
+def _to_floats(given: Any, name: str) -> NDArray[Any]:
+    """Return a contiguous float32 or float64 array of one dimension, without a copy if ``given`` is one already."""
+    values: NDArray[Any] = given if type(given) is np.ndarray else _to_array(given, name)
     kind, size = values.dtype.kind, values.dtype.itemsize
     if values.ndim != 1 or not (kind in "iub" or (kind == "f" and size <= 8)):
         raise TypeError(f"{name} has dtype {values.dtype} and shape {values.shape}: {_EXPECTED}")
@@ -167,7 +170,7 @@ def _floats(given: Any, name: str) -> NDArray[Any]:
     return np.array(values, dtype=dtype, order="C")
 
 
-def _array(values: Any, name: str) -> NDArray[Any]:
+def _to_array(values: Any, name: str) -> NDArray[Any]:
     if hasattr(values, "detach"):  # a torch tensor, without importing torch
         values = values.detach()
         if values.device.type != "cpu":

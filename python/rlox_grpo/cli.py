@@ -14,7 +14,7 @@ from rlox_grpo._native import __version__
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on standard error and exit status 2."""
-    parser = _parser()
+    parser = _make_parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.command not in ("train", "serve"):
         parser.error(f"unrecognised arguments: {' '.join(rest)}")
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlox-grpo", description="GRPO training of language models.")
     parser.add_argument("--version", action="version", version=f"rlox-grpo {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
@@ -47,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser(
         "train",
         help="train as a TOML file says",
-        description="Train as RUN.TOML says. Any of its keys can be overridden: --learning_rate 1e-5.",
+        description="Train as RUN.TOML says. Any option can be overridden: --learning_rate 1e-5. "
+        "`rlox-grpo options` lists every option, `rlox-grpo options NAME` shows one in full.",
     )
     train.add_argument("file", metavar="RUN.TOML")
     train.set_defaults(run=_train)
@@ -55,7 +56,13 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = commands.add_parser("eval", help="accuracy and pass@k of a checkpoint")
     evaluate.add_argument("checkpoint")
     evaluate.add_argument("--data", required=True, help="rows with a prompt column, .jsonl or .parquet")
-    evaluate.add_argument("--reward", required=True, help="a rule's name, or module:callable")
+    evaluate.add_argument(
+        "--reward",
+        required=True,
+        action="append",
+        help="a rule's name, module:callable, or a TOML table as in run files: \"{name='exact', tag='answer'}\"; "
+        "repeat it for several",
+    )
     evaluate.add_argument("--samples", type=int, default=4, help="completions for each prompt (default: %(default)s)")
     evaluate.add_argument("--temperature", type=float, default=1.0)
     evaluate.add_argument("--max-new-tokens", type=int, default=512)
@@ -89,9 +96,16 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--start-timeout", type=float, default=600.0, help="seconds to become healthy")
     serve.set_defaults(run=_serve)
 
-    report = commands.add_parser("report", help="write RUN_DIR/report.html")
-    report.add_argument("run_dir")
+    report = commands.add_parser("report", help="write RUN_DIR/report.html, or a page that compares several runs")
+    report.add_argument("run_dir", nargs="+", help="the output_dir of a run; several are compared on one page")
+    report.add_argument("--out", default="comparison.html", help="page that compares several runs (%(default)s)")
+    report.add_argument("--watch", type=int, metavar="SECONDS", help="write again every SECONDS, until Ctrl-C")
     report.set_defaults(run=_report)
+
+    options = commands.add_parser("options", help="every option of a run: default, values, meaning")
+    options.add_argument("name", nargs="?", help="show this option in full")
+    options.add_argument("--markdown", action="store_true", help="all of them as docs/options.md")
+    options.set_defaults(run=_options)
 
     presets = commands.add_parser("presets", help="the published variants and their choices")
     presets.add_argument("name", nargs="?")
@@ -112,11 +126,12 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.trainer import GRPO
 
     origin, config = read_run_file(arguments.file, parse_overrides(rest))
-    trainer = GRPO(origin.model, make_rewards(origin.rewards), config=config)
+    folders = (Path(arguments.file).parent, Path.cwd())
+    trainer = GRPO(origin.model, make_rewards(origin.rewards, folders), config=config)
     trainer.origin = origin.model_dump(exclude_none=True)
     train_data, eval_data = load_data(origin, config)
     metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
-    print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name))
+    print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value == value))
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -125,7 +140,7 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
     trainer = GRPO(
         arguments.checkpoint,
-        make_rewards([{"name": arguments.reward}]),
+        make_rewards([parse_reward(text) for text in arguments.reward], [Path.cwd()]),
         temperature=arguments.temperature,
         max_new_tokens=arguments.max_new_tokens,
         seed=arguments.seed,
@@ -170,18 +185,40 @@ def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.run.report import write_report
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.run.report import watch_report, write_comparison, write_report
 
-    print(write_report(Path(arguments.run_dir)))
+    def write(refresh_s: int | None = None) -> Path:
+        if len(arguments.run_dir) > 1:
+            return write_comparison(arguments.run_dir, arguments.out, refresh_s=refresh_s)
+        return write_report(arguments.run_dir[0], refresh_s=refresh_s)
+
+    if arguments.watch is None:
+        print(write())
+    elif arguments.watch < 1:
+        raise ConfigError(f"--watch is {arguments.watch}: expected at least 1 second")
+    else:
+        watch_report(write, arguments.watch, say=lambda path: print(f"{path}: written every {arguments.watch} s"))
+
+
+def _options(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.config.options_page import describe_option, list_options, options_page
+
+    if arguments.name is not None:
+        print(describe_option(arguments.name))
+    elif arguments.markdown:
+        print(options_page(), end="")
+    else:
+        print(list_options())
 
 
 def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.presets import PRESETS
     from rlox_grpo.config.presets.page import describe_preset, presets_page
-    from rlox_grpo.errors import ConfigError, nearest
+    from rlox_grpo.errors import ConfigError, suggest_nearest
 
     if arguments.name is not None and arguments.name not in PRESETS:
-        raise ConfigError(f"unknown preset {arguments.name!r}{nearest(arguments.name, list(PRESETS))}")
+        raise ConfigError(f"unknown preset {arguments.name!r}{suggest_nearest(arguments.name, list(PRESETS))}")
     if arguments.markdown:
         print(presets_page(), end="")
     elif arguments.name is not None:
@@ -189,6 +226,24 @@ def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     else:
         for name, preset in PRESETS.items():
             print(f"{name:21} {preset.summary}")
+
+
+def parse_reward(text: str) -> dict[str, Any]:
+    """``"countdown"`` or ``"{name = 'tag_format', weight = 0.1}"`` as a ``rewards`` table.
+
+    Raises:
+        ConfigError: text that begins with a brace and is no TOML table.
+    """
+    from rlox_grpo.config.schema import parse_toml
+    from rlox_grpo.errors import ConfigError
+
+    if not text.lstrip().startswith("{"):
+        return {"name": text}
+    try:
+        table: dict[str, Any] = parse_toml(f"reward = {text}")["reward"]
+    except ValueError as error:
+        raise ConfigError(f"--reward {text!r} is not a TOML table such as {{name='exact'}}: {error}") from None
+    return table
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -214,7 +269,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         try:
             value = parse_toml(f"value = {text}")["value"]
         except ValueError:
-            value = text
+            value = {"True": True, "False": False}.get(text, text)
         overrides[key.replace("-", "_")] = value
     return overrides
 

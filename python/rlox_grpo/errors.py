@@ -38,7 +38,7 @@ class ConfigError(ValueError):
     """A name or value in the configuration that cannot be meant; the message says which and what would do."""
 
 
-def nearest(name: str, known: list[str]) -> str:
+def suggest_nearest(name: str, known: list[str]) -> str:
     """``: did you mean 'x'?`` when something known is near, else ``; known: …``."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f": did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"

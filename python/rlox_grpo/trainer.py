@@ -1,4 +1,4 @@
-"""GRPO: sample, score, compare within the group, step."""
+"""The GRPO trainer: sample, score, compute advantages, update."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.model.load import load_policy
-from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint, load_prompts, refuse_too_long
+from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts, load_prompts, refuse_too_long
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.calls import RewardError, function_name
 from rlox_grpo.rewards.workers import closing_workers
-from rlox_grpo.rollout.async_generation import Pending, staleness
+from rlox_grpo.rollout.async_generation import Pending, measure_staleness
 from rlox_grpo.rollout.engines import make_engine
-from rlox_grpo.rollout.engines.weight_sync import policy_weights
-from rlox_grpo.rollout.exchange import exchange_scores
-from rlox_grpo.rollout.generate import Rollout, refilled
-from rlox_grpo.rollout.sampler import Sampler, derived_seed
+from rlox_grpo.rollout.engines.weight_sync import collect_weights
+from rlox_grpo.rollout.generate import Rollout, refill_groups
+from rlox_grpo.rollout.sampler import Sampler, derive_seed
+from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.checkpoint import export_model
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.lock import hold_run_folder
@@ -50,13 +50,13 @@ class GRPO:
     Args:
         model: a path or hub id, a transformers causal LM, or any module with ``forward(input_ids) -> logits``.
         reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`.
-        ref_model: a reference of your own; else ``reference`` chooses one.
-        tokenizer: found beside the model when it is not given; not needed for prompts of token ids.
-        config: a whole configuration; or give its fields as keywords.
-        **options: fields of :class:`rlox_grpo.GRPOConfig`.
+        ref_model: a reference of your own; by default ``reference`` chooses one.
+        tokenizer: by default the one beside the model; not needed for prompts of token ids.
+        config: a whole configuration, instead of options as keywords.
+        **options: fields of :class:`rlox_grpo.GRPOConfig`; ``rlox-grpo options`` lists them.
 
     Raises:
-        ConfigError: an unknown option or a value out of range.
+        ConfigError: an unknown option, a value out of range, or options that conflict.
         ValueError: a model, tokenizer and reward functions that do not fit together.
     """
 
@@ -71,15 +71,16 @@ class GRPO:
         **options: Any,
     ) -> None:
         if config is not None and not isinstance(config, GRPOConfig):
-            raise TypeError(
-                f"config is {type(config).__name__}: expected a GRPOConfig, or options as keywords: "
-                "GRPO(model, reward_fn, **options)"
+            raise ConfigError(
+                f"config is {type(config).__name__}: expected a GRPOConfig; give the options as keywords, or "
+                "config=GRPOConfig.create(**options)"
             )
         if config is not None and options:
-            raise ConfigError(f"config is given whole: leave out {', '.join(sorted(options))}, or change it in config")
+            raise ConfigError(f"config is given: leave out {', '.join(sorted(options))}, or set them in config")
         self.config = config if config is not None else GRPOConfig.create(**options)
+        self.config.refuse_ignored(ref_model=ref_model is not None)
         given = [reward_fn] if callable(reward_fn) else list(reward_fn)
-        _refuse_rewards(given, self.config)
+        _check_reward_fns(given, self.config)
         self.reward_fns: list[RewardFn] = in_workers(
             given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
@@ -87,7 +88,9 @@ class GRPO:
         self.policy = load_policy(model, tokenizer, self.config)
         self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model
-        self.sampler = Sampler(make_engine(self.config, self.policy, self.ranks), self.config, self.ranks)
+        self.sampler = Sampler(
+            make_engine(self.config, self.policy, self.ranks), self.config.sampling, self.ranks, seed=self.config.seed
+        )
         self.engine = self.sampler.engine
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
         self.learner = Learner(
@@ -95,10 +98,10 @@ class GRPO:
         )
         self._max_length = self.engine.max_length
         self.origin: Mapping[str, Any] = {}
-        """What started the run beside its configuration (model, data, rewards); it leads the run's config.toml."""
+        """Model, data and rewards of the run; the first keys of its config.toml."""
         self.progress = Progress()
         self._total_steps = 1
-        self._engine_step: int | None = None  # whose weights the engine was given
+        self._engine_step: int | None = None  # the step whose weights the engine has
 
     @property
     def step(self) -> int:
@@ -106,26 +109,26 @@ class GRPO:
         return self.progress.step
 
     def train_step(
-        self, prompts_of: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
+        self, draw_prompts: Callable[[int], Sequence[Prompt]], more: Callable[[int], Sequence[Prompt]] | None = None
     ) -> dict[str, float]:
-        """One step: B prompts, G completions each, ``updates_per_batch`` optimizer steps. Returns its metrics.
+        """Take one step: B prompts, G completions each, ``updates_per_batch`` passes. Return its metrics.
 
         Args:
-            prompts_of: draws the prompts of a step, which is this one or, with ``async_steps``, a later one; none past
-                the last. Called once for each step, in their order.
-            more: draws further prompts, where ``zero_variance="refill"`` has to replace some.
+            draw_prompts: draws the prompts of this step or, with ``async_steps``, of a later one; empty after the last.
+                Called once for each step, in order.
+            more: draws further prompts for ``zero_variance="refill"``.
         """
         clock, refills = StageClock(), count(1)
         with clock("weight_sync"):
             self._sync_engine()
         with clock("rollout"):
-            batch = self.sampler.batch_of(self.step, prompts_of)
+            batch = self.sampler.next_batch(self.step, draw_prompts)
             batch.groups.result()
         with clock("rewards"):
             rollout = Rollout.of(self._scored(batch))
         if self.config.zero_variance == "refill" and more is not None:
             with clock("refill"):
-                rollout = refilled(
+                rollout = refill_groups(
                     rollout.groups,
                     lambda missing: self._scored(self.sampler.ask(more(missing), self.step, next(refills))),
                     most_refills=self.config.max_refills,
@@ -151,35 +154,39 @@ class GRPO:
         timings = {stage: max(everywhere.pop(stage)) for stage in mine}
         metrics = step_metrics(rollout.groups, advantages, updates, timings)
         return {
+            # Also of a step without an update, when all groups have constant rewards.
+            "update/learning_rate": self.learner.learning_rate(self.step - 1, self._total_steps),
             **metrics,
             **self.learner.kl_weight.finish(metrics, advantages.size),
             **combined(everywhere),
             **rollout.metrics(),
-            **staleness([scored.group for scored in rollout.groups], self.step - 1),
+            **measure_staleness([scored.group for scored in rollout.groups], self.step - 1),
             **self.sampler.pass_rates.metrics(),
         }
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
     ) -> dict[str, float]:
-        """Train on ``prompts``, continuing what ``output_dir`` holds.
+        """Train on ``prompts``; continue the run in ``output_dir`` if there is one.
 
         Args:
             prompts: see :func:`rlox_grpo.prompts.load.load_prompts`.
-            n_epochs: times that every prompt is drawn; ``max_steps`` overrides it.
-            eval_prompts: held-out prompts, evaluated every ``eval_steps`` and at the end.
+            n_epochs: passes over the prompts; ``max_steps`` overrides it.
+            eval_prompts: held-out prompts, evaluated at the start, every ``eval_steps``, and at the end.
 
         Returns:
             The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) by those short names;
             ``resumed_from_step`` (0 for a new run) and ``steps_trained`` say what this call did.
 
         Raises:
-            ValueError: prompts that cannot be used, named by index.
-            NonFiniteError: a step whose loss or gradient is not finite; it was not applied.
+            ConfigError: an option that would be ignored, such as ``eval_steps`` without ``eval_prompts``.
+            ValueError: prompts that cannot be used; the message names their index.
+            NonFiniteError: the loss or the gradient of a step is not finite; the step was not applied.
             CheckpointError: another run holds ``output_dir``, or a checkpoint cannot be written or continued.
-            KeyboardInterrupt: stopped by Ctrl-C, SIGTERM or SIGHUP, after the step in hand and a checkpoint.
+            KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; raised after the current step and a checkpoint.
             RankError: another rank failed or died; the message names it and its error.
         """
+        self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
         with self.ranks.failing_together(), hold_run_folder(self.config.output_dir, self.ranks):
             return self._train(prompts, n_epochs, eval_prompts)
 
@@ -199,7 +206,7 @@ class GRPO:
             self.progress,
             rewards=[(function_name(reward_fn), digest_reward(reward_fn)) for reward_fn in self.reward_fns],
             data={
-                "prompts": fingerprint(train_prompts),
+                "prompts": fingerprint_prompts(train_prompts),
                 "columns": digest_columns(prompt.columns for prompt in train_prompts),
                 "frozen reference": reference,
             },
@@ -211,7 +218,7 @@ class GRPO:
         self._total_steps = run.start_step + ceil((last_draw - run.start_draw) / per_step)
         run.announce(self._total_steps)
         if self.step >= self._total_steps:
-            return _with_short_names(run.last_metrics, run.progress_fields)
+            return _add_short_names(run.last_metrics, run.progress_fields)
         draws = PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         self.sampler.ahead.restore(
             run.batches_under_way,
@@ -220,8 +227,8 @@ class GRPO:
             self.ranks.share,
         )
 
-        def prompts_of(step: int) -> list[Prompt]:
-            left = last_draw - run.start_draw - (step - run.start_step) * per_step  # but for refills
+        def draw_prompts(step: int) -> list[Prompt]:
+            left = last_draw - run.start_draw - (step - run.start_step) * per_step  # refills not counted
             taken = draws.take(max(0, min(per_step, left)))
             self.progress.draws = draws.draws
             return taken
@@ -230,7 +237,7 @@ class GRPO:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
             while self.step < self._total_steps and not self.ranks.any(bool(stop)):
-                metrics = self.train_step(prompts_of, draws.take)
+                metrics = self.train_step(draw_prompts, draws.take)
                 self.progress.draws = draws.draws
                 if held_out is not None and self._evaluation_is_due():
                     evaluation, groups = self._evaluate_held_out(held_out)
@@ -243,15 +250,15 @@ class GRPO:
             raise KeyboardInterrupt(
                 f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
             )
-        return _with_short_names(run.last_metrics, run.progress_fields)
+        return _add_short_names(run.last_metrics, run.progress_fields)
 
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
-        """Accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
+        """Return accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
 
         Args:
             prompts: held-out prompts, in any form that ``train`` takes.
-            samples: completions for each; ``eval_samples`` when None.
-            greedy: take the likeliest token each time instead of sampling (one completion for each prompt).
+            samples: completions for each prompt; None: ``eval_samples``.
+            greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
         with closing_workers(self.reward_fns), self.ranks.failing_together():
             return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
@@ -259,7 +266,7 @@ class GRPO:
     def save(self, path: str | Path) -> None:
         """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``).
 
-        With several ranks every one calls this, and rank 0 writes.
+        Call this on every rank; rank 0 writes.
         """
         whole = self.learner.whole_weights()
         if self.ranks.is_first:
@@ -268,18 +275,19 @@ class GRPO:
             )
 
     def _scored(self, batch: Pending) -> list[ScoredGroup]:
-        """All groups of the batch: each rank scores those that it sampled, and they are exchanged."""
+        """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""
         config = self.config
         mine = score(batch.groups.result(), self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
-        return exchange_scores(mine, batch.prompts, self.ranks)
+        return gather_scored_groups(mine, batch.prompts, self.ranks)
 
     def _sync_engine(self) -> None:
-        """Give the engine the policy as it is, also after a resume; before sampling, so that no sync is in vain."""
+        """Push the current weights to the engine if they changed since the last push."""
         if self._engine_step != self.step:
             updater = self.learner.updater
-            weights = policy_weights(self.model, updater.weights() if updater.is_sharded else None)
+            sharded = updater.weights() if updater.is_sharded else None
+            weights = collect_weights(self.model, sharded) if self.engine.takes_weights else ()
             self.engine.load_weights(weights, version=self.step)
-            self.ranks.gather(None)  # no rank samples before each engine has them
+            self.ranks.gather(None)  # wait until every engine has them
             self._engine_step = self.step
 
     def _evaluate(
@@ -292,7 +300,7 @@ class GRPO:
             self.reward_fns,
             replace(self.sampler.sampling, temperature=0.0) if greedy else self.sampler.sampling,
             samples=samples or self.config.eval_samples,
-            seed=derived_seed(self.config.seed, "evaluation", 0),
+            seed=derive_seed(self.config.seed, "evaluation", 0),
             weights=self.config.reward_weights,
             on_error=self.config.on_reward_error,
             ranks=self.ranks,
@@ -323,7 +331,7 @@ class GRPO:
         return loaded
 
 
-def _refuse_rewards(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:
+def _check_reward_fns(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:
     if not reward_fns:
         raise ValueError("reward_fn is empty: GRPO needs at least one reward function")
     for index, reward_fn in enumerate(reward_fns):
@@ -334,8 +342,8 @@ def _refuse_rewards(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:
         raise ConfigError(f"reward_weights has {len(weights)} values for {len(reward_fns)} reward functions")
 
 
-def _with_short_names(metrics: Mapping[str, float], progress: Mapping[str, float]) -> dict[str, float]:
-    """The metrics, with ``mean_reward`` and ``kl`` beside their full names (NaN where there was none), and progress."""
+def _add_short_names(metrics: Mapping[str, float], progress: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics with ``mean_reward`` and ``kl`` (NaN if there was none) and the progress of the run added."""
     nan = float("nan")
     named = {"mean_reward": metrics.get("reward/mean", nan), "kl": metrics.get("policy/kl", nan)}
     return {**metrics, **named, **progress}

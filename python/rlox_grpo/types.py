@@ -1,4 +1,4 @@
-"""The carriers that stages hand to each other: frozen, with shapes; no behaviour beyond validation."""
+"""Data types that stages pass to each other: frozen, with shapes, no behaviour beyond validation."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RolloutGroup:
 
 @dataclass(frozen=True, eq=False)
 class ScoredGroup:
-    """A group and what the reward functions said of it.
+    """A group with its rewards.
 
     Attributes:
         group: The prompt and its G completions.
@@ -182,7 +182,7 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class LossOutput:
-    """A scalar loss to minimise and what to report of it.
+    """A scalar loss to minimise and its metrics.
 
     Attributes:
         loss: Scalar; micro-batch losses of one optimizer step add up to the loss of the whole step.

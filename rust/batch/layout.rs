@@ -1,10 +1,25 @@
-//! The rows of a training batch: a prompt, then its completion, padded on the right.
+//! Training rows: a prompt followed by its completion, padded on the right.
+//!
+//! Example: prompts `[1 2]` and `[3]`; completions `[7 0]`, `[0]`, `[]` and `[9]`. The first two completions answer
+//! prompt 0 and the others prompt 1, so `prompt_of_row` is `[0, 0, 1, 1]`; `train` is `[true, false, true, true]`. A
+//! batch of `rows` `[0, 1, 3]` has N = 3 rows, L = 4 columns and T = 2 completion columns. With `_` for the padding id
+//! and `.` for false:
+//!
+//! ```text
+//!         input_ids  attention_mask  position_ids  completion_ids  completion_mask  loss_mask  prompt_lengths
+//! row 0   1 2 7 0    1 1 1 1         0 1 2 3       7 0             1 1              1 1        2
+//! row 1   1 2 0 _    1 1 1 .         0 1 2 0       0 _             1 .              . .        2
+//! row 3   3 9 _ _    1 1 . .         0 1 0 0       9 _             1 .              1 .        1
+//! ```
+//!
+//! Masks come from lengths, never from ids: the token 0 of rows 0 and 1 is real, whatever the padding id. Row 1 has no
+//! loss token because its `train` is false.
 
 use super::padding::{check_indices, check_size, count, mark, three_by_row, width_for, write};
 use crate::error::KernelError;
 use crate::ragged::Ragged;
 
-/// Prompts and completions of an optimizer step and the rows of it that one batch holds.
+/// Prompts and completions of an optimizer step, and the rows of one of its batches.
 #[derive(Debug)]
 pub struct RowLayout<'a> {
     prompts: Ragged<'a, i64>,
@@ -19,27 +34,27 @@ pub struct RowLayout<'a> {
 pub struct LayoutOut<'a> {
     /// `[N, L]` token ids.
     pub input_ids: &'a mut [i64],
-    /// `[N, L]`, true on real tokens.
+    /// `[N, L]`: true on real tokens.
     pub attention_mask: &'a mut [bool],
-    /// `[N, L]`, counted from 0; 0 on padding.
+    /// `[N, L]`: counted from 0; 0 on padding.
     pub position_ids: &'a mut [i64],
     /// `[N, T]` token ids.
     pub completion_ids: &'a mut [i64],
-    /// `[N, T]`, true on completion tokens.
+    /// `[N, T]`: true on completion tokens.
     pub completion_mask: &'a mut [bool],
-    /// `[N, T]`, true on the completion tokens of rows that are trained on.
+    /// `[N, T]`: true on completion tokens of rows with `train`.
     pub loss_mask: &'a mut [bool],
-    /// `[N]`.
+    /// `[N]`: tokens of each row's prompt.
     pub prompt_lengths: &'a mut [i64],
 }
 
 impl<'a> RowLayout<'a> {
-    /// Check the arguments: `completions`, `prompt_of_row` and `train` have one entry for each row of the step, and
-    /// `rows` chooses among them.
+    /// Check and borrow the arguments. `completions`, `prompt_of_row` and `train` have one entry per row of the step;
+    /// `rows` selects rows of the step.
     ///
     /// # Errors
-    /// [`KernelError`] for lengths that differ, an index out of range, or an empty prompt: the first completion token
-    /// of such a row has no logits that predict it.
+    /// [`KernelError`] for lengths that differ, an index out of range, or an empty prompt: no logits would predict the
+    /// first completion token.
     pub fn new(
         prompts: Ragged<'a, i64>,
         completions: Ragged<'a, i64>,
@@ -62,7 +77,7 @@ impl<'a> RowLayout<'a> {
         Ok(Self { prompts, completions, prompt_of_row, train, rows })
     }
 
-    /// L and T: the longest row and the longest completion, L rounded up to a multiple.
+    /// L and T: the longest row, rounded up to a multiple of `multiple_of`, and the longest completion.
     ///
     /// # Errors
     /// As [`width_for`].
@@ -74,7 +89,7 @@ impl<'a> RowLayout<'a> {
         Ok((width_for(lengths, multiple_of)?, width_for(self.rows.iter().map(|&row| self.row(row).1.len()), 1)?))
     }
 
-    /// Write every output of the chosen rows at the widths `widths` gave.
+    /// Write all outputs of the selected rows; the widths are those of [`widths`](Self::widths).
     ///
     /// # Errors
     /// [`KernelError::LengthMismatch`] for an output of another size.
@@ -118,7 +133,7 @@ impl<'a> RowLayout<'a> {
         Ok(())
     }
 
-    /// Prompt and completion; `row` was checked on construction.
+    /// Prompt and completion of a row of the step; `row` was checked on construction.
     fn row(&self, row: i64) -> (&'a [i64], &'a [i64]) {
         let row = row as usize;
         (self.prompts.row(self.prompt_of_row[row] as usize), self.completions.row(row))
@@ -130,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prompt_then_its_completion_then_padding() {
+    fn a_row_is_prompt_completion_padding() {
         let prompts = Ragged::new(&[1, 2, 3], &[0, 2, 3], "offsets").unwrap();
         let completions = Ragged::new(&[7, 0, 0, 9], &[0, 2, 3, 3, 4], "offsets").unwrap();
         let (prompt_of_row, train) = ([0, 0, 1, 1], [true, false, true, true]);
@@ -159,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_named() {
+    fn errors_name_the_argument() {
         let prompts = Ragged::new(&[1], &[0, 1], "offsets").unwrap();
         let empty = Ragged::new(&[1], &[0, 1, 1], "offsets").unwrap();
         let message = |result: Result<RowLayout<'_>, KernelError>| result.unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Batch layout: rows of different lengths as rectangles, as micro-batches, and as shared prompts.
+//! Batch layout: padding, packing into micro-batches, and shared prompts.
 
 pub mod layout;
 pub mod packing;

@@ -1,47 +1,51 @@
-//! Rows into micro-batches: within a token budget, of balanced cost, as many on each rank.
+//! Packing: rows into micro-batches within a token budget, with balanced cost and equal counts per rank.
 //!
-//! A row of L tokens costs `linear_cost * L + L^2`: matrix products, then attention. What a micro-batch uses of its
-//! budget is the sum of its lengths when rows are packed end to end, and rows times the longest when they are padded.
+//! The cost of a row of L tokens is `linear_cost * L + L^2`: matrix products, then attention. The tokens of a
+//! micro-batch are the sum of its lengths when rows are packed end to end, and rows times the longest row when padded.
+//!
+//! Example: lengths `[6, 4, 7, 3]` with a budget of 10. Packed end to end, two micro-batches suffice: rows 2 and 3 with
+//! 7 + 3 tokens, rows 0 and 1 with 6 + 4. Padded, rows 0 and 1 would take 2 * 6 = 12 tokens, over the budget, so three
+//! micro-batches are needed: row 2, row 0, and rows 1 and 3 with 2 * 4 = 8 tokens.
 
 use crate::error::KernelError;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Most ranks: each takes at least one micro-batch, so that a mistyped number would fill the memory.
+/// Largest number of ranks. Each takes at least one micro-batch, so a mistyped number could exhaust memory.
 const MAX_RANKS: usize = 1 << 20;
 
-/// Longest row: beyond any text, and no sum of costs overflows.
+/// Largest row length: beyond any text, and small enough that no sum of costs overflows.
 const MAX_LENGTH: i64 = 1 << 32;
 
-/// What a row longer than the budget means.
+/// Handling of rows longer than the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Oversize {
-    /// An error that names the row.
+    /// Return an error that names the row.
     Refuse,
-    /// A micro-batch of its own.
+    /// Give the row its own micro-batch.
     Alone,
 }
 
-/// How to pack.
+/// Options of [`pack`].
 #[derive(Debug, Clone, Copy)]
 pub struct Packing {
-    /// Most tokens in a micro-batch.
+    /// Largest number of tokens in a micro-batch.
     pub token_budget: i64,
-    /// Whether padding counts: rows times the longest row, and not the sum of lengths.
+    /// Count padding: rows times the longest row instead of the sum of lengths.
     pub padded: bool,
-    /// Processes that each take the same number of micro-batches.
+    /// Number of ranks; each takes the same number of micro-batches.
     pub num_ranks: usize,
-    /// Cost of a token beside the square of its row's length.
+    /// Cost per token, in addition to the square of the row's length.
     pub linear_cost: u64,
-    /// What a row longer than the budget means.
+    /// Handling of rows longer than the budget.
     pub oversize: Oversize,
 }
 
-/// Micro-batches as row indices, ascending within each; micro-batch `m` belongs to rank `m % num_ranks`.
+/// Pack rows into micro-batches: lists of row indices, ascending. Micro-batch `m` belongs to rank `m % num_ranks`.
 ///
-/// Their number is a multiple of `num_ranks`. They are in descending cost, so that the ranks' micro-batches of one turn
-/// cost about the same. Every row is in exactly one, and none is empty unless rows are fewer than micro-batches, as
-/// with fewer rows than ranks. The same arguments give the same packing.
+/// The number of micro-batches is a multiple of `num_ranks`. They are sorted by descending cost, so at each step the
+/// ranks' micro-batches cost about the same. Every row is in exactly one. A micro-batch is empty only when there are
+/// fewer rows than micro-batches, for example fewer rows than ranks. The result is deterministic.
 ///
 /// # Errors
 /// [`KernelError`] for a budget or a number of ranks below 1, a negative length, or a row over the budget.
@@ -88,14 +92,14 @@ fn check(lengths: &[i64], how: &Packing) -> Result<(), KernelError> {
 struct Packer<'a> {
     lengths: &'a [i64],
     how: &'a Packing,
-    /// Every row, longest first.
+    /// All rows, longest first.
     rows: Vec<usize>,
 }
 
 impl Packer<'_> {
     fn row_cost(&self, row: usize) -> u128 {
         let length = u128::from(self.lengths[row].unsigned_abs());
-        // One more, so that rows of no tokens spread over the bins too.
+        // One more, so that empty rows are spread over the bins too.
         length * u128::from(self.how.linear_cost) + length * length + 1
     }
 
@@ -108,14 +112,14 @@ impl Packer<'_> {
         count.div_ceil(self.how.num_ranks).saturating_mul(self.how.num_ranks)
     }
 
-    /// Packed: longest row first into the cheapest bin with room, over as few bins as that takes.
+    /// Packed end to end: each row, longest first, goes into the cheapest bin with room. Uses as few bins as that allows.
     fn spread(&self) -> Vec<Vec<usize>> {
         let mut count = self.round_up(self.best_fit_count());
         loop {
             if let Some(bins) = self.spread_over(count) {
                 return bins;
             }
-            // About 2% more each time, so that the attempts stay few; with a bin for each row it succeeds.
+            // About 2% more bins per attempt keeps the attempts few. With one bin per row it succeeds.
             count = self.round_up(count + 1 + count / 64);
         }
     }
@@ -128,7 +132,7 @@ impl Packer<'_> {
             let length = self.lengths[row];
             let (cost, tokens, bin) = loop {
                 let Reverse((cost, tokens, bin)) = cheapest.pop()?;
-                // An oversized row has an empty bin to itself: it fits nowhere else, and nothing fits beside it.
+                // An oversized row takes an empty bin: it fits nowhere else, and nothing fits beside it.
                 if tokens.saturating_add(length) <= self.how.token_budget || bins[bin].is_empty() {
                     break (cost, tokens, bin);
                 }
@@ -141,7 +145,7 @@ impl Packer<'_> {
         Some(bins)
     }
 
-    /// How many bins best fit decreasing opens: each row goes where it leaves the least room.
+    /// Number of bins that best-fit decreasing opens: each row goes where it leaves the least room.
     fn best_fit_count(&self) -> usize {
         let mut rooms = std::collections::BTreeMap::<i64, usize>::new();
         let mut count = 0;
@@ -156,15 +160,15 @@ impl Packer<'_> {
             } else {
                 count += 1;
             }
-            // An oversized row leaves negative room, into which nothing fits.
+            // An oversized row leaves negative room: nothing fits into it.
             let left = fitting.unwrap_or(self.how.token_budget).saturating_sub(length);
             *rooms.entry(left).or_default() += 1;
         }
         count
     }
 
-    /// Padded: runs of the rows by length, for the rows of a run pad to its first; the costliest run as cheap as it
-    /// can be for the number of runs.
+    /// Padded: cut the rows, sorted by length, into runs; the rows of a run are padded to its first. Minimises the
+    /// cost of the costliest run for the number of runs, by bisection.
     fn cut(&self) -> Vec<Vec<usize>> {
         let count = self.round_up(self.runs_within(u128::MAX).len());
         let (mut low, mut high) = (0, self.row_cost(self.rows[0]) * self.rows.len() as u128);
@@ -173,7 +177,7 @@ impl Packer<'_> {
             if self.runs_within(middle).len() <= count { high = middle } else { low = middle + 1 }
         }
         let mut runs = self.runs_within(high);
-        // Fewer runs may do for the same cost; ranks need them all, so halve the costliest that can be halved.
+        // The bound may allow fewer runs than the ranks need: halve the costliest run that has two rows or more.
         let costed = runs.drain(..).map(|run| (self.splittable_cost(&run), Reverse(run)));
         let mut heap: BinaryHeap<(u128, Reverse<Vec<usize>>)> = costed.collect();
         while heap.len() < count {
@@ -188,7 +192,7 @@ impl Packer<'_> {
         if run.len() > 1 { self.cost(run) } else { 0 }
     }
 
-    /// The fewest runs within the budget that cost no more than `limit` each; a row that alone costs more is alone.
+    /// The fewest runs within the budget whose cost is at most `limit`; a row that costs more is a run of its own.
     fn runs_within(&self, limit: u128) -> Vec<Vec<usize>> {
         let mut runs: Vec<Vec<usize>> = Vec::new();
         for &row in &self.rows {
@@ -217,7 +221,8 @@ mod tests {
     #[test]
     fn rows_fill_the_budget_and_no_more() {
         assert_eq!(pack(&[6, 4, 7, 3], &PLAIN).unwrap(), [vec![2, 3], vec![0, 1]]);
-        // Padded, 6 and 4 cost 12: only equal rows go together.
+        assert_eq!(pack(&[6, 4, 7, 3], &Packing { padded: true, ..PLAIN }).unwrap(), [vec![2], vec![0], vec![1, 3]]);
+        // Padded, 6 and 4 take 12 tokens: only equal rows go together.
         let padded = Packing { padded: true, ..PLAIN };
         assert_eq!(pack(&[6, 4, 5, 4, 5], &padded).unwrap(), [vec![2, 4], vec![0], vec![1, 3]]);
     }

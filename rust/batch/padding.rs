@@ -1,53 +1,66 @@
-//! Ragged rows as rectangles: token ids, masks and positions in one pass. Masks come from lengths, never from ids.
+//! Padding: ragged rows as rectangles of token ids, masks and positions, written in one pass.
+//!
+//! Masks come from lengths, never from ids: a real token may have the id of the padding. Example: the rows `[5]`, `[]`
+//! and `[8, 9]`, padded with 0:
+//!
+//! ```text
+//!              right                          left
+//! ids          [5 0]  [0 0]  [8 9]            [0 5]  [0 0]  [8 9]
+//! mask         [1 0]  [0 0]  [1 1]            [0 1]  [0 0]  [1 1]
+//! positions    [0 0]  [0 0]  [0 1]            [0 0]  [0 0]  [0 1]
+//! ```
 
 use crate::error::KernelError;
-use crate::ragged::Ragged;
+use crate::ragged::{MOST_VALUES, Ragged};
 use crate::threads::worth_splitting;
 use rayon::prelude::*;
 
-/// Values that one task takes; below it a second thread costs more than it saves.
+/// Values per task: for fewer, a second thread costs more than it saves.
 const GRAIN: usize = 1 << 15;
 
-/// Where the padding goes.
+/// Side of the padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Before the row, as generation wants it.
+    /// Before the row, for generation.
     Left,
-    /// After the row, as training wants it.
+    /// After the row, for training.
     Right,
 }
 
-/// Columns that hold the longest of `lengths`, rounded up to a multiple.
+/// Width of the rectangle: the longest of `lengths`, rounded up to a multiple of `multiple_of`.
 ///
 /// # Errors
-/// [`KernelError::BadValue`] for a multiple of 0, [`KernelError::TooLarge`] when the rectangle cannot be addressed.
+/// [`KernelError::BadValue`] for a multiple of 0; [`KernelError::TooLarge`] for more than [`MOST_VALUES`] values, naming
+/// `multiple_of` where it alone decides the width.
 pub fn width_for(lengths: impl ExactSizeIterator<Item = usize>, multiple_of: usize) -> Result<usize, KernelError> {
     if multiple_of == 0 {
         return Err(KernelError::BadValue { argument: "multiple_of", value: 0.0, reason: "at least 1" });
     }
     let rows = lengths.len();
     let longest = lengths.max().unwrap_or(0);
-    let width = longest.checked_next_multiple_of(multiple_of);
-    // Eight bytes a value, and no allocation is larger than isize::MAX bytes.
-    let fits = |width: &usize| rows.checked_mul(*width).is_some_and(|values| values <= isize::MAX as usize / 8);
-    width.filter(fits).ok_or(KernelError::TooLarge { argument: "rows", rows, width: longest })
+    let width = longest.checked_next_multiple_of(multiple_of).unwrap_or(usize::MAX);
+    if rows.checked_mul(width).is_some_and(|values| values <= MOST_VALUES) {
+        return Ok(width);
+    }
+    let argument = if longest < multiple_of { "multiple_of" } else { "rows" };
+    Err(KernelError::TooLarge { argument, rows, width })
 }
 
-/// A padded rectangle, row-major; every slice has `rows * width` values.
+/// Output of [`pad`], row-major; every slice has `rows * width` values.
 #[derive(Debug)]
 pub struct Rectangle<'a> {
     /// Token ids.
     pub ids: &'a mut [i64],
-    /// True on real tokens.
+    /// Attention mask: true on real tokens.
     pub mask: &'a mut [bool],
-    /// 0, 1, 2, ... from each row's first real token; 0 on padding.
+    /// Position ids: 0, 1, 2, ... from the row's first real token; 0 on padding.
     pub positions: &'a mut [i64],
 }
 
-/// Pad `rows` to `width` columns, writing ids, mask and positions.
+/// Pad `rows` to `width` columns: write ids, mask and positions.
 ///
 /// # Errors
-/// [`KernelError::BadElement`] for a row longer than `width`, [`KernelError::LengthMismatch`] for an output of another
+/// [`KernelError::BadElement`] for a row longer than `width`; [`KernelError::LengthMismatch`] for an output of another
 /// size.
 pub fn pad(
     rows: &[&[i64]],
@@ -71,7 +84,7 @@ pub fn pad(
     Ok(())
 }
 
-/// Pad the chosen `rows` of `values` on the right with `fill`.
+/// Pad the selected `rows` of `values` on the right with `fill`.
 ///
 /// # Errors
 /// As [`pad`], and [`KernelError::BadElement`] for a row index out of range.
@@ -97,7 +110,7 @@ pub fn pad_values<T: Copy + Send + Sync>(
     Ok(())
 }
 
-/// Call `each(row, a, b, c)` with the row's part of three rectangles, over threads when they are large.
+/// Call `each(row, a, b, c)` with each row's part of three rectangles; in parallel when they are large.
 pub(super) fn three_by_row<A: Send, B: Send, C: Send>(
     width: usize,
     a: &mut [A],
@@ -117,7 +130,7 @@ pub(super) fn three_by_row<A: Send, B: Send, C: Send>(
     }
 }
 
-/// `before` fill values, the row, and fill values to the end.
+/// Write `before` fill values, then the row, then fill values to the end.
 pub(super) fn write<T: Copy>(out: &mut [T], before: usize, row: &[T], fill: T) {
     let (left, rest) = out.split_at_mut(before);
     let (middle, right) = rest.split_at_mut(row.len());
@@ -126,13 +139,13 @@ pub(super) fn write<T: Copy>(out: &mut [T], before: usize, row: &[T], fill: T) {
     right.fill(fill);
 }
 
-/// True on `length` values from `start`.
+/// Write true on `length` values from `start`, false elsewhere.
 pub(super) fn mark(out: &mut [bool], start: usize, length: usize) {
     out.fill(false);
     out[start..start + length].fill(true);
 }
 
-/// 0, 1, 2, ... on `length` values from `start`, 0 elsewhere.
+/// Write 0, 1, 2, ... on `length` values from `start`, 0 elsewhere.
 pub(super) fn count(out: &mut [i64], start: usize, length: usize) {
     let (left, rest) = out.split_at_mut(start);
     let (middle, right) = rest.split_at_mut(length);
@@ -144,6 +157,7 @@ pub(super) fn count(out: &mut [i64], start: usize, length: usize) {
     right.fill(0);
 }
 
+/// Check that every index is below `limit`.
 pub(super) fn check_indices(indices: &[i64], limit: usize, argument: &'static str) -> Result<(), KernelError> {
     let within = |value: &i64| usize::try_from(*value).is_ok_and(|index| index < limit);
     match indices.iter().position(|value| !within(value)) {
@@ -157,6 +171,7 @@ pub(super) fn check_indices(indices: &[i64], limit: usize, argument: &'static st
     }
 }
 
+/// Check that no row, given as index and length, is longer than `width`.
 fn check_width(mut lengths: impl Iterator<Item = (usize, usize)>, width: usize) -> Result<(), KernelError> {
     match lengths.find(|&(_, length)| length > width) {
         None => Ok(()),
@@ -167,6 +182,7 @@ fn check_width(mut lengths: impl Iterator<Item = (usize, usize)>, width: usize) 
     }
 }
 
+/// Check the length of an output.
 pub(super) fn check_size(length: usize, expected: usize) -> Result<(), KernelError> {
     if length == expected {
         return Ok(());
@@ -201,8 +217,12 @@ mod tests {
         assert_eq!(width_for([3, 5].into_iter(), 4).unwrap(), 8);
         assert_eq!(width_for([].into_iter(), 4).unwrap(), 0);
         assert!(width_for([1].into_iter(), 0).is_err());
-        assert!(width_for([usize::MAX / 4, 1].into_iter(), 1).is_err());
-        assert!(width_for([1].into_iter(), usize::MAX).is_err());
+        for (lengths, multiple_of, argument) in
+            [([usize::MAX / 4, 1], 1, "rows"), ([1, 1], usize::MAX, "multiple_of"), ([0, 1], 1 << 61, "multiple_of")]
+        {
+            let message = width_for(lengths.into_iter(), multiple_of).unwrap_err().to_string();
+            assert!(message.starts_with(argument), "{message}");
+        }
     }
 
     #[test]

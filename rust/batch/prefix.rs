@@ -1,30 +1,36 @@
-//! Rows that share a prompt: the unique prompts, and the rows that belong to each.
+//! Shared prompts: the unique prompts of a batch and the rows of each.
 
 use crate::ragged::Ragged;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-/// Unique prompts in the order in which they are first seen.
+/// Unique prompts, in order of first occurrence.
+///
+/// Example: the rows `[1 2]`, `[3]`, `[1 2]` have two unique prompts, so `prompt_of_row` is `[0, 1, 0]`, `first_row` is
+/// `[0, 1]`, `rows` is `[0, 2, 1]` and `offsets` is `[0, 2, 3]`: prompt 0 has rows 0 and 2, prompt 1 has row 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedPrefixes {
-    /// `[N]`: the unique prompt of each row.
+    /// `[N]`: index of each row's unique prompt.
     pub prompt_of_row: Vec<i64>,
-    /// `[P]`: the first row of each unique prompt.
+    /// `[P]`: first row of each unique prompt.
     pub first_row: Vec<i64>,
     /// `[N]`: rows grouped by prompt, ascending within each; prompt `p` has `rows[offsets[p]..offsets[p + 1]]`.
     pub rows: Vec<i64>,
-    /// `[P + 1]`.
+    /// `[P + 1]`: bounds of the prompts in `rows`.
     pub offsets: Vec<i64>,
 }
 
 /// Group `prompts` by exact equality of their tokens, in time linear in the number of tokens.
+///
+/// Only the offsets decide which memory is read, so tokens that another thread writes during the call can change the
+/// groups but cannot cause an error.
 #[must_use]
 pub fn share_prefixes(prompts: &Ragged<'_, i64>) -> SharedPrefixes {
     let mut seen: HashMap<&[i64], usize> = HashMap::new();
     let (mut prompt_of_row, mut first_row, mut counts) = (Vec::with_capacity(prompts.len()), vec![], Vec::<i64>::new());
     let mut previous: Option<(&[i64], usize)> = None;
     for (index, row) in prompts.rows().enumerate() {
-        // The rows of a group are neighbours: comparing with the last one saves hashing all but the first.
+        // Rows of a group are usually neighbours: comparing with the previous row saves hashing all but the first.
         let prompt = match previous {
             Some((tokens, prompt)) if tokens == row => prompt,
             _ => match seen.entry(row) {

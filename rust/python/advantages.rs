@@ -1,10 +1,12 @@
 //! Bindings of [`crate::advantages`].
 
-use crate::advantages::{self, Baseline, Normalisation, Real, Scaling};
-use crate::error::KernelError;
 use numpy::{Element, PyArray1, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+
+use super::arrays::{copied, zeros};
+use crate::advantages::{self, Baseline, Normalisation, Real, Scaling};
+use crate::error::KernelError;
 
 #[pyfunction]
 #[pyo3(signature = (rewards, group_size, group_offsets, scaling, baseline, ddof, std_epsilon))]
@@ -34,13 +36,12 @@ fn advantages_of<'py, T: Real + Element>(
     how: &Normalisation,
 ) -> PyResult<Bound<'py, PyArray1<T>>> {
     let py = rewards.py();
-    let out = PyArray1::<T>::zeros(py, rewards.len(), false);
+    let out = zeros::<T>(py, rewards.len(), "rewards")?;
     let (rewards, mut writer) = (rewards.try_readonly()?, out.try_readwrite()?);
     let (values, target) = (rewards.as_slice()?, writer.as_slice_mut()?);
     if let Some(offsets) = group_offsets {
-        let offsets = offsets.try_readonly()?;
-        let offsets = offsets.as_slice()?;
-        py.detach(|| advantages::ragged_group_advantages(values, offsets, how, target))?;
+        let offsets = copied(offsets)?;
+        py.detach(|| advantages::ragged_group_advantages(values, &offsets, how, target))?;
     } else {
         py.detach(|| advantages::group_advantages(values, group_size, how, target))?;
     }
@@ -67,12 +68,12 @@ fn broadcast_of<'py, T: Real + Element>(
     lengths: &Bound<'py, PyArray1<i64>>,
 ) -> PyResult<Bound<'py, PyArray1<T>>> {
     let py = advantages.py();
-    let (advantages, lengths) = (advantages.try_readonly()?, lengths.try_readonly()?);
-    let (values, lengths) = (advantages.as_slice()?, lengths.as_slice()?);
-    let out = PyArray1::<T>::zeros(py, advantages::broadcast_len(values.len(), lengths)?, false);
+    let (advantages, lengths) = (advantages.try_readonly()?, copied(lengths)?);
+    let values = advantages.as_slice()?;
+    let out = zeros::<T>(py, advantages::broadcast_len(values.len(), &lengths)?, "the sum of lengths")?;
     let mut writer = out.try_readwrite()?;
     let target = writer.as_slice_mut()?;
-    py.detach(|| advantages::broadcast(values, lengths, target))?;
+    py.detach(|| advantages::broadcast(values, &lengths, target))?;
     drop(writer);
     Ok(out)
 }

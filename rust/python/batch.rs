@@ -1,21 +1,23 @@
 //! Bindings of [`crate::batch`].
 
+use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use super::arrays::{copied, copied_flags, rectangle, zeros};
 use crate::batch::layout::{LayoutOut, RowLayout};
 use crate::batch::packing::{self, Oversize, Packing};
 use crate::batch::padding::{self, Rectangle, Side, width_for};
 use crate::batch::prefix;
 use crate::error::KernelError;
 use crate::ragged::Ragged;
-use numpy::{Element, IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
-use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::prelude::*;
-use pyo3::types::PyList;
 
 type Ids<'py> = Bound<'py, PyArray1<i64>>;
 type Ids2<'py> = Bound<'py, PyArray2<i64>>;
 type Mask2<'py> = Bound<'py, PyArray2<bool>>;
 
-/// Lists of ints as flat values and offsets: a walk in place, without a list of all values between.
+/// Lists of ints as flat values and offsets, in one pass over the lists.
 #[pyfunction]
 pub(super) fn flatten_rows<'py>(rows: &Bound<'py, PyList>, argument: &str) -> PyResult<(Ids<'py>, Ids<'py>)> {
     let (mut values, mut offsets) = (Vec::<i64>::new(), Vec::with_capacity(rows.len() + 1));
@@ -55,12 +57,12 @@ pub(super) fn pad<'py>(
     multiple_of: usize,
 ) -> PyResult<Padded<'py>> {
     let py = values.py();
-    let (values, offsets) = (values.try_readonly()?, offsets.try_readonly()?);
-    let rows = Ragged::new(values.as_slice()?, offsets.as_slice()?, "offsets")?;
+    let (values, offsets) = (values.try_readonly()?, copied(offsets)?);
+    let rows = Ragged::new(values.as_slice()?, &offsets, "offsets")?;
     pad_slices(py, &rows.rows().collect::<Vec<_>>(), side, pad_token_id, multiple_of)
 }
 
-/// `pad` straight from the arrays of a list; None when one is not a contiguous row of int64, for the caller to coerce.
+/// `pad` from a list of arrays without a flat copy. None when an array is not contiguous int64: the caller coerces.
 #[pyfunction]
 pub(super) fn pad_arrays<'py>(
     rows: &Bound<'py, PyList>,
@@ -85,8 +87,12 @@ fn pad_slices<'py>(
     multiple_of: usize,
 ) -> PyResult<Padded<'py>> {
     let (side, width) = (side_of(side)?, width_for(rows.iter().map(|row| row.len()), multiple_of)?);
-    let (ids, mask, positions) =
-        (rectangle(py, rows.len(), width), rectangle(py, rows.len(), width), rectangle(py, rows.len(), width));
+    let cause = size_cause(width, multiple_of);
+    let (ids, mask, positions) = (
+        rectangle(py, rows.len(), width, cause)?,
+        rectangle(py, rows.len(), width, cause)?,
+        rectangle(py, rows.len(), width, cause)?,
+    );
     {
         let (mut ids, mut mask, mut positions) =
             (ids.try_readwrite()?, mask.try_readwrite()?, positions.try_readwrite()?);
@@ -106,15 +112,13 @@ pub(super) fn pad_values<'py>(
     fill: f32,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
     let py = values.py();
-    let (values, offsets, rows) = (values.try_readonly()?, offsets.try_readonly()?, rows.try_readonly()?);
-    let (ragged, rows) = (Ragged::new(values.as_slice()?, offsets.as_slice()?, "offsets")?, rows.as_slice()?);
-    let size = rows.len().checked_mul(width);
-    size.ok_or(KernelError::TooLarge { argument: "rows", rows: rows.len(), width })?;
-    let out = rectangle(py, rows.len(), width);
+    let (values, offsets, rows) = (values.try_readonly()?, copied(offsets)?, copied(rows)?);
+    let ragged = Ragged::new(values.as_slice()?, &offsets, "offsets")?;
+    let out = rectangle(py, rows.len(), width, "width")?;
     {
         let mut out = out.try_readwrite()?;
         let target = out.as_slice_mut()?;
-        py.detach(|| padding::pad_values(&ragged, rows, width, fill, target))?;
+        py.detach(|| padding::pad_values(&ragged, &rows, width, fill, target))?;
     }
     Ok(out)
 }
@@ -136,22 +140,22 @@ pub(super) fn layout_rows<'py>(
     multiple_of: usize,
 ) -> PyResult<Layout<'py>> {
     let py = prompts.py();
-    let (prompts, prompt_offsets) = (prompts.try_readonly()?, prompt_offsets.try_readonly()?);
-    let (completions, completion_offsets) = (completions.try_readonly()?, completion_offsets.try_readonly()?);
-    let (prompt_of_row, train, rows) = (prompt_of_row.try_readonly()?, train.try_readonly()?, rows.try_readonly()?);
-    let prompts = Ragged::new(prompts.as_slice()?, prompt_offsets.as_slice()?, "prompt_offsets")?;
-    let completions = Ragged::new(completions.as_slice()?, completion_offsets.as_slice()?, "completion_offsets")?;
-    let num_rows = rows.as_slice()?.len();
-    let layout = RowLayout::new(prompts, completions, prompt_of_row.as_slice()?, train.as_slice()?, rows.as_slice()?)?;
+    let (prompts, prompt_offsets) = (prompts.try_readonly()?, copied(prompt_offsets)?);
+    let (completions, completion_offsets) = (completions.try_readonly()?, copied(completion_offsets)?);
+    let (prompt_of_row, train, rows) = (copied(prompt_of_row)?, copied_flags(train)?, copied(rows)?);
+    let prompts = Ragged::new(prompts.as_slice()?, &prompt_offsets, "prompt_offsets")?;
+    let completions = Ragged::new(completions.as_slice()?, &completion_offsets, "completion_offsets")?;
+    let layout = RowLayout::new(prompts, completions, &prompt_of_row, &train, &rows)?;
     let widths @ (width, completion_width) = layout.widths(multiple_of)?;
+    let cause = size_cause(width, multiple_of);
     let out: Layout<'py> = (
-        rectangle(py, num_rows, width),
-        rectangle(py, num_rows, width),
-        rectangle(py, num_rows, width),
-        rectangle(py, num_rows, completion_width),
-        rectangle(py, num_rows, completion_width),
-        rectangle(py, num_rows, completion_width),
-        PyArray1::zeros(py, num_rows, false),
+        rectangle(py, rows.len(), width, cause)?,
+        rectangle(py, rows.len(), width, cause)?,
+        rectangle(py, rows.len(), width, cause)?,
+        rectangle(py, rows.len(), completion_width, "rows")?,
+        rectangle(py, rows.len(), completion_width, "rows")?,
+        rectangle(py, rows.len(), completion_width, "rows")?,
+        zeros(py, rows.len(), "rows")?,
     );
     {
         let (mut input_ids, mut attention_mask, mut position_ids) =
@@ -183,9 +187,8 @@ pub(super) fn pack<'py>(
 ) -> PyResult<(Ids<'py>, Ids<'py>)> {
     let py = lengths.py();
     let how = Packing { token_budget, padded, num_ranks, linear_cost, oversize: oversize_of(oversize)? };
-    let lengths = lengths.try_readonly()?;
-    let lengths = lengths.as_slice()?;
-    let micro_batches = py.detach(|| packing::pack(lengths, &how))?;
+    let lengths = copied(lengths)?;
+    let micro_batches = py.detach(|| packing::pack(&lengths, &how))?;
     let mut offsets = vec![0i64];
     let mut rows = Vec::with_capacity(lengths.len());
     for micro_batch in micro_batches {
@@ -201,8 +204,8 @@ type Shared<'py> = (Ids<'py>, Ids<'py>, Ids<'py>, Ids<'py>);
 #[pyfunction]
 pub(super) fn share_prefixes<'py>(values: &Ids<'py>, offsets: &Ids<'py>) -> PyResult<Shared<'py>> {
     let py = values.py();
-    let (values, offsets) = (values.try_readonly()?, offsets.try_readonly()?);
-    let prompts = Ragged::new(values.as_slice()?, offsets.as_slice()?, "offsets")?;
+    let (values, offsets) = (values.try_readonly()?, copied(offsets)?);
+    let prompts = Ragged::new(values.as_slice()?, &offsets, "offsets")?;
     let shared = py.detach(|| prefix::share_prefixes(&prompts));
     Ok((
         shared.prompt_of_row.into_pyarray(py),
@@ -212,9 +215,9 @@ pub(super) fn share_prefixes<'py>(values: &Ids<'py>, offsets: &Ids<'py>) -> PyRe
     ))
 }
 
-/// A new array of zeros: large ones come as untouched pages, which the threads that fill them fault in.
-fn rectangle<T: Element>(py: Python<'_>, rows: usize, width: usize) -> Bound<'_, PyArray2<T>> {
-    PyArray2::zeros(py, [rows, width], false)
+/// The argument that decides the width of a rectangle: `multiple_of` where no row is longer.
+fn size_cause(width: usize, multiple_of: usize) -> &'static str {
+    if width == multiple_of { "multiple_of" } else { "rows" }
 }
 
 fn side_of(name: &str) -> Result<Side, KernelError> {

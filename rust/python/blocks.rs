@@ -1,16 +1,17 @@
-//! Rules over what stands inside tags.
+//! Bindings of [`crate::rewards::blocks`].
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
+use super::list::List;
 use super::rewards::{PyScores, run};
 use crate::rewards::blocks::{LengthUnit, ReasoningLength, TagBlocks};
 
 #[pyfunction]
 fn score_tag_blocks<'py>(
     py: Python<'py>,
-    completions: Vec<PyBackedStr>,
+    completions: List<PyBackedStr>,
     first: &str,
     second: &str,
     each: f64,
@@ -21,7 +22,7 @@ fn score_tag_blocks<'py>(
 #[pyfunction]
 fn score_reasoning_length<'py>(
     py: Python<'py>,
-    completions: Vec<PyBackedStr>,
+    completions: List<PyBackedStr>,
     tag: Option<&str>,
     unit: &str,
     max_length: usize,

@@ -1,16 +1,17 @@
-//! Math answers: rules over a batch, and the comparison of two bare answers.
+//! Bindings of [`crate::rewards::math`]: the rules over a batch, and the comparison of two answers.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
+use super::list::List;
 use super::rewards::{PyScores, run, same_rows, wrap};
 use crate::rewards::math::answer::compare;
 use crate::rewards::math::compare::{Options, Units};
 use crate::rewards::math::expr::identity::Equality;
-use crate::rewards::math::rule::{MathAnswer, majority};
+use crate::rewards::math::rule::{MathAnswer, majority, unreadable};
 
-/// Tolerance, percent optional, units, base optional, brackets optional, unsolved right.
+/// `tolerance`, `percent_optional`, `units`, `base_optional`, `brackets_optional`, `unsolved_ok`.
 type PyOptions<'py> = (Option<f64>, bool, PyBackedStr, bool, bool, bool);
 
 fn options(given: PyOptions<'_>) -> PyResult<Options> {
@@ -25,8 +26,8 @@ fn options(given: PyOptions<'_>) -> PyResult<Options> {
 #[pyfunction]
 fn score_math<'py>(
     py: Python<'py>,
-    completions: Vec<PyBackedStr>,
-    golds: Vec<PyBackedStr>,
+    completions: List<PyBackedStr>,
+    golds: List<PyBackedStr>,
     settings: PyOptions<'py>,
 ) -> PyResult<PyScores<'py>> {
     same_rows("answer", golds.len(), completions.len())?;
@@ -38,8 +39,8 @@ fn score_math<'py>(
 #[pyfunction]
 fn score_majority<'py>(
     py: Python<'py>,
-    completions: Vec<PyBackedStr>,
-    groups: Vec<i64>,
+    completions: List<PyBackedStr>,
+    groups: List<i64>,
     settings: PyOptions<'py>,
 ) -> PyResult<PyScores<'py>> {
     same_rows("groups", groups.len(), completions.len())?;
@@ -48,7 +49,13 @@ fn score_majority<'py>(
     Ok(wrap(py, scores))
 }
 
-/// True, False, or None where that is undecided.
+/// The rows of the golds that cannot be read, each with the reason.
+#[pyfunction]
+fn unreadable_golds(py: Python<'_>, golds: Vec<PyBackedStr>) -> Vec<(usize, &'static str)> {
+    py.detach(|| unreadable(&golds))
+}
+
+/// True, False, or None for undecided.
 #[pyfunction]
 fn math_equal(py: Python<'_>, gold: &str, answer: &str, settings: PyOptions<'_>) -> PyResult<Option<bool>> {
     let options = options(settings)?;
@@ -64,5 +71,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(score_math, module)?)?;
     module.add_function(wrap_pyfunction!(score_majority, module)?)?;
     module.add_function(wrap_pyfunction!(math_equal, module)?)?;
+    module.add_function(wrap_pyfunction!(unreadable_golds, module)?)?;
     Ok(())
 }

@@ -1,20 +1,18 @@
-//! The `_native` module: each binding borrows, detaches, calls the core and wraps the result.
+//! The `_native` module. A binding checks its arguments, releases the interpreter, calls the core and wraps the result.
+//!
+//! No argument may cause a panic, because a panic passes `except Exception`: sizes that an argument decides are allocated
+//! by [`arrays`], and what another thread can write during the call is copied first where it decides what is read.
 
 mod advantages;
+mod arrays;
 mod batch;
 mod blocks;
+mod errors;
+mod list;
 mod math;
 mod rewards;
 
-use crate::error::KernelError;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-
-impl From<KernelError> for PyErr {
-    fn from(error: KernelError) -> Self {
-        PyValueError::new_err(error.to_string())
-    }
-}
 
 /// Kernels of `rlox_grpo`; see `_native.pyi` for the typed signatures.
 #[pymodule(gil_used = false)]

@@ -1,17 +1,20 @@
-//! Reward rules: take the texts, let go of the interpreter, score, move the arrays out.
+//! Bindings of [`crate::rewards`], except the rules of `blocks` and `math`.
 
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
+use super::arrays::copied;
+use super::list::List;
 use crate::ragged::Ragged;
 use crate::rewards::choice::MultipleChoice;
 use crate::rewards::countdown::Countdown;
 use crate::rewards::exact::ExactAnswer;
-use crate::rewards::format::{FormatMode, TagCount, TagFormat};
+use crate::rewards::format::{FormatMode, TagFormat};
 use crate::rewards::gsm8k::Gsm8kAnswer;
 use crate::rewards::repetition::{TokenRepetition, WordRepetition};
+use crate::rewards::tag_count::TagCount;
 use crate::rewards::{RewardRule, Scores, answer, score_batch};
 
 /// Scores and statuses.
@@ -21,13 +24,13 @@ pub(super) fn wrap(py: Python<'_>, scores: Scores) -> PyScores<'_> {
     (scores.scores.into_pyarray(py), scores.statuses.into_pyarray(py))
 }
 
-/// Score without the interpreter.
+/// Score a batch with the interpreter released.
 pub fn run<'py>(py: Python<'py>, rule: &impl RewardRule, completions: &[PyBackedStr]) -> PyScores<'py> {
     let scores = py.detach(|| score_batch(rule, completions));
     wrap(py, scores)
 }
 
-/// Every rule holds one reference for each completion.
+/// Check that a column has one value per completion.
 pub(super) fn same_rows(argument: &str, rows: usize, completions: usize) -> PyResult<()> {
     if rows == completions {
         return Ok(());
@@ -38,7 +41,7 @@ pub(super) fn same_rows(argument: &str, rows: usize, completions: usize) -> PyRe
 #[pyfunction]
 fn score_tag_format<'py>(
     py: Python<'py>,
-    completions: Vec<PyBackedStr>,
+    completions: List<PyBackedStr>,
     first: &str,
     second: &str,
     mode: &str,
@@ -56,7 +59,7 @@ fn format_modes() -> Vec<&'static str> {
 #[pyfunction]
 fn score_tag_count<'py>(
     py: Python<'py>,
-    completions: Vec<PyBackedStr>,
+    completions: List<PyBackedStr>,
     first: &str,
     second: &str,
     mode: &str,
@@ -72,13 +75,13 @@ fn score_tag_count<'py>(
 #[pyfunction]
 fn score_countdown<'py>(
     py: Python<'py>,
-    completions: Vec<PyBackedStr>,
+    completions: List<PyBackedStr>,
     numbers: &Bound<'py, PyArray1<i64>>,
     offsets: &Bound<'py, PyArray1<i64>>,
     targets: &Bound<'py, PyArray1<i64>>,
 ) -> PyResult<PyScores<'py>> {
-    let (numbers, offsets, targets) = (numbers.try_readonly()?, offsets.try_readonly()?, targets.try_readonly()?);
-    let rule = Countdown::new(Ragged::new(numbers.as_slice()?, offsets.as_slice()?, "offsets")?, targets.as_slice()?)?;
+    let (numbers, offsets, targets) = (numbers.try_readonly()?, copied(offsets)?, targets.try_readonly()?);
+    let rule = Countdown::new(Ragged::new(numbers.as_slice()?, &offsets, "offsets")?, targets.as_slice()?)?;
     same_rows("target", targets.as_slice()?.len(), completions.len())?;
     Ok(run(py, &rule, &completions))
 }
@@ -86,8 +89,8 @@ fn score_countdown<'py>(
 #[pyfunction]
 fn score_gsm8k<'py>(
     py: Python<'py>,
-    completions: Vec<PyBackedStr>,
-    golds: Vec<PyBackedStr>,
+    completions: List<PyBackedStr>,
+    golds: List<PyBackedStr>,
     percent_optional: bool,
 ) -> PyResult<PyScores<'py>> {
     same_rows("answer", golds.len(), completions.len())?;
@@ -98,8 +101,8 @@ fn score_gsm8k<'py>(
 #[pyfunction]
 fn score_exact<'py>(
     py: Python<'py>,
-    completions: Vec<PyBackedStr>,
-    golds: Vec<PyBackedStr>,
+    completions: List<PyBackedStr>,
+    golds: List<PyBackedStr>,
     tag: Option<&str>,
     case_sensitive: bool,
 ) -> PyResult<PyScores<'py>> {
@@ -110,8 +113,8 @@ fn score_exact<'py>(
 #[pyfunction]
 fn score_choice<'py>(
     py: Python<'py>,
-    completions: Vec<PyBackedStr>,
-    golds: Vec<PyBackedStr>,
+    completions: List<PyBackedStr>,
+    golds: List<PyBackedStr>,
     options: &str,
 ) -> PyResult<PyScores<'py>> {
     same_rows("answer", golds.len(), completions.len())?;
@@ -122,7 +125,7 @@ fn score_choice<'py>(
 #[pyfunction]
 fn score_word_repetition<'py>(
     py: Python<'py>,
-    completions: Vec<PyBackedStr>,
+    completions: List<PyBackedStr>,
     ngram_size: usize,
     max_penalty: f64,
 ) -> PyScores<'py> {
@@ -137,8 +140,8 @@ fn score_token_repetition<'py>(
     ngram_size: usize,
     max_penalty: f64,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
-    let (ids, offsets) = (ids.try_readonly()?, offsets.try_readonly()?);
-    let ids = Ragged::new(ids.as_slice()?, offsets.as_slice()?, "offsets")?;
+    let (ids, offsets) = (ids.try_readonly()?, copied(offsets)?);
+    let ids = Ragged::new(ids.as_slice()?, &offsets, "offsets")?;
     let rule = TokenRepetition { ids, ngram_size, max_penalty };
     Ok(py.detach(|| rule.penalties()).into_pyarray(py))
 }

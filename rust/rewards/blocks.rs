@@ -1,43 +1,9 @@
-//! What stands between a tag's two literals: how many blocks a text has, and how long its reasoning is.
+//! Tag blocks: points for closed blocks, and the length of the reasoning inside a block.
 
-use memchr::memmem::Finder;
-
+use super::tags::{Tag, len};
 use super::{RewardRule, Status, Verdict, is_space};
 
-/// A tag's opening and closing literal, each with its searcher.
-#[derive(Debug)]
-struct Tag {
-    open: Finder<'static>,
-    close: Finder<'static>,
-}
-
-impl Tag {
-    fn new(name: &str) -> Self {
-        let finder = |literal: String| Finder::new(literal.as_bytes()).into_owned();
-        Self { open: finder(format!("<{name}>")), close: finder(format!("</{name}>")) }
-    }
-
-    /// Whether the text opens the tag and closes it later.
-    fn is_closed(&self, text: &[u8]) -> bool {
-        self.open.find(text).is_some_and(|at| self.close.find(&text[at..]).is_some())
-    }
-
-    /// From the first opening, or from the start where the prompt wrote that, to the last closing or the end.
-    /// None where the text has neither.
-    fn inside<'t>(&self, text: &'t str) -> Option<&'t str> {
-        let bytes = text.as_bytes();
-        let body = self.open.find(bytes).map(|at| at + self.open.needle().len());
-        // From the back, so that a closing tag that the reasoning quotes does not end it.
-        match (body, memchr::memmem::rfind(bytes, self.close.needle())) {
-            (Some(body), Some(end)) if body <= end => Some(&text[body..end]),
-            (_, Some(end)) => Some(&text[..end]),
-            (Some(body), None) => Some(&text[body..]),
-            (None, None) => None,
-        }
-    }
-}
-
-/// Points for each of two tags that is opened and later closed, whatever their order.
+/// Points for each of two tags that the text opens and later closes, in any order.
 #[derive(Debug)]
 pub struct TagBlocks {
     tags: [Tag; 2],
@@ -45,7 +11,7 @@ pub struct TagBlocks {
 }
 
 impl TagBlocks {
-    /// `each` points for a block of `first`, and as many for one of `second`.
+    /// `each` points for a block of `first` and `each` for a block of `second`.
     #[must_use]
     pub fn new(first: &str, second: &str, each: f64) -> Self {
         Self { tags: [Tag::new(first), Tag::new(second)], each }
@@ -59,12 +25,12 @@ impl RewardRule for TagBlocks {
     }
 }
 
-/// What a text's length is counted in.
+/// Unit of a text's length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LengthUnit {
-    /// Unicode scalar values, as Python's `len`.
+    /// Unicode scalar values, as in Python's `len`.
     Characters,
-    /// Runs between [`is_space`], as Python's `str.split`.
+    /// Words between [`is_space`], as in Python's `str.split`.
     Words,
 }
 
@@ -77,7 +43,7 @@ pub struct ReasoningLength {
 }
 
 impl ReasoningLength {
-    /// `max_length` is at least 1.
+    /// A `max_length` of 0 counts as 1.
     #[must_use]
     pub fn new(tag: Option<&str>, unit: LengthUnit, max_length: usize) -> Self {
         Self { tag: tag.map(Tag::new), unit, max_length: max_length.max(1) }
@@ -87,7 +53,7 @@ impl ReasoningLength {
 impl RewardRule for ReasoningLength {
     fn score(&self, _row: usize, completion: &str) -> Verdict {
         let inside = match &self.tag {
-            Some(tag) => tag.inside(completion),
+            Some(tag) => inside(tag, completion),
             None => Some(completion),
         };
         let Some(text) = inside else { return Verdict::none(Status::NoAnswer) };
@@ -96,6 +62,20 @@ impl RewardRule for ReasoningLength {
             LengthUnit::Words => text.split(is_space).filter(|word| !word.is_empty()).count(),
         };
         Verdict::ok((length as f64 / self.max_length as f64).min(1.0))
+    }
+}
+
+/// The text from the first opening tag to the last closing tag. The text's start and end stand in for a missing one:
+/// the prompt may have opened the tag. None without either tag.
+fn inside<'t>(tag: &Tag, text: &'t str) -> Option<&'t str> {
+    let bytes = text.as_bytes();
+    let body = tag.open.find(bytes).map(|at| at + len(&tag.open));
+    // From the back: a closing tag that the reasoning quotes does not end it.
+    match (body, memchr::memmem::rfind(bytes, tag.close.needle())) {
+        (Some(body), Some(end)) if body <= end => Some(&text[body..end]),
+        (_, Some(end)) => Some(&text[..end]),
+        (Some(body), None) => Some(&text[body..]),
+        (None, None) => None,
     }
 }
 
@@ -120,7 +100,7 @@ mod tests {
     #[test]
     fn reasoning_is_what_stands_in_the_tag() {
         let tag = Tag::new("think");
-        for (text, inside) in [
+        for (text, expected) in [
             ("<think>abc</think>x", Some("abc")),
             ("abc</think>x", Some("abc")), // the prompt opened it
             ("<think>abc", Some("abc")),
@@ -129,7 +109,7 @@ mod tests {
             ("abc", None),
             ("", None),
         ] {
-            assert_eq!(tag.inside(text), inside, "{text:?}");
+            assert_eq!(inside(&tag, text), expected, "{text:?}");
         }
     }
 

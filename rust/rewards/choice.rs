@@ -1,10 +1,10 @@
-//! Multiple choice: the stated answer is one option letter, and it is the gold's.
+//! Multiple choice: 1 if the completion states the gold's option letter.
 
 use super::answer::{after_thinking, boxed, hashed, said, tagged};
 use super::{RewardRule, Status, Verdict, strip};
 use crate::error::KernelError;
 
-/// The multiple-choice rule over a batch: each row's option letter.
+/// Multiple-choice rule: the option letter of each row of a batch.
 #[derive(Debug)]
 pub struct MultipleChoice {
     golds: Vec<char>,
@@ -12,7 +12,7 @@ pub struct MultipleChoice {
 }
 
 impl MultipleChoice {
-    /// `options` are the letters to choose from; a gold is one of them, as `B`, `(B)`, `B.` or `B) text`.
+    /// `options` are the valid letters. A gold is one of them, written as `B`, `(B)`, `B.` or `B) text`.
     ///
     /// # Errors
     /// [`KernelError::BadGold`] for a gold that names no option.
@@ -45,8 +45,8 @@ impl RewardRule for MultipleChoice {
     }
 }
 
-/// The option that a text names: a letter alone or before its own text (`B: Paris`), in brackets or bold, after
-/// "option" or "choice"; `None` when it names none, or names two.
+/// The option that a text names: a letter alone or before the option's text (`B: Paris`). Brackets, bold marks and the
+/// words "option" and "choice" may surround it. `None` when the text names no option, or two.
 #[must_use]
 pub fn read_letter(text: &str, options: &[char]) -> Option<char> {
     let mut text = strip(text);
@@ -62,7 +62,7 @@ pub fn read_letter(text: &str, options: &[char]) -> Option<char> {
     let named = *options.iter().find(|option| option.eq_ignore_ascii_case(&letter))?;
     let after = rest.trim_start_matches(close);
     let ends = after.trim_start().is_empty();
-    // A lower-case letter counts only when nothing follows; `A dog` is an article, `A) dog` an option.
+    // A lower-case letter counts only at the end. `A dog` starts with an article, `A) dog` with an option.
     if !ends
         && (letter != named
             || after.len() == rest.len()
@@ -75,7 +75,7 @@ pub fn read_letter(text: &str, options: &[char]) -> Option<char> {
         let bare = word.trim_matches(|c| open(c) || close(c));
         let mut letters = bare.chars();
         if let (Some(c), None) = (letters.next(), letters.next())
-            // `A` and `I` are words too; after a conjunction they are options.
+            // `A` and `I` are also words; after a conjunction they are options.
             && (!matches!(c, 'A' | 'I') || ["or", "and", "&", "/"].iter().any(|join| join.eq_ignore_ascii_case(previous)))
             && c != named
             && options.contains(&c)

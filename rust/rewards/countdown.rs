@@ -1,8 +1,10 @@
-//! Countdown: is the answer an expression that uses the given numbers, each once, and reaches the target?
+//! Countdown: 1 if the answer is an expression that uses each given number once and equals the target.
 //!
-//! The answer is the last closed `<answer>` after the last `</think>`. It may hold whole numbers, `+ - * /`, `× ÷ − ·`,
-//! parentheses and unary minus, and may end in `= N` where `N` is the target. There is no `**`, `//`, decimal point,
-//! implicit product or digit grouping. Arithmetic is on exact rationals; nothing is ever handed to an interpreter.
+//! The answer is the last closed `<answer>` after the last `</think>`. It may contain whole numbers, `+ - * /`,
+//! `× ÷ − ·`, parentheses and unary minus, and may end in `= N` where `N` is the target. `**`, `//`, decimal points,
+//! implicit products and digit grouping are not allowed. Arithmetic uses exact rationals; no interpreter is involved.
+//!
+//! Example: with the numbers 3, 3, 8, 8 and the target 24, `8/(3-8/3) = 24` scores 1.
 
 use dashu_int::IBig;
 use dashu_ratio::RBig;
@@ -12,11 +14,12 @@ use super::{RewardRule, Status, Verdict};
 use crate::error::KernelError;
 use crate::ragged::Ragged;
 
-/// Tokens in one answer, and parentheses and minus signs open at once; past either the sample is undecided.
+/// Largest number of tokens in an answer; a longer answer is undecided.
 const MOST_TOKENS: usize = 4096;
+/// Largest nesting depth of parentheses and minus signs; a deeper answer is undecided.
 const DEEPEST: usize = 200;
 
-/// The Countdown rule over a batch: each row's numbers and target.
+/// Countdown rule: the numbers and the target of each row of a batch.
 #[derive(Debug)]
 pub struct Countdown<'a> {
     numbers: Ragged<'a, i64>,
@@ -24,7 +27,7 @@ pub struct Countdown<'a> {
 }
 
 impl<'a> Countdown<'a> {
-    /// Row `i` is to reach `targets[i]` with the numbers of row `i`.
+    /// Row `i` must reach `targets[i]` with the numbers of row `i`.
     ///
     /// # Errors
     /// [`KernelError::RowCount`] when the two differ in length; [`KernelError::BadGold`] for a negative number.
@@ -57,7 +60,7 @@ impl RewardRule for Countdown<'_> {
 /// Whether `expression` uses exactly `numbers` and equals `target`.
 ///
 /// # Errors
-/// [`Status::Unparseable`] when it is no expression of this grammar, [`Status::Undecided`] past the token or depth limit.
+/// [`Status::Unparseable`] for text outside this grammar; [`Status::Undecided`] beyond the token or depth limit.
 pub fn reaches(expression: &str, numbers: &[i64], target: i64) -> Result<bool, Status> {
     let tokens = tokenize(expression)?;
     let (tokens, stated) = match tokens.iter().position(|token| *token == Token::Equals) {
@@ -73,7 +76,7 @@ pub fn reaches(expression: &str, numbers: &[i64], target: i64) -> Result<bool, S
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
-    /// A whole number; `None` when it is too large to be any `i64`.
+    /// A whole number; `None` when it exceeds `i64`.
     Number(Option<i64>),
     Plus,
     Minus,
@@ -115,7 +118,7 @@ fn tokenize(text: &str) -> Result<Vec<Token>, Status> {
     Ok(tokens)
 }
 
-/// The number after `=`: digits with at most one minus.
+/// The number after `=`: digits, with at most one minus sign.
 fn tail(tokens: &[Token]) -> Result<Option<i64>, Status> {
     match *tokens {
         [Token::Number(value)] => Ok(value),
@@ -124,7 +127,7 @@ fn tail(tokens: &[Token]) -> Result<Option<i64>, Status> {
     }
 }
 
-/// Check that operands and operators alternate, parentheses balance and nothing nests past [`DEEPEST`].
+/// Check that operands and operators alternate, parentheses balance and the nesting is at most [`DEEPEST`].
 fn check_grammar(tokens: &[Token]) -> Result<(), Status> {
     let (mut depth, mut signs) = (0usize, 0usize);
     let mut operand_next = true;
@@ -182,7 +185,7 @@ impl Pending {
     }
 }
 
-/// Value of a token list that passed [`check_grammar`] (two stacks, no recursion); `None` for a division by zero.
+/// Value of tokens that passed [`check_grammar`], by two stacks without recursion; `None` for a division by zero.
 fn evaluate(tokens: &[Token]) -> Option<RBig> {
     let mut values: Vec<RBig> = Vec::new();
     let mut pending: Vec<Pending> = Vec::new();
@@ -207,7 +210,8 @@ fn evaluate(tokens: &[Token]) -> Option<RBig> {
                 continue;
             }
         };
-        // A prefix operator waits; a binary one first applies what binds at least as tightly (left associativity).
+        // A prefix operator waits. A binary operator first applies the waiting operators that bind at least as tightly
+        // (left associativity).
         if !operand_next {
             while let Some(operator) = pending.pop_if(|waiting| waiting.precedence() >= operator.precedence()) {
                 apply(operator, &mut values)?;
@@ -289,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn no_expressions() {
+    fn text_that_is_no_expression() {
         for expression in [
             "",
             " ",
@@ -336,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn which_answer_counts() {
+    fn the_last_closed_answer_counts() {
         let offsets = [0, 2];
         let numbers = Ragged::new(&[1, 2], &offsets, "nums").unwrap();
         let rule = Countdown::new(numbers, &[3]).unwrap();
@@ -346,7 +350,9 @@ mod tests {
         assert_eq!(score("<answer>1+2</answer> <answer>9").score, 1.0);
         assert_eq!(score("<think><answer>1+2</answer></think>").status, Status::NoAnswer);
         assert_eq!(score("<think>x</think><answer>\n1+2\n</answer>").score, 1.0);
-        assert_eq!(score("<think> <answer>1+2</answer>").score, 1.0);
+        // A block that is never closed is reasoning to its end.
+        assert_eq!(score("<think> <answer>1+2</answer>").status, Status::NoAnswer);
+        assert_eq!(score("<answer>1+2</answer><think> <answer>9</answer>").score, 1.0);
         assert_eq!(score("1+2").status, Status::NoAnswer);
     }
 

@@ -1,11 +1,11 @@
-//! Exact text: the stated answer equals the gold, character for character.
+//! Exact match: 1 if the stated answer equals the gold as text.
 
 use std::borrow::Cow;
 
 use super::answer::{after_thinking, stated, tagged};
 use super::{RewardRule, Status, Verdict, strip};
 
-/// The exact-text rule over a batch: each row's gold, stripped.
+/// Exact-match rule: the stripped gold of each row of a batch.
 #[derive(Debug)]
 pub struct ExactAnswer {
     golds: Vec<String>,
@@ -14,7 +14,8 @@ pub struct ExactAnswer {
 }
 
 impl ExactAnswer {
-    /// With `tag` the answer is the last closed one of that name after the last `</think>`, else [`stated`].
+    /// With `tag`, the answer is the content of the last closed tag of that name after the last `</think>`; without, it
+    /// is the [`stated`] answer.
     #[must_use]
     pub fn new<T: AsRef<str>>(golds: &[T], tag: Option<&str>, case_sensitive: bool) -> Self {
         let fold = |gold: &T| {

@@ -1,13 +1,12 @@
-//! Tag structure, such as `<think>…</think><answer>…</answer>`: the strict rule, and each published one by name.
+//! Tag format, such as `<think>…</think><answer>…</answer>`: the strict rule, and the published rules by name.
 //!
-//! The published rules are regular expressions whose matching is quadratic or cubic on hostile text. Here each is a
-//! linear scan that accepts the same texts as Python's `re` does, which the parity tests check.
+//! The published rules are regular expressions that take quadratic or cubic time on hostile text. Here each is a linear
+//! scan that accepts the same texts as Python's `re`; the parity tests compare the two.
 
-use memchr::memmem::Finder;
-
+use super::tags::{Tag, closes_at_end, find, is_end, len, only, starts};
 use super::{RewardRule, Verdict, is_space, strip};
 
-/// A named format rule. `T1`, `T2` stand for the two tag names; `…` for any text, newlines included.
+/// A named format rule. `T1` and `T2` are the two tag names; `…` is any text, newlines included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FormatMode {
     /// 1 for `<T1>A</T1>`, whitespace, `<T2>B</T2>`, trimmed outside; each tag once, `A` and `B` not blank. Else 0.
@@ -25,12 +24,12 @@ pub enum FormatMode {
     RlFromScratch,
     /// open-r1: 1 for `^<T1>\n…\n</T1>\n<T2>\n…\n</T2>$`, where `$` is the end of any line. Else 0.
     OpenR1,
-    /// TRL `think_format_reward`: 1 when the text starts with the only `<T1>` and closes it; `T2` is not looked at.
+    /// TRL `think_format_reward`: 1 when the text starts with the only `<T1>` and closes it; `T2` is ignored.
     TrlThink,
 }
 
 impl FormatMode {
-    /// Every mode under the name that Python uses.
+    /// All modes, by the name that Python uses.
     pub const NAMES: [(&'static str, Self); 8] = [
         ("strict", Self::Strict),
         ("nano_aha", Self::NanoAha),
@@ -42,31 +41,14 @@ impl FormatMode {
         ("trl_think", Self::TrlThink),
     ];
 
-    /// The mode of that name.
+    /// The mode with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, mode)| *mode)
     }
 }
 
-/// One tag's two literals, each with its searcher. A tag name holds no `<`, `>` or `/`, so literals never overlap.
-#[derive(Debug)]
-struct Tag {
-    open: Finder<'static>,
-    close: Finder<'static>,
-}
-
-impl Tag {
-    fn new(name: &str) -> Self {
-        Self { open: finder(&format!("<{name}>")), close: finder(&format!("</{name}>")) }
-    }
-}
-
-fn finder(needle: &str) -> Finder<'static> {
-    Finder::new(needle.as_bytes()).into_owned()
-}
-
-/// Scores a completion's tag structure by one [`FormatMode`].
+/// Reward rule for the tag format, by one [`FormatMode`].
 #[derive(Debug)]
 pub struct TagFormat {
     mode: FormatMode,
@@ -76,7 +58,8 @@ pub struct TagFormat {
 }
 
 impl TagFormat {
-    /// `prefix` is what the prompt has already written of the completion, such as `<think>`; it is put before each text.
+    /// `prefix` is the start of the completion that the prompt already contains, such as `<think>`; each text is scored
+    /// with it in front.
     #[must_use]
     pub fn new(first: &str, second: &str, mode: FormatMode, prefix: &str) -> Self {
         Self { mode, prefix: prefix.to_owned(), first: Tag::new(first), second: Tag::new(second) }
@@ -105,12 +88,12 @@ impl TagFormat {
         let (Some(open2), Some(close2)) = (only(&self.second.open, bytes), only(&self.second.close, bytes)) else {
             return false;
         };
-        // Tags do not overlap, so starts in order mean whole tags in order; every cut is at an ASCII byte.
-        if open1 != 0 || close1 < open1 || open2 < close1 || close2 < open2 {
-            return false;
-        }
         let (body1, gap, body2) =
             (open1 + len(&self.first.open), close1 + len(&self.first.close), open2 + len(&self.second.open));
+        // Compared by their ends: tags whose names hold `<` or `>` could overlap.
+        if open1 != 0 || close1 < body1 || open2 < gap || close2 < body2 {
+            return false;
+        }
         close2 + len(&self.second.close) == bytes.len()
             && strip(&text[gap..open2]).is_empty()
             && !strip(&text[body1..close1]).is_empty()
@@ -142,19 +125,12 @@ impl TagFormat {
         if self.starts_joined_ends(text, b"\n") {
             return 1.0;
         }
-        let block = |tag: &Tag| find(&tag.open, text, 0).is_some_and(|at| find(&tag.close, text, at).is_some());
-        let (mut score, first, second) = (0.0, block(&self.first), block(&self.second));
-        if first {
-            score += 0.1;
-        }
-        if second {
-            score += 0.5;
-        }
-        score
+        let points = |tag: &Tag, points| if tag.is_closed(text) { points } else { 0.0 };
+        points(&self.first, 0.1) + points(&self.second, 0.5)
     }
 
     fn simple_grpo(&self, text: &[u8]) -> bool {
-        // A match holds one tag of each kind, so two of each name means exactly those.
+        // A match contains one tag of each kind, so two of each name are exactly those.
         let (Some(0), Some(close1)) = (only(&self.first.open, text), only(&self.first.close, text)) else {
             return false;
         };
@@ -167,7 +143,7 @@ impl TagFormat {
             && closes_at_end(text, open2, &self.second.close) == Some(close2)
     }
 
-    /// `^<T1>…</T1>{between}<T2>…</T2>$`. The earliest joint leaves the most room behind it, so only that one matters.
+    /// `^<T1>…</T1>{between}<T2>…</T2>$`. Only the earliest joint matters: it leaves the most text behind it.
     fn starts_joined_ends(&self, text: &[u8], between: &[u8]) -> bool {
         if !starts(text, 0, &self.first.open) {
             return false;
@@ -241,81 +217,12 @@ impl RewardRule for TagFormat {
     }
 }
 
-/// Points for each of the four tags that is there, whatever their order.
-#[derive(Debug)]
-pub struct TagCount {
-    literals: [Finder<'static>; 4],
-    each: f64,
-    once: bool,
-}
-
-impl TagCount {
-    /// The LM book's rule: 0.2 for each of `<T1>`, `</T1>`, `<T2>`, `</T2>` found anywhere, however often.
-    #[must_use]
-    pub fn lm_book(first: &str, second: &str) -> Self {
-        let literals = [format!("<{first}>"), format!("</{first}>"), format!("<{second}>"), format!("</{second}>")];
-        Self { literals: literals.map(|tag| finder(&tag)), each: 0.2, once: false }
-    }
-
-    /// open-r1's rule: 0.25 for each of `<T1>\n`, `\n</T1>\n`, `\n<T2>\n`, `\n</T2>` found exactly once.
-    #[must_use]
-    pub fn open_r1(first: &str, second: &str) -> Self {
-        let literals =
-            [format!("<{first}>\n"), format!("\n</{first}>\n"), format!("\n<{second}>\n"), format!("\n</{second}>")];
-        Self { literals: literals.map(|tag| finder(&tag)), each: 0.25, once: true }
-    }
-}
-
-impl RewardRule for TagCount {
-    fn score(&self, _row: usize, completion: &str) -> Verdict {
-        let text = completion.as_bytes();
-        let counts = |tag: &&Finder<'static>| {
-            if self.once { only(tag, text).is_some() } else { tag.find(text).is_some() }
-        };
-        // Added one by one, as the published rules do, so that the sums are theirs to the last bit.
-        Verdict::ok(self.literals.iter().filter(counts).fold(0.0, |sum, _| sum + self.each))
-    }
-}
-
 fn flag(right: bool) -> f64 {
     if right { 1.0 } else { 0.0 }
 }
 
 fn gain(right: bool) -> f64 {
     if right { 1.25 } else { -1.0 }
-}
-
-fn len(finder: &Finder<'_>) -> usize {
-    finder.needle().len()
-}
-
-/// First place at or after `from`.
-fn find(finder: &Finder<'_>, text: &[u8], from: usize) -> Option<usize> {
-    finder.find(text.get(from..)?).map(|at| from + at)
-}
-
-/// Its place, if it occurs exactly once (counting occurrences that do not overlap, as `str.count` does).
-fn only(finder: &Finder<'_>, text: &[u8]) -> Option<usize> {
-    let mut places = finder.find_iter(text);
-    let first = places.next();
-    if places.next().is_some() { None } else { first }
-}
-
-fn starts(text: &[u8], at: usize, finder: &Finder<'_>) -> bool {
-    text.get(at..).is_some_and(|rest| rest.starts_with(finder.needle()))
-}
-
-/// Python's `$` without MULTILINE: the end, or before a final newline.
-fn is_end(text: &[u8], at: usize) -> bool {
-    at == text.len() || (at + 1 == text.len() && text[at] == b'\n')
-}
-
-/// Start of a closing tag at or after `from` that Python's `$` can follow.
-fn closes_at_end(text: &[u8], from: usize, close: &Finder<'_>) -> Option<usize> {
-    let body = text.strip_suffix(b"\n").unwrap_or(text);
-    let stop = if body.ends_with(close.needle()) { body.len() } else { text.len() };
-    let at = stop.checked_sub(len(close))?;
-    (at >= from && text[at..stop] == *close.needle()).then_some(at)
 }
 
 /// The zeros of every run of ten decimal digits (category Nd, Unicode 14, as in Python 3.11): what `\d` matches.
@@ -374,6 +281,20 @@ mod tests {
     }
 
     #[test]
+    fn tag_names_that_overlap_are_no_error() {
+        for (first, second, text) in [
+            ("a></a", "b", "<a></a></a><b>x</b>"),
+            ("a", "/a", "<a>x</a></a><//a>"),
+            ("", "/", "<></></><//>"),
+            ("a><b", "b", "<a><b>x</a><b>y</b>"),
+        ] {
+            for (_, mode) in FormatMode::NAMES {
+                let _ = TagFormat::new(first, second, mode, "").score(0, text);
+            }
+        }
+    }
+
+    #[test]
     fn the_prefix_is_part_of_the_text() {
         let format = TagFormat::new("think", "answer", FormatMode::Strict, "<think>");
         assert_eq!(format.score(0, "a</think><answer>b</answer>").score, 1.0);
@@ -400,14 +321,6 @@ mod tests {
         assert_eq!(score(FormatMode::OpenR1, "<think>\n</think>\n<answer>\nb\n</answer>"), 0.0);
         assert_eq!(score(FormatMode::TrlThink, "<think>a</think> anything"), 1.0);
         assert_eq!(score(FormatMode::TrlThink, "<think><think></think>"), 0.0);
-    }
-
-    #[test]
-    fn tag_counts_add_up() {
-        let text = "<think>\na\n</think>\n<answer>\nb\n</answer>";
-        assert_eq!(TagCount::open_r1("think", "answer").score(0, text).score, 0.75 + 0.25);
-        assert_eq!(TagCount::open_r1("think", "answer").score(0, "<think>\n<think>\n").score, 0.0);
-        assert_eq!(TagCount::lm_book("think", "answer").score(0, "</answer></answer><think>").score, 0.4);
     }
 
     #[test]

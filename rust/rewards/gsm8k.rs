@@ -1,11 +1,11 @@
-//! GSM8K: the number that a completion finally states, compared with the gold as an exact rational.
+//! GSM8K: 1 if the final number of the completion equals the gold, compared as exact rationals.
 
 use super::answer::{after_thinking, boxed, hashed, said, tagged};
 use super::number::{self, Number};
 use super::{RewardRule, Status, Verdict};
 use crate::error::KernelError;
 
-/// The GSM8K rule over a batch: each row's gold number.
+/// GSM8K rule: the gold number of each row of a batch.
 #[derive(Debug)]
 pub struct Gsm8kAnswer {
     golds: Vec<Number>,
@@ -14,10 +14,10 @@ pub struct Gsm8kAnswer {
 }
 
 impl Gsm8kAnswer {
-    /// A gold is a bare number, or a worked solution with the number after its last `####`.
+    /// A gold is a number, or a worked solution with the number after its last `####`.
     ///
-    /// A percent sign is always optional against a gold that has one; with `percent_optional` also against one that
-    /// has none, so that 25% answers a gold of 25.
+    /// A gold with a percent sign accepts answers with and without one. With `percent_optional`, a gold without a percent
+    /// sign also accepts answers with one: 25% answers a gold of 25.
     ///
     /// # Errors
     /// [`KernelError::BadGold`] for a gold that is not a number.
@@ -25,7 +25,7 @@ impl Gsm8kAnswer {
         let mut rule = Self { golds: Vec::new(), gold_of_row: Vec::with_capacity(golds.len()), percent_optional };
         for (index, gold) in golds.iter().enumerate() {
             let gold = gold.as_ref();
-            // The completions of a group follow each other and share their gold.
+            // The completions of a group are neighbours and share their gold.
             if index == 0 || gold != golds[index - 1].as_ref() {
                 let text = gold.rsplit_once("####").map_or(gold, |(_, number)| number);
                 let number = number::read(text).map_err(|_| KernelError::BadGold {
@@ -55,8 +55,8 @@ impl RewardRule for Gsm8kAnswer {
     }
 }
 
-/// The number finally stated after the last `</think>`: on the last `####` line that has one, else in the last box,
-/// else in the last closed `<answer>`, else after the last "answer is" that one follows, else the last number.
+/// The final number after the last `</think>`. The first of these that the text contains: the number on the last `####`
+/// line with one, in the last box, in the last closed `<answer>`, after the last "answer is" with one, the last number.
 ///
 /// # Errors
 /// [`Status::NoAnswer`] without any number, otherwise as [`number::read`].
@@ -64,7 +64,7 @@ pub fn stated_number(completion: &str) -> Result<Number, Status> {
     let text = after_thinking(completion);
     let has_digit = |span: &&str| span.bytes().any(|byte| byte.is_ascii_digit());
     if let Some(span) = hashed(text).find(has_digit) {
-        // A box on the line is what the line states.
+        // A box on the line takes precedence.
         return boxed(span).map_or_else(|| number::first(span), number::read);
     }
     if let Some(span) = boxed(text) {
@@ -79,7 +79,7 @@ pub fn stated_number(completion: &str) -> Result<Number, Status> {
     number::last(text).ok_or(Status::NoAnswer)?.number
 }
 
-/// The number of a sentence that holds no other: an `<answer>` with two is a hedge.
+/// The number of a sentence with a single number: an `<answer>` with two is a hedge.
 fn single(span: &str) -> Option<Result<Number, Status>> {
     let last = number::last(span)?;
     let before = span[..last.start].bytes().any(|byte| byte.is_ascii_digit());

@@ -1,8 +1,8 @@
-//! Rule-based rewards: a rule reads a completion and gives a score and a status.
+//! Rule-based rewards: a rule reads a completion and returns a score and a status.
 //!
-//! A [`RewardRule`] is bound to its batch: it holds the references (golds) of every row, checked and parsed on
-//! construction, so that scoring cannot fail. [`score_batch`] is the one parallel map over completions.
-//! Every rule is linear in the length of the text and deterministic for any number of threads.
+//! A [`RewardRule`] belongs to one batch: it holds the golds of all rows, parsed on construction, so that scoring
+//! cannot fail. [`score_batch`] is the parallel map over completions. Every rule takes time linear in the length of the
+//! text and is deterministic for any number of threads.
 
 pub mod answer;
 pub mod blocks;
@@ -14,16 +14,18 @@ pub mod gsm8k;
 pub mod math;
 pub mod number;
 pub mod repetition;
-
-use std::sync::OnceLock;
+pub mod tag_count;
+mod tags;
 
 use rayon::prelude::*;
 
-/// Below this much text a batch is scored on the calling thread. Measured with the cheapest rule on two cores
+use crate::threads::worth_splitting;
+
+/// Bytes of text up to which a batch is scored on the calling thread. Measured with the cheapest rule on two cores
 /// (benches/rewards.rs, texts of 1 KiB): 32 rows take 9 µs here and 17 µs on the pool, 64 rows 18 and 20, 1024 288 and 217.
 const SERIAL_BYTES: usize = 64 * 1024;
 
-/// What became of one sample. The numbers are the `uint8` that Python sees.
+/// Outcome of one sample. The numbers are the `uint8` that Python sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
@@ -31,18 +33,18 @@ pub enum Status {
     Ok = 0,
     /// The completion states no answer.
     NoAnswer = 1,
-    /// It states one that the rule cannot read.
+    /// The completion states an answer that the rule cannot read.
     Unparseable = 2,
     /// The answer exceeds the rule's budget of tokens, depth or digits.
     Undecided = 3,
 }
 
-/// A score and how it came about; a score other than 0 needs [`Status::Ok`].
+/// A score and its status; the score is 0 unless the status is [`Status::Ok`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Verdict {
     /// The reward, before any weight.
     pub score: f64,
-    /// How it came about.
+    /// The outcome.
     pub status: Status,
 }
 
@@ -59,19 +61,19 @@ impl Verdict {
         Self::ok(f64::from(u8::from(right)))
     }
 
-    /// A sample that earns nothing for the reason `status`.
+    /// A sample without a score, for the reason `status`.
     #[must_use]
     pub fn none(status: Status) -> Self {
         Self { score: 0.0, status }
     }
 }
 
-/// A reward rule, bound to the references of its batch.
+/// A reward rule with the golds of its batch.
 pub trait RewardRule: Sync {
-    /// Score the completion of row `row`. Pure: the same row and text give the same verdict.
+    /// Score the completion of row `row`: a pure function of the row and the text.
     fn score(&self, row: usize, completion: &str) -> Verdict;
 
-    /// What a row costs besides reading its text, in bytes of text that cost as much.
+    /// Fixed cost of a row, in bytes of text that cost as much to score.
     fn extra_bytes(&self) -> usize {
         0
     }
@@ -109,23 +111,29 @@ where
     verdicts.into_iter().collect()
 }
 
-/// Whether this much text is worth the thread pool, and this process may use it.
+/// Whether to score this much text on the thread pool.
 fn worth_threads(bytes: usize) -> bool {
-    bytes >= SERIAL_BYTES && owns_thread_pool()
+    worth_splitting(bytes, SERIAL_BYTES)
 }
 
-/// Whether this process may use the thread pool: a forked child inherits the pool's memory without its threads, and
-/// would wait for them for ever.
-fn owns_thread_pool() -> bool {
-    static OWNER: OnceLock<u32> = OnceLock::new();
-    let process = std::process::id();
-    *OWNER.get_or_init(|| process) == process
-}
-
-/// Whitespace as Python's `str.isspace` and `re`'s `\s` have it: Unicode's, and the four ASCII separators.
+/// Whitespace as in Python's `str.isspace` and `re`'s `\s`: Unicode's, and the four ASCII separators.
 #[must_use]
 pub fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
+}
+
+/// Whether a character belongs to a script that writes words without spaces between them (Chinese, Japanese, Korean
+/// syllables, Thai): a digit beside it is a number of its own.
+#[must_use]
+pub fn is_ideograph(c: char) -> bool {
+    matches!(c, '\u{0e00}'..='\u{0e7f}' | '\u{3040}'..='\u{30ff}' | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}'
+        | '\u{ac00}'..='\u{d7af}' | '\u{f900}'..='\u{faff}')
+}
+
+/// A letter of a script that joins it to the digits beside it: `x2`, `5th`.
+#[must_use]
+pub fn is_letter(c: char) -> bool {
+    c.is_alphabetic() && !is_ideograph(c)
 }
 
 /// `text` without leading and trailing [`is_space`].

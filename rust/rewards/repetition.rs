@@ -5,12 +5,12 @@ use std::collections::{HashMap, HashSet};
 use super::{RewardRule, Verdict, is_space};
 use crate::ragged::Ragged;
 
-/// Repetition over lower-cased words, as open-r1 has it.
+/// Repetition penalty over lower-cased words, as in open-r1.
 #[derive(Debug, Clone, Copy)]
 pub struct WordRepetition {
     /// Words in an n-gram, at least 1.
     pub ngram_size: usize,
-    /// What a text of nothing but repetition approaches; at most 0.
+    /// Limit of the penalty for pure repetition; at most 0.
     pub max_penalty: f64,
 }
 
@@ -30,26 +30,26 @@ impl RewardRule for WordRepetition {
     }
 }
 
-/// Repetition over each row's token ids, as TRL has it; the texts are not looked at.
+/// Repetition penalty over each row's token ids, as in TRL; the texts are ignored.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenRepetition<'a> {
-    /// Each row's completion.
+    /// Token ids of each row's completion.
     pub ids: Ragged<'a, i64>,
     /// Tokens in an n-gram, at least 1.
     pub ngram_size: usize,
-    /// What a row of nothing but repetition approaches; at most 0.
+    /// Limit of the penalty for pure repetition; at most 0.
     pub max_penalty: f64,
 }
 
 impl TokenRepetition<'_> {
-    /// Each row's penalty.
+    /// The penalty of each row.
     #[must_use]
     pub fn penalties(&self) -> Vec<f64> {
         self.ids.rows().map(|row| penalty(row, self.ngram_size, self.max_penalty)).collect()
     }
 }
 
-/// 0 for fewer than `size` items, and for no repetition.
+/// The penalty of one row; 0 for fewer than `size` items, and without repetition.
 fn penalty<T: Eq + std::hash::Hash>(items: &[T], size: usize, max_penalty: f64) -> f64 {
     if size == 0 || items.len() < size {
         return 0.0;
@@ -65,12 +65,12 @@ mod tests {
 
     #[test]
     fn penalties_by_hand() {
-        // 4 bigrams of one kind: 1 − 1/4.
+        // 4 bigrams, 1 distinct: 1 − 1/4.
         assert_eq!(penalty(&[5, 5, 5, 5, 5], 2, -1.0), -0.75);
         assert_eq!(penalty(&[1, 2, 3, 4], 2, -1.0), 0.0);
         assert_eq!(penalty(&[1], 2, -1.0), 0.0);
         let words = WordRepetition { ngram_size: 1, max_penalty: -2.0 };
-        // a, A, b: two kinds of three.
+        // a, A, b: 3 words, 2 distinct.
         assert_eq!(words.score(0, " a A\tb ").score, (1.0 - 2.0 / 3.0) * -2.0);
         assert_eq!(words.score(0, "").score, 0.0);
         let offsets = [0, 5, 5];

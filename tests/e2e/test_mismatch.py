@@ -18,7 +18,7 @@ class Mismatched:
 
     def __init__(self, engine, off):
         self._engine, self._off = engine, off
-        self.exact = False
+        self.exact, self.takes_weights = False, True
         self.policy_version = -1
         self.max_length = engine.max_length
 
@@ -66,7 +66,7 @@ def test_a_correction_of_an_exact_engine_changes_nothing(monkeypatch):
 
 
 def test_auto_corrects_an_inexact_engine(monkeypatch):
-    _, metrics = run(monkeypatch, off=1.5, importance_floor=0.5)
+    _, metrics = run(monkeypatch, off=1.5)
     assert metrics["mismatch/gap_mean"] == pytest.approx(np.log(1.5), abs=1e-5)
     assert metrics["mismatch/kl_k1"] == pytest.approx(-np.log(1.5), abs=1e-5)
     assert metrics["mismatch/weight_mean"] == pytest.approx(1.5, abs=1e-4)
@@ -74,7 +74,7 @@ def test_auto_corrects_an_inexact_engine(monkeypatch):
 
 
 def test_masked_weights_take_no_step(monkeypatch):
-    trainer, metrics = run(monkeypatch, off=3.0, importance_mode="mask")
+    trainer, metrics = run(monkeypatch, off=3.0, importance_correction="token", importance_mode="mask")
     assert metrics["mismatch/masked_fraction"] == 1.0
     assert metrics["update/grad_norm"] == 0.0
     for one, other in zip(trainer.model.parameters(), ToyLM().parameters(), strict=True):
@@ -98,7 +98,7 @@ def test_the_engine_is_synced_before_it_samples(monkeypatch, tmp_path):
     assert all(torch.equal(trainer.engine.synced[name], trained[name]) for name in trained)
     resumed = GRPO(ToyLM(seed=5), share_of_target, **options(max_steps=3, output_dir=tmp_path))
     seen = []
-    load = resumed.engine.load_weights
+    load, resumed.engine.takes_weights = resumed.engine.load_weights, True
     resumed.engine.load_weights = lambda weights, version: (
         seen.append((version, {name: tensor.clone() for name, tensor in weights})),
         load([], version),

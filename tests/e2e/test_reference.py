@@ -1,5 +1,7 @@
 """The reference policies in whole runs: followed, resumed, resting on the host, and served by another process."""
 
+from __future__ import annotations
+
 import http.client
 import json
 import os
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ import torch
 import ranked
 from rlox_grpo import GRPO
 from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.records import ReferenceConfig
 from rlox_grpo.errors import ConfigError, ReferenceServerError
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.reference.client import TOKEN_VARIABLE, connect
@@ -78,12 +82,15 @@ def test_a_copy_that_rests_on_the_host_measures_the_same(tmp_path):
     ("options", "said"),
     [
         ({"reference": "periodic"}, "reference_refresh_steps=None"),
-        ({"reference_refresh_steps": 4}, "reference_refresh_steps=4 and reference='auto'"),
-        ({"reference_mix": 0.5}, "reference_mix=0.5 needs reference='periodic'"),
+        (
+            {"reference_refresh_steps": 4},
+            "reference_refresh_steps=4 is read only with reference='periodic'; here reference='auto'",
+        ),
+        ({"reference_mix": 0.5}, "reference_mix=0.5 is read only with reference='periodic'"),
         ({"reference": "server"}, "reference_url=None"),
         ({"reference": "server", "reference_url": "host:1"}, "expected http"),
-        ({"reference_token_file": "x"}, "reference_token_file needs reference='server'"),
-        ({"reference": "none", "reference_offload": True}, "reference_offload=True needs a copy"),
+        ({"reference_token_file": "x"}, "reference_token_file='x' is read only with reference='server'"),
+        ({"reference": "none", "reference_offload": True}, "reference_offload=True is read only with"),
     ],
 )
 def test_contradictions_are_refused(options, said):
@@ -137,9 +144,9 @@ def test_a_run_against_a_served_reference_is_that_against_a_frozen_one(served, t
 def test_several_clients_at_once_get_their_own_answers(served, token_file, monkeypatch):
     url, _ = served
     model = ranked.tiny_policy()
-    from rlox_grpo.model.forward import _trial_batch
+    from rlox_grpo.model.forward import _make_trial_batch
 
-    batch = _trial_batch(torch.device("cpu"), ranked.VOCABULARY)
+    batch = _make_trial_batch(torch.device("cpu"), ranked.VOCABULARY)
     expected = {t: make_forward(model, temperature=t)(batch)[0].detach() for t in (1.0, 0.5)}
     failures = []
 
@@ -174,39 +181,60 @@ def test_no_token_is_a_mistake_of_the_configuration(served, monkeypatch):
         connect(ServerAddress(served[0]))
 
 
+class BadRequest(NamedTuple):
+    """A request as it is sent, and the answer that it gets."""
+
+    method: str
+    path: str
+    status: int
+    said: str
+    body: bytes | None = None
+    announced_bytes: int | None = None
+    """Content-Length of a body that is never sent."""
+
+
 @pytest.mark.parametrize(
-    ("method", "path", "body", "headers", "status", "said"),
+    "bad",
     [
-        ("POST", "/log_probs", b"\x80\x04K\x01.", {}, 400, "not in the safetensors format"),
-        ("POST", "/log_probs", None, {"Content-Length": str(2**40)}, 413, "one request may have"),
-        ("POST", "/elsewhere", b"", {}, 404, "there is no '/elsewhere'"),
-        ("GET", "/log_probs", None, {}, 404, "there is no '/log_probs'"),
+        pytest.param(
+            BadRequest("POST", "/log_probs", body=b"\x80\x04K\x01.", status=400, said="not in the safetensors format"),
+            id="a pickle",
+        ),
+        pytest.param(
+            BadRequest("POST", "/log_probs", announced_bytes=2**40, status=413, said="one request may have"),
+            id="too large",
+        ),
+        pytest.param(
+            BadRequest("POST", "/elsewhere", body=b"", status=404, said="there is no '/elsewhere'"), id="POST elsewhere"
+        ),
+        pytest.param(BadRequest("GET", "/log_probs", status=404, said="there is no '/log_probs'"), id="GET elsewhere"),
     ],
 )
-def test_bad_requests_are_answered_in_words(served, method, path, body, headers, status, said):
+def test_bad_requests_are_answered_in_words(served, bad):
     host = served[0].removeprefix("http://")
     connection = http.client.HTTPConnection(host, timeout=10)
+    authorization = ("Authorization", f"Bearer {TOKEN}")
     try:
-        if status == 413:  # announced, never sent
-            connection.putrequest(method, path)
-            for name, value in {"Authorization": f"Bearer {TOKEN}", **headers}.items():
-                connection.putheader(name, value)
+        if bad.announced_bytes is not None:
+            connection.putrequest(bad.method, bad.path)
+            connection.putheader(*authorization)
+            connection.putheader("Content-Length", str(bad.announced_bytes))
             connection.endheaders()
         else:
-            connection.request(method, path, body, {"Authorization": f"Bearer {TOKEN}", **headers})
+            connection.request(bad.method, bad.path, bad.body, dict([authorization]))
         answer = connection.getresponse()
-        assert answer.status == status
-        assert said in json.loads(answer.read())["error"]
+        assert answer.status == bad.status
+        assert bad.said in json.loads(answer.read())["error"]
     finally:
         connection.close()
 
 
 def test_ids_beyond_the_model_are_refused_by_name(served, token_file):
-    from rlox_grpo.model.forward import _trial_batch
+    from rlox_grpo.model.forward import _make_trial_batch
 
     reference = connect(ServerAddress(served[0], token_file))
     with pytest.raises(ReferenceServerError, match="HTTP 400: input_ids or vocabulary go beyond the model's 61 ids"):
-        reference(_trial_batch(torch.device("cpu"), 1000))
+        reference(_make_trial_batch(torch.device("cpu"), 1000))
 
 
 def test_a_killed_server_ends_the_run_by_its_deadline(served, token_file, tmp_path):
@@ -216,10 +244,11 @@ def test_a_killed_server_ends_the_run_by_its_deadline(served, token_file, tmp_pa
     start = time.monotonic()
     with pytest.raises(ReferenceServerError, match=rf"{url} did not answer GET /health within 2 s \(\d tries"):
         make_reference(
-            "server",
+            ReferenceConfig(
+                reference="server", reference_url=url, reference_token_file=token_file, reference_timeout=2.0
+            ),
             ranked.tiny_policy(),
             make_forward(ranked.tiny_policy()),
             kl_coef=0.1,
-            server=ServerAddress(url, token_file, timeout=2.0),
         )
     assert time.monotonic() - start < 5

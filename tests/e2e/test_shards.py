@@ -29,6 +29,7 @@ RUNS = {
     "ahead": {"async_steps": 1, "max_steps": 5},
     "adapter": {"lora_rank": 2, "max_steps": 4, "checkpoint_steps": 2},
 }
+TIED = {"max_steps": 4, "tied": True}
 
 # Two ranks round in other places than one process does, so this is compared with two ranks that hold the whole.
 BFLOAT16 = {"dtype": "bfloat16", "max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 0.1}
@@ -45,7 +46,7 @@ def two_ranks(tmp_path_factory):
     root = tmp_path_factory.mktemp("two")
     middle = {"resume": str(root / "plain" / "checkpoints" / "step_000005")}
     runs = {**RUNS, "resumed": middle, "evaluated": {"evaluate_first": True, **middle}}
-    runs |= {"bfloat16": BFLOAT16, "bfloat16 whole": {**BFLOAT16, "shard_parameters": False}}
+    runs |= {"bfloat16": BFLOAT16, "bfloat16 whole": {**BFLOAT16, "shard_parameters": False}, "tied": TIED}
     arguments = [(str(root / name), json.dumps({**SHARDS, **changes})) for name, changes in runs.items()]
     done = launch(2, *(word for pair in arguments for word in pair))
     assert done.returncode == 0, done.stderr
@@ -122,13 +123,10 @@ def test_a_checkpoint_is_a_model(two_ranks):
         assert all(torch.equal(saved[name], tensor) for name, tensor in model.named_parameters())
 
 
-def test_tied_weights(tmp_path):
-    changes = {"max_steps": 4, "tied": True}
-    done = launch(2, str(tmp_path / "two"), json.dumps({**SHARDS, **changes}))
-    assert done.returncode == 0, done.stderr
-    ranked.train(tmp_path / "one", **changes)
-    assert "lm_head.weight" not in weights(tmp_path / "two")
-    assert difference(tmp_path / "one", tmp_path / "two") < SAME_WEIGHTS
+def test_tied_weights(two_ranks, tmp_path):
+    ranked.train(tmp_path, **TIED)
+    assert "lm_head.weight" not in weights(two_ranks / "tied")
+    assert difference(tmp_path, two_ranks / "tied") < SAME_WEIGHTS
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,15 @@ def test_without_learning_nothing_changes():
         assert torch.equal(left, right)
 
 
+def test_a_report_that_cannot_be_written_does_not_end_the_run(tmp_path):
+    (tmp_path / "completions").mkdir()
+    (tmp_path / "completions" / "step_000009.jsonl").write_text("not JSON\n")
+    trainer = GRPO(ToyLM(), share_of_target, **options(max_steps=2, output_dir=tmp_path))
+    with pytest.warns(RuntimeWarning, match=r"report cannot be written, training goes on: .*step_000009\.jsonl:1"):
+        trainer.train(PROMPTS)
+    assert trainer.step == 2
+
+
 def test_rewards_that_never_differ_cost_no_update():
     trainer = GRPO(ToyLM(), lambda completions, prompts: [0.3] * len(completions), **options(max_steps=2))
     metrics = trainer.train(PROMPTS)
@@ -94,6 +103,21 @@ def test_every_prompt_is_drawn_once_an_epoch_also_when_steps_do_not_divide():
     assert [len(step) for step in drawn] == [3, 3, 3, 3, 3, 1]
     rows = [tuple(row) for step in drawn for row in step]
     assert sorted(rows[:8]) == sorted(rows[8:]) == sorted(map(tuple, PROMPTS.tolist()))
+
+
+def test_an_older_checkpoint_has_the_default_of_a_new_option(tmp_path):
+    first = options(output_dir=tmp_path, max_steps=4)
+    GRPO(ToyLM(), share_of_target, **first).train(PROMPTS)
+    file = tmp_path / "checkpoints" / "step_000004" / "state.json"
+    state = json.loads(file.read_text())
+    del state["config"]["entropy_coef"]
+    file.write_text(json.dumps(state))
+    longer = {**first, "max_steps": 8}
+    with pytest.raises(CheckpointError, match="entropy_coef: 0.0 there, 0.1 here"):
+        GRPO(ToyLM(), share_of_target, **longer, entropy_coef=0.1).train(PROMPTS)
+    trainer = GRPO(ToyLM(), share_of_target, **longer)
+    trainer.train(PROMPTS)
+    assert trainer.step == 8
 
 
 @pytest.mark.parametrize(
@@ -202,7 +226,7 @@ def test_generation_ahead_is_exactly_so_stale_and_learns(steps):
 
 
 def test_refills_within_a_step_and_generation_ahead_of_it_exclude_each_other():
-    with pytest.raises(ConfigError, match="async_steps=1 samples ahead of it"):
+    with pytest.raises(ConfigError, match="async_steps=1 ahead of it"):
         GRPOConfig.create(async_steps=1, zero_variance="refill")
 
 
@@ -368,6 +392,11 @@ def test_save_writes_a_plain_module(tmp_path):
     assert_equal(dict(loaded.named_parameters()), weights(trainer))
 
 
+def training_with(reward):
+    """A call that trains with this reward, on completions of two tokens."""
+    return lambda: GRPO(ToyLM(), reward, max_new_tokens=2).train(PROMPTS)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -382,10 +411,10 @@ def test_save_writes_a_plain_module(tmp_path):
         (lambda: GRPO(ToyLM(), share_of_target).train([]), ValueError, "prompts is empty"),
         (lambda: GRPO(ToyLM(), share_of_target).train(["a"]), ValueError, "there is no tokenizer"),
         (lambda: GRPO(ToyLM(), share_of_target).train(PROMPTS, n_epochs=0), ValueError, "n_epochs is 0"),
-        (lambda: GRPO(ToyLM(), lambda c, p: [1.0]).train(PROMPTS), RewardError, "returned 1 scores for 64 completions"),
-        (lambda: GRPO(ToyLM(), lambda c, p: [None] * len(c)).train(PROMPTS), RewardError, "no score for any of 64"),
-        (lambda: GRPO(ToyLM(), lambda c, p: ["x"] * len(c)).train(PROMPTS), RewardError, "'x' for sample 0"),
-        (lambda: GRPO(ToyLM(), lambda c, p: [float("inf")] * len(c)).train(PROMPTS), RewardError, "inf.* for sample 0"),
+        (training_with(lambda c, p: [1.0]), RewardError, "returned 1 scores for 64 completions"),
+        (training_with(lambda c, p: [None] * len(c)), RewardError, "no score for any of 64"),
+        (training_with(lambda c, p: ["x"] * len(c)), RewardError, "'x' for sample 0"),
+        (training_with(lambda c, p: [float("inf")] * len(c)), RewardError, "inf.* for sample 0"),
     ],
 )
 def test_bad_input(make, error, message):
@@ -452,5 +481,5 @@ def test_rewards_normalised_one_by_one_teach_where_their_sum_does_not():
     # The epsilons of two deviations, of which one is twice the other, are all that differs.
     for left, right in zip(weights(both).values(), weights(alone).values(), strict=True):
         assert torch.allclose(left, right, atol=1e-4)
-    with pytest.raises(ConfigError, match="reward_scaling='group' is what it needs, got 'none'"):
+    with pytest.raises(ConfigError, match="needs reward_scaling='group', got 'none'"):
         GRPOConfig.create(reward_aggregation="normalize_then_sum", reward_scaling="none")

@@ -18,12 +18,12 @@ from transformers import AutoModelForCausalLM
 
 import ranked
 from rlox_grpo.errors import EngineError, ReferenceServerError
-from rlox_grpo.model.forward import _trial_batch, make_forward
+from rlox_grpo.model.forward import _make_trial_batch, make_forward
 from rlox_grpo.reference.client import connect
 from rlox_grpo.reference.protocol import ServerAddress
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
-from rlox_grpo.rollout.engines.weight_sync import policy_weights
+from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.types import Sampling
 
 TIMEOUT = 5.0
@@ -46,7 +46,7 @@ def engine_of(url, model, folder, timeout):
 
 def main(reference_url, generation_url, model_path, folder):
     torch.set_num_threads(1)
-    batch = _trial_batch(torch.device("cpu"), ranked.VOCABULARY)
+    batch = _make_trial_batch(torch.device("cpu"), ranked.VOCABULARY)
     expected = make_forward(ranked.tiny_policy())(batch)[0].detach()
     reference = connect(ServerAddress(reference_url, timeout=TIMEOUT))
     found = {"timeout": TIMEOUT, "reference_gap": float((reference(batch) - expected).abs().max())}
@@ -54,7 +54,7 @@ def main(reference_url, generation_url, model_path, folder):
     with torch.no_grad():
         model.lm_head.weight.add_(torch.randn_like(model.lm_head.weight) * 0.05)  # other weights than the server's
     engine = engine_of(generation_url, model, folder, 60.0)
-    engine.load_weights(policy_weights(model), version=3)
+    engine.load_weights(collect_weights(model), version=3)
     ask = lambda: engine.generate([prompt(LONG)], 1, Sampling(8, temperature=0.0), seed=0)  # noqa: E731
     found["completion"] = ask()[0].completions[0].token_ids.tolist()
     found["expected"] = greedy(model, prompt(LONG), 8)

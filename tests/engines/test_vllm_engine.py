@@ -13,7 +13,7 @@ from byte_model import END, SIZES, greedy, log_probs, prompt, shake
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines import GenerationEngine, make_engine
 from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine, check_vllm_version
-from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, policy_weights
+from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, collect_weights
 from rlox_grpo.types import Sampling
 
 # What vLLM and the libraries below it warn of when they are imported is theirs.
@@ -39,7 +39,7 @@ def model(make_tiny_model):
 @pytest.fixture
 def synced(engine, model):
     """The engine with the weights of ``model``, as version 5."""
-    engine.load_weights(policy_weights(model), version=5)
+    engine.load_weights(collect_weights(model), version=5)
     return engine
 
 
@@ -133,7 +133,7 @@ def test_ids_without_text_are_never_sampled(engine, model):
         model.lm_head.weight[limit:] *= 3  # they would be the likeliest
     engine._vocab_limit = limit
     try:
-        engine.load_weights(policy_weights(model), version=2)
+        engine.load_weights(collect_weights(model), version=2)
         groups = engine.generate([prompt(10, index) for index in range(4)], 4, Sampling(16), seed=2)
     finally:
         engine._vocab_limit = None
@@ -149,7 +149,7 @@ def test_a_sync_leaves_no_stale_cache(synced, model):
     request = ([prompt(LONG)], 1, Sampling(8, temperature=0.0), 0)
     before = ids_of(synced.generate(*request))
     shake(model, 9)
-    synced.load_weights(policy_weights(model), version=6)
+    synced.load_weights(collect_weights(model), version=6)
     (group,) = synced.generate(*request)
     assert ids_of([group])[0][0] == greedy(model, prompt(LONG), 8)
     assert ids_of([group]) != before
@@ -161,7 +161,7 @@ def test_two_hundred_syncs_without_a_stale_token(synced, model):
     seconds = []
     for step in range(200):
         shake(model, step, scale=0.02)
-        synced.load_weights(policy_weights(model), version=step)
+        synced.load_weights(collect_weights(model), version=step)
         seconds.append(synced.sync_seconds)
         (group,) = synced.generate([prompt(LONG, step % 3)], 1, Sampling(2, temperature=0.0), seed=0)
         assert group.completions[0].token_ids.tolist() == greedy(model, group.prompt, 2), f"stale at sync {step}"
@@ -183,7 +183,7 @@ def test_wrong_weights_move_nothing(synced, model, break_it, message):
     before = greedy(model, prompt(9), 6)
     shake(model, 1)
     with pytest.raises(WeightMismatchError, match=message):
-        synced.load_weights(break_it(list(policy_weights(model))), version=6)
+        synced.load_weights(break_it(list(collect_weights(model))), version=6)
     (group,) = synced.generate([prompt(9)], 1, Sampling(6, temperature=0.0), seed=0)
     assert group.completions[0].token_ids.tolist() == before
     assert group.policy_version == 5
@@ -192,7 +192,7 @@ def test_wrong_weights_move_nothing(synced, model, break_it, message):
 def test_a_failed_reload_starts_vllm_again(synced, model, caplog):
     """The check is made to let one wrong shape through: vLLM fails half-way, and is unusable from then on."""
     shake(model, 2)
-    right = list(policy_weights(model))
+    right = list(collect_weights(model))
     given = [(name, tensor[:1]) if name.endswith("o_proj.weight") else (name, tensor) for name, tensor in right]
     with pytest.raises((RuntimeError, AssertionError, ValueError)):
         synced._reload(given)
@@ -212,10 +212,10 @@ def test_sleep_and_wake_take_turns(synced, model, monkeypatch):
     monkeypatch.setattr(llm, "sleep", lambda level: (calls.append(f"sleep {level}"), sleep(level=level)))
     monkeypatch.setattr(llm, "wake_up", lambda tags: (calls.append(f"wake {tags}"), wake(tags=tags)))
     monkeypatch.setattr(synced, "_sleeps", True)
-    synced.load_weights(policy_weights(model), version=1)  # awake still
+    synced.load_weights(collect_weights(model), version=1)  # awake still
     synced.generate([prompt(9)], 1, Sampling(2), seed=0)
     synced.generate([prompt(9)], 1, Sampling(2), seed=0)
-    synced.load_weights(policy_weights(model), version=2)
+    synced.load_weights(collect_weights(model), version=2)
     synced.generate([prompt(9)], 1, Sampling(2), seed=0)
     monkeypatch.setattr(synced, "_sleeps", False)
     synced._wake({"weights", "kv_cache"})
@@ -232,7 +232,7 @@ def test_a_merged_adapter_is_what_samples(synced, model):
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
                 parameter.mul_(3.0)
-    synced.load_weights(policy_weights(adapted), version=8)
+    synced.load_weights(collect_weights(adapted), version=8)
     (group,) = synced.generate([prompt(30)], 1, Sampling(8, temperature=0.0), seed=0)
     assert group.completions[0].token_ids.tolist() == greedy(adapted, prompt(30), 8)
     with adapted.disable_adapter():
@@ -259,7 +259,7 @@ def test_starting_leaves_the_trainers_random_states_alone(model):
     np.random.seed(3)
     threads = torch.get_num_threads()
     engine = VLLMEngine(model, max_length=64, max_rows=2)
-    engine.load_weights(policy_weights(model), version=0)
+    engine.load_weights(collect_weights(model), version=0)
     engine.close()
     assert torch.equal(torch.rand(3), expected[0])
     assert (np.random.rand(3) == expected[1]).all()
@@ -272,7 +272,7 @@ def test_tied_embeddings_are_reloaded_into_the_output_layer_too(make_tiny_model)
     try:
         for version in range(2):
             shake(tied, seed=version)
-            engine.load_weights(policy_weights(tied), version=version)
+            engine.load_weights(collect_weights(tied), version=version)
             (group,) = engine.generate([prompt(20)], 1, Sampling(8), seed=0)
             expected = log_probs(tied, group.prompt, group.completions[0].token_ids)
             np.testing.assert_allclose(group.completions[0].log_probs, expected, atol=2e-4, rtol=0)

@@ -21,7 +21,7 @@ from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
 from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, Unavailable
 from rlox_grpo.rollout.engines.vllm.records import find_record
-from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, policy_weights
+from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, collect_weights
 from rlox_grpo.types import Sampling
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -39,7 +39,7 @@ def model(make_tiny_model):
 def engine(launcher, model, byte_tokenizer):
     """A client with the weights of ``model``, as version 5."""
     engine = VLLMServerEngine([launcher.url], model, byte_tokenizer, eos_token_ids=[END], max_length=256, timeout=120.0)
-    engine.load_weights(policy_weights(model), version=5)
+    engine.load_weights(collect_weights(model), version=5)
     yield engine
     engine.close()
 
@@ -112,7 +112,7 @@ def test_a_seed_decides_and_the_order_does_not(engine, byte_tokenizer):
 
 def test_ids_without_text_are_never_sampled(launcher, model):
     engine = VLLMServerEngine([launcher.url], model, vocab_limit=200, max_length=256, timeout=120.0)
-    engine.load_weights(policy_weights(model), version=0)
+    engine.load_weights(collect_weights(model), version=0)
     for group in engine.generate([prompt(10, index) for index in range(4)], 4, Sampling(16), seed=2):
         for completion in group.completions:
             expected = log_probs(model, group.prompt, completion.token_ids, limit=200)
@@ -124,7 +124,7 @@ def test_two_hundred_syncs_without_a_stale_token(engine, model):
     seconds = []
     for step in range(200):
         shake(model, step, scale=0.02)
-        engine.load_weights(policy_weights(model), version=step)
+        engine.load_weights(collect_weights(model), version=step)
         seconds.append(engine.sync_seconds)
         (group,) = engine.generate([prompt(LONG, step % 3)], 1, Sampling(2, temperature=0.0), seed=0)
         assert group.completions[0].token_ids.tolist() == greedy(model, group.prompt, 2), f"stale at sync {step}"
@@ -138,7 +138,7 @@ def test_weights_of_somebody_else_are_noticed_and_replaced(engine, launcher, mod
     other = make_tiny_model("qwen2", **SERVED)
     shake(other, 3)
     stranger = VLLMServerEngine([launcher.url], other, max_length=256, timeout=120.0)
-    stranger.load_weights(policy_weights(other), version=5)
+    stranger.load_weights(collect_weights(other), version=5)
     (group,) = engine.generate([prompt(LONG)], 1, GREEDY, seed=0)
     assert group.completions[0].token_ids.tolist() == greedy(model, prompt(LONG), 8)
     assert greedy(other, prompt(LONG), 8) != greedy(model, prompt(LONG), 8)
@@ -154,7 +154,7 @@ def test_ranks_share_the_servers(launcher, model, byte_tokenizer, monkeypatch):
 
     first, second = client(0), client(1)
     shake(model, 12)
-    both = [threading.Thread(target=one.load_weights, args=(policy_weights(model), 3)) for one in (second, first)]
+    both = [threading.Thread(target=one.load_weights, args=(collect_weights(model), 3)) for one in (second, first)]
     for thread in both:
         thread.start()
         time.sleep(0.3)
@@ -165,7 +165,7 @@ def test_ranks_share_the_servers(launcher, model, byte_tokenizer, monkeypatch):
     assert ids_of(second.generate(*request)) == ids_of(first.generate(*request)) == [[greedy(model, prompt(LONG), 8)]]
     first.close()
     shake(model, 13)
-    second.load_weights(policy_weights(model), 4)
+    second.load_weights(collect_weights(model), 4)
     assert ids_of(second.generate(*request)) == [[greedy(model, prompt(LONG), 8)]]
     second.close()
 
@@ -174,7 +174,7 @@ def test_wrong_weights_move_nothing(engine, model):
     before = greedy(model, prompt(9), 6)
     shake(model, 1)
     with pytest.raises(WeightMismatchError, match=r"missing: model\.norm\.weight"):
-        engine.load_weights(list(policy_weights(model))[:-1], version=6)
+        engine.load_weights(list(collect_weights(model))[:-1], version=6)
     (group,) = engine.generate([prompt(9)], 1, Sampling(6, temperature=0.0), seed=0)
     assert group.completions[0].token_ids.tolist() == before
     assert group.policy_version == 5
@@ -183,7 +183,7 @@ def test_wrong_weights_move_nothing(engine, model):
 def test_a_file_that_the_server_cannot_use_is_refused_whole(engine, launcher, model, tmp_path):
     from safetensors.torch import save_file
 
-    short = {name: tensor.clone() for name, tensor in list(policy_weights(model))[:-1]}
+    short = {name: tensor.clone() for name, tensor in list(collect_weights(model))[:-1]}
     save_file(short, tmp_path / "short.safetensors")
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "short.safetensors").read_bytes()[:-9])
     token = {"Authorization": f"Bearer {find_record(launcher.url).token}"}
@@ -240,14 +240,14 @@ def test_another_server_takes_over(launcher, model, monkeypatch, caplog):
     second = Forwarder(int(launcher.url.rpartition(":")[2]))
     monkeypatch.setenv(TOKEN_VARIABLE, find_record(launcher.url).token)
     engine = VLLMServerEngine([second.url, launcher.url], model, max_length=256, timeout=60.0)
-    engine.load_weights(policy_weights(model), version=1)
+    engine.load_weights(collect_weights(model), version=1)
     prompts = [prompt(12, index) for index in range(6)]
     whole = ids_of(engine.generate(prompts, 2, Sampling(8), seed=4))
     second.stop()
     assert ids_of(engine.generate(prompts, 2, Sampling(8), seed=4)) == whole
     assert f"{second.url} is left out" in caplog.text
     shake(model, 6)
-    engine.load_weights(policy_weights(model), version=2)
+    engine.load_weights(collect_weights(model), version=2)
     (group,) = engine.generate([prompt(LONG)], 1, GREEDY, seed=0)
     assert group.completions[0].token_ids.tolist() == greedy(model, prompt(LONG), 8)
     engine.close()
@@ -334,7 +334,7 @@ def test_the_control_plane_of_a_transfer_by_nccl(model):
 
     sent = []
     source = PolicySource()
-    source.weights = list(policy_weights(model))
+    source.weights = list(collect_weights(model))
     plane = ControlPlane(lambda path, body: sent.append((path, body)))
     engine = NCCLTrainerWeightTransferEngine(client=plane, source=source)
     engine._broadcast = lambda pairs, meta: [*engine._checked_iter(pairs, meta)]

@@ -27,7 +27,7 @@ from ranked import torchrun
 from rlox_grpo.errors import EngineError
 from rlox_grpo.reference.client import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
-from rlox_grpo.rollout.engines.weight_sync import policy_weights
+from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.run.files import read_jsonl
 from rlox_grpo.run.history import checkpoints
 from rlox_grpo.types import Sampling
@@ -244,7 +244,7 @@ def test_a_server_that_dies_once_more_than_it_may_ends_the_run(launcher, make_ti
     """The launcher stops and names it, and a rollout's error shows the end of the server's log."""
     model = make_tiny_model("qwen2", **SERVED)
     engine = VLLMServerEngine([launcher.url], model, max_length=256, timeout=450.0)
-    engine.load_weights(policy_weights(model), version=9)
+    engine.load_weights(collect_weights(model), version=9)
     while launcher.poll() is None:  # one turn, if the tests above have used up the restarts
         seen = restarts(launcher)
         server_processes(launcher)[0].send_signal(signal.SIGKILL)

@@ -177,15 +177,15 @@ def test_a_prompt_too_long_for_the_engine_is_refused_before_the_first_step(make_
 def test_the_demos_model_syncs_in_a_fifth_of_a_second(tmp_path):
     from rlox_grpo.demo.run import LARGEST
     from rlox_grpo.demo.tokenizer import build_tokenizer
-    from rlox_grpo.demo.warm_start import new_model
+    from rlox_grpo.demo.warm_start import make_model
     from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
-    from rlox_grpo.rollout.engines.weight_sync import policy_weights
+    from rlox_grpo.rollout.engines.weight_sync import collect_weights
 
-    model = new_model(build_tokenizer(LARGEST))
+    model = make_model(build_tokenizer(LARGEST))
     engine = VLLMEngine(model, max_rows=16)
     seconds = []
     for version in range(21):
-        engine.load_weights(policy_weights(model), version)
+        engine.load_weights(collect_weights(model), version)
         seconds.append(engine.sync_seconds)
     engine.close()
     print(f"in-process sync of the demo model: median {np.median(seconds[1:]):.4f} s, worst {max(seconds[1:]):.4f} s")

@@ -99,7 +99,7 @@ def test_broadcast():
 
 def configured(rewards, **options):
     config = GRPOConfig(group_size=2, **options)
-    return make_advantages(config, [1.0])(
+    return make_advantages(config.advantages, [1.0])(
         np.array(rewards, np.float32), np.arange(0, len(rewards) + 1, config.group_size), {}
     ).tolist()
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlox_grpo.batch import build_batch
+from rlox_grpo.config.records import ImportanceConfig
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.loss.importance import (
     correction_level,
@@ -44,9 +45,13 @@ CASES = [
 ]
 
 
+def bounds(mode="truncate", *, cap=3.0, floor=0.0):
+    return ImportanceConfig.create(importance_mode=mode, importance_cap=cap, importance_floor=floor)
+
+
 @pytest.mark.parametrize(("level", "mode", "floor", "expected"), CASES)
 def test_weights(level, mode, floor, expected):
-    weights = importance_weights(OLD, SAMPLING, MASK, level=level, mode=mode, cap=3.0, floor=floor)
+    weights = importance_weights(OLD, SAMPLING, MASK, level, bounds(mode, floor=floor))
     assert weights.dtype == torch.float32
     torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float32), rtol=1e-6, atol=1e-7)
 
@@ -56,7 +61,7 @@ def test_a_sequence_ratio_can_be_masked_where_its_tokens_are_not():
     sampling = torch.full((1, 30), -1.0)
     old, mask = sampling + log(1.1), torch.ones(1, 30, dtype=torch.bool)
     total = {
-        level: float(importance_weights(old, sampling, mask, level=level, mode="mask", cap=3.0).sum())
+        level: float(importance_weights(old, sampling, mask, level, bounds("mask")).sum())
         for level in ("token", "sequence", "sequence_mean")
     }
     assert total == pytest.approx({"token": 33.0, "sequence": 0.0, "sequence_mean": 33.0}, rel=1e-5)
@@ -64,16 +69,23 @@ def test_a_sequence_ratio_can_be_masked_where_its_tokens_are_not():
 
 def test_a_ratio_stays_finite():
     weights = importance_weights(
-        torch.tensor([[0.0, -900.0]]), torch.tensor([[-900.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool), cap=1e12
+        torch.tensor([[0.0, -900.0]]),
+        torch.tensor([[-900.0, 0.0]]),
+        torch.ones(1, 2, dtype=torch.bool),
+        "token",
+        bounds(cap=1e12),
     )
     # clamped at exp(±20)
     torch.testing.assert_close(weights, torch.tensor([[exp(20), exp(-20)]]), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"cap": 1, "floor": 1}, "floor"), ({"mode": "x"}, "mode is 'x'")])
-def test_unknown_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        importance_weights(OLD, SAMPLING, MASK, **options)
+def test_unknown_options_are_refused():
+    with pytest.raises(ValueError, match="importance_floor is 1 and importance_cap 1"):
+        importance_weights(OLD, SAMPLING, MASK, "token", bounds(cap=1.0, floor=1.0))
+    with pytest.raises(ValueError, match="importance_mode: .*got 'x'"):
+        bounds("x")
+    with pytest.raises(ValueError, match="level is 'x'"):
+        importance_weights(OLD, SAMPLING, MASK, "x")
 
 
 def test_effective_sample_size():
@@ -96,7 +108,7 @@ def two_rows():
 
 def test_metrics():
     batch = two_rows()
-    batch = replace(batch, importance_weights=importance_weights(OLD, SAMPLING, MASK, mode="mask", cap=3.0))
+    batch = replace(batch, importance_weights=importance_weights(OLD, SAMPLING, MASK, "token", bounds("mask")))
     metrics = mismatch_metrics([batch])
     # |d| = log 4, log 2, 0, log 8, log 2: Σ = 7 log 2; Σd = 2 − 1 + 0 − 3 + 1 = −1 in units of log 2
     # Σρ = 4 + .5 + 1 + .125 + 2 = 7.625; Σρ² = 16 + .25 + 1 + .015625 + 4 = 21.265625
@@ -142,13 +154,14 @@ def test_bypassed_log_probs_have_no_gap_to_measure():
     ],
 )
 def test_what_auto_means(chosen, exact, bypass, level):
-    assert correction_level(chosen, exact=exact, bypass=bypass) == level
+    config = ImportanceConfig(importance_correction=chosen, bypass_old_log_probs=bypass)
+    assert correction_level(config, exact=exact) == level
 
 
 def test_the_loss_is_weighed_and_its_denominator_is_not():
     # On policy, A = ±1, sequence_mean: loss = ½ (−(w00 + w01 + w02)/3 + (w10 + w11)/2) with the weights of case 0
     batch = two_rows()
-    weights = importance_weights(OLD, SAMPLING, MASK, cap=3.0)
+    weights = importance_weights(OLD, SAMPLING, MASK, "token", bounds())
     log_probs = batch.old_log_probs.clone().requires_grad_()
     output = grpo_loss(log_probs, replace(batch, importance_weights=weights))
     assert float(output.loss.detach()) == pytest.approx((-(3 + 0.5 + 1) / 3 + (0.125 + 2) / 2) / 2, rel=1e-6)

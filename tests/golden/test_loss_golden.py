@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 import torch
 
-from rlox_grpo.config.choices import LossAggregation
+from rlox_grpo.config.records.loss import LossAggregation, LossConfig
 from rlox_grpo.loss import aggregate, grpo_loss, kl_penalty
 from rlox_grpo.types import Batch
 
@@ -15,7 +15,7 @@ MASK = torch.tensor([[True, True, False], [True, True, True]])
 VALUES = torch.tensor([[1.0, 3.0, math.nan], [2.0, 4.0, 9.0]], dtype=torch.float64)
 
 
-def batch_of(log_probs, advantages, **fields):
+def next_batch(log_probs, advantages, **fields):
     n, t = log_probs.shape
     mask = fields.pop("mask", torch.ones(n, t, dtype=torch.bool))
     return Batch(
@@ -99,13 +99,13 @@ def test_clip_takes_the_pessimistic_branch():
     ]
     for ratio, advantage, expected in cases:
         log_probs = torch.tensor([[math.log(ratio)]], dtype=torch.float64)
-        batch = batch_of(log_probs, [advantage], old_log_probs=torch.zeros(1, 1, dtype=torch.float64))
+        batch = next_batch(log_probs, [advantage], old_log_probs=torch.zeros(1, 1, dtype=torch.float64))
         assert float(grpo_loss(log_probs, batch).loss) == pytest.approx(expected, abs=1e-12), (ratio, advantage)
 
 
 def test_clip_fractions_count_only_tokens_that_lose_their_gradient():
     log_probs = torch.log(torch.tensor([[1.5, 0.5], [1.5, 0.5]], dtype=torch.float64))
-    batch = batch_of(log_probs, [1.0, -1.0], old_log_probs=torch.zeros(2, 2, dtype=torch.float64))
+    batch = next_batch(log_probs, [1.0, -1.0], old_log_probs=torch.zeros(2, 2, dtype=torch.float64))
     metrics = grpo_loss(log_probs, batch).metrics
     assert float(metrics["policy/clip_fraction_high"]) == 0.25  # r 1.5 with A > 0
     assert float(metrics["policy/clip_fraction_low"]) == 0.25  # r 0.5 with A < 0
@@ -114,7 +114,7 @@ def test_clip_fractions_count_only_tokens_that_lose_their_gradient():
 def test_one_update_per_batch_is_the_policy_gradient():
     # With old = current the gradient of -r A is -A: by sequence mean over 2 sequences of 2 tokens, -A / 4.
     log_probs = torch.full((2, 2), -1.0, dtype=torch.float64, requires_grad=True)
-    output = grpo_loss(log_probs, batch_of(log_probs, [1.0, -3.0]))
+    output = grpo_loss(log_probs, next_batch(log_probs, [1.0, -3.0]))
     output.loss.backward()
     assert float(output.loss.detach()) == pytest.approx(-(1.0 - 3.0) / 2)
     assert torch.allclose(log_probs.grad, torch.tensor([[-0.25, -0.25], [0.75, 0.75]], dtype=torch.float64))
@@ -123,7 +123,7 @@ def test_one_update_per_batch_is_the_policy_gradient():
 def test_kl_penalty_pulls_towards_the_reference():
     # d(exp(d) - d - 1)/d log_prob = 1 - exp(d), d = ref - log_prob = ln 2: gradient 1 - 2 = -1, so descent raises it.
     log_probs = torch.tensor([[math.log(0.25)]], dtype=torch.float64, requires_grad=True)
-    batch = batch_of(log_probs, [0.0], ref_log_probs=torch.tensor([[math.log(0.5)]], dtype=torch.float64))
+    batch = next_batch(log_probs, [0.0], ref_log_probs=torch.tensor([[math.log(0.5)]], dtype=torch.float64))
     output = grpo_loss(log_probs, batch, kl_coef=0.1)
     output.loss.backward()
     assert float(log_probs.grad) == pytest.approx(-0.1)
@@ -134,7 +134,7 @@ def test_garbage_under_the_mask_reaches_neither_loss_nor_gradient():
     log_probs = torch.tensor([[-1.0, math.nan], [-2.0, -math.inf]], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[True, False], [True, False]])
     garbage = torch.tensor([[-1.0, math.inf], [-2.0, math.nan]], dtype=torch.float64)
-    batch = batch_of(log_probs, [1.0, 2.0], mask=mask, old_log_probs=garbage, ref_log_probs=garbage)
+    batch = next_batch(log_probs, [1.0, 2.0], mask=mask, old_log_probs=garbage, ref_log_probs=garbage)
     output = grpo_loss(log_probs, batch, kl_coef=0.5)
     output.loss.backward()
     assert float(output.loss.detach()) == pytest.approx(-1.5)
@@ -143,13 +143,13 @@ def test_garbage_under_the_mask_reaches_neither_loss_nor_gradient():
 
 def test_a_huge_ratio_is_clamped():
     log_probs = torch.tensor([[0.0]], dtype=torch.float64)
-    batch = batch_of(log_probs, [-1.0], old_log_probs=torch.tensor([[-500.0]], dtype=torch.float64))
+    batch = next_batch(log_probs, [-1.0], old_log_probs=torch.tensor([[-500.0]], dtype=torch.float64))
     assert float(grpo_loss(log_probs, batch).loss) == pytest.approx(math.exp(20))
 
 
 def test_bfloat16_log_probs_are_summed_in_more():
     log_probs = torch.full((1, 300), -1.0, dtype=torch.bfloat16)
-    loss = grpo_loss(log_probs, batch_of(log_probs.float(), [1.0]), loss_aggregation="sequence_sum").loss
+    loss = grpo_loss(log_probs, next_batch(log_probs.float(), [1.0]), loss_aggregation="sequence_sum").loss
     assert float(loss) == -300.0  # bfloat16 cannot count past 256
 
 
@@ -157,18 +157,31 @@ def test_bfloat16_log_probs_are_summed_in_more():
     ("change", "message"),
     [
         ({"kl_coef": 0.1}, "kl_coef is 0.1 and batch.ref_log_probs is None"),
-        ({"loss_aggregation": "mean"}, "how is 'mean'"),
+        ({"loss_aggregation": "mean"}, "loss_aggregation: .*got 'mean'"),
         ({"loss_aggregation": "fixed_length"}, "max_length is None"),
+        ({"clip_hgh": 0.3}, "unknown option 'clip_hgh': did you mean 'clip_high'"),
+        ({"beta": 0.1}, "unknown option 'beta': did you mean 'kl_coef'"),
     ],
 )
 def test_refusals(change, message):
     log_probs = torch.zeros(1, 2)
     with pytest.raises(ValueError, match=message):
-        grpo_loss(log_probs, batch_of(log_probs, [1.0]), **change)
+        grpo_loss(log_probs, next_batch(log_probs, [1.0]), **change)
 
 
 def test_shapes_that_differ_are_refused():
     with pytest.raises(ValueError, match=r"log_probs has shape \(1, 3\)"):
-        grpo_loss(torch.zeros(1, 3), batch_of(torch.zeros(1, 2), [1.0]))
+        grpo_loss(torch.zeros(1, 3), next_batch(torch.zeros(1, 2), [1.0]))
     with pytest.raises(ValueError, match="unknown|estimator is"):
         kl_penalty(torch.zeros(1), torch.zeros(1), "k4")
+
+
+def test_a_record_and_its_keywords_are_one_loss():
+    log_probs = torch.tensor([[0.5, 0.1]], dtype=torch.float64)
+    batch = next_batch(log_probs - 0.4, [1.0])
+    config = LossConfig(clip_high=0.3, loss_aggregation="sequence_sum")
+    by_keywords = float(grpo_loss(log_probs, batch, clip_high=0.3, loss_aggregation="sequence_sum").loss)
+    assert float(grpo_loss(log_probs, batch, config).loss) == by_keywords
+    assert float(grpo_loss(log_probs, batch, config, loss_aggregation="token_mean").loss) == by_keywords / 2
+    with pytest.raises(ValueError, match="how is 'mean'"):
+        aggregate(log_probs, torch.ones(1, 2, dtype=torch.bool), "mean")

@@ -6,6 +6,7 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
+from rlox_grpo.config.records import LossConfig
 from rlox_grpo.loss.kl import kl_penalty
 from rlox_grpo.loss.policy import policy_term, top_entropy_masks
 
@@ -17,26 +18,27 @@ def term(kind, ratios, advantage, *, old=None, mask=None, **options):
     old = torch.tensor([old or [1.0] * len(ratios)], dtype=torch.float64).log()
     log_probs = (old + torch.tensor([ratios], dtype=torch.float64).log()).requires_grad_()
     mask = torch.ones(1, len(ratios), dtype=torch.bool) if mask is None else torch.tensor([mask])
-    found = policy_term(
-        kind, log_probs, log_probs - old, torch.tensor([[advantage]], dtype=torch.float64), mask, **options
-    )
+    config = LossConfig.create(policy_loss=kind, **options)
+    found = policy_term(config, log_probs, log_probs - old, torch.tensor([[advantage]], dtype=torch.float64), mask)
     (gradient,) = torch.autograd.grad(found.loss[mask].sum(), log_probs)
     return found.loss.detach()[0].tolist(), gradient[0].tolist(), found
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient", "held"),
+    ("given", "expected"),
     [
-        (5.0, -1.0, 3.0, 0.0, True),  # -max(-5, -3): the loss is capped at 3 and nothing moves
-        (2.0, -1.0, 2.0, 2.0, False),  # below the cap as ever
-        (5.0, 1.0, -1.2, 0.0, True),  # the ordinary clip for a gain
+        # -max(-5, -3): the loss is capped at 3 and the gradient is zero.
+        pytest.param({"ratio": 5.0, "advantage": -1.0}, {"loss": 3.0, "gradient": 0.0, "held": True}, id="capped"),
+        pytest.param({"ratio": 2.0, "advantage": -1.0}, {"loss": 2.0, "gradient": 2.0, "held": False}, id="below"),
+        # The ordinary clip for a positive advantage.
+        pytest.param({"ratio": 5.0, "advantage": 1.0}, {"loss": -1.2, "gradient": 0.0, "held": True}, id="clipped"),
     ],
 )
-def test_dual_clip(ratio, advantage, loss, gradient, held):
-    found, slope, of = term("clip", [ratio], advantage, dual_clip=3.0)
-    assert found == pytest.approx([loss], abs=TINY)
-    assert slope == pytest.approx([gradient], abs=TINY)
-    assert bool(of.high[0, 0]) is held
+def test_dual_clip(given, expected):
+    found, slope, of = term("clip", [given["ratio"]], given["advantage"], dual_clip=3.0)
+    assert found == pytest.approx([expected["loss"]], abs=TINY)
+    assert slope == pytest.approx([expected["gradient"]], abs=TINY)
+    assert bool(of.high[0, 0]) is expected["held"]
 
 
 def test_delta_bounds_the_unclipped_branch_only():
@@ -134,7 +136,7 @@ def test_reinforce_reads_no_ratio():
 
 
 def test_unknown_loss():
-    with pytest.raises(ValueError, match="policy_loss is 'ppo': expected one of clip, gspo"):
+    with pytest.raises(ValueError, match="policy_loss: input should be 'clip', 'gspo'.*got 'ppo'"):
         term("ppo", [1.0], 1.0)
 
 

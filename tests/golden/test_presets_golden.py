@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from rlox_grpo.advantages import make_advantages
-from rlox_grpo.batch.build import without_end_tokens
+from rlox_grpo.batch.build import drop_end_tokens
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.presets.page import GROUPS
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.loss import make_loss
+from rlox_grpo.loss import grpo_loss
 from rlox_grpo.loss.kl_weight import kl_coef_at
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.types import Batch
@@ -295,7 +295,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     if config.kl_in == "reward":
         kl = {"k1": x.old - x.ref, "k3": np.exp(x.ref - x.old) - (x.ref - x.old) - 1}[config.kl_estimator]
         rewards = rewards - coef * (kl * x.mask).sum(1)
-    advantages = make_advantages(config, [1.0])(rewards, np.arange(0, len(rewards) + 1, G), {})
+    advantages = make_advantages(config.advantages, [1.0])(rewards, np.arange(0, len(rewards) + 1, G), {})
     by_group = advantages.reshape(-1, G)
     kept = np.repeat((by_group != 0).any(1) | (config.zero_variance == "keep"), G)
     mask = x.mask & (ENDED[:, None] | (not config.mask_truncated))
@@ -328,9 +328,11 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         ref_log_probs=tensors["ref"],
     )
     if not config.train_end_token:
-        (batch,) = without_end_tokens([batch], ENDED[kept])
+        (batch,) = drop_end_tokens([batch], ENDED[kept])
     log_probs = torch.from_numpy(x.lp).requires_grad_()
-    loss = make_loss(config, lambda: coef)(log_probs[torch.from_numpy(kept)], replace(batch)).loss
+    weight = coef if config.kl_in == "loss" else 0.0
+    kept_log_probs, length = log_probs[torch.from_numpy(kept)], config.max_new_tokens
+    loss = grpo_loss(kept_log_probs, replace(batch), config.loss, kl_coef=weight, max_length=length).loss
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return float(loss.detach()), gradient.numpy()
 
@@ -409,34 +411,115 @@ def test_each_choice_of_the_loss_moves_it(name: str, published: bool) -> None:
 # --- everything else: a second copy of the settings, from the table of sources ---
 
 ADAM = ("adam_beta1", "adam_beta2")
-COLUMNS = (
-    *("prompts_per_step", "group_size", "updates_per_batch", "mini_batches", "temperature", "top_p", "max_new_tokens"),
-    *("learning_rate", "lr_schedule", "warmup_steps", "min_lr_ratio", "weight_decay", "max_grad_norm", "reference"),
-    "prompt_template",
-)
-SETTINGS: dict[str, tuple[Any, ...]] = {
-    "grpo": (16, 8, 1, 1, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "auto", None),
-    "deepseekmath": (16, 64, 1, 1, 1.0, 1.0, 1024, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "frozen", "boxed"),
-    "dapo": (512, 16, 1, 16, 1.0, 1.0, 20480, 1e-6, "constant", 20, 0.0, 0.1, 1.0, "auto", "verl_dapo"),
-    "dr_grpo": (16, 8, 1, 1, 1.0, 1.0, 3000, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "auto", "boxed"),
-    "gspo": (16, 8, 1, 4, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "auto", None),
-    "cispo": (16, 8, 1, 4, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "auto", None),
-    "sapo": (16, 8, 1, 4, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "auto", None),
-    "rloo": (16, 2, 1, 1, 1.0, 1.0, 512, 1e-6, "linear", 0, 0.0, 0.0, 1.0, "frozen", None),
-    "reinforce_pp": (128, 1, 1, 4, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "frozen", None),
-    "reinforce_pp_baseline": (16, 8, 1, 4, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "frozen", None),
-    "nano_aha": (16, 4, 1, 1, 1.0, 0.999, 1024, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "frozen", "countdown_think"),
-    "grpo_zero": (32, 8, 1, 1, 1.0, 1.0, 1024, 1e-5, "constant", 0, 0.0, 0.0, 1.0, "none", "countdown_think"),
-    "simple_grpo": (16, 8, 1, 4, 0.9, 1.0, 700, 1e-6, "constant", 0, 0.0, 0.0, 0.0, "frozen", "r1_think"),
-    "lm_book": (4, 16, 1, 1, 1.0, 1.0, 500, 5e-6, "constant", 0, 0.0, 0.0, 0.1, "frozen", "lm_book"),
-    "rl_from_scratch": (4, 4, 4, 1, 1.0, 0.9, 256, 1e-5, "cosine", 186, 0.1, 0.1, 0.1, "frozen", "rl_from_scratch"),
-    "rlox": (1024, 4, 1, 1, 1.0, 1.0, 8, 1e-4, "constant", 0, 0.0, 0.0, 1.0, "frozen", None),
-    "r1_blog": (16, 16, 1, 1, 0.7, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "frozen", None),
-    "trl": (1, 8, 1, 1, 1.0, 1.0, 512, 1e-6, "linear", 0, 0.0, 0.0, 1.0, "auto", None),
-    "cispo_trl": (16, 8, 1, 4, 1.0, 1.0, 512, 1e-6, "linear", 0, 0.0, 0.0, 1.0, "auto", None),
-    "verl": (1024, 5, 1, 4, 1.0, 1.0, 1024, 1e-6, "constant", 0, 0.0, 0.01, 1.0, "frozen", "verl_gsm8k"),
-    "cispo_verl": (1024, 5, 1, 4, 1.0, 1.0, 1024, 1e-6, "constant", 0, 0.0, 0.01, 1.0, "auto", None),
-    "cispo_open_instruct": (16, 8, 1, 4, 1.0, 1.0, 512, 1e-6, "constant", 0, 0.0, 0.0, 1.0, "auto", None),
+# What most presets have. Each row below lists every setting in which its preset differs.
+USUAL: dict[str, Any] = {
+    "prompts_per_step": 16,
+    "group_size": 8,
+    "updates_per_batch": 1,
+    "mini_batches": 1,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "max_new_tokens": 512,
+    "learning_rate": 1e-6,
+    "lr_schedule": "constant",
+    "warmup_steps": 0,
+    "min_lr_ratio": 0.0,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "reference": "frozen",
+    "prompt_template": None,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "grpo": {**USUAL, "reference": "auto"},
+    "deepseekmath": {**USUAL, "group_size": 64, "max_new_tokens": 1024, "prompt_template": "boxed"},
+    "dapo": {
+        **USUAL,
+        "prompts_per_step": 512,
+        "group_size": 16,
+        "mini_batches": 16,
+        "max_new_tokens": 20480,
+        "warmup_steps": 20,
+        "weight_decay": 0.1,
+        "reference": "auto",
+        "prompt_template": "verl_dapo",
+    },
+    "dr_grpo": {**USUAL, "max_new_tokens": 3000, "reference": "auto", "prompt_template": "boxed"},
+    "gspo": {**USUAL, "mini_batches": 4, "reference": "auto"},
+    "cispo": {**USUAL, "mini_batches": 4, "reference": "auto"},
+    "sapo": {**USUAL, "mini_batches": 4, "reference": "auto"},
+    "rloo": {**USUAL, "group_size": 2, "lr_schedule": "linear"},
+    "reinforce_pp": {**USUAL, "prompts_per_step": 128, "group_size": 1, "mini_batches": 4},
+    "reinforce_pp_baseline": {**USUAL, "mini_batches": 4},
+    "nano_aha": {
+        **USUAL,
+        "group_size": 4,
+        "top_p": 0.999,
+        "max_new_tokens": 1024,
+        "prompt_template": "countdown_think",
+    },
+    "grpo_zero": {
+        **USUAL,
+        "prompts_per_step": 32,
+        "max_new_tokens": 1024,
+        "learning_rate": 1e-5,
+        "reference": "none",
+        "prompt_template": "countdown_think",
+    },
+    "simple_grpo": {
+        **USUAL,
+        "mini_batches": 4,
+        "temperature": 0.9,
+        "max_new_tokens": 700,
+        "max_grad_norm": 0.0,
+        "prompt_template": "r1_think",
+    },
+    "lm_book": {
+        **USUAL,
+        "prompts_per_step": 4,
+        "group_size": 16,
+        "max_new_tokens": 500,
+        "learning_rate": 5e-6,
+        "max_grad_norm": 0.1,
+        "prompt_template": "lm_book",
+    },
+    "rl_from_scratch": {
+        **USUAL,
+        "prompts_per_step": 4,
+        "group_size": 4,
+        "updates_per_batch": 4,
+        "top_p": 0.9,
+        "max_new_tokens": 256,
+        "learning_rate": 1e-5,
+        "lr_schedule": "cosine",
+        "warmup_steps": 186,
+        "min_lr_ratio": 0.1,
+        "weight_decay": 0.1,
+        "max_grad_norm": 0.1,
+        "prompt_template": "rl_from_scratch",
+    },
+    "rlox": {**USUAL, "prompts_per_step": 1024, "group_size": 4, "max_new_tokens": 8, "learning_rate": 1e-4},
+    "r1_blog": {**USUAL, "group_size": 16, "temperature": 0.7},
+    "trl": {**USUAL, "prompts_per_step": 1, "lr_schedule": "linear", "reference": "auto"},
+    "cispo_trl": {**USUAL, "mini_batches": 4, "lr_schedule": "linear", "reference": "auto"},
+    "verl": {
+        **USUAL,
+        "prompts_per_step": 1024,
+        "group_size": 5,
+        "mini_batches": 4,
+        "max_new_tokens": 1024,
+        "weight_decay": 0.01,
+        "prompt_template": "verl_gsm8k",
+    },
+    "cispo_verl": {
+        **USUAL,
+        "prompts_per_step": 1024,
+        "group_size": 5,
+        "mini_batches": 4,
+        "max_new_tokens": 1024,
+        "weight_decay": 0.01,
+        "reference": "auto",
+    },
+    "cispo_open_instruct": {**USUAL, "mini_batches": 4, "reference": "auto"},
 }
 REWARDS_OF = {
     "dapo": '(*published("verl_math_dapo"), Overlong(20480, 4096))',
@@ -454,18 +537,18 @@ def test_every_published_form_of_a_loss_has_a_formula() -> None:
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_settings_are_the_sources(name: str) -> None:
     values = PRESETS[name].values
-    assert tuple(values[column] for column in COLUMNS) == SETTINGS[name]
+    assert {setting: values[setting] for setting in USUAL} == SETTINGS[name]
     assert tuple(values[field] for field in ADAM) == (0.9, 0.999)
     drops = ("grpo", "dapo", "simple_grpo", "cispo_open_instruct")
     assert values["zero_variance"] == ("drop" if name in drops else "keep")
     assert name not in REWARDS_OF or PRESETS[name].reward == REWARDS_OF[name]
-    assert set(values) <= {*COLUMNS, *ADAM, *CHANGES}, "every choice is tested here or by its loss"
+    assert set(values) <= {*USUAL, *ADAM, *CHANGES}, "every choice is tested here or by its loss"
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_every_preset_fixes_every_choice_that_acts(name: str) -> None:
     values = dict(PRESETS[name].values)
-    needed = {*COLUMNS, *ADAM, "baseline", "reward_scaling", "zero_variance", "policy_loss", "loss_aggregation"}
+    needed = {*USUAL, *ADAM, "baseline", "reward_scaling", "zero_variance", "policy_loss", "loss_aggregation"}
     needed |= {"mask_truncated", "kl_coef"}
     if values["reward_scaling"] != "none":
         needed |= {"ddof", "std_epsilon"}

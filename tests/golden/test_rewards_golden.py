@@ -19,45 +19,68 @@ from rlox_grpo.rewards import (
     extract_answer,
 )
 
-# (answer, numbers, target, score, status)
-COUNTDOWN = [
-    ("(1/49)*49", [1, 49, 49], 1, 1.0, "ok"),  # exact: 1/49 · 49 = 1, where floats need a tolerance
-    ("8/(3-8/3)", [3, 3, 8, 8], 24, 1.0, "ok"),  # 3 − 8/3 = 1/3, 8 / (1/3) = 24
-    ("10-4-3", [3, 4, 10], 3, 1.0, "ok"),  # left associative: (10 − 4) − 3
-    ("64/8/4", [4, 8, 64], 2, 1.0, "ok"),
-    ("44+19-35", [44, 19, 35], 28, 1.0, "ok"),
-    ("2+3*4 = 14", [2, 3, 4], 14, 1.0, "ok"),
-    ("2+3*4 = 20", [2, 3, 4], 14, 0.0, "ok"),
-    ("6 × 8 ÷ 2 − 4", [6, 8, 2, 4], 20, 1.0, "ok"),
-    ("6·4", [6, 4], 24, 1.0, "ok"),
-    ("-(3-10)", [3, 10], 7, 1.0, "ok"),
-    ("24+1/999999", [24, 1, 999999], 24, 0.0, "ok"),  # 1/999999 off: inside TinyZero's tolerance
-    ("1+2", [1, 2, 2], 3, 0.0, "ok"),  # every number, as a multiset
-    ("1+2+2", [1, 2], 5, 0.0, "ok"),
-    ("12", [1, 2], 12, 0.0, "ok"),  # digits are whole tokens
-    ("1/(2-2)", [1, 2, 2], 0, 0.0, "ok"),  # division by zero has no value
-    ("1 2", [1, 2], 12, 0.0, "unparseable"),
-    ("1_2", [1, 2], 12, 0.0, "unparseable"),
-    ("1.5*2", [1, 5, 2], 3, 0.0, "unparseable"),
-    ("7//2", [7, 2], 3, 0.0, "unparseable"),
-    ("44**19**35", [44, 19, 35], 1, 0.0, "unparseable"),
-    ("9**9**9", [9, 9, 9], 1, 0.0, "unparseable"),
-    ("9**9**9**9", [9, 9, 9, 9], 1, 0.0, "unparseable"),
-    ("2(3)", [2, 3], 6, 0.0, "unparseable"),
-    ("１+２", [1, 2], 3, 0.0, "unparseable"),  # fullwidth digits
-    ("1+\x002", [1, 2], 3, 0.0, "unparseable"),
-    ("1+\ud800", [1], 1, 0.0, "unparseable"),  # half a surrogate pair
-    ("__import__('os')", [1], 1, 0.0, "unparseable"),
-    ("", [1], 1, 0.0, "unparseable"),
-    ("(" * 10**6, [1], 1, 0.0, "undecided"),
+# Each row: (answer, numbers, target).
+COUNTDOWN_RIGHT = [
+    ("(1/49)*49", [1, 49, 49], 1),  # exact: 1/49 · 49 = 1, where floats need a tolerance
+    ("8/(3-8/3)", [3, 3, 8, 8], 24),  # 3 − 8/3 = 1/3, 8 / (1/3) = 24
+    ("10-4-3", [3, 4, 10], 3),  # left associative: (10 − 4) − 3
+    ("64/8/4", [4, 8, 64], 2),
+    ("44+19-35", [44, 19, 35], 28),
+    ("2+3*4 = 14", [2, 3, 4], 14),
+    ("6 × 8 ÷ 2 − 4", [6, 8, 2, 4], 20),
+    ("6·4", [6, 4], 24),
+    ("-(3-10)", [3, 10], 7),
 ]
+COUNTDOWN_WRONG = [
+    ("2+3*4 = 20", [2, 3, 4], 14),
+    ("24+1/999999", [24, 1, 999999], 24),  # 1/999999 off: inside TinyZero's tolerance
+    ("1+2", [1, 2, 2], 3),  # every number, as a multiset
+    ("1+2+2", [1, 2], 5),
+    ("12", [1, 2], 12),  # digits are whole tokens
+    ("1/(2-2)", [1, 2, 2], 0),  # division by zero has no value
+]
+COUNTDOWN_UNPARSEABLE = [
+    ("1 2", [1, 2], 12),
+    ("1_2", [1, 2], 12),
+    ("1.5*2", [1, 5, 2], 3),
+    ("7//2", [7, 2], 3),
+    ("44**19**35", [44, 19, 35], 1),
+    ("9**9**9", [9, 9, 9], 1),
+    ("9**9**9**9", [9, 9, 9, 9], 1),
+    ("2(3)", [2, 3], 6),
+    ("１+２", [1, 2], 3),  # fullwidth digits
+    ("1+\x002", [1, 2], 3),
+    ("1+\ud800", [1], 1),  # half a surrogate pair
+    ("__import__('os')", [1], 1),
+    ("", [1], 1),
+]
+COUNTDOWN_UNDECIDED = [("(" * 10**6, [1], 1)]
 
 
-@pytest.mark.parametrize(("answer", "numbers", "target", "score", "status"), COUNTDOWN)
-def test_countdown(answer: str, numbers: list[int], target: int, score: float, status: str) -> None:
+def countdown_verdict(answer: str, numbers: list[int], target: int) -> tuple[list[float], str]:
     text = f"<think>maybe <answer>{numbers[0]}</answer></think>\n<answer>{answer}</answer>"
     verdicts = Countdown().verdicts([text], {"nums": [numbers], "target": [target]})
-    assert (verdicts.scores.tolist(), STATUSES[verdicts.statuses[0]]) == ([score], status)
+    return verdicts.scores.tolist(), STATUSES[verdicts.statuses[0]]
+
+
+@pytest.mark.parametrize(("answer", "numbers", "target"), COUNTDOWN_RIGHT)
+def test_countdown_right(answer: str, numbers: list[int], target: int) -> None:
+    assert countdown_verdict(answer, numbers, target) == ([1.0], "ok")
+
+
+@pytest.mark.parametrize(("answer", "numbers", "target"), COUNTDOWN_WRONG)
+def test_countdown_wrong(answer: str, numbers: list[int], target: int) -> None:
+    assert countdown_verdict(answer, numbers, target) == ([0.0], "ok")
+
+
+@pytest.mark.parametrize(("answer", "numbers", "target"), COUNTDOWN_UNPARSEABLE)
+def test_countdown_unparseable(answer: str, numbers: list[int], target: int) -> None:
+    assert countdown_verdict(answer, numbers, target) == ([0.0], "unparseable")
+
+
+@pytest.mark.parametrize(("answer", "numbers", "target"), COUNTDOWN_UNDECIDED, ids=["a million brackets"])
+def test_countdown_undecided(answer: str, numbers: list[int], target: int) -> None:
+    assert countdown_verdict(answer, numbers, target) == ([0.0], "undecided")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ _TOKEN = re.compile(r"\s*([0-9]+|[-+*/()=])")
 
 def countdown(completion: str, numbers: Sequence[int], target: int) -> float:
     """The Countdown rule: last closed ``<answer>`` after the last ``</think>``, parsed by recursive descent."""
-    tail = completion.rsplit("</think>", 1)[-1]
+    tail = completion.rsplit("</think>", 1)[-1].split("<think>", 1)[0]  # An unclosed block states nothing.
     answers = re.findall(r"<answer>((?:(?!<answer>|</answer>)[\s\S])*)</answer>", tail)
     # An answer in which another one opens never closed itself, so the innermost are the closed ones.
     if not answers:

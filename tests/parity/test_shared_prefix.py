@@ -13,6 +13,7 @@ import torch
 
 from rlox_grpo import GRPO
 from rlox_grpo.batch import microbatches
+from rlox_grpo.config.records import OptimizerConfig, ReferenceConfig
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.packed_attention import NAME as PACKED
@@ -61,7 +62,7 @@ def steps(
     options = {"temperature": 0.8, "autocast_dtype": autocast_dtype, "share_prompts": share_prompts}
     forward = make_forward(model, **options)
     kl_coef = 0.0 if reference == "none" else 0.3
-    measured = make_reference(reference, model, forward, kl_coef=kl_coef, **options)
+    measured = make_reference(ReferenceConfig(reference=reference), model, forward, kl_coef=kl_coef, **options)
     batches = microbatches(
         scored_groups(),
         ADVANTAGES,
@@ -82,12 +83,13 @@ def steps(
         model,
         forward,
         lambda logp, batch, entropy: grpo_loss(logp, batch, kl_coef=kl_coef),
-        epsilon=1.0,
-        max_grad_norm=0.0,
+        OptimizerConfig(adam_epsilon=1.0, max_grad_norm=0.0),
     )
     rows = [updater.step(batches, 0.1) for _ in range(updates)]
     found = [{**row.metrics, "grad_norm": row.grad_norm} for row in rows]
-    return found, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    # AdamW's first moments: of one update a tenth of its gradient, of several their mixture.
+    moments = updater.state_dict().items()
+    return found, {name.removesuffix("/exp_avg"): 10 * value for name, value in moments if name.endswith("/exp_avg")}
 
 
 def moved(model: Any) -> None:
@@ -162,7 +164,7 @@ def test_adapters_alone_get_gradients(make_tiny_model: Any, reference: str) -> N
 def test_adapter_off_is_the_bare_model(make_tiny_model: Any) -> None:
     adapted, bare = with_adapter(make_tiny_model("llama")), make_tiny_model("llama")
     forward = make_forward(adapted)
-    measured = make_reference("adapter_off", adapted, forward, kl_coef=0.3)
+    measured = make_reference(ReferenceConfig(reference="adapter_off"), adapted, forward, kl_coef=0.3)
     assert measured is not None
     (batch,) = microbatches(scored_groups(), ADVANTAGES, token_budget=1000, share_prompts=True)
     # float32 sums in another order

@@ -108,7 +108,7 @@ def trls(given: dict[str, torch.Tensor], **options: Any) -> tuple[torch.Tensor, 
     return loss.detach(), *torch.autograd.grad(loss, [log_probs, entropy], allow_unused=True)
 
 
-def batch_of(given: dict[str, torch.Tensor], policy_mask: torch.Tensor | None = None) -> Batch:
+def next_batch(given: dict[str, torch.Tensor], policy_mask: torch.Tensor | None = None) -> Batch:
     mask = given["mask"]
     ids = torch.zeros(ROWS, TOKENS + 1, dtype=torch.int64)
     return Batch(
@@ -135,7 +135,7 @@ def ours(
 ) -> tuple[torch.Tensor, ...]:
     log_probs, entropy = given["log_probs"].clone().requires_grad_(), given["entropy"].clone().requires_grad_()
     settings = {"clip_high": 0.28, "max_length": MAX_LENGTH, **options}
-    loss = grpo_loss(log_probs, batch_of(given, policy_mask), entropy=entropy, **settings).loss
+    loss = grpo_loss(log_probs, next_batch(given, policy_mask), entropy=entropy, **settings).loss
     return loss.detach(), *torch.autograd.grad(loss, [log_probs, entropy], allow_unused=True)
 
 

@@ -26,7 +26,7 @@ import pytest
 import torch
 
 from rlox_grpo.adapters import open_instruct, openrlhf, verl
-from rlox_grpo.adapters.samples import columns_of, filled, score_samples
+from rlox_grpo.adapters.samples import fill_missing, read_columns, score_samples
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards import Composite, Countdown, GSM8KAnswer, Overlong, RewardError, TagFormat
 
@@ -94,12 +94,12 @@ def test_without_the_trainer_the_error_says_how_to_get_it(
     ids=range(10),
 )
 def test_ground_truth_to_columns(truth: Any, expected: dict[str, Any]) -> None:
-    assert columns_of(truth) == expected
+    assert read_columns(truth) == expected
 
 
 def test_the_ground_truths_columns_come_before_others() -> None:
     extra = {"answer": "a worked solution", "split": "train"}
-    assert columns_of("18", extra) == {"answer": "18", "split": "train"}
+    assert read_columns("18", extra) == {"answer": "18", "split": "train"}
     assert extra["answer"] == "a worked solution"
 
 
@@ -107,17 +107,17 @@ def test_functions_and_rules_together() -> None:
     def length(completions: list[str], answer: list[str]) -> list[float | None]:
         return [None if text == "4" else float(len(text)) for text in completions]
 
-    rows = [columns_of("4"), columns_of("5")]
+    rows = [read_columns("4"), read_columns("5")]
     scores = score_samples([GSM8KAnswer(weight=2.0), length, GSM8KAnswer()], ["4", "5 5"], rows)
     assert list(scores.components) == ["gsm8k_answer", "length", "gsm8k_answer_2"]
     assert scores.total.tolist() == [3.0, 6.0]
     assert np.isnan(scores.components["length"]).tolist() == [True, False]
     assert scores.statuses == ["ok", "ok"]
-    assert filled(scores.components["length"], -1.0) == [-1.0, 3.0]
+    assert fill_missing(scores.components["length"], -1.0) == [-1.0, 3.0]
 
 
 def test_the_worst_status_is_told() -> None:
-    scores = score_samples([GSM8KAnswer(), TagFormat()], ["nothing", "4"], [columns_of("4")] * 2)
+    scores = score_samples([GSM8KAnswer(), TagFormat()], ["nothing", "4"], [read_columns("4")] * 2)
     assert scores.statuses == ["no_answer", "ok"]
 
 
@@ -235,6 +235,27 @@ def test_verl_loss_by_hand() -> None:
     assert metrics["actor/ratio_mean"] == pytest.approx(6.5 / 3, rel=1e-6)
 
 
+def test_verl_loss_is_the_formula_of_vanilla() -> None:
+    """Value, gradient and metrics on random tensors against verl's own lines, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    old, noise, advantages = torch.randn(3, 16, 9, generator=generator, dtype=torch.float64).unbind()
+    new = (old + noise).requires_grad_()
+    mask = torch.ones(16, 9)
+    ratio = (new - old).exp()
+    unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(0.8, 1.3)
+    both, bound = torch.maximum(unclipped, clipped), -advantages * 3.0
+    expected = torch.where(advantages < 0, torch.minimum(bound, both), both)
+    (their_gradient,) = torch.autograd.grad(expected.mean(), new, retain_graph=True)
+    loss, metrics = verl.compute_policy_loss(old, new, advantages, mask, config=actor())
+    (gradient,) = torch.autograd.grad(loss, new)
+    torch.testing.assert_close(loss, expected.mean(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, their_gradient, rtol=1e-12, atol=1e-14)
+    assert metrics["actor/pg_clipfrac"] == pytest.approx(float((clipped > unclipped).double().mean()))
+    lower = (both > bound) & (advantages < 0)
+    assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(float(lower.double().mean()))
+    assert 0 < metrics["actor/pg_clipfrac_lower"] < metrics["actor/pg_clipfrac"]
+
+
 def test_verl_loss_refuses() -> None:
     tensors = [torch.zeros(1, 2)] * 4
     with pytest.raises(ValueError, match="config is None"):
@@ -327,13 +348,13 @@ PROMPT = "A prompt that is somewhat long, with words in it:"
     ids=range(8),
 )
 def test_openrlhf_response_of_a_query(query: str, expected: str) -> None:
-    assert openrlhf.completion_of(query, PROMPT) == expected
+    assert openrlhf.extract_completion(query, PROMPT) == expected
 
 
 @pytest.mark.parametrize("query", ["yes", "", PROMPT[-15:] + "yes", "it:yes"])
 def test_openrlhf_refuses_a_query_without_its_prompt(query: str) -> None:
     with pytest.raises(ValueError, match="the query does not begin with its prompt"):
-        openrlhf.completion_of(query, PROMPT)
+        openrlhf.extract_completion(query, PROMPT)
 
 
 def test_openrlhf_refuses_no_rule() -> None:

@@ -1,16 +1,23 @@
 """The command line: parsing, overrides, errors on one line."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 from word_problems import generate_problems
 
-from rlox_grpo.cli import main, parse_overrides
+from rlox_grpo import rewards
+from rlox_grpo.cli import main, parse_overrides, parse_reward
+from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.run_file import load_data, read_run_file
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.tasks import countdown
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.rewards.registry import make_rewards
+from rlox_grpo.rewards.workers import closing_workers, in_workers
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_overrides_are_toml_or_text():
@@ -24,6 +31,8 @@ def test_overrides_are_toml_or_text():
         "runs/a",
         "--seed",
         "3",
+        "--guards",
+        "False",
     ]
     assert parse_overrides(words) == {
         "learning_rate": 1e-5,
@@ -31,6 +40,7 @@ def test_overrides_are_toml_or_text():
         "stop": ["x", "y"],
         "output_dir": "runs/a",
         "seed": 3,
+        "guards": False,
     }
 
 
@@ -71,7 +81,7 @@ def test_a_task_gives_rows_their_prompts_unless_a_template_does(run_file, tmp_pa
     )
     row = {"nums": [1, 2], "target": 3}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    prompted = [{"prompt": countdown.chat_prompt([1, 2], 3), **row}]
+    prompted = [{"prompt": countdown.format_chat_prompt([1, 2], 3), **row}]
     assert load_data(*read_run_file(run_file, {**data, **changes, "task": "countdown"})) == (
         (prompted, prompted) if template is None else ([row], [row])
     )
@@ -91,7 +101,10 @@ def test_the_resolved_file_can_be_read_again(run_file, tmp_path):
         ({"learning_rat": 1.0}, "unknown key 'learning_rat': did you mean 'learning_rate'"),
         ({"train_dat": "x"}, "did you mean 'train_data'"),
         ({"n_epochs": 0}, "n_epochs"),
-        ({"rewards": []}, "rewards"),
+        ({"rewards": []}, r"rewards: .*at least 1 item.*; write a table for each .* \[\[rewards\]\]"),
+        ({"rewards": {"name": "gsm8k"}}, r"rewards: .*\[\[rewards\]\]"),
+        ({"num_train_epochs": 2}, "pass n_epochs to train"),
+        ({"n_epochs": True}, "n_epochs: .*valid integer, got True"),
         ({"task": "gsm8"}, "task"),
     ],
 )
@@ -106,8 +119,22 @@ def test_keys_that_cannot_be_meant(run_file, change, message):
         ({"name": "cuntdown"}, "did you mean 'countdown'"),
         ({}, r"rewards\[0\] has no name"),
         ({"name": "tag_format", "wieght": 1.0}, r"rewards\[0\] \(tag_format\).*wieght"),
+        (
+            {"name": "gsm8k", "learning_rate": 1.0},
+            r"learning_rate.*; in a run file, .* stand above the first \[\[rewards",
+        ),
+        ({"name": "math:fsum", "seed": 1}, r"takes no arguments in the file, got seed: .* above the first \[\[rewards"),
         ({"name": "no_such_module:f"}, "No module named 'no_such_module'"),
         ({"name": "math:no_such_name"}, "no_such_name"),
+        ({"name": "math:pi"}, r"rewards\[0\] \(math:pi\) is 3.14.*, expected a function"),
+        ({"name": "fractions:Fraction"}, r"is a class, expected a function or an instance: create one in fractions"),
+        ({"name": "rlox_grpo.rewards:MathAnswer"}, r'is a rule of this library: write name = "math"'),
+        ({"name": "rlox_grpo.rewards:published"}, r'write name = "published"'),
+        ({"name": "cosine_length", "rule": "mth"}, r"rewards\[0\].rule.name is 'mth': did you mean 'math'"),
+        ({"name": "cosine_length", "rule": 3}, r"rewards\[0\].rule is 3, expected a rule's name or a table"),
+        ({"name": "cosine_length", "rule": {"name": "published", "system": "nano_aha"}}, "gives 2 rules: expected one"),
+        ({"name": "composite", "rules": "math"}, r"rewards\[0\].rules is 'math', expected a list"),
+        ({"name": "composite", "rules": ["math", {}]}, r"rewards\[0\].rules\[1\] has no name"),
     ],
 )
 def test_rewards_that_do_not_exist(table, message):
@@ -129,6 +156,97 @@ def test_a_users_own_reward_by_import_path():
     import math
 
     assert reward is math.fsum
+
+
+def test_rules_inside_rules():
+    tables = [
+        {"name": "cosine_length", "rule": {"name": "math", "tolerance": 0.01}, "max_length": 50},
+        {"name": "composite", "rules": ["gsm8k", {"name": "tag_format", "weight": 0.5}], "weights": [1.0, 0.25]},
+        {"name": "published", "system": "open_r1", "accuracy": "gsm8k"},
+    ]
+    cosine, composite, *published = make_rewards(tables)
+    assert cosine == rewards.CosineLength(rule=rewards.MathAnswer(tolerance=0.01), max_length=50)
+    assert composite.rules == (rewards.GSM8KAnswer(), rewards.TagFormat(weight=0.5))
+    assert composite.weights == (1.0, 0.25)
+    assert published[0] == rewards.GSM8KAnswer()
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A folder with a reward in ``own_rewards_of_a_test.py``, which imports its neighbour, and a file named as json."""
+    (tmp_path / "neighbour_of_a_test.py").write_text("SCORE = 0.5\n")
+    (tmp_path / "json.py").write_text("raise RuntimeError('it stands before the installed modules')\n")
+    (tmp_path / "own_rewards_of_a_test.py").write_text(
+        "import json\nfrom neighbour_of_a_test import SCORE\n\n"
+        "def half(completions):\n    return [SCORE for _ in completions]\n"
+    )
+    yield tmp_path
+    for name in ("neighbour_of_a_test", "own_rewards_of_a_test"):
+        sys.modules.pop(name, None)
+
+
+def test_a_module_beside_the_run_file_is_found_and_the_import_path_is_put_back(own_module):
+    before = list(sys.path)
+    table = {"name": "own_rewards_of_a_test:half"}
+    with pytest.raises(ConfigError, match="No module named 'own_rewards_of_a_test'"):
+        make_rewards([table])
+    (reward,) = make_rewards([table], [own_module])
+    assert reward(["a", "b"]) == [0.5, 0.5]
+    assert sys.path == before
+    (inside,) = in_workers([reward], 30.0, 1, "stop")
+    with closing_workers([inside]):
+        assert inside(completions=["a"]) == [0.5]  # a worker is another process: it has to find the module too
+
+
+def test_rewards_of_the_command_line():
+    assert parse_reward("math") == {"name": "math"}
+    assert parse_reward(" {name = 'exact', tag = 'answer'}") == {"name": "exact", "tag": "answer"}
+    with pytest.raises(ConfigError, match=r"--reward '\{name' is not a TOML table"):
+        parse_reward("{name")
+
+
+def test_a_run_file_without_rewards(run_file):
+    run_file.write_text('model = "m"\ntrain_data = "rows.jsonl"\n')
+    with pytest.raises(ConfigError) as caught:
+        read_run_file(run_file, {})
+    assert str(caught.value) == (
+        f"{run_file}: rewards: field required; write a table for each reward function, below all other keys: "
+        '[[rewards]] and then name = "gsm8k"'
+    )
+
+
+def test_options_lists_and_shows(capsys):
+    assert main(["options"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"\n  {name} " in listed for name in GRPOConfig.model_fields)
+    assert main(["options", "clip_high"]) == 0
+    shown = capsys.readouterr().out
+    for line in (
+        "clip_high: Upper clipping range ε: the ratio is clipped at 1 + clip_high.",
+        "stage: Loss",
+        "default: 0.2",
+        "values: number ≥ 0",
+        "source: PPO, arXiv:1707.06347, section 6.1",
+        "a resumed run may change it: no",
+        "TRL: epsilon_high",
+        "verl: clip_ratio_high",
+    ):
+        assert f"{line}\n" in shown
+    assert "dapo 0.28" in shown
+    assert main(["options", "beta"]) == 2
+    assert "unknown option 'beta': did you mean 'kl_coef'" in capsys.readouterr().err
+
+
+def test_the_options_page_is_up_to_date(capsys):
+    assert main(["options", "--markdown"]) == 0
+    page = (DOCS / "options.md").read_text(encoding="utf-8")
+    assert page == capsys.readouterr().out, "run: rlox-grpo options --markdown > docs/options.md"
+
+
+def test_train_help_names_the_list_of_options(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    assert "rlox-grpo options" in " ".join(capsys.readouterr().out.split())
 
 
 def test_presets_lists_and_shows(capsys):

@@ -1,10 +1,20 @@
 """Configuration: nearest names, ranges, presets, TOML."""
 
+import dataclasses
+import json
+
+import numpy as np
 import pytest
 import tomllib
 from pydantic import ValidationError
 
-from rlox_grpo.config.schema import GRPOConfig, read_toml
+from rlox_grpo import GRPO
+from rlox_grpo.config import schema
+from rlox_grpo.config.foreign_names import TRL, VERL, advise
+from rlox_grpo.config.records import RECORDS, LossConfig, Options
+from rlox_grpo.config.records.option import read_metadata
+from rlox_grpo.config.run_file import Origin
+from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, list_unknown_options, read_toml
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.presets import PRESETS
 
@@ -41,27 +51,39 @@ def test_every_bad_value_is_named():
         ({"learning_rate": float("nan")}, "learning_rate"),
         ({"group_size": 0}, "group_size"),
         ({"policy_loss": "ppo"}, "policy_loss.*got 'ppo'"),
-        ({"dual_clip": 3.0, "policy_loss": "sapo"}, "dual_clip=3 is read by policy_loss='clip' alone, got 'sapo'"),
+        (
+            {"dual_clip": 3.0, "policy_loss": "sapo"},
+            "dual_clip=3.0 is read only with policy_loss='clip'; here policy_loss='sapo'",
+        ),
         ({"dual_clip": 1.0}, "dual_clip"),
-        ({"delta": 4.0, "policy_loss": "cispo_clip"}, "delta=4 is not read by policy_loss='cispo_clip'"),
+        (
+            {"delta": 4.0, "policy_loss": "cispo_clip"},
+            "delta=4.0 is read only with policy_loss='clip' or .*; here policy_loss='cispo_clip'",
+        ),
         ({"delta": 1.1}, "delta=1.1 is no more than 1 \\+ clip_high=1.2"),
         ({"policy_loss": "cispo_cap"}, "takes clip_high as the cap itself, about 5, got 0.2"),
-        ({"policy_loss": "gmpo", "loss_aggregation": "token_mean"}, "sequence_mean, got 'token_mean'"),
+        (
+            {"policy_loss": "gmpo", "loss_aggregation": "token_mean"},
+            "loss_aggregation='sequence_mean', got 'token_mean'",
+        ),
         ({"sapo_temperatures": (0.0, 1.0)}, "sapo_temperatures=\\(0.0, 1.0\\)"),
         ({"vespo_shape": (1.0, 1.0, -1.0, 1.0)}, "vespo_shape"),
         ({"kl_in": "reward", "kl_coef": 0.1, "reward_aggregation": "normalize_then_sum"}, "needs a summed reward"),
         ({"kl_in": "reward", "kl_coef": 0.1, "kl_bias_correction": True}, "kl_bias_correction=True"),
-        ({"kl_in": "reward", "kl_coef": 0.1, "kl_estimator": "k3+"}, "differs in its gradient alone"),
-        ({"kl_schedule": "cosine"}, "kl_schedule='cosine' starts from kl_coef"),
+        ({"kl_in": "reward", "kl_coef": 0.1, "kl_estimator": "k3+"}, "differs only in its gradient"),
+        ({"kl_schedule": "cosine"}, "kl_schedule='cosine' is read only with kl_coef above 0; here kl_coef=0.0"),
         ({"kl_schedule": "adaptive", "kl_coef": 0.1}, "with kl_target=None: adaptive needs one"),
-        ({"kl_target": 0.1}, "kl_schedule='constant' with kl_target=0.1"),
+        ({"kl_target": 0.1}, "kl_target=0.1 is read only with kl_schedule='adaptive'; here kl_schedule='constant'"),
         ({"baseline": "batch"}, "reward_scaling='batch' or 'none', got 'group'"),
         ({"mini_batches": 17}, "mini_batches=17 is more than prompts_per_step=16"),
         ({"top_entropy_share": 0.0}, "top_entropy_share"),
-        ({"gpu_memory_utilization": 0.5}, "gpu_memory_utilization=0.5 is for engine='vllm'"),
+        (
+            {"gpu_memory_utilization": 0.5},
+            "gpu_memory_utilization=0.5 is read only with engine='vllm'; here engine='hf'",
+        ),
         ({"engine": "vllm_server"}, "needs server_urls"),
         ({"engine": "vllm_server", "server_urls": ["localhost"]}, "server_urls holds 'localhost'"),
-        ({"server_timeout": 5}, "server_timeout=5.0 is for engine='vllm_server'"),
+        ({"server_timeout": 5}, "server_timeout=5.0 is read only with engine='vllm_server'; here engine='hf'"),
         ({"importance_cap": 0.5, "importance_floor": 0.5}, "importance_floor=0.5 is not below importance_cap=0.5"),
         ({"bypass_old_log_probs": True, "importance_correction": "sequence"}, "nothing to correct"),
     ],
@@ -76,7 +98,7 @@ def test_presets_set_their_fields_and_can_be_overridden(name):
     config = GRPOConfig.create(preset=name)
     for field, value in PRESETS[name].values.items():
         assert getattr(config, field) == value
-    assert GRPOConfig.create(preset=name, clip_low=0.05).clip_low == 0.05
+    assert GRPOConfig.create(preset=name, adam_beta1=0.05).adam_beta1 == 0.05
 
 
 def test_a_configuration_is_frozen():
@@ -111,3 +133,222 @@ def test_broken_toml_is_named(tmp_path):
         read_toml(path)
     with pytest.raises(ConfigError, match="cannot read the configuration"):
         read_toml(tmp_path / "none.toml")
+
+
+# --- records ---
+
+
+def test_every_option_is_declared_by_one_record():
+    names = [name for record in RECORDS for name in record.model_fields]
+    assert sorted(names) == sorted(set(names)) == sorted(GRPOConfig.model_fields)
+    assert list(GRPOConfig.model_fields) == names  # config.toml has the order of the page
+    assert all(field.description for field in GRPOConfig.model_fields.values())
+
+
+def test_a_stage_gets_its_record():
+    config = GRPOConfig.create(clip_high=0.28, loss_aggregation="token_mean", kl_coef=0.1)
+    assert config.loss == LossConfig(clip_high=0.28, loss_aggregation="token_mean", kl_coef=0.1)
+    stages = [name for name, member in vars(Options).items() if isinstance(member, property)]
+    for name in stages:
+        record = getattr(config, name)
+        assert dict(record) == {field: getattr(config, field) for field in type(record).model_fields}, name
+    assert {"loss", "sampling", "optimizer", "advantages", "importance", "reference_policy"} <= {*stages}
+
+
+def test_conditions_name_options_or_arguments_and_possible_values():
+    arguments = {"ref_model", "eval_prompts"}
+    for name, field in GRPOConfig.model_fields.items():
+        for condition in read_metadata(field)["only_with"]:
+            for other, wanted in condition.items():
+                assert other in GRPOConfig.model_fields or other in arguments, (name, other)
+                for value in wanted if wanted != "set" else ():
+                    Options(**{other: value})
+
+
+# --- types ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group_size": True}, "group_size: .*valid integer, got True"),
+        ({"group_size": 4.0}, "group_size: .*valid integer, got 4.0"),
+        ({"group_size": "4"}, "group_size: .*valid integer, got '4'"),
+        ({"learning_rate": True}, "learning_rate: .*valid number, got True"),
+        ({"updater": "deepspeed", "zero_stage": True}, "zero_stage: .*valid integer, got True"),
+        ({"reward_weights": [True]}, "reward_weights.0: .*got True"),
+        ({"guards": 1}, "guards: .*valid boolean, got 1"),
+        (
+            {"temperature": 0},
+            r"temperature: .*greater than 0, got 0; .*eval_greedy=True or call evaluate\(greedy=True\)",
+        ),
+        ({"resume": False}, 'resume: .*got False; write "never"'),
+        ({"log_to": "wandbb"}, "log_to.0: .*got 'wandbb'"),
+        ({"stop": [1]}, "stop.0: .*valid string, got 1"),
+    ],
+)
+def test_types_are_strict(options, message):
+    with pytest.raises(ConfigError, match=message):
+        GRPOConfig.create(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ({"learning_rate": 1}, 1.0),
+        ({"learning_rate": np.float32(0.5)}, 0.5),
+        ({"group_size": np.int64(4)}, 4),
+        ({"stop": "</answer>"}, ("</answer>",)),
+        ({"stop": ["a", "b"]}, ("a", "b")),
+        ({"log_to": "console"}, ("console",)),
+        ({"reward_weights": [1, 0.5]}, (1.0, 0.5)),
+        ({"lora_target_modules": "q_proj", "lora_rank": 2}, "q_proj"),
+        ({"lora_target_modules": ["q_proj"], "lora_rank": 2}, ("q_proj",)),
+    ],
+)
+def test_values_that_are_converted(options, value):
+    config = GRPOConfig.create(**options)
+    found = getattr(config, next(iter(options)))
+    assert (found, type(found)) == (value, type(value))
+
+
+# --- unknown names ---
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("beta", ": did you mean 'kl_coef'? (TRL's beta)"),
+        ("epsilon", ": did you mean 'clip_low'? (TRL's epsilon)"),
+        ("epsilon_high", ": did you mean 'clip_high'? (TRL's epsilon_high)"),
+        ("max_completion_length", ": did you mean 'max_new_tokens'? (TRL's max_completion_length)"),
+        ("num_generations", ": did you mean 'group_size'? (TRL's num_generations)"),
+        ("save_steps", ": did you mean 'checkpoint_steps'? (TRL's save_steps)"),
+        ("logging_steps", " (TRL's): there is none: metrics are logged every step"),
+        ("deepspeed", " (TRL's): set updater='deepspeed' and zero_stage"),
+        ("actor_rollout_ref.actor.ppo_epochs", ": did you mean 'updates_per_batch'? (verl's ppo_epochs)"),
+        ("learning_rte", ": did you mean 'learning_rate'?"),
+        ("colour", "; `rlox-grpo options` lists the options"),
+        ("max_things", "; `rlox-grpo options` lists the options"),
+    ],
+)
+def test_advice_for_an_unknown_option(name, said):
+    with pytest.raises(ConfigError) as caught:
+        GRPOConfig.create(**{name: 1})
+    assert str(caught.value) == f"unknown option {name!r}{said}"
+
+
+def test_advice_names_options_that_exist():
+    known = {*GRPOConfig.model_fields, *Origin.model_fields}
+    for name, advice in {**TRL, **VERL}.items():
+        assert " " in advice or advice in known, (name, advice)
+        assert name not in known, name
+
+
+def test_every_option_of_trl_has_advice():
+    trl, transformers = pytest.importorskip("trl"), pytest.importorskip("transformers")
+    inherited = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+    for field in dataclasses.fields(trl.GRPOConfig):
+        if field.name not in inherited and field.name not in GRPOConfig.model_fields:
+            assert "rlox-grpo options" not in advise(field.name, GRPOConfig.model_fields), field.name
+
+
+def test_a_configuration_that_is_a_dict():
+    with pytest.raises(ConfigError, match=r"config is dict: expected a GRPOConfig; give the options as keywords"):
+        GRPO("model", len, config={"group_size": 4})
+
+
+# --- options that would be ignored ---
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({"engine_sleep": False}, "engine='vllm'"),
+        ({"max_rollout_rows": 4, "engine": "vllm_server", "server_urls": "http://a:1"}, "engine='hf' or 'vllm'"),
+        ({"importance_cap": 3.0}, "importance_correction='token' or 'sequence' or 'sequence_mean', or "),
+        ({"importance_mode": "mask", "importance_correction": "none"}, "importance_correction='token'"),
+        ({"reward_workers": 2}, "reward_timeout"),
+        ({"std_epsilon": 1e-3, "reward_scaling": "none"}, "reward_scaling='group' or 'batch' or 'whiten'"),
+        ({"max_refills": 2}, "zero_variance='refill'"),
+        ({"curriculum_floor": 0.2}, "curriculum='pass_rate'"),
+        ({"clip_low": 0.1, "policy_loss": "reinforce"}, "policy_loss='clip' or "),
+        ({"kl_estimator": "k2"}, "kl_coef above 0, or reference='frozen' or "),
+        ({"kl_in": "reward"}, "kl_coef above 0"),
+        ({"kl_coef_end": 0.1, "kl_coef": 0.2}, "kl_schedule='linear' or 'cosine' or 'cosine_inverted'"),
+        ({"reference_timeout": 5.0}, "reference='server'"),
+        ({"reference_offload": True}, "reference='frozen' or 'periodic', or reference='auto' and kl_coef above 0"),
+        ({"zero_stage": 3}, "updater='deepspeed'"),
+        ({"min_lr_ratio": 0.1}, "lr_schedule='linear' or 'cosine'"),
+        ({"decay_vectors": True}, "weight_decay above 0"),
+        ({"lora_alpha": 8.0}, "lora_rank above 0"),
+        ({"checkpoint_steps": 10}, "output_dir"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(options, needed):
+    name = next(iter(options))
+    with pytest.raises(ConfigError) as caught:
+        GRPOConfig.create(**options).refuse_ignored(ref_model=False)  # as GRPO does
+    assert f"{name}={options[name]!r} is read only with {needed}" in str(caught.value)
+    default = GRPOConfig.model_fields[name].default
+    GRPOConfig.create(**{**options, name: default}).refuse_ignored(
+        ref_model=False
+    )  # the default, given in so many words, is none
+
+
+def test_the_presets_values_are_never_refused():
+    assert GRPOConfig.create(preset="verl", policy_loss="sapo").dual_clip == 3.0
+    config = GRPOConfig.create(preset="r1_blog", kl_coef=0.0)
+    assert config.kl_estimator == "k1+"
+    assert GRPOConfig.create(**tomllib.loads(config.to_toml())) == config
+    with pytest.raises(ConfigError, match="kl_estimator='k2' is read only with"):
+        GRPOConfig.create(preset="r1_blog", kl_coef=0.0, kl_estimator="k2", reference="none")
+
+
+def test_conditions_on_arguments_hold_until_the_argument_is_known():
+    GRPOConfig.create(kl_estimator="k2").refuse_ignored(ref_model=True)
+    with pytest.raises(ConfigError, match="kl_estimator='k2' is read only with .*; here .*no ref_model"):
+        GRPOConfig.create(kl_estimator="k2").refuse_ignored(ref_model=False)
+    config = GRPOConfig.create(eval_steps=5)
+    config.refuse_ignored(eval_prompts=True)
+    with pytest.raises(ConfigError, match="eval_steps=5 is read only with eval_prompts; here no eval_prompts"):
+        config.refuse_ignored(eval_prompts=False)
+
+
+def test_every_ignored_option_is_named():
+    with pytest.raises(ConfigError, match=r"(?s)engine_sleep=False.*max_refills=2"):
+        GRPOConfig.create(engine_sleep=False, max_refills=2)
+
+
+# --- what a resumed run may change ---
+
+
+def saved(**options):
+    return json.loads(json.dumps(GRPOConfig.create(**options).model_dump(mode="json")))
+
+
+def fixed_changes(then, now):
+    """The differences that a resumed run may not have."""
+    return {name: values for name, values in find_changed_options(then, now).items() if not is_resumable(name)}
+
+
+def test_a_resumed_run_may_change_only_what_its_fields_say():
+    then = saved(output_dir="a")
+    assert fixed_changes(then, GRPOConfig.create(output_dir="b", max_steps=9, guards=False)) == {}
+    changed = GRPOConfig.create(output_dir="a", clip_high=0.3, group_size=4)
+    assert fixed_changes(then, changed) == {"clip_high": (0.2, 0.3), "group_size": (8, 4)}
+
+
+def test_an_option_that_an_old_checkpoint_lacks_has_its_default_there():
+    then = saved(preset="dapo")
+    del then["clip_high"], then["stop"], then["max_refills"]
+    assert find_changed_options(then, GRPOConfig.create(preset="dapo", clip_high=0.2)) == {}
+    assert find_changed_options(then, GRPOConfig.create(preset="dapo")) == {"clip_high": (0.2, 0.28)}
+
+
+def test_an_option_of_an_old_checkpoint_that_is_gone(monkeypatch):
+    then = {**saved(), "kl_magic": 3}
+    assert list_unknown_options(then) == ["kl_magic: 3 there, and this version has no such option"]
+    monkeypatch.setattr(schema, "REMOVED", {"kl_magic": 3})
+    assert list_unknown_options(then) == []
+    assert list_unknown_options({**then, "kl_magic": 4}) != []

@@ -9,13 +9,13 @@ import pytest
 
 from rlox_grpo.demo.tokenizer import build_tokenizer, load_tokenizer
 from rlox_grpo.prompts.tasks.countdown import (
-    chat_prompt,
     check_rows,
-    every_problem,
+    enumerate_problems,
+    format_chat_prompt,
     generate_problems,
     load_problems,
-    split,
-    worked_solution,
+    split_rows,
+    write_solution,
 )
 
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -52,14 +52,14 @@ def test_every_problem_drawn_is_distinct_in_range_and_solvable():
     for row in rows:
         assert all(1 <= n <= 30 for n in row["nums"])
         assert 10 <= row["target"] <= 60
-        solution = worked_solution(row["nums"], row["target"])
+        solution = write_solution(row["nums"], row["target"])
         assert solution is not None
         assert exact(solution.expression) == (row["target"], sorted(row["nums"]))
 
 
 def test_steps_of_a_worked_solution_hold_and_lead_to_the_target():
     for row in generate_problems(40, seed=5, numbers=(1, 20)):
-        solution = worked_solution(row["nums"], row["target"])
+        solution = write_solution(row["nums"], row["target"])
         assert solution is not None
         at_hand = [Fraction(n) for n in row["nums"]]
         for step in solution.steps:  # drawn through positive integers, so worked through plain ones too
@@ -80,30 +80,30 @@ def test_steps_of_a_worked_solution_hold_and_lead_to_the_target():
     ],
 )
 def test_hard_cases_are_solved(nums, target):
-    solution = worked_solution(nums, target)
+    solution = write_solution(nums, target)
     assert solution is not None
     assert exact(solution.expression) == (target, sorted(nums))
 
 
 def test_an_impossible_problem_has_no_solution():
-    assert worked_solution([1, 1, 1], 100) is None
-    assert worked_solution([2, 3], 6, operators="+-") is None
+    assert write_solution([1, 1, 1], 100) is None
+    assert write_solution([2, 3], 6, operators="+-") is None
 
 
 def test_the_listing_of_a_small_range_is_exactly_what_the_solver_can_reach():
-    rows = every_problem(3, numbers=(1, 3), operators="+-*", targets=(1, 20))
+    rows = enumerate_problems(3, numbers=(1, 3), operators="+-*", targets=(1, 20))
     assert len(set(keys(rows))) == len(rows)
     listed = set(keys(rows))
     for nums in {key[0] for key in listed}:
         for target in range(1, 21):
-            solvable = worked_solution(nums, target, operators="+-*") is not None
+            solvable = write_solution(nums, target, operators="+-*") is not None
             assert ((nums, target) in listed) == solvable, (nums, target)
 
 
 def test_split_shares_no_set_of_numbers_and_keeps_every_row():
-    rows = every_problem(3, numbers=(1, 10), operators="+-*", targets=(1, 50))
-    train, held = split(rows, held_out=0.2, seed=7)
-    assert (train, held) == split(rows, held_out=0.2, seed=7)
+    rows = enumerate_problems(3, numbers=(1, 10), operators="+-*", targets=(1, 50))
+    train, held = split_rows(rows, held_out=0.2, seed=7)
+    assert (train, held) == split_rows(rows, held_out=0.2, seed=7)
     assert sorted(keys(train) + keys(held)) == sorted(keys(rows))
     assert not {key[0] for key in keys(train)} & {key[0] for key in keys(held)}
     assert 0.12 < len(held) / len(rows) < 0.28
@@ -112,8 +112,8 @@ def test_split_shares_no_set_of_numbers_and_keeps_every_row():
 def test_split_of_two_lists_never_disagrees():
     rows = generate_problems(200, seed=1, how_many=(3,), numbers=(1, 9))
     turned = [{"nums": row["nums"][::-1], "target": row["target"] + 1} for row in rows]
-    train, _ = split(rows, held_out=0.5)
-    _, held = split(turned, held_out=0.5)
+    train, _ = split_rows(rows, held_out=0.5)
+    _, held = split_rows(turned, held_out=0.5)
     assert not {key[0] for key in keys(train)} & {key[0] for key in keys(held)}
 
 
@@ -154,12 +154,12 @@ def test_rows_from_numpy_pass():
 
 
 def test_chat_prompt_states_the_problem_and_ends_in_the_prefill():
-    messages = chat_prompt([3, 5, 7], 22)
+    messages = format_chat_prompt([3, 5, 7], 22)
     assert [m["role"] for m in messages] == ["system", "user", "assistant"]
     assert "3, 5, 7" in messages[1]["content"]
     assert "22" in messages[1]["content"]
     assert messages[2]["content"].endswith("<think>")
-    assert [m["role"] for m in chat_prompt([3, 5, 7], 22, prefill=None)] == ["system", "user"]
+    assert [m["role"] for m in format_chat_prompt([3, 5, 7], 22, prefill=None)] == ["system", "user"]
 
 
 COMPLETION = "<think> 8 * 2 = 16 , 3 : 19 13 big ; </think> <answer> ( 8 * 2 ) + 3 </answer>"
@@ -200,7 +200,7 @@ def test_a_users_own_problems_get_prompts(tmp_path):
     jsonl.write_text("".join(json.dumps(row) + "\n" for row in rows))
     dataset = datasets.Dataset.from_list(rows)
     dataset.to_parquet(parquet)
-    expected = [{"prompt": chat_prompt(row["nums"], row["target"]), **row} for row in rows]
+    expected = [{"prompt": format_chat_prompt(row["nums"], row["target"]), **row} for row in rows]
     assert load_problems(jsonl) == load_problems(parquet) == load_problems(dataset) == load_problems(rows) == expected
     assert load_problems([{**rows[0], "prompt": "own"}])[0]["prompt"] == "own"
     jsonl.write_text('{"nums": [1, 2], "target": 3}\n{"nums": [1, "2"], "target": 3}\n')

@@ -11,8 +11,8 @@ import torch
 from closed_vocabulary import build_tokenizer
 from word_problems import generate_problems
 
-from rlox_grpo.demo.warm_start import new_model, teach
-from rlox_grpo.prompts.tasks.gsm8k import final_number, reasoning
+from rlox_grpo.demo.warm_start import make_model, teach
+from rlox_grpo.prompts.tasks.gsm8k import extract_final_number, extract_reasoning
 from rlox_grpo.rewards import GSM8KAnswer
 
 
@@ -39,11 +39,11 @@ def test_a_wrong_operation_is_carried_out_rightly_and_misses_the_answer(learner)
     for right, wrong in changed:
         left, operator, other, value = re.findall(r"(\d+)([-+*])(\d+)=<<[^>]*>>(\d+)", wrong)[-1]
         assert int(value) == {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[operator](int(left), int(other))
-        assert final_number(wrong) == value
+        assert extract_final_number(wrong) == value
         assert wrong.splitlines()[:-2] == right.splitlines()[:-2]
     # 2 + 2 = 2 * 2: a wrong operation may still hit.
     scores = GSM8KAnswer()(
-        completions=[reasoning(wrong) for _, wrong in changed], answer=[right for right, _ in changed]
+        completions=[extract_reasoning(wrong) for _, wrong in changed], answer=[right for right, _ in changed]
     )
     assert np.mean(scores) < 0.02
 
@@ -65,7 +65,7 @@ def test_a_wrong_sign_keeps_the_numbers_and_their_order(learner, right, wrong):
 def test_a_number_starts_out_alike_with_and_without_a_blank_before_it():
     tokenizer = build_tokenizer(["1 + 2"], 9)
     torch.manual_seed(0)
-    weight = new_model(tokenizer, positions=16).get_input_embeddings().weight.detach()
+    weight = make_model(tokenizer, positions=16).get_input_embeddings().weight.detach()
     words = tokenizer.get_vocab()
     assert torch.equal(weight[words["7"], :40], weight[words[" 7"], :40])
     assert not torch.equal(weight[words["7"], :40], weight[words["8"], :40])
@@ -77,7 +77,7 @@ def test_a_number_starts_out_alike_with_and_without_a_blank_before_it():
 def test_teaching_lowers_the_loss_of_completions_alone():
     tokenizer = build_tokenizer(["1 + 2 = 3 ?"], 9)
     torch.manual_seed(0)
-    model = new_model(tokenizer, positions=16)
+    model = make_model(tokenizer, positions=16)
 
     @torch.no_grad()
     def log_prob(text, start, stop=None):

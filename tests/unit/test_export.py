@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from rlox_grpo import GRPO
-from rlox_grpo.demo.examples import prompt_text, solutions
+from rlox_grpo.demo.examples import format_prompt, solutions
 from rlox_grpo.demo.run import LARGEST, problems
 from rlox_grpo.demo.tokenizer import build_tokenizer
-from rlox_grpo.demo.warm_start import new_model
+from rlox_grpo.demo.warm_start import make_model
 
 SETTINGS = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "log_to": ()}
 TEXTS = ["20 cats & 3.50 dogs", "Naïve café 答案是 99。\n\tx^2", "<eos>", " leading", "a" * 50, "🙂 e\u0301"]
@@ -25,7 +25,7 @@ def demo_corpus():
     """Every prompt of the demo's held-out problems, with a worked solution."""
     rows = problems(0)[1]
     return [
-        f"{prompt_text(row['nums'], row['target'])} {solutions(tuple(row['nums']), row['target'], LARGEST)[0][0]}"
+        f"{format_prompt(row['nums'], row['target'])} {solutions(tuple(row['nums']), row['target'], LARGEST)[0][0]}"
         for row in rows
     ]
 
@@ -60,7 +60,7 @@ def assert_loads_the_same(trainer, folder, texts):
 def test_the_demos_model(tmp_path, caplog):
     """Of type seed_oss: beside qwen2 AutoTokenizer makes two tokens of "20"."""
     corpus = demo_corpus()
-    trainer, folders = saved(new_model(build_tokenizer(LARGEST)), build_tokenizer(LARGEST), tmp_path, corpus)
+    trainer, folders = saved(make_model(build_tokenizer(LARGEST)), build_tokenizer(LARGEST), tmp_path, corpus)
     for folder in folders:
         assert_loads_the_same(trainer, folder, corpus)
     assert "with other ids" not in caplog.text
@@ -86,7 +86,7 @@ def test_the_demos_model_is_qwen2_by_another_name():
     """The same parameters and logits to the bit, so that its type changes nothing of what it learns."""
     tokenizer = build_tokenizer(LARGEST)
     torch.manual_seed(0)
-    model = new_model(tokenizer).eval()
+    model = make_model(tokenizer).eval()
     sizes = {
         name: getattr(model.config, name)
         for name in (

@@ -30,7 +30,7 @@ from transformers import (
 
 from rlox_grpo.model import packed_attention
 from rlox_grpo.model.forward import make_forward, split_model
-from rlox_grpo.model.prefix_tree import prefix_tree
+from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.types import Batch
 
 VOCABULARY = 40
@@ -61,7 +61,7 @@ MODELS = {
 }
 
 
-def batch_of(prompt_lengths, completion_lengths, seed=0):
+def next_batch(prompt_lengths, completion_lengths, seed=0):
     generator = torch.Generator().manual_seed(seed)
     lengths = [p + c for p, c in zip(prompt_lengths, completion_lengths, strict=True)]
     ids = torch.randint(3, VOCABULARY, (len(lengths), max(lengths)), generator=generator)
@@ -105,7 +105,7 @@ def test_padded_rows_equal_rows_alone(name):
     torch.manual_seed(1)
     model = MODELS[name]().eval()
     assert split_model(model) is not None
-    batch = batch_of([3, 7, 1], [8, 2, 5])
+    batch = next_batch([3, 7, 1], [8, 2, 5])
     log_probs, entropy = make_forward(model, temperature=0.8)(batch)
     expected = row_by_row(model, batch, 0.8)
     # float32 with another batch shape and order of sums
@@ -124,7 +124,7 @@ def test_padded_rows_equal_rows_alone(name):
 def test_padding_ids_take_no_part():
     torch.manual_seed(1)
     model = MODELS["qwen2 tied"]().eval()
-    batch = batch_of([3], [4])
+    batch = next_batch([3], [4])
     batch.completion_ids.clamp_(max=29)
     batch.input_ids.clamp_(max=29)
     log_probs, _ = make_forward(model, vocabulary=30)(batch)
@@ -142,7 +142,7 @@ class Plain(nn.Module):
 
 
 def test_a_plain_module():
-    model, batch = Plain(), batch_of([3, 3], [2, 5])
+    model, batch = Plain(), next_batch([3, 3], [2, 5])
 
     class WithLogits:
         def __init__(self, logits):
@@ -163,9 +163,9 @@ def test_a_model_whose_logits_are_not_linear_in_its_states_is_found_out(caplog):
     torch.manual_seed(1)
     model = Squared(LlamaConfig(**SIZES)).eval()
     with caplog.at_level(logging.INFO):
-        log_probs, _ = make_forward(model)(batch_of([2], [3]))
+        log_probs, _ = make_forward(model)(next_batch([2], [3]))
     assert "materialised" in caplog.text
-    torch.testing.assert_close(log_probs, row_by_row(model, batch_of([2], [3]), 1.0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(log_probs, row_by_row(model, next_batch([2], [3]), 1.0), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", ["q_proj", "lm_head"])
@@ -177,7 +177,7 @@ def test_lora_on_attention_and_on_the_head(target):
         if "lora_B" in name:
             nn.init.normal_(parameter)
     model.eval()
-    batch = batch_of([2, 4], [3, 2])
+    batch = next_batch([2, 4], [3, 2])
     log_probs, _ = make_forward(model)(batch)
     torch.testing.assert_close(log_probs, row_by_row(model, batch, 1.0), rtol=2e-5, atol=2e-5)
     log_probs.sum().backward()
@@ -186,7 +186,7 @@ def test_lora_on_attention_and_on_the_head(target):
 
 def test_bfloat16_arithmetic_keeps_float32_weights():
     torch.manual_seed(1)
-    model, batch = MODELS["qwen3"]().eval(), batch_of([3, 2], [4, 6])
+    model, batch = MODELS["qwen3"]().eval(), next_batch([3, 2], [4, 6])
     log_probs, _ = make_forward(model, autocast_dtype=torch.bfloat16)(batch)
     assert log_probs.dtype == torch.float32
     exact = make_forward(model)(batch)[0]
@@ -198,7 +198,7 @@ def test_bfloat16_arithmetic_keeps_float32_weights():
 def grouped(prompt_lengths, completion_lengths, seed=0, letters=None):
     """Rows of several groups: every prompt with each of its completions, these of so many ``letters`` if given."""
     flat = [(group, p, c) for group, p in enumerate(prompt_lengths) for c in completion_lengths[group]]
-    batch = batch_of([p for _, p, _ in flat], [c for _, _, c in flat], seed)
+    batch = next_batch([p for _, p, _ in flat], [c for _, _, c in flat], seed)
     prompts = {}
     for row, (group, p, _) in enumerate(flat):
         prompts.setdefault(group, batch.input_ids[row, :p].clone())
@@ -228,7 +228,7 @@ def test_packed_groups_equal_rows_alone(name, device_path, groups, letters, monk
     forward = make_forward(model, temperature=0.8)
     assert split_model(model).decoder.config._attn_implementation == packed_attention.NAME
     batch = grouped([5, 9, 1], groups, letters=letters)
-    shared = (prefix_tree(batch).owner != np.arange(len(batch.input_ids))[:, None]).mean()
+    shared = (build_prefix_tree(batch).owner != np.arange(len(batch.input_ids))[:, None]).mean()
     assert shared > 0.1 if letters else shared < 0.05
     log_probs, _ = forward(batch)
     expected = row_by_row(model, batch, 0.8)

@@ -3,6 +3,7 @@ import re
 
 import datasets
 import pytest
+import word_problems
 from closed_vocabulary import build_tokenizer
 from word_problems import NAMES, TEMPLATES, THINGS, generate_problems
 
@@ -10,12 +11,12 @@ from rlox_grpo.prompts.tasks import gsm8k
 from rlox_grpo.prompts.tasks.gsm8k import (
     COMPLETIONS,
     check_rows,
-    final_number,
+    extract_final_number,
+    extract_reasoning,
     load_problems,
     read_problems,
-    reasoning,
-    split,
-    worked_completion,
+    split_rows,
+    write_completion,
 )
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.rewards import GSM8KAnswer, published
@@ -51,8 +52,8 @@ def test_every_calculation_of_a_worked_solution_is_right_and_leads_to_the_answer
             assert operator != "/" or exact * int(right) == int(left)
             assert 2 <= exact == int(value) <= 60
             assert {int(left), int(right)} <= {*stated, *(int(step[4]) for step in found)}
-        assert final_number(row["answer"]) == found[-1][4]
-        assert GSM8KAnswer()(completions=[reasoning(row["answer"])], answer=[row["answer"]]) == [1.0]
+        assert extract_final_number(row["answer"]) == found[-1][4]
+        assert GSM8KAnswer()(completions=[extract_reasoning(row["answer"])], answer=[row["answer"]]) == [1.0]
 
 
 def test_every_template_name_and_thing_is_told():
@@ -75,7 +76,6 @@ def test_the_number_of_steps_can_be_chosen():
         ({"numbers": (1, 5)}, r"numbers .*: \(1, 5\)"),
         ({"numbers": (9, 5)}, r"numbers .*: \(9, 5\)"),
         ({"numbers": (2, 70)}, "largest=60"),
-        ({"numbers": (2, 2), "how_many_steps": (1,)}, "distinct problems of the 2000"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
@@ -83,22 +83,29 @@ def test_impossible_options_are_refused(options, message):
         generate_problems(2000, seed=0, **options)
 
 
+def test_fewer_distinct_problems_than_asked_for_are_refused(monkeypatch):
+    monkeypatch.setattr(word_problems, "NAMES", NAMES[:2])
+    monkeypatch.setattr(word_problems, "THINGS", THINGS[:1])
+    with pytest.raises(ValueError, match="distinct problems of the 100 asked for"):
+        generate_problems(100, seed=0, numbers=(2, 2), how_many_steps=(1,))
+
+
 def test_split_shares_no_calculations_and_keeps_every_row():
     rows = generate_problems(2000, seed=0)
-    train, held = split(rows, held_out=0.2, seed=7)
-    assert (train, held) == split(rows, held_out=0.2, seed=7)
+    train, held = split_rows(rows, held_out=0.2, seed=7)
+    assert (train, held) == split_rows(rows, held_out=0.2, seed=7)
     assert len(train) + len(held) == len(rows)
     sides = [{tuple(gsm8k.ANNOTATION.findall(row["answer"])) for row in side} for side in (train, held)]
     assert not sides[0] & sides[1]
     assert 0.12 < len(held) / len(rows) < 0.28
     # Retold with other words, a problem stays where it was.
     retold = [{"question": f"Again: {row['question']}", "answer": f"So {row['answer']}"} for row in held]
-    assert split(retold, held_out=0.2, seed=7) == ([], retold)
+    assert split_rows(retold, held_out=0.2, seed=7) == ([], retold)
 
 
 def test_a_solution_without_its_annotations():
-    assert reasoning(CLIPS["answer"]) == "In May there were 48/2 = 24 clips.\nIn all 48+24 = 72 clips."
-    assert final_number(CLIPS["answer"]) == "72"
+    assert extract_reasoning(CLIPS["answer"]) == "In May there were 48/2 = 24 clips.\nIn all 48+24 = 72 clips."
+    assert extract_final_number(CLIPS["answer"]) == "72"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +119,7 @@ def test_a_solution_without_its_annotations():
     ],
 )
 def test_final_numbers(answer, number):
-    assert final_number(answer) == number
+    assert extract_final_number(answer) == number
 
 
 @pytest.mark.parametrize(
@@ -173,7 +180,7 @@ def test_the_hub_set_is_asked_for_by_its_name(monkeypatch, name, part):
 )
 def test_a_system_pays_its_worked_examples_in_full(template, rules, full):
     rows = generate_problems(200, seed=2)
-    completions = [worked_completion(row, template) for row in rows]
+    completions = [write_completion(row, template) for row in rows]
     golds = [row["answer"] for row in rows]
     wrong = [f"{row['answer'][: row['answer'].rfind('####')]}#### 61" for row in rows]
     for rule, most in zip(rules, full, strict=True):
@@ -183,7 +190,7 @@ def test_a_system_pays_its_worked_examples_in_full(template, rules, full):
 
 def test_a_tokenizer_of_the_examples_gives_every_text_back():
     rows = generate_problems(300, seed=0)
-    texts = [worked_completion(row, template) for template in COMPLETIONS for row in rows]
+    texts = [write_completion(row, template) for template in COMPLETIONS for row in rows]
     prompts = [apply_template(template, row) for template in COMPLETIONS for row in rows]
     for prompt in prompts:
         texts += [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]

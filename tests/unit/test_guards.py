@@ -1,5 +1,6 @@
 """Each guard on a history that it is for, on the same history with a rising reward, and on runs where all is well."""
 
+import html
 import json
 import logging
 
@@ -8,6 +9,7 @@ from synthetic_run import write_run
 
 from rlox_grpo import GRPO
 from rlox_grpo.run import guards
+from rlox_grpo.run.files import read_jsonl
 from rlox_grpo.run.guards import GUARDS, History, Watch
 from toy import PROMPTS, ToyLM, options
 
@@ -38,16 +40,16 @@ HOLLOW = {
 FALLEN = {"rewards__countdown__mean": (0.4, 0.1), "rewards__countdown__std": (0.5, 0.3)}
 CASES = {
     "constant_rewards": (run(rollout__frac_reward_zero_std=(1.0, 0.97)), "97% of the groups"),
-    "short_completions": (run(completions__mean_length=(300, 40)), "shrunk from 2"),
+    "short_completions": (run(completions__mean_length=(300, 40)), "fallen from 2"),
     "long_completions": (run(completions__mean_length=(100, 400)), "to 400 tokens"),
-    "truncated_completions": (run(completions__clipped_ratio=(0.1, 0.8)), "80% of the completions are cut off"),
-    "repetition": (run(completions__repeated_share=(0.1, 0.8)), "80% of what completions say"),
+    "truncated_completions": (run(completions__clipped_ratio=(0.1, 0.8)), "80% of the completions are truncated"),
+    "repetition": (run(completions__repeated_share=(0.1, 0.8)), "80% of the 4-grams"),
     "kl_runaway": (jump("policy/kl", 0.05, 0.9), "from 0.05 to 0.9 nats"),
     "entropy_collapse": (run(policy__entropy=(1.0, 0.01)), "entropy has fallen"),
     "entropy_explosion": (run(policy__entropy=(1.0, 5.0)), "entropy has grown"),
-    "hollow_format": (run(**HOLLOW), "tag_format is all but full and countdown stays at 0.02"),
+    "hollow_format": (run(**HOLLOW), "tag_format is almost at its maximum and countdown stays at 0.02"),
     "reward_without_answers": (run((0.3, 0.9), **FALLEN), "countdown has fallen from 0.37 to 0.1"),
-    "log_prob_gap": (run(mismatch__gap_mean=(0.002, 0.1)), "by 0.1 a token"),
+    "log_prob_gap": (run(mismatch__gap_mean=(0.002, 0.1)), "by 0.1 per token"),
     "gradient_spikes": (jump("update/grad_norm", 0.5, 30.0), "from 0.5 to 30"),
 }
 
@@ -127,7 +129,7 @@ def test_a_run_that_learns_is_left_alone(tmp_path):
     assert names <= rows[-1].keys()
     assert len(rows) == 120
     for row in rows:
-        assert watch.step({name: value for name, value in row.items() if isinstance(value, float)}) == []
+        assert watch.step({name: value for name, value in row.items() if isinstance(value, float)}) == {}
 
 
 # --- once each, and off by choice ---
@@ -146,6 +148,44 @@ def test_a_run_warns_once_of_rewards_that_never_differ(on, caplog):
 
 
 def test_the_first_steps_are_not_judged():
+    watch, cut = Watch(), {"completions/clipped_ratio": 0.8}
+    said = [[*watch.step(cut)] for _ in range(40)]
+    assert said == [["truncated_completions"] if place == 14 else [] for place in range(40)]
+
+
+def test_constant_rewards_since_the_start_are_reported_after_five_steps():
     watch = Watch()
-    said = [watch.step({"rollout/frac_reward_zero_std": 1.0}) for _ in range(40)]
-    assert [bool(messages) for messages in said] == [place == 14 for place in range(40)]
+    said = [[*watch.step({"rollout/frac_reward_zero_std": 1.0})] for _ in range(40)]
+    assert said == [["constant_rewards"] if place == 4 else [] for place in range(40)]
+    watch = Watch()
+    assert not any(watch.step({"rollout/frac_reward_zero_std": 0.9 if place == 2 else 1.0}) for place in range(14))
+
+
+# --- kept: in the metrics and in warnings.jsonl ---
+
+
+def test_a_warning_is_in_the_metrics_of_its_step_and_in_a_file(tmp_path):
+    GRPO(ToyLM(), hopeless, **options(max_steps=7, output_dir=tmp_path)).train(PROMPTS)
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows if row.get("guard/constant_rewards") == 1.0] == [5]
+    (warning,) = read_jsonl(tmp_path / "warnings.jsonl")
+    assert (warning["step"], warning["guard"]) == (5, "constant_rewards")
+    assert "teach nothing" in warning["message"]
+    assert warning["message"].split("teach")[0] in html.unescape((tmp_path / "report.html").read_text())
+
+
+def test_a_step_without_an_update_has_its_learning_rate(tmp_path):
+    settings = options(max_steps=3, output_dir=tmp_path, lr_schedule="linear", learning_rate=0.3)
+    GRPO(ToyLM(), hopeless, **settings).train(PROMPTS)
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert all("update/grad_norm" not in row for row in rows)
+    rates = [row["update/learning_rate"] for row in rows]
+    assert rates[0] > rates[1] > rates[2] > 0
+
+
+@pytest.mark.parametrize("stop", [3, 6])
+def test_a_resumed_run_warns_as_the_whole_run_does(tmp_path, stop):
+    for steps in (stop, 8):
+        GRPO(ToyLM(), hopeless, **options(max_steps=steps, output_dir=tmp_path)).train(PROMPTS)
+    fired = [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl") if "guard/constant_rewards" in row]
+    assert fired == [row["step"] for row in read_jsonl(tmp_path / "warnings.jsonl")] == [5]

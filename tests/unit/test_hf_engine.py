@@ -403,7 +403,7 @@ def test_cuda(make_tiny_model: Any, dtype: torch.dtype) -> None:
 def test_the_engine_keeps_the_protocol(make_tiny_model: Any) -> None:
     engine = HFEngine(make_tiny_model("qwen2"))
     assert isinstance(engine, GenerationEngine)
-    assert (engine.policy_version, engine.exact) == (0, True)
+    assert (engine.policy_version, engine.exact, engine.takes_weights) == (0, True, False)
     engine.load_weights(iter([]), version=3)
     assert engine.generate(MIXED[:1], 1, Sampling(1), seed=0)[0].policy_version == 3
     engine.close()

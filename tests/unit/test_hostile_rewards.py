@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlox_grpo import rewards
+from rlox_grpo.rewards.registry import make_rewards
+from rule_settings import JUDGES_ANSWERS, TABLES, columns
 
 # No short text reaches this by chance, by a fraction or by a product of two factors: it is a prime.
 PRIME = 735134417
+EXACT_OR_NOTHING = {"countdown", "gsm8k", "math", "exact", "multiple_choice"}
 GOLDS = [str(PRIME), rf"\frac{{{PRIME}}}{{2}}", rf"\sqrt{{{PRIME}}}", f"x^2+{PRIME}", rf"\{{{PRIME}, 1\}}"]
 MARKERS = r"""<think> </think> <answer> </answer> \boxed{ \fbox{ #### answer: \frac \sqrt[ \sqrt \left( \right)
 \begin{pmatrix} \end{pmatrix} \pm \cup \infty \pi \text{ \overline{ \binom \sum_{k=1}^ \log_ ^\circ \\ \, \{ \} & { }
@@ -29,16 +32,29 @@ TEXTS = st.one_of(
 )
 
 
-def scores(text: str) -> dict[str, list[float | None]]:
-    """Each rule's score, for math once for every gold."""
-    rows: dict[str, Any] = {"completions": [text]}
-    return {
-        "math": rewards.MathAnswer()(completions=[text] * len(GOLDS), answer=GOLDS),
-        "gsm8k": rewards.GSM8KAnswer()(**rows, answer=[str(PRIME)]),
-        "countdown": rewards.Countdown()(**rows, nums=[[PRIME, 2]], target=[PRIME * 2]),
-        "choice": rewards.MultipleChoice(options="QZ")(**rows, answer=["Q"]),
-        "exact": rewards.ExactAnswer()(**rows, answer=[str(PRIME)]),
-    }
+# Each rule of the registry; the mathematical one also with every other kind of gold.
+RULES = [(table["name"], rule) for table in TABLES for rule in make_rewards([table])]
+CASES = [
+    *((name, rule, "Q" if name == "multiple_choice" else str(PRIME)) for name, rule in RULES),
+    *(("math", rewards.MathAnswer(), gold) for gold in GOLDS[1:]),
+]
+
+
+def scores(text: str) -> list[tuple[str, float | None]]:
+    """The score that each rule gives ``text``, after the rule's name."""
+    return [
+        (name, *rule(prompts=["p"], completions=[text], **columns(1, answer=gold, nums=[PRIME, 2], target=PRIME * 2)))
+        for name, rule, gold in CASES
+    ]
+
+
+def check(name: str, score: float | None) -> None:
+    """A finite score or None; never a full score from a rule that compares with the gold."""
+    assert score is None or math.isfinite(score), name
+    if name in JUDGES_ANSWERS:
+        assert score is None or score < 1.0, name
+    if name in EXACT_OR_NOTHING:
+        assert score in (0.0, None), name
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -46,8 +62,8 @@ def scores(text: str) -> dict[str, list[float | None]]:
 def test_any_text_is_scored_and_earns_nothing(text: str) -> None:
     if str(PRIME) in text or "q" in text.lower():
         return
-    for name, values in scores(text).items():
-        assert all(value in (0.0, None) for value in values), (name, text)
+    for name, score in scores(text):
+        check(name, score)
 
 
 @settings(max_examples=200, deadline=None)
@@ -70,8 +86,9 @@ def test_reasoning_does_not_change_a_final_box(around: str) -> None:
 def test_a_million_of_anything(piece: str) -> None:
     text = piece * (10**6 // len(piece))
     start = time.perf_counter()
-    found = [scores_of for wrapped in (text, f"\\boxed{{{text}}}") for scores_of in scores(wrapped).values()]
-    assert all(value in (0.0, None) for values in found for value in values)
+    for wrapped in (text, f"\\boxed{{{text}}}"):
+        for name, score in scores(wrapped):
+            check(name, score)
     for gold, answer in ((text, "1"), ("1", text), (text, text)):
         assert rewards.math_equal(gold, answer) in (True, False, None)
     # Tens of milliseconds where every scan is linear; a quadratic one takes minutes on a megabyte.

@@ -1,5 +1,7 @@
 """Chunked log-probs equal log_softmax over full logits, in values and in every gradient."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,6 +9,8 @@ from rlox_grpo.model.log_probs import tile_shape, token_log_probs
 from rlox_grpo.types import OutputHead
 
 M, H, V = 23, 8, 37
+FEW = (11, 4, 13)
+"""M, H and V for gradcheck, which calls the function twice for each number that it varies."""
 
 
 def full(hidden, token_ids, head, temperature):
@@ -18,12 +22,13 @@ def full(hidden, token_ids, head, temperature):
     return log_softmax.gather(-1, token_ids[:, None]).squeeze(-1), entropy
 
 
-def inputs(dtype=torch.float64, bias=True):
+def inputs(dtype=torch.float64, bias=True, sizes=(M, H, V)):
+    m, h, v = sizes
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(M, H, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-    weight = torch.randn(V, H, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-    offset = torch.randn(V, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() if bias else None
-    token_ids = torch.randint(V, (M,), generator=generator)
+    hidden = torch.randn(m, h, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(v, h, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    offset = torch.randn(v, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() if bias else None
+    token_ids = torch.randint(v, (m,), generator=generator)
     return hidden, weight, offset, token_ids
 
 
@@ -49,10 +54,10 @@ def test_values_and_gradients_equal_full_logits(tile, softcap, scale, bias, kept
 
 
 def test_gradcheck():
-    hidden, weight, offset, token_ids = inputs()
+    hidden, weight, offset, token_ids = inputs(sizes=FEW)
 
     def of(hidden, weight, offset):
-        return token_log_probs(hidden, token_ids, OutputHead(weight, offset, 0.5, 2.0), tile=(7, 3))[0]
+        return token_log_probs(hidden, token_ids, OutputHead(weight, offset, 0.5, 2.0), tile=(4, 3))[0]
 
     assert torch.autograd.gradcheck(of, (hidden, weight, offset))
 
@@ -143,11 +148,18 @@ def test_entropies_are_left_out_when_nobody_reads_them():
 
 
 def test_a_gpu_tile_holds_whole_rows(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 2**30, 0))
-    assert tile_shape(2**15, torch.device("cuda")) == (8 * 2**30 // 16 // (4 * 2**15), 2**15)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 0))
-    assert tile_shape(2**15, torch.device("cuda")) == (512, 2**15)
-    assert tile_shape(2**30, torch.device("cuda")) == (1, 2**30)
+    def device_of(gibibytes: float) -> None:
+        properties = SimpleNamespace(total_memory=int(gibibytes * 2**30))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+    cuda = torch.device("cuda")
+    device_of(16)
+    assert tile_shape(2**15, cuda) == (16 * 2**30 // 64 // (4 * 2**15), 2**15)
+    device_of(0.5)
+    assert tile_shape(2**15, cuda) == (512, 2**15)  # never less than 64 MiB
+    device_of(140)
+    assert tile_shape(2**15, cuda) == (8192, 2**15)  # never more than 1 GiB
+    assert tile_shape(2**30, cuda) == (1, 2**30)
 
 
 def test_extreme_logits_stay_finite():
@@ -202,11 +214,11 @@ def test_entropy_gradients_equal_full_logits(tile, softcap, bias):
 
 
 def test_entropy_alone_has_a_gradient():
-    hidden, weight, offset, token_ids = inputs()
+    hidden, weight, offset, token_ids = inputs(sizes=FEW)
 
     def of(hidden, weight, offset):
         head = OutputHead(weight, offset, 0.5, 2.0)
-        return token_log_probs(hidden, token_ids, head, entropy_gradient=True, tile=(7, 3))[1]
+        return token_log_probs(hidden, token_ids, head, entropy_gradient=True, tile=(4, 3))[1]
 
     assert torch.autograd.gradcheck(of, (hidden, weight, offset))
 

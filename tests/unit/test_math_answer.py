@@ -7,9 +7,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rlox_grpo.rewards import STATUSES, Composite, MajorityVote, MathAnswer, math_equal
+from rlox_grpo.rewards import STATUSES, Composite, MajorityVote, MathAnswer, math_equal, unreadable_golds
 
 # Equal by the house rules, each pair by hand.
 EQUAL = [
@@ -733,3 +734,42 @@ def test_reading_is_linear_in_the_completion() -> None:
     small, large = (min(seconds(size) for _ in range(5)) for size in (1 << 18, 1 << 21))
     # Eight times the text; a quadratic scan would take 64 times as long.
     assert large < 24 * small + 0.01
+
+
+BAD = ["1", r"\int_0^1 f", "2", "1/0", None]
+
+
+def test_every_gold_that_cannot_be_read_is_named() -> None:
+    found = unreadable_golds(BAD)
+    assert [(bad.row, bad.gold) for bad in found] == [(1, BAD[1]), (3, "1/0"), (4, None)]
+    assert all(bad.reason for bad in found)
+    assert unreadable_golds([]) == []
+    assert unreadable_golds([1, 0.5, "x", np.int64(3)]) == []
+    with pytest.raises(ValueError, match="3 of 5 golds cannot be read") as error:
+        MathAnswer()(completions=["1"] * 5, answer=BAD)
+    for row in ("answer[1]", "answer[3]", "answer[4]", "on_bad_gold='skip'"):
+        assert row in str(error.value)
+
+
+def test_many_bad_golds_are_all_named_and_few_are_shown() -> None:
+    golds = ["1", *["1/0"] * 500]
+    with pytest.raises(ValueError, match="500 of 501 golds cannot be read") as error:
+        MathAnswer()(completions=["1"] * 501, answer=golds)
+    assert str(error.value).count("answer[") == 20
+    assert str(error.value).endswith("without a score")
+    assert ", 500;" in str(error.value)
+
+
+def test_rows_of_bad_golds_can_be_left_without_a_score() -> None:
+    rule = MathAnswer(on_bad_gold="skip")
+    golds = [r"\int_0^1 \text{skip me once}", "1", None, "2"]
+    with pytest.warns(UserWarning, match=r"answer\[0\] .*answer\[2\].*2 of 4 golds cannot be read"):
+        assert rule(completions=["1"] * 4, answer=golds) == [None, 1.0, None, 0.0]
+    # Warnings are errors here: the same golds are not told again, batch for batch.
+    assert rule(completions=["1"] * 4, answer=golds) == [None, 1.0, None, 0.0]
+    assert rule(completions=["1"], answer=[golds[0]]) == [None]
+    verdicts = rule.verdicts(["no idea"] * 4, {"answer": golds})
+    assert [STATUSES[status] for status in verdicts.statuses] == ["ok", "no_answer", "ok", "no_answer"]
+    assert rule(completions=["1", "2"], answer=["1", "2"]) == [1.0, 1.0]
+    with pytest.raises(ValueError, match="on_bad_gold is 'drop', expected one of stop, skip"):
+        MathAnswer(on_bad_gold="drop")  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import inspect
 import json
@@ -100,3 +101,35 @@ def test_stubs_agree_with_the_built_extension(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_only_advantages_batch_and_rewards_import_the_extension() -> None:
+    importers = {
+        path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and (
+            (node.module == "rlox_grpo" and "_native" in [alias.name for alias in node.names])
+            or node.module == "rlox_grpo._native"
+        )
+    }
+    assert importers == {"__init__", "cli", "advantages", "batch", "rewards"}  # the first two for the version
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        pytest.param(module, names, id=module)
+        for module, names in {
+            "rlox_grpo.advantages": ["group_advantages"],
+            "rlox_grpo.batch": ["build_batch", "pad", "pack", "share_prefixes"],
+            "rlox_grpo.log_probs": ["token_log_probs"],
+            "rlox_grpo.loss": ["grpo_loss", "kl_penalty", "aggregate"],
+            "rlox_grpo.presets": ["PRESETS"],
+            "rlox_grpo.rewards": ["Countdown", "MathAnswer", "TagFormat", "math_equal", "extract_answer"],
+        }.items()
+    ],
+)
+def test_documented_import_paths_hold(module: str, names: list[str]) -> None:
+    assert set(names) <= set(vars(importlib.import_module(module)))

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from rlox_grpo.model.packed_row import packed_row
-from rlox_grpo.model.prefix_tree import prefix_tree
+from rlox_grpo.model.packed_row import build_packed_row
+from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.types import Batch
 
 
-def batch_of(prompts, groups, loss_masks=None):
+def next_batch(prompts, groups, loss_masks=None):
     """A batch of groups of completions, given as token ids; the prompt of each group likewise."""
     rows = [(prompt, completion) for prompt, own in zip(prompts, groups, strict=True) for completion in own]
     index = [group for group, own in enumerate(groups) for _ in own]
@@ -37,7 +37,7 @@ def batch_of(prompts, groups, loss_masks=None):
 
 
 def test_by_hand():
-    tree = prefix_tree(batch_of([[9, 9], [8]], [[[1, 2, 3], [1, 2, 4, 5], [2, 2, 3], [1, 2, 3]], [[1, 2, 3]]]))
+    tree = build_prefix_tree(next_batch([[9, 9], [8]], [[[1, 2, 3], [1, 2, 4, 5], [2, 2, 3], [1, 2, 3]], [[1, 2, 3]]]))
     assert tree.owner.tolist() == [[0, 0, 0, 0], [0, 0, 1, 1], [2, 2, 2, 2], [0, 0, 0, 3], [4, 4, 4, 4]]
     # Row 0 ends with its third token and row 1 with its fourth; row 3 is row 0; another prompt shares nothing.
     assert tree.forwarded.astype(int).tolist() == [
@@ -47,15 +47,15 @@ def test_by_hand():
 
 
 def test_a_completion_that_is_the_beginning_of_another():
-    tree = prefix_tree(batch_of([[9]], [[[1, 2], [1, 2, 3, 4], [1]]]))
+    tree = build_prefix_tree(next_batch([[9]], [[[1, 2], [1, 2, 3, 4], [1]]]))
     assert tree.owner.tolist() == [[0, 0, 0, 0], [0, 0, 1, 1], [0, 2, 2, 2]]
     # The first row's last token is forwarded for the second, which goes on from it.
     assert tree.forwarded.astype(int).tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
 
 
 def test_the_packed_row_by_hand():
-    batch = batch_of([[7, 8], [9]], [[[1, 2], [1, 2, 3, 4], [1]], [[5, 6], [6, 5]]])
-    row = packed_row(prefix_tree(batch), batch)
+    batch = next_batch([[7, 8], [9]], [[[1, 2], [1, 2, 3, 4], [1]], [[5, 6], [6, 5]]])
+    row = build_packed_row(build_prefix_tree(batch), batch)
     assert row.input_ids.tolist() == [7, 8, 1, 2, 3, 9, 5, 6]
     assert row.position_ids.tolist() == [0, 1, 2, 3, 4, 0, 1, 1]
     assert row.layout.spans == ((0, 2, 5), (5, 6, 8))
@@ -71,8 +71,8 @@ def test_the_packed_row_by_hand():
 
 
 def test_a_token_is_predicted_where_any_row_asks_for_it():
-    batch = batch_of([[9]], [[[1, 2, 3], [1, 2, 4]]], [[False, False, True], [False, True, False]])
-    row = packed_row(prefix_tree(batch), batch)
+    batch = next_batch([[9]], [[[1, 2, 3], [1, 2, 4]]], [[False, False, True], [False, True, False]])
+    row = build_packed_row(build_prefix_tree(batch), batch)
     assert (row.predicted_ids.tolist(), row.predicted_of.tolist()) == ([2, 3], [1, 0])
     assert row.input_ids.tolist() == [9, 1, 2]
 
@@ -85,8 +85,8 @@ def test_one_token_for_each_distinct_prefix(seed):
         for _ in range(rng.integers(1, 4))
     ]
     prompts = [[9] * int(rng.integers(1, 4)) for _ in groups]
-    batch = batch_of(prompts, groups)
-    tree = prefix_tree(batch)
+    batch = next_batch(prompts, groups)
+    tree = build_prefix_tree(batch)
     rows = [completion for own in groups for completion in own]
     for index, completion in enumerate(rows):
         for step in range(len(completion)):
@@ -98,7 +98,7 @@ def test_one_token_for_each_distinct_prefix(seed):
             assert tree.owner[index, step] == min(alike)
     gone_on_from = [{tuple(c[:n]) for c in own for n in range(1, len(c))} for own in groups]
     assert tree.forwarded.sum() == sum(map(len, gone_on_from))
-    row = packed_row(tree, batch)
+    row = build_packed_row(tree, batch)
     assert sorted(row.input_ids.tolist()) == sorted(
         [token for prompt in prompts for token in prompt] + [prefix[-1] for own in gone_on_from for prefix in own]
     )

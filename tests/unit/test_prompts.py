@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rlox_grpo.prompts.load import fingerprint, load_prompts, prompt_order, read_rows, refuse_too_long
+from rlox_grpo.prompts.load import fingerprint_prompts, load_prompts, read_rows, refuse_too_long, shuffle_prompts
 
 
 @pytest.fixture(scope="module")
@@ -131,19 +131,19 @@ def test_a_prompt_that_leaves_no_room():
 
 
 def test_every_epoch_draws_every_prompt_once_in_another_order():
-    drawn = list(islice(prompt_order(7, seed=1, start=0), 21))
+    drawn = list(islice(shuffle_prompts(7, seed=1, start=0), 21))
     epochs = [drawn[0:7], drawn[7:14], drawn[14:21]]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
     assert epochs[0] != epochs[1]
-    assert drawn != list(islice(prompt_order(7, seed=2, start=0), 21))
+    assert drawn != list(islice(shuffle_prompts(7, seed=2, start=0), 21))
 
 
 @pytest.mark.parametrize("start", [0, 1, 6, 7, 8, 20])
 def test_a_resumed_order_is_the_rest_of_the_whole(start):
-    whole = list(islice(prompt_order(7, seed=3, start=0), 40))
-    assert list(islice(prompt_order(7, seed=3, start=start), 40 - start)) == whole[start:]
+    whole = list(islice(shuffle_prompts(7, seed=3, start=0), 40))
+    assert list(islice(shuffle_prompts(7, seed=3, start=start), 40 - start)) == whole[start:]
 
 
 def test_fingerprints_tell_prompts_apart():
-    assert fingerprint(load_prompts([[1, 2], [3]])) != fingerprint(load_prompts([[1], [2, 3]]))
-    assert fingerprint(load_prompts([[1, 2]])) == fingerprint(load_prompts(torch.tensor([[1, 2]])))
+    assert fingerprint_prompts(load_prompts([[1, 2], [3]])) != fingerprint_prompts(load_prompts([[1], [2, 3]]))
+    assert fingerprint_prompts(load_prompts([[1, 2]])) == fingerprint_prompts(load_prompts(torch.tensor([[1, 2]])))

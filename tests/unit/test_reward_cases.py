@@ -112,7 +112,47 @@ def test_the_oracle_agrees_with_the_labels() -> None:
 
 
 def test_the_sets_are_large_and_their_ids_unique() -> None:
-    for name, least in (("math", 900), ("countdown", 120), ("gsm8k", 120), ("format", 120)):
+    for name, least in (("math", 900), ("math_kinds", 500), ("countdown", 120), ("gsm8k", 120), ("format", 120)):
         ids = [case["id"] for case in load(name)]
         assert len(ids) >= least, name
         assert len(set(ids)) == len(ids), name
+
+
+# Notations that the independent judge of math.jsonl does not read, labelled by hand: none may be wrong.
+def test_bare_answers_of_each_kind() -> None:
+    cases = [case for case in load("math_kinds") if "answer" in case]
+    verdicts = [rewards.math_equal(case["gold"], case["answer"]) is True for case in cases]
+    check(cases, verdicts, 1.0, 1.0)
+
+
+def test_completions_of_each_kind() -> None:
+    cases = [case for case in load("math_kinds") if "completion" in case]
+    texts, golds = ([case[name] for case in cases] for name in ("completion", "gold"))
+    scores = rewards.MathAnswer()(completions=texts, answer=golds)
+    check(cases, [score == 1.0 for score in scores], 1.0, 1.0)
+
+
+def test_boxed_answers_of_each_kind() -> None:
+    # A box is found by its braces, so an answer that lacks one cannot stand in it.
+    bare = [case for case in load("math_kinds") if "answer" in case]
+    cases = [case for case in bare if case["answer"].count("{") == case["answer"].count("}")]
+    texts = [f"<think>Let us see.</think>\nSo it is $\\boxed{{{case['answer']}}}$." for case in cases]
+    scores = rewards.MathAnswer()(completions=texts, answer=[case["gold"] for case in cases])
+    check(cases, [score == 1.0 for score in scores], 1.0, 1.0)
+
+
+def test_golds_of_each_kind_are_read_or_refused() -> None:
+    cases = [case for case in load("math_kinds") if "readable" in case]
+    refused = {bad.row for bad in rewards.unreadable_golds([case["gold"] for case in cases])}
+    wrong = [case["id"] for row, case in enumerate(cases) if (row not in refused) != case["readable"]]
+    assert not wrong
+    compared = [case["gold"] for name in ("math", "math_kinds") for case in load(name) if "expected" in case]
+    assert not rewards.unreadable_golds(compared)
+
+
+def test_every_kind_is_labelled_both_ways() -> None:
+    labels: dict[str, list[bool]] = {}
+    for case in load("math_kinds"):
+        labels.setdefault(case["category"], []).append(case.get("expected", case.get("readable")))
+    assert all(min(kind.count(True), kind.count(False)) >= 3 for kind in labels.values()), labels
+    assert len(labels) >= 20

@@ -1,11 +1,17 @@
 """What a step samples: group sizes, and groups that replace those that teach nothing."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
-from rlox_grpo.groups import group_offsets, sample_of
-from rlox_grpo.rollout.generate import Rollout, generate, refilled
+from rlox_grpo import GRPO
+from rlox_grpo.config import GRPOConfig
+from rlox_grpo.groups import compute_group_offsets, describe_sample
+from rlox_grpo.rollout.engines import ENGINES
+from rlox_grpo.rollout.generate import Rollout, generate, refill_groups
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup
+from toy import PROMPTS, ToyLM, options, share_of_target
 
 
 def prompt(index):
@@ -85,7 +91,7 @@ def test_groups_without_spread_are_replaced_one_for_one():
         asked.append(count)
         return [next(extra) for _ in range(count)]
 
-    rollout = refilled(own, more, most_refills=5)
+    rollout = refill_groups(own, more, most_refills=5)
     assert asked == [3, 2]  # 4 of the first three, then 7 and 8
     assert [group.group.prompt.index for group in rollout.chosen] == [1, 4, 7, 8]
     assert [group.group.prompt.index for group in rollout.groups] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
@@ -94,7 +100,7 @@ def test_groups_without_spread_are_replaced_one_for_one():
 
 def test_spread_counts_and_not_the_mean():
     # equal continuous rewards have no spread, a mean of one half can
-    rollout = refilled(
+    rollout = refill_groups(
         [scored(0, [0.5, 0.5]), scored(1, [0.0, 1.0])], lambda count: [scored(2, [0, 0])], most_refills=1
     )
     assert [group.group.prompt.index for group in rollout.chosen] == [1]
@@ -102,7 +108,9 @@ def test_spread_counts_and_not_the_mean():
 
 def test_refills_are_bounded():
     calls = []
-    rollout = refilled([scored(0, [1, 1])], lambda count: calls.append(count) or [scored(1, [0, 0])], most_refills=3)
+    rollout = refill_groups(
+        [scored(0, [1, 1])], lambda count: calls.append(count) or [scored(1, [0, 0])], most_refills=3
+    )
     assert calls == [1, 1, 1]
     assert rollout.chosen == []
     assert rollout.refills == 3
@@ -110,13 +118,34 @@ def test_refills_are_bounded():
 
 def test_nothing_to_replace_asks_for_nothing():
     own = [scored(0, [0, 1])]
-    assert refilled(own, lambda count: pytest.fail("asked for more"), most_refills=3).chosen == own
+    assert refill_groups(own, lambda count: pytest.fail("asked for more"), most_refills=3).chosen == own
     assert Rollout.of(own).metrics() == {"rollout/groups": 1.0, "rollout/groups_chosen": 1.0}
 
 
 def test_a_row_is_named_in_groups_of_several_sizes():
     groups = [scored(6, [0, 1]), scored(8, [0, 1, 2])]
-    assert group_offsets(groups).tolist() == [0, 2, 5]
-    assert sample_of(groups, []) == ""
-    assert sample_of(groups, [1]) == "; row 1 is completion 1 of prompts[6]: 'text 1'"
-    assert sample_of(groups, [2, 4]) == "; row 2 is completion 0 of prompts[8]: 'text 0'"
+    assert compute_group_offsets(groups).tolist() == [0, 2, 5]
+    assert describe_sample(groups, []) == ""
+    assert describe_sample(groups, [1]) == "; row 1 is completion 1 of prompts[6]: 'text 1'"
+    assert describe_sample(groups, [2, 4]) == "; row 2 is completion 0 of prompts[8]: 'text 0'"
+
+
+def test_the_table_of_engines_has_every_choice_of_the_option():
+    assert set(ENGINES) == set(get_args(GRPOConfig.model_fields["engine"].annotation))
+
+
+@pytest.mark.parametrize(("changes", "takes_weights"), [({}, False), ({"async_steps": 1}, True)])
+def test_an_engine_gets_weights_only_if_it_takes_them(changes, takes_weights, monkeypatch):
+    trainer = GRPO(ToyLM(), share_of_target, output_dir=None, **options(group_size=2, max_steps=2, **changes))
+    given, load = [], trainer.engine.load_weights
+
+    def watch(weights, version):
+        tensors = dict(weights)
+        given.append(sorted(tensors))
+        load(tensors.items(), version)
+
+    monkeypatch.setattr(trainer.engine, "load_weights", watch)
+    trainer.train(PROMPTS[:2], 1)
+    assert trainer.engine.takes_weights == takes_weights
+    assert given
+    assert all(bool(names) == takes_weights for names in given)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rlox_grpo import rewards
 from rlox_grpo.rewards import (
     Composite,
     CosineLength,
@@ -27,33 +30,31 @@ from rlox_grpo.rewards import (
     TagCount,
     TagFormat,
 )
+from rlox_grpo.rewards.registry import RULES as REGISTRY
+from rlox_grpo.rewards.registry import make_rewards
+from rule_settings import JUDGES_ANSWERS, SETTINGS, TABLES
 
-RULES = [
-    Countdown(),
-    GSM8KAnswer(),
-    ExactAnswer(),
-    MultipleChoice(),
-    TagFormat(),
-    TagCount(),
-    Repetition(),
-    Repetition(unit="tokens"),
-    Overlong(max_length=8, buffer=2),
-    ReasoningLength(),
-    ReasoningLength(unit="words", tag=None),
-    ReasoningLength(unit="tokens", tag=None),
-    CosineLength(rule=GSM8KAnswer()),
-    CosineLength(rule=ExactAnswer(), unit="tokens"),
-    TagCount(mode="blocks"),
-    PublishedCountdown("tinyzero"),
-    PublishedAnswer("lm_book"),
-    Composite((TagFormat(weight=0.5), TagCount(weight=2.0))),
-]
+DOCS = Path(__file__).parents[2] / "docs" / "rewards.md"
+RULES = make_rewards(TABLES)
 COLUMNS: dict[str, Any] = {"nums": [[1, 2]] * 2, "target": [3] * 2, "completion_ids": [[1], [2, 3]]}
-TEXTS = ["<think>a</think><answer>1+2</answer>", "B"]
+TEXTS = ["<think>a</think><answer>1+2</answer>", "Q"]
 
 
 def answers(rule: Rule) -> list[str]:
-    return ["B", "B"] if isinstance(rule, MultipleChoice) else ["3", "4"]
+    return ["Q", "Q"] if isinstance(rule, MultipleChoice) else ["3", "4"]
+
+
+def test_every_exported_rule_is_in_the_registry_and_in_the_tests() -> None:
+    exported = {
+        getattr(rewards, name)
+        for name in rewards.__all__
+        if isinstance(getattr(rewards, name), type) and hasattr(getattr(rewards, name), "verdicts") and name != "Rule"
+    }
+    assert exported == {rule for rule in REGISTRY.values() if isinstance(rule, type)}
+    assert {name for name, rule in REGISTRY.items() if not isinstance(rule, type)} == {"published"}
+    assert REGISTRY.keys() >= SETTINGS.keys() | JUDGES_ANSWERS
+    table = DOCS.read_text(encoding="utf-8").partition("### Rules by name")[2].partition("```toml")[0]
+    assert set(re.findall(r"\| `([a-z0-9_]+)` (?=\|)", table)) == REGISTRY.keys()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -62,14 +63,15 @@ def test_every_rule_keeps_the_protocol(rule: Any) -> None:
     scores = rule(prompts=["p", "p"], completions=TEXTS, **given, trainer_state=object(), log_metric=print)
     assert len(scores) == 2
     assert all(isinstance(score, float) for score in scores)
+    assert scores == rule.verdicts(TEXTS, {**given, "prompts": ["p", "p"]}).scores.tolist()
     assert isinstance(rule, Rule)
     assert rule.__name__.isidentifier()
     assert isinstance(rule.weight, float)
     copy = pickle.loads(pickle.dumps(rule))  # noqa: S301
     assert copy == rule
     messages = [[{"role": "assistant", "content": text}] for text in TEXTS]
-    assert copy(completions=messages, **given) == scores
-    assert rule(completions=[], **{name: [] for name in given}) == []
+    assert copy(prompts=["p", "p"], completions=messages, **given) == scores
+    assert rule(prompts=[], completions=[], **{name: [] for name in given}) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rlox_grpo.rollout.engines.sampling import check_sampling, row_uniforms, sample_tokens
+from rlox_grpo.rollout.engines.sampling import check_sampling, draw_row_uniforms, sample_tokens
 from rlox_grpo.types import Sampling
 
 
@@ -163,16 +163,16 @@ def test_logits_are_not_written() -> None:
 
 
 def test_a_rows_uniforms_depend_on_its_key_alone() -> None:
-    draws = row_uniforms(7, 3, 2, 10)
-    assert np.array_equal(row_uniforms(7, 3, 2, 4), draws[:4])
+    draws = draw_row_uniforms(7, 3, 2, 10)
+    assert np.array_equal(draw_row_uniforms(7, 3, 2, 4), draws[:4])
     others = [
-        row_uniforms(8, 3, 2, 10),
-        row_uniforms(7, 2, 3, 10),
-        row_uniforms(7, 3, 3, 10),
-        row_uniforms(7, 4, 2, 10),
+        draw_row_uniforms(8, 3, 2, 10),
+        draw_row_uniforms(7, 2, 3, 10),
+        draw_row_uniforms(7, 3, 3, 10),
+        draw_row_uniforms(7, 4, 2, 10),
     ]
     assert not any(np.intersect1d(draws, other).size for other in others)
-    many = np.concatenate([row_uniforms(0, prompt, place, 100) for prompt in range(30) for place in range(8)])
+    many = np.concatenate([draw_row_uniforms(0, prompt, place, 100) for prompt in range(30) for place in range(8)])
     # 24,000 uniforms: the mean has sd 0.0019; five of them is one chance in two million.
     assert abs(many.mean() - 0.5) < 0.0095
     assert many.min() >= 0

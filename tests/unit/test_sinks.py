@@ -248,12 +248,18 @@ def test_a_tracker_gets_the_run_its_steps_and_its_end(tmp_path, monkeypatch):
 # Console
 
 
-def steps_on_console(terminal, *, total=25, width=100):
-    text = io.StringIO()
-    sink = ConsoleSink(total, console=Console(file=text, force_terminal=terminal, width=width))
+EVALUATED = {"eval/accuracy": 0.125, "eval/mean_reward": 0.15, "eval/rewards/right": 0.125}
+
+
+def steps_on_console(terminal, *, total=25, width=100, at_step=None, seconds=0.0):
+    """The output of 23 steps that take ``seconds`` each; ``at_step``: step → further metrics."""
+    text, clock = io.StringIO(), [0.0]
+    console = Console(file=text, force_terminal=terminal, width=width)
+    sink = ConsoleSink(total, console=console, now=lambda: clock[0])
     for step in range(1, 24):
-        evaluated = {"eval/accuracy": 0.125} if step == 5 else {}
-        sink.write(step, {"reward/mean": 0.5, "policy/kl": 0.0012, "time/step_s": 2.0, **evaluated})
+        clock[0] += seconds
+        further = {5: EVALUATED}.get(step, {}) if at_step is None else at_step.get(step, {})
+        sink.write(step, {"reward/mean": 0.5, "policy/kl": 0.0012, "time/step_s": 2.0, **further})
     sink.close()
     return text.getvalue()
 
@@ -261,10 +267,56 @@ def steps_on_console(terminal, *, total=25, width=100):
 def test_without_a_terminal_a_plain_line_every_few_steps():
     assert steps_on_console(False).splitlines() == [
         "step 1/25  48.0 s left  reward 0.500  kl 0.0012  s/step 2.00",
-        "step 10/25  30.0 s left  reward 0.500  accuracy 12.5%  kl 0.0012  s/step 2.00",
-        "step 20/25  10.0 s left  reward 0.500  accuracy 12.5%  kl 0.0012  s/step 2.00",
-        "step 23/25  4.0 s left  reward 0.500  accuracy 12.5%  kl 0.0012  s/step 2.00",
+        "step 5/25  40.0 s left  reward 0.500  held-out reward 0.150  accuracy 12.5%  kl 0.0012  s/step 2.00",
+        "step 10/25  30.0 s left  reward 0.500  held-out reward 0.150  accuracy 12.5%  kl 0.0012  s/step 2.00",
+        "step 20/25  10.0 s left  reward 0.500  held-out reward 0.150  accuracy 12.5%  kl 0.0012  s/step 2.00",
+        "step 23/25  4.0 s left  reward 0.500  held-out reward 0.150  accuracy 12.5%  kl 0.0012  s/step 2.00",
     ]
+
+
+def printed_steps(text):
+    return [int(line.split()[1].partition("/")[0]) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [(0.1, [1, 10, 20, 23]), (4.0, [1, 5, 9, 10, 14, 18, 20, 23]), (40.0, list(range(1, 24)))],
+)
+def test_without_a_terminal_slow_steps_get_a_line_every_15_seconds(seconds, steps):
+    assert printed_steps(steps_on_console(False, seconds=seconds, at_step={})) == steps
+
+
+def test_without_a_terminal_a_step_with_a_warning_gets_a_line():
+    assert printed_steps(steps_on_console(False, at_step={7: {"guard/kl_runaway": 1.0}})) == [1, 7, 10, 20, 23]
+
+
+def test_accuracy_is_not_printed_for_graded_rewards():
+    graded = {"eval/accuracy": 0.0, "eval/mean_reward": 0.2, "eval/rewards/graded": 0.3}
+    lines = steps_on_console(False, at_step={3: EVALUATED, 7: graded}).splitlines()
+    assert ["accuracy" in line for line in lines] == [False, True, False, False, False, False]
+    assert "held-out reward 0.200" in lines[2]
+
+
+def test_a_metric_without_a_value_is_not_printed():
+    lines = steps_on_console(False, at_step={10: {"policy/kl": math.nan}}).splitlines()
+    assert ["kl" in line for line in lines] == [True, False, True, True]
+
+
+def test_an_evaluation_before_the_first_step_is_printed():
+    text = io.StringIO()
+    sink = ConsoleSink(25, console=Console(file=text, force_terminal=False, width=200))
+    sink.write(0, EVALUATED)
+    sink.write(1, {"reward/mean": 0.5})
+    assert text.getvalue().splitlines() == [
+        "step 0/25  held-out reward 0.150  accuracy 12.5%",
+        "step 1/25  reward 0.500  held-out reward 0.150  accuracy 12.5%",
+    ]
+
+
+def test_one_sink_can_be_left_out():
+    first, second = ScriptedSink(), ScriptedSink()
+    Sinks({"jsonl": first, "console": second}).write(0, {}, without="jsonl")
+    assert (first.written, second.written) == ([], [0])
 
 
 def test_on_a_terminal_a_bar_and_the_numbers():

@@ -7,10 +7,10 @@ import torch
 
 from rlox_grpo.rollout.engines.weight_sync import (
     WeightMismatchError,
+    build_manifest,
     check_weights,
-    expected_manifest,
-    policy_weights,
-    weights_digest,
+    collect_weights,
+    digest_weights,
 )
 
 
@@ -29,14 +29,14 @@ def test_the_names_are_those_of_a_checkpoint(make_tiny_model, tmp_path, architec
     model.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # no mapping
-    assert shapes(policy_weights(model)) == saved
-    assert expected_manifest(model.config) == saved
+    assert shapes(collect_weights(model)) == saved
+    assert build_manifest(model.config) == saved
     assert ("lm_head.weight" in saved) is not tied
 
 
 def test_weights_carry_no_gradient_and_no_copy(make_tiny_model):
     model = make_tiny_model("qwen2")
-    for name, tensor in policy_weights(model):
+    for name, tensor in collect_weights(model):
         assert not tensor.requires_grad
         assert tensor.data_ptr() == model.get_parameter(name).data_ptr()
 
@@ -45,16 +45,16 @@ def test_adapters_are_merged_under_the_base_models_names(make_tiny_model):
     import peft
 
     model = make_tiny_model("qwen2")
-    before = {name: tensor.clone() for name, tensor in policy_weights(model)}
+    before = {name: tensor.clone() for name, tensor in collect_weights(model)}
     config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj", "down_proj", "embed_tokens"])
     torch.manual_seed(0)
     adapted = peft.get_peft_model(model, config)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in policy_weights(adapted))  # B is zero at first
+    assert all(torch.equal(tensor, before[name]) for name, tensor in collect_weights(adapted))  # B is zero at first
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
                 parameter.normal_()
-    merged = dict(policy_weights(adapted))
+    merged = dict(collect_weights(adapted))
     assert shapes(merged.items()) == shapes(before.items())
     layer = adapted.base_model.model.model.layers[1].self_attn.q_proj
     name = "model.layers.1.self_attn.q_proj.weight"
@@ -73,7 +73,7 @@ def test_adapters_are_merged_under_the_base_models_names(make_tiny_model):
         model.load_state_dict(merged)
         torch.testing.assert_close(model(ids).logits, with_adapter, rtol=1e-3, atol=1e-3)
     with adapted.disable_adapter():
-        assert all(torch.equal(tensor, before[name]) for name, tensor in policy_weights(adapted))
+        assert all(torch.equal(tensor, before[name]) for name, tensor in collect_weights(adapted))
 
 
 def test_whole_parameters_stand_in_for_a_models_shards(make_tiny_model):
@@ -81,24 +81,24 @@ def test_whole_parameters_stand_in_for_a_models_shards(make_tiny_model):
 
     model = make_tiny_model("qwen2")
     whole = [(name, parameter.detach() + 1) for name, parameter in model.named_parameters()]
-    given = dict(policy_weights(model, whole))
+    given = dict(collect_weights(model, whole))
     assert all(torch.equal(given[name], tensor) for name, tensor in whole)
-    assert shapes(given.items()) == expected_manifest(model.config)
+    assert shapes(given.items()) == build_manifest(model.config)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
-    expected = {name: tensor.clone() for name, tensor in policy_weights(adapted)}
+    expected = {name: tensor.clone() for name, tensor in collect_weights(adapted)}
     whole = [(name, parameter.detach().clone()) for name, parameter in adapted.named_parameters()]
     with torch.no_grad():
         for parameter in adapted.parameters():
             parameter.zero_()  # what a rank of ZeRO-3 could not use either
-    given = dict(policy_weights(adapted, whole))
+    given = dict(collect_weights(adapted, whole))
     assert all(torch.equal(given[name], tensor) for name, tensor in expected.items())
 
 
 def test_a_digest_sees_every_bit_and_every_place(make_tiny_model):
     weights = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(4, dtype=torch.bfloat16))]
-    digest = weights_digest(weights)
+    digest = digest_weights(weights)
     assert len(digest) == 16
-    assert weights_digest([(name, tensor.clone()) for name, tensor in weights]) == digest
+    assert digest_weights([(name, tensor.clone()) for name, tensor in weights]) == digest
     changed = torch.arange(6.0).view(2, 3)
     changed[1, 2] = torch.nextafter(changed[1, 2], torch.tensor(9.0))
     swapped = torch.tensor([[1.0, 0.0, 2.0], [3.0, 4.0, 5.0]])
@@ -111,9 +111,9 @@ def test_a_digest_sees_every_bit_and_every_place(make_tiny_model):
         [("a", -weights[0][1]), weights[1]],
         weights[:1],
     ]
-    assert len({digest, *map(weights_digest, others)}) == len(others) + 1
+    assert len({digest, *map(digest_weights, others)}) == len(others) + 1
     big = torch.zeros(2**24 + 3)
-    assert weights_digest([("a", big)]) != weights_digest([("a", big.index_fill(0, torch.tensor([2**24 + 1]), 1.0))])
+    assert digest_weights([("a", big)]) != digest_weights([("a", big.index_fill(0, torch.tensor([2**24 + 1]), 1.0))])
 
 
 def test_dora_is_refused(make_tiny_model):
@@ -121,7 +121,7 @@ def test_dora_is_refused(make_tiny_model):
 
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], use_dora=True)
     with pytest.raises(ValueError, match=r"q_proj.*only plain LoRA adapters can be merged"):
-        list(policy_weights(peft.get_peft_model(make_tiny_model("qwen2"), config)))
+        list(collect_weights(peft.get_peft_model(make_tiny_model("qwen2"), config)))
 
 
 def test_a_mismatch_names_the_first_few():

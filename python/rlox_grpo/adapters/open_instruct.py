@@ -1,4 +1,4 @@
-"""open-instruct: a rule as a verifier, by shape; and as one that its ``build_all_verifiers`` finds.
+"""open-instruct adapter: use a rule as a verifier.
 
 Written against open-instruct of August 2026 (commit e6c3044): it awaits ``verifier.async_call`` for each sample, and
 reads ``score`` of the result and ``name`` and ``weight`` of the verifier. Importing this module imports no
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlox_grpo.adapters.samples import as_rules, columns_of, filled, score_samples
+from rlox_grpo.adapters.samples import as_rules, fill_missing, read_columns, score_samples
 from rlox_grpo.rewards import RewardFn
 
 
@@ -48,9 +48,9 @@ class Verifier:
         Raises:
             ValueError: a label that a rule cannot use.
         """
-        row = {"completion_ids": list(tokenized_prediction), **columns_of(label)}
+        row = {"completion_ids": list(tokenized_prediction), **read_columns(label)}
         scores = score_samples(self.rules, [prediction], [row], prompts=[query], rename=self.columns)
-        (score,), (status,) = filled(scores.total, self.not_applicable), scores.statuses
+        (score,), (status,) = fill_missing(scores.total, self.not_applicable), scores.statuses
         return VerificationResult(score, reasoning=None if status == "ok" else status)
 
     async def async_call(

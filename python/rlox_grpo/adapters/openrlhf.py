@@ -1,4 +1,4 @@
-"""OpenRLHF: a rule as the ``reward_func`` of a file that ``--reward.remote_url`` names.
+"""OpenRLHF adapter: use a rule as ``reward_func`` in the file of ``--reward.remote_url``.
 
 Written against OpenRLHF 0.11.0 (commit 3c3be62): it calls ``reward_func(queries, prompts, labels)`` by position, in a
 thread, with lists of one element, and reads ``rewards``, ``scores`` and ``extra_logs`` of the result. Importing this
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlox_grpo.adapters.samples import as_rules, columns_of, filled, score_samples
+from rlox_grpo.adapters.samples import as_rules, fill_missing, read_columns, score_samples
 from rlox_grpo.rewards import RewardFn
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ class RewardFunction:
         import torch
 
         completions = [
-            completion_of(query, prompt, self.end_tokens) for query, prompt in zip(queries, prompts, strict=True)
+            extract_completion(query, prompt, self.end_tokens) for query, prompt in zip(queries, prompts, strict=True)
         ]
-        rows = [columns_of(label) for label in labels]
+        rows = [read_columns(label) for label in labels]
         scores = score_samples(self.rules, completions, rows, prompts=prompts, rename=self.columns)
 
         def tensor(values: Any) -> Tensor:
-            return torch.tensor(filled(values, self.not_applicable), dtype=torch.float32)
+            return torch.tensor(fill_missing(values, self.not_applicable), dtype=torch.float32)
 
         logs = {name: tensor(values) for name, values in scores.components.items()}
         return {"rewards": tensor(scores.total), "scores": next(iter(logs.values())), "extra_logs": logs}
@@ -92,7 +92,7 @@ def reward_function(
     return RewardFunction(as_rules(rules), tuple(end_tokens), columns, not_applicable)
 
 
-def completion_of(query: str, prompt: str, end_tokens: Sequence[str] = END_TOKENS) -> str:
+def extract_completion(query: str, prompt: str, end_tokens: Sequence[str] = END_TOKENS) -> str:
     """The response in ``query``, which is the prompt and the response, without the end tokens after it.
 
     Of a prompt that was cut from the left to fit, the longest end that begins the query is taken off.

@@ -1,4 +1,4 @@
-"""Samples as other trainers hand them over: a text, its ground truth, and what else the row says, one at a time."""
+"""Score samples in the form of other trainers: a text, its ground truth, and extra columns."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.rewards import STATUSES, RewardError, RewardFn
-from rlox_grpo.rewards.calls import Waiting, call, gather, scores_of
-from rlox_grpo.rewards.scoring import reward_weights, unique_names
-from rlox_grpo.rewards.verdicts import weighted_sum
+from rlox_grpo.rewards.calls import Waiting, call, gather, read_scores
+from rlox_grpo.rewards.scoring import make_unique_names, reward_weights
+from rlox_grpo.rewards.verdicts import sum_weighted
 
 Float64Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What rules say of N samples.
+    """Scores and statuses of N samples.
 
     Attributes:
         total: ``float64 [N]``, the weighted sum over the rules that apply; NaN where none does.
@@ -47,19 +47,19 @@ def as_rules(rules: RewardFn | Sequence[RewardFn]) -> tuple[RewardFn, ...]:
     return several
 
 
-def columns_of(ground_truth: Any, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_columns(ground_truth: Any, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A sample's columns: those of a ground truth that is a mapping, else the ground truth as ``answer``.
 
     Text that is a JSON object counts as a mapping (labels are text in OpenRLHF and open-instruct). Columns of ``extra``
     are added where the ground truth has none of that name.
     """
-    own = _mapping(ground_truth)
+    own = _parse_mapping(ground_truth)
     columns = dict(extra or {})
     columns.update({"answer": ground_truth} if own is None else own)
     return columns
 
 
-def _mapping(ground_truth: Any) -> Mapping[str, Any] | None:
+def _parse_mapping(ground_truth: Any) -> Mapping[str, Any] | None:
     if isinstance(ground_truth, str) and ground_truth.lstrip().startswith("{"):
         try:
             ground_truth = json.loads(ground_truth)
@@ -102,17 +102,17 @@ def score_samples(
     components: dict[str, Float64Array] = {}
     worst = np.zeros(len(completions), dtype=np.uint8)
     weights = reward_weights(rules, None)
-    for name, rule in zip(unique_names(rules), rules, strict=True):
+    for name, rule in zip(make_unique_names(rules), rules, strict=True):
         if hasattr(rule, "verdicts"):  # A Rule; isinstance of a protocol takes longer than a rule does.
             verdicts = rule.verdicts(completions, columns)
             components[name], worst = verdicts.scores, np.maximum(worst, verdicts.statuses)
         else:
-            components[name] = _called(rule, name, completions, columns, prompts)
-    total = weighted_sum(list(components.values()), weights)
+            components[name] = _call_function(rule, name, completions, columns, prompts)
+    total = sum_weighted(list(components.values()), weights)
     return Scores(total, components, [STATUSES[status] for status in worst])
 
 
-def _called(
+def _call_function(
     function: RewardFn, name: str, completions: Sequence[Any], columns: Mapping[str, Any], prompts: Sequence[Any] | None
 ) -> Float64Array:
     prompts = [None] * len(completions) if prompts is None else prompts
@@ -122,9 +122,9 @@ def _called(
         result = settled.result
         if isinstance(result, RewardError):
             raise result
-    return np.array(scores_of(name, result, len(completions)), dtype=np.float64)
+    return np.array(read_scores(name, result, len(completions)), dtype=np.float64)
 
 
-def filled(scores: Float64Array, not_applicable: float) -> list[float]:
-    """Scores as floats, with a number where no rule applies: few trainers know of a missing reward."""
+def fill_missing(scores: Float64Array, not_applicable: float) -> list[float]:
+    """Convert scores to floats, with ``not_applicable`` for NaN: most trainers have no missing reward."""
     return [not_applicable if math.isnan(score) else score for score in scores.tolist()]

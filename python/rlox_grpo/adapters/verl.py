@@ -1,4 +1,4 @@
-"""verl: reward functions for its configuration, an advantage estimator and a policy loss for its registries.
+"""verl adapter: reward functions, an advantage estimator and a policy loss.
 
 Written against verl 0.9.1. The entry point of the group ``verl.plugins`` makes ``import verl`` register both by the
 name ``rlox_grpo`` in every process; :func:`register` does the same by hand. Importing this module imports no verl.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox_grpo.adapters.samples import columns_of, filled, score_samples
+from rlox_grpo.adapters.samples import fill_missing, read_columns, score_samples
 from rlox_grpo.advantages import group_advantages
 from rlox_grpo.rewards import RewardFn
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAME = "rlox_grpo"
-"""What verl knows the estimator and the loss by."""
+"""Name of the estimator and the loss in verl's registries."""
 
 RULES_BY_SOURCE: Mapping[str, Any] = {"openai/gsm8k": "gsm8k"}
 """The rule of a ``data_source`` where the configuration names none."""
@@ -95,19 +95,19 @@ def compute_scores(
     Rows of one ``data_source`` are scored in one parallel call.
     """
     extras = [None] * len(data_sources) if extra_infos is None else extra_infos
-    rows = [columns_of(truth, extra) for truth, extra in zip(ground_truths, extras, strict=True)]
+    rows = [read_columns(truth, extra) for truth, extra in zip(ground_truths, extras, strict=True)]
     results: list[dict[str, Any]] = [{} for _ in data_sources]
     for source in dict.fromkeys(data_sources):
         places = [place for place, other in enumerate(data_sources) if other == source]
         scores = score_samples(
-            _rules(source, rule, rules),
+            _find_rules(source, rule, rules),
             [solution_strs[place] for place in places],
             [rows[place] for place in places],
             rename=columns,
         )
-        parts = {name: filled(values, not_applicable) for name, values in scores.components.items()}
+        parts = {name: fill_missing(values, not_applicable) for name, values in scores.components.items()}
         first = next(iter(parts.values()))
-        for index, (place, total) in enumerate(zip(places, filled(scores.total, not_applicable), strict=True)):
+        for index, (place, total) in enumerate(zip(places, fill_missing(scores.total, not_applicable), strict=True)):
             results[place] = {
                 "score": total,
                 "acc": first[index],
@@ -117,7 +117,7 @@ def compute_scores(
     return results
 
 
-def _rules(source: str, rule: Any, rules: Mapping[str, Any] | None) -> tuple[RewardFn, ...]:
+def _find_rules(source: str, rule: Any, rules: Mapping[str, Any] | None) -> tuple[RewardFn, ...]:
     if rule is None:
         known = {**RULES_BY_SOURCE, **(rules or {})}
         if source not in known:
@@ -126,11 +126,11 @@ def _rules(source: str, rule: Any, rules: Mapping[str, Any] | None) -> tuple[Rew
                 f"or .rules; known are {', '.join(known)}"
             )
         rule = known[source]
-    return _made(json.dumps(_plain(rule), sort_keys=True))
+    return _make_rules(json.dumps(_to_plain(rule), sort_keys=True))
 
 
 @lru_cache(maxsize=256)
-def _made(tables: str) -> tuple[RewardFn, ...]:
+def _make_rules(tables: str) -> tuple[RewardFn, ...]:
     from rlox_grpo.rewards.registry import make_rewards
 
     named = json.loads(tables)
@@ -138,12 +138,12 @@ def _made(tables: str) -> tuple[RewardFn, ...]:
     return tuple(make_rewards([{"name": one} if isinstance(one, str) else one for one in several]))
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """OmegaConf's containers as dicts and lists."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _to_plain(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(inner) for inner in value]
+        return [_to_plain(inner) for inner in value]
     return value
 
 
@@ -192,10 +192,10 @@ def compute_advantage(
     options = {
         "scaling": "group" if norm_adv_by_std_in_grpo else "none",
         "std_epsilon": epsilon,
-        **_plain(settings.get(NAME) or {}),
+        **_to_plain(settings.get(NAME) or {}),
     }
     rewards = token_level_rewards.detach().double().sum(dim=-1).cpu().numpy()  # [N]
-    order, offsets = _groups(index)
+    order, offsets = _group_rows(index)
     advantages = np.empty_like(rewards)
     advantages[order] = group_advantages(rewards[order], group_offsets=offsets, **options)
     by_row = torch.from_numpy(advantages).to(token_level_rewards)
@@ -203,7 +203,7 @@ def compute_advantage(
     return spread, spread
 
 
-def _groups(index: Any) -> tuple[Any, Any]:
+def _group_rows(index: Any) -> tuple[Any, Any]:
     """Rows ordered by prompt, and where each prompt's begin; prompts in the order in which they come first."""
     number: dict[Any, int] = {}
     groups = np.fromiter(
@@ -246,7 +246,9 @@ def compute_policy_loss(
     """
     import torch
 
-    from rlox_grpo.loss.objective import LOG_RATIO_LIMIT, aggregate
+    from rlox_grpo.loss.kl import LOG_RATIO_LIMIT
+    from rlox_grpo.loss.objective import aggregate
+    from rlox_grpo.loss.policy import clipped
 
     if config is None:
         raise ValueError("config is None, expected verl's actor configuration")
@@ -254,33 +256,28 @@ def compute_policy_loss(
     dtype = torch.promote_types(log_prob.dtype, torch.float32)
     log_ratio = torch.where(mask, log_prob.to(dtype) - old_log_prob.to(dtype), 0)
     log_ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ratio = log_ratio.exp()
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
     advantages = torch.where(mask, advantages, 0)
-    unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - low, 1 + high)
-    token_loss = torch.maximum(unclipped, clipped)
-    clipped_fraction = (clipped > unclipped).double()
-    bound = -advantages * config.get("clip_ratio_c", 3.0)
-    bounded = (advantages < 0) & (token_loss > bound)
-    token_loss = torch.where(bounded, bound, token_loss)
+    term = clipped(log_ratio, advantages, low, high, dual_clip=config.get("clip_ratio_c", 3.0))
+    single = clipped(log_ratio.detach(), advantages, low, high)  # verl counts the two clips apart
+    token_loss = term.loss
     if rollout_is_weights is not None:
         token_loss = token_loss * torch.where(mask, rollout_is_weights, 0)
-    loss = _aggregated(token_loss, mask, loss_agg_mode, **config.global_batch_info)
+    loss = _aggregate(token_loss, mask, loss_agg_mode, **config.global_batch_info)
 
     def token_mean(values: Tensor) -> float:
-        return float(aggregate(values.detach(), mask, "token_mean"))
+        return float(aggregate(values.detach().double(), mask, "token_mean"))
 
     return loss.to(dtype), {
-        "actor/pg_clipfrac": token_mean(clipped_fraction),
+        "actor/pg_clipfrac": token_mean(single.low | single.high),
         "actor/ppo_kl": token_mean(-log_ratio),
-        "actor/pg_clipfrac_lower": token_mean(bounded.double()),
-        "actor/ratio_mean": token_mean(ratio),
+        "actor/pg_clipfrac_lower": token_mean(term.loss.detach() < single.loss),
+        "actor/ratio_mean": token_mean(term.ratio),
     }
 
 
-def _aggregated(
+def _aggregate(
     token_loss: Tensor,
     mask: Tensor,
     mode: str,
@@ -313,7 +310,7 @@ def _aggregated(
 
 
 def register() -> None:
-    """Enter both into verl's registries; a second call changes nothing.
+    """Register both with verl; a second call changes nothing.
 
     Raises:
         ImportError: verl is not installed.

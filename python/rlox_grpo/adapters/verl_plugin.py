@@ -1,4 +1,4 @@
-"""What verl loads at ``import verl`` from the entry-point group ``verl.plugins``: loading is registering."""
+"""Entry point ``verl.plugins``: ``import verl`` imports this module, which registers the adapter."""
 
 from rlox_grpo.adapters.verl import register
 

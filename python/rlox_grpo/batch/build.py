@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo import _native
-from rlox_grpo.batch.ragged import as_ragged, concatenated, integers
+from rlox_grpo.batch.ragged import as_ragged, concatenate, to_integers
 from rlox_grpo.types import Batch, Completion, Float32Array, Int64Array, ScoredGroup
 
 if TYPE_CHECKING:
@@ -82,11 +82,15 @@ def pad(
         pad_token_id: What it is made of.
         multiple_of: Round the width up to a multiple of this.
 
+    Another thread may write to ``rows`` and ``offsets`` during the call: the offsets are copied first, and a change of
+    the token ids can change the result but cannot cause an error.
+
     Raises:
         TypeError: Rows that are not integers of one dimension, naming the row.
         ValueError: Offsets that do not fit, an unknown side, a multiple below 1.
+        MemoryError: The padded rows do not fit in memory, naming ``rows`` or ``multiple_of``.
     """
-    multiple_of = _at_least(multiple_of, 1, "multiple_of")
+    multiple_of = _check_at_least(multiple_of, 1, "multiple_of")
     if offsets is None and type(rows) is list and rows and type(rows[0]) is np.ndarray:
         padded = _native.pad_arrays(rows, side, pad_token_id, multiple_of)  # without a flat copy between
         if padded is not None:
@@ -120,8 +124,8 @@ def pack(
         TypeError: Lengths that are not integers of one dimension.
         ValueError: A row over the budget (naming it and its length), a negative length, a budget or ranks below 1.
     """
-    lengths = integers(lengths, "lengths", 1)
-    num_ranks, linear_cost = _at_least(num_ranks, 1, "num_ranks"), _at_least(linear_cost, 0, "linear_cost")
+    lengths = to_integers(lengths, "lengths", 1)
+    num_ranks, linear_cost = _check_at_least(num_ranks, 1, "num_ranks"), _check_at_least(linear_cost, 0, "linear_cost")
     rows, offsets = _native.pack(lengths, token_budget, padded, num_ranks, linear_cost, oversize)
     return Packing(rows, offsets, num_ranks)
 
@@ -129,7 +133,8 @@ def pack(
 def share_prefixes(rows: Any, offsets: Any = None) -> SharedPrefixes:
     """Find the rows that have exactly the same tokens, in time linear in the number of tokens.
 
-    Takes rows as `pad` does, and raises as it does.
+    Takes rows as `pad` does, and raises as it does. Another thread may write to the arguments during the call: the
+    offsets are copied first, and a change of the token ids can change the groups but cannot cause an error.
     """
     return SharedPrefixes(*_native.share_prefixes(*as_ragged(rows, offsets, "rows")))
 
@@ -200,7 +205,7 @@ def microbatches(
     denominators = step.denominators(num_loss_tokens, num_sequences)
     parts = step.parts(token_budget) if share_prompts else [[row] for row in range(step.count)]
     packing = pack(
-        [step.tokens_of(part) for part in parts],
+        [step.count_tokens(part) for part in parts],
         token_budget=token_budget,
         padded=padded and not share_prompts,
         num_ranks=num_ranks,
@@ -219,7 +224,7 @@ def microbatches(
     ]
 
 
-def without_end_tokens(batches: Sequence[Batch], ended: BoolArray, ranks: Ranks | None = None) -> list[Batch]:
+def drop_end_tokens(batches: Sequence[Batch], ended: BoolArray, ranks: Ranks | None = None) -> list[Batch]:
     """The micro-batches with the last token of each row that ended by itself left out of loss and denominators.
 
     Args:
@@ -243,7 +248,7 @@ def without_end_tokens(batches: Sequence[Batch], ended: BoolArray, ranks: Ranks 
     ]
 
 
-def stand_in(scored: ScoredGroup, empty: Batch) -> Batch:
+def make_dummy_batch(scored: ScoredGroup, empty: Batch) -> Batch:
     """Give a rank whose micro-batch is ``empty`` a group's rows without a loss token: it forwards as the others do."""
     import torch
 
@@ -274,12 +279,12 @@ class _Rows:
     def of(scored_groups: Sequence[ScoredGroup], advantages: Any, train_truncated: bool) -> _Rows:
         groups = [scored.group for scored in scored_groups]
         completions = [completion for group in groups for completion in group.completions]
-        ids, id_offsets = concatenated([c.token_ids for c in completions], np.int64, "completions.token_ids")
-        log_probs, log_prob_offsets = concatenated(
+        ids, id_offsets = concatenate([c.token_ids for c in completions], np.int64, "completions.token_ids")
+        log_probs, log_prob_offsets = concatenate(
             [c.log_probs for c in completions], np.float32, "completions.log_probs"
         )
         _check_log_probs(id_offsets, log_prob_offsets)
-        prompts, prompt_offsets = concatenated([g.prompt.token_ids for g in groups], np.int64, "prompts.token_ids")
+        prompts, prompt_offsets = concatenate([g.prompt.token_ids for g in groups], np.int64, "prompts.token_ids")
         return _Rows(
             prompts=prompts,
             prompt_offsets=prompt_offsets,
@@ -287,15 +292,15 @@ class _Rows:
             completion_offsets=id_offsets,
             log_probs=log_probs,
             prompt_of_row=np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups]),
-            train=_trained(completions, train_truncated),
-            advantages=_checked_advantages(advantages, len(completions)),
+            train=_mark_trained(completions, train_truncated),
+            advantages=_check_advantages(advantages, len(completions)),
         )
 
     @property
     def count(self) -> int:
         return len(self.train)
 
-    def tokens_of(self, rows: Sequence[int]) -> int:
+    def count_tokens(self, rows: Sequence[int]) -> int:
         """Tokens of rows that share a prompt, which is counted once."""
         prompt = self.prompt_of_row[rows[0]]
         completions = sum(self.completion_offsets[row + 1] - self.completion_offsets[row] for row in rows)
@@ -312,7 +317,7 @@ class _Rows:
                 tokens += length
             else:
                 parts.append([row])
-                tokens, prompt = self.tokens_of([row]), of
+                tokens, prompt = self.count_tokens([row]), of
         return parts
 
     def denominators(self, num_loss_tokens: float | None, num_sequences: float | None) -> tuple[float, float]:
@@ -343,7 +348,7 @@ class _Rows:
                 self.train,
                 rows,
                 pad_token_id,
-                _at_least(multiple_of, 1, "multiple_of"),
+                _check_at_least(multiple_of, 1, "multiple_of"),
             )
         )
         width = completion_ids.shape[1]
@@ -369,7 +374,7 @@ class _Rows:
         )
 
 
-def _trained(completions: Sequence[Completion], train_truncated: bool) -> BoolArray:
+def _mark_trained(completions: Sequence[Completion], train_truncated: bool) -> BoolArray:
     flags = (train_truncated or completion.finish_reason != "length" for completion in completions)
     return np.fromiter(flags, np.bool_, len(completions))
 
@@ -383,7 +388,7 @@ def _check_log_probs(id_offsets: Int64Array, log_prob_offsets: Int64Array) -> No
         )
 
 
-def _checked_advantages(advantages: Any, count: int) -> Float32Array:
+def _check_advantages(advantages: Any, count: int) -> Float32Array:
     array = np.asarray(advantages)
     if array.ndim != 1 or array.dtype.kind not in "iuf":
         raise TypeError(
@@ -398,7 +403,7 @@ def _checked_advantages(advantages: Any, count: int) -> Float32Array:
     return values
 
 
-def _at_least(value: int, least: int, name: str) -> int:
+def _check_at_least(value: int, least: int, name: str) -> int:
     if value < least:
         raise ValueError(f"{name} is {value}: at least {least}")
     return value

@@ -25,16 +25,16 @@ def as_ragged(rows: Any, offsets: Any, name: str) -> tuple[Int64Array, Int64Arra
         ValueError: An integer beyond 64 bits, naming the row and place.
     """
     if offsets is not None:
-        return integers(rows, name, 1), integers(offsets, "offsets", 1)
+        return to_integers(rows, name, 1), to_integers(offsets, "offsets", 1)
     if isinstance(rows, (list, tuple)):
         if all(type(row) is list for row in rows):
             return _native.flatten_rows(rows if type(rows) is list else list(rows), name)
-        return concatenated(rows, np.int64, name)
-    values = integers(rows, name, 2)
+        return concatenate(rows, np.int64, name)
+    values = to_integers(rows, name, 2)
     return values.reshape(-1), np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
 
 
-def concatenated(rows: Sequence[Any], dtype: type[np.generic], name: str) -> tuple[NDArray[Any], Int64Array]:
+def concatenate(rows: Sequence[Any], dtype: type[np.generic], name: str) -> tuple[NDArray[Any], Int64Array]:
     """One array after another, and where each begins; all of one kind of ``dtype``, each of one dimension."""
     kind = np.dtype(dtype).kind
     arrays = [np.asarray(row) for row in rows]
@@ -45,17 +45,17 @@ def concatenated(rows: Sequence[Any], dtype: type[np.generic], name: str) -> tup
                 f"expected {np.dtype(dtype)} in one dimension"
             )
     values = np.concatenate(arrays, dtype=dtype, casting="unsafe") if arrays else np.empty(0, dtype)
-    return values, offsets_of(map(len, arrays), len(arrays))
+    return values, compute_offsets(map(len, arrays), len(arrays))
 
 
-def offsets_of(lengths: Iterable[int], count: int) -> Int64Array:
+def compute_offsets(lengths: Iterable[int], count: int) -> Int64Array:
     """``int64 [count + 1]``: 0 and the running sum of ``lengths``."""
     offsets = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(np.fromiter(lengths, np.int64, count), out=offsets[1:])
     return offsets
 
 
-def integers(values: Any, name: str, ndim: int) -> Int64Array:
+def to_integers(values: Any, name: str, ndim: int) -> Int64Array:
     """``values`` as a contiguous int64 array of ``ndim`` dimensions; free when it is one already."""
     array = np.asarray(values)
     if array.ndim != ndim or not (array.dtype.kind == "i" or array.size == 0):

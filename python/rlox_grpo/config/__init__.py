@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
-from rlox_grpo.config.schema import GRPOConfig
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlox_grpo.config.schema import GRPOConfig
 
 __all__ = ["GRPOConfig"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "GRPOConfig":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rlox_grpo.config.schema import GRPOConfig  # when used: kernels read config.defaults without pydantic
+
+    return GRPOConfig

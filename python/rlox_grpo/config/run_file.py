@@ -1,4 +1,4 @@
-"""A run as a TOML file: what to train, on which data, with which rewards, and any field of the configuration."""
+"""Run files: TOML with the model, the data, the rewards, and any option of the run."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from rlox_grpo.config.schema import GRPOConfig, describe, read_toml
-from rlox_grpo.errors import ConfigError, nearest
+from rlox_grpo.config.foreign_names import advise
+from rlox_grpo.config.records.option import Record, option
+from rlox_grpo.config.schema import GRPOConfig, read_toml
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.tasks import countdown, gsm8k
 
+_REWARDS_HINT = 'write a table for each reward function, below all other keys: [[rewards]] and then name = "gsm8k"'
 
-class Origin(BaseModel):
+
+class Origin(Record, title="Run file"):
     """The keys of a run file that are not fields of ``GRPOConfig``.
 
-    ``rewards`` are tables: ``name`` is one of :data:`RULES` or ``module:callable``, the rest its arguments.
+    ``rewards`` are tables: ``name`` is a key of :data:`rlox_grpo.rewards.registry.RULES` or ``module:callable``; the
+    other keys are the rule's arguments.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str = Field(description="Path or hub id of the model to train.")
-    train_data: str = Field(description="A .jsonl or .parquet file of rows with a prompt column.")
-    eval_data: str | None = Field(None, description="Held-out rows.")
-    task: Literal["countdown", "gsm8k"] | None = Field(
-        None, description="Checks the rows; without a prompt_template it gives them its own."
+    model: str = option(..., "Path or hub id of the model to train.")
+    train_data: str = option(..., "File with a row for each prompt, .jsonl or .parquet.")
+    eval_data: str | None = option(None, "File with held-out rows.")
+    task: Literal["countdown", "gsm8k"] | None = option(
+        None, "Check the rows of this data set; without a prompt_template, use its own prompts."
     )
-    n_epochs: int = Field(1, ge=1, description="Times that every prompt is drawn.")
-    rewards: tuple[dict[str, Any], ...] = Field(min_length=1, description="The reward functions.")
+    n_epochs: int = option(1, "Passes over the prompts.", ge=1)
+    rewards: tuple[dict[str, Any], ...] = option(..., "Reward functions.", min_length=1, hint=_REWARDS_HINT)
 
 
 def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origin, GRPOConfig]:
@@ -40,20 +41,19 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     """
     document = {**read_toml(path), **overrides}
     known = [*Origin.model_fields, *GRPOConfig.model_fields]
-    for name in document:
-        if name not in known:
-            raise ConfigError(f"{path}: unknown key {name!r}{nearest(name, known)}")
+    if unknown := [f"{path}: unknown key {name!r}{advise(name, known)}" for name in document if name not in known]:
+        raise ConfigError("\n".join(unknown))
     try:
-        origin = Origin(**{name: value for name, value in document.items() if name in Origin.model_fields})
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {describe(error)}") from None
+        origin = Origin.create(**{name: value for name, value in document.items() if name in Origin.model_fields})
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     return origin, GRPOConfig.create(
         **{name: value for name, value in document.items() if name in GRPOConfig.model_fields}
     )
 
 
 def load_data(origin: Origin, config: GRPOConfig) -> tuple[PromptsLike, PromptsLike | None]:
-    """What to train on, and what to evaluate on: the files, or the task's rows from them.
+    """Return the training data and the evaluation data: the files, or the task's rows from them.
 
     The rows get the task's own prompts unless ``config`` names a prompt template, which the trainer applies.
     """

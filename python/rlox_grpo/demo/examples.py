@@ -1,6 +1,6 @@
-"""Worked Countdown examples in the demo's words: what its policy is shown before GRPO.
+"""Worked Countdown examples, on which the demo's model is fine-tuned before GRPO.
 
-The prompt is ``6 , 5 , 9 : 39``, and a completion to it
+For example, the prompt is ``6 , 5 , 9 : 39`` and the completion is
 ``<think> 6 * 5 = 30 ; 30 + 9 = 39 </think> <answer> 6 * 5 + 9 </answer>``.
 """
 
@@ -15,18 +15,19 @@ import numpy as np
 from rlox_grpo.prompts.tasks.countdown import CountdownRow
 
 
-def prompt_text(nums: Sequence[int], target: int) -> str:
-    """The problem, a word for each token: ``"6 , 5 , 9 : 39"``."""
+def format_prompt(nums: Sequence[int], target: int) -> str:
+    """Return the prompt of a problem, with spaces between the tokens: ``"6 , 5 , 9 : 39"``."""
     return f"{' , '.join(map(str, nums))} : {target}"
 
 
-def worked_example(row: CountdownRow, rng: np.random.Generator, largest: int) -> tuple[str, str]:
-    """Prompt and completion: the numbers in a random order, and one of the problem's solutions at random.
+def write_worked_example(row: CountdownRow, rng: np.random.Generator, largest: int) -> tuple[str, str]:
+    """Return a prompt with the numbers in random order, and a completion with a random one of the solutions.
 
     Args:
-        row: A problem of three numbers that ``+`` and ``-`` solve through whole numbers from 0 to ``largest``.
-        rng: Source of both choices.
-        largest: Largest number that has a word.
+        row: A problem of three numbers that can be solved with ``+`` and ``-``, with intermediate results from 0 to
+            ``largest``.
+        rng: Source of both random choices.
+        largest: Largest number in the vocabulary.
 
     Raises:
         ValueError: There is no such solution.
@@ -34,16 +35,17 @@ def worked_example(row: CountdownRow, rng: np.random.Generator, largest: int) ->
     nums = tuple(int(number) for number in rng.permutation(row["nums"]))
     found = solutions(nums, row["target"], largest)
     if not found:
-        raise ValueError(f"nums {row['nums']} do not reach target {row['target']} through whole numbers to {largest}")
+        raise ValueError(f"nums {row['nums']} do not reach target {row['target']} with results from 0 to {largest}")
     steps, expression = found[rng.integers(len(found))]
-    return prompt_text(nums, row["target"]), f"<think> {steps} </think> <answer> {expression} </answer>"
+    return format_prompt(nums, row["target"]), f"<think> {steps} </think> <answer> {expression} </answer>"
 
 
 @cache
 def solutions(nums: tuple[int, int, int], target: int, largest: int) -> list[tuple[str, str]]:
-    """Every way to ``target``, as its two steps in words and as one expression.
+    """Return every solution, as its two steps and as one expression.
 
-    A step takes two numbers under ``+`` or ``-`` (the larger minus the smaller); results past ``largest`` are left out.
+    A step adds two numbers, or subtracts the smaller from the larger. Solutions with a result over ``largest`` are left
+    out.
     """
     found = []
     for i, j in combinations(range(3), 2):

@@ -1,7 +1,7 @@
-"""The demo: learn Countdown from nothing, on two CPU cores, in minutes, and show it.
+"""The demo: a small model learns Countdown from scratch on two CPU cores in minutes.
 
-A small Qwen2-like model is shown worked examples for a while, and then improves itself by GRPO with the library's real
-rewards. Held-out problems are never seen in either; what they say before and after GRPO is the last line.
+A model of the Qwen2 architecture is first fine-tuned on worked examples, then trained by GRPO with the rewards of the
+library. The last line of the output is the accuracy on held-out problems before and after GRPO.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from transformers.utils.logging import disable_progress_bar
 
-from rlox_grpo.demo.examples import prompt_text, worked_example
+from rlox_grpo.demo.examples import format_prompt, write_worked_example
 from rlox_grpo.demo.tokenizer import build_tokenizer
 from rlox_grpo.demo.warm_start import warm_start
-from rlox_grpo.prompts.tasks.countdown import CountdownRow, every_problem
+from rlox_grpo.prompts.tasks.countdown import CountdownRow, enumerate_problems
 from rlox_grpo.rewards import Countdown, TagFormat
 from rlox_grpo.trainer import GRPO
 
 LARGEST = 60
-"""The largest number with a word of its own: 20 + 20 + 20."""
+"""The largest number in the vocabulary: 20 + 20 + 20."""
 
 NUM_HELD_OUT = 400
 
@@ -50,13 +50,13 @@ def run_demo(
 ) -> str:
     """Train, and print and return the last line: ``held-out accuracy A -> B in S s``.
 
-    A demo that was stopped, or killed, goes on where it was when it is started again with the same ``out``.
+    A demo that was stopped or killed resumes when it is started again with the same ``out``.
 
     Args:
         out: The run's folder.
-        seed: Of the split, the model, the examples and the run.
-        settings: ``GRPOConfig`` fields in place of :data:`SETTINGS`'s.
-        warm_start_steps: In place of :data:`WARM_START_STEPS`.
+        seed: Seed of the split, the model, the examples and the run.
+        settings: ``GRPOConfig`` fields that override :data:`SETTINGS`.
+        warm_start_steps: Overrides :data:`WARM_START_STEPS`.
     """
     start = time.perf_counter()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers shows one for each small file that it writes
@@ -64,7 +64,7 @@ def run_demo(
     print(f"{len(train)} problems to train on, {len(held_out)} held out")
 
     def examples(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
-        return [worked_example(train[index], rng, LARGEST) for index in rng.integers(len(train), size=count)]
+        return [write_worked_example(train[index], rng, LARGEST) for index in rng.integers(len(train), size=count)]
 
     first = warm_start(
         out / "warm_start",
@@ -93,14 +93,14 @@ def run_demo(
 
 
 def problems(seed: int) -> tuple[list[CountdownRow], list[CountdownRow]]:
-    """All problems that ``+`` and ``-`` solve over three numbers of 1 to 20, split into train and held-out."""
-    rows = every_problem(3, numbers=(1, 20), operators=("+", "-"), targets=(1, LARGEST))
+    """Return all problems of three numbers from 1 to 20 with a solution in ``+`` and ``-``: training, held-out."""
+    rows = enumerate_problems(3, numbers=(1, 20), operators=("+", "-"), targets=(1, LARGEST))
     order = np.random.default_rng([seed, 0]).permutation(len(rows))
     return [rows[index] for index in order[NUM_HELD_OUT:]], [rows[index] for index in order[:NUM_HELD_OUT]]
 
 
 def prompts(rows: Sequence[CountdownRow], seed: int) -> list[dict[str, Any]]:
-    """Rows for the trainer: the numbers of each problem in an order of its own."""
+    """Return the rows for the trainer; the numbers of each problem are in random order."""
     rng = np.random.default_rng([seed, 1])
     shuffled = [([int(number) for number in rng.permutation(row["nums"])], row["target"]) for row in rows]
-    return [{"prompt": prompt_text(nums, target), "nums": nums, "target": target} for nums, target in shuffled]
+    return [{"prompt": format_prompt(nums, target), "nums": nums, "target": target} for nums, target in shuffled]

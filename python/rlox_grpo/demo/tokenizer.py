@@ -10,15 +10,15 @@ from transformers import PreTrainedTokenizerFast
 PAD, EOS = "<pad>", "<eos>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 TOO_LARGE = "big"
-"""Stands for a result past the largest number that has a token."""
+"""Stands for a result that is larger than the largest number in the vocabulary."""
 WORDS = (*TAGS, "+", "-", "*", "/", "(", ")", "=", ":", ",", ";", TOO_LARGE)
 
 
 def build_tokenizer(largest: int) -> PreTrainedTokenizerFast:
-    """Make the tokenizer whose numbers are 0 to ``largest``; its ids are 0 to ``len(tokenizer) - 1``, none unused.
+    """Build the tokenizer for numbers from 0 to ``largest``; its ids are 0 to ``len(tokenizer) - 1``, without gaps.
 
-    Text is words with single spaces between, and decodes to itself. There is no unknown token: a word outside
-    the vocabulary is refused, since a model trained without it could do nothing with it.
+    Words are separated by single spaces, and decoding returns the encoded text. There is no unknown token: a word
+    outside the vocabulary is an error.
     """
     words = [PAD, EOS, *WORDS, *(str(n) for n in range(largest + 1))]
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))
@@ -33,10 +33,10 @@ def build_tokenizer(largest: int) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
-    """Load what ``save_pretrained`` wrote, whatever model it lies beside.
+    """Load a tokenizer that ``save_pretrained`` wrote, next to a model of any type.
 
-    ``AutoTokenizer`` loads the same beside the demo's model; beside a config of type ``qwen2`` it builds a byte-level
-    Qwen2 tokenizer of the file, and the words come out in pieces.
+    ``AutoTokenizer`` loads the same one next to the demo's model. Next to a model configuration of type ``qwen2`` it
+    builds a byte-level Qwen2 tokenizer, whatever ``tokenizer_config.json`` names, and splits the words.
     """
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(str(folder))
     return tokenizer

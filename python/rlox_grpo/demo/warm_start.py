@@ -1,4 +1,4 @@
-"""A small policy made from scratch: a model of two layers that was shown worked examples for a while, on the CPU."""
+"""Warm start: train a small model of the Qwen2 architecture from scratch on worked examples, on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, SeedOssConfig, SeedOssForCausalLM
 
 DrawExamples: TypeAlias = Callable[[np.random.Generator, int], Sequence[tuple[str, str]]]
-"""``draw(rng, count)``: prompts, as the model is to see them, and completions."""
+"""``draw(rng, count)`` returns ``count`` pairs of prompt and completion."""
 
 
 def warm_start(
@@ -30,22 +30,22 @@ def warm_start(
     learning_rate: float,
     positions: int = 128,
 ) -> Path:
-    """Teach a new model by worked examples, once: ``folder`` appears when it is complete, and is then kept.
+    """Train a new model on worked examples and save it to ``folder``; do nothing if ``folder`` exists.
 
     Args:
-        folder: A Hugging Face checkpoint, when it is done.
-        tokenizer: Of the model, a token for each number.
-        draw: Gives each step's examples.
-        seed: Of the model's first weights, and of the examples.
-        steps: Supervised steps; the rate falls to a twentieth along a cosine.
-        rows: Examples of a step.
-        learning_rate: AdamW's peak.
-        positions: Longest prompt with its completion, in tokens.
+        folder: Where the Hugging Face checkpoint is saved, in one move once it is complete.
+        tokenizer: Tokenizer of the model, with a token for each number.
+        draw: Returns the examples of a step.
+        seed: Seed of the initial weights and of the examples.
+        steps: Supervised steps; the learning rate decays to a twentieth along a cosine.
+        rows: Examples per step.
+        learning_rate: Peak learning rate of AdamW.
+        positions: Largest length of a prompt and its completion, in tokens.
     """
     if folder.exists():
         return folder
     torch.manual_seed(seed)
-    model: Any = new_model(tokenizer, positions)
+    model: Any = make_model(tokenizer, positions)
     teach(model, tokenizer, draw, seed=seed, steps=steps, rows=rows, learning_rate=learning_rate)
     partial = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
@@ -55,14 +55,14 @@ def warm_start(
     return folder
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128) -> nn.Module:
-    """A Qwen2 architecture of half a million parameters whose numbers start out knowing their order.
+def make_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128) -> nn.Module:
+    """Build a Qwen2 architecture of half a million parameters whose first embeddings encode the numbers' values.
 
-    Its type is ``seed_oss``, which has the same layers: beside a config of type ``qwen2`` transformers builds Qwen2's
-    tokenizer of any tokenizer file, and ``AutoTokenizer`` would split the words.
+    Its type is ``seed_oss``, which has the same layers: next to a configuration of type ``qwen2`` transformers builds
+    Qwen2's tokenizer from any tokenizer file, and ``AutoTokenizer`` would split the words.
 
-    Each number's embedding begins as sines and cosines of it, at periods from 2 up, and of its logarithm: with that
-    the arithmetic of the examples is learned in a quarter of the steps that random embeddings take.
+    Each number's embedding starts as sines and cosines of the number and of its logarithm, at several periods. The
+    model then learns the examples' arithmetic in a quarter of the steps that random embeddings need.
     """
     words = tokenizer.get_vocab()
     config = SeedOssConfig(
@@ -107,14 +107,14 @@ def teach(
     rows: int,
     learning_rate: float,
 ) -> None:
-    """Supervised steps on worked examples, the loss on their completions only."""
+    """Take supervised steps on worked examples, with the loss on the completions only."""
     rng = np.random.default_rng([seed, 2])
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
     model.train()
     for step in track(range(steps), description="warm start on worked examples"):
-        ids, labels = _examples(draw(rng, rows), tokenizer)
+        ids, labels = _make_examples(draw(rng, rows), tokenizer)
         decay = 0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * min(1.0, (step + 1) / 30) * decay
@@ -126,10 +126,10 @@ def teach(
     model.eval()
 
 
-def _examples(
+def _make_examples(
     pairs: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``int64 [rows, longest]`` ids, and labels that are −100 on prompts and padding."""
+    """Return token ids ``int64 [rows, longest]``, and labels of the same shape that are −100 on prompts and padding."""
     asked = tokenizer([prompt for prompt, _ in pairs])["input_ids"]
     answered = tokenizer([completion for _, completion in pairs])["input_ids"]
     width = max(len(a) + len(b) for a, b in zip(asked, answered, strict=True)) + 1

@@ -1,6 +1,7 @@
-"""How ranks learn that one of them failed or died: signs of life and the first error, in the launcher's store.
+"""Heartbeats between ranks: detect a failed or dead rank through the launcher's store.
 
-A collective that loses its peer says neither which rank is gone nor why, and over NCCL it waits instead.
+When a peer dies, a collective does not say which rank or why, and over NCCL it waits. Here every rank writes a
+counter and its first error to the store.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from rlox_grpo.distributed.signals import signalled
 
 SIGN_OF_LIFE_S = 0.5
-"""Seconds between two signs of life."""
+"""Heartbeat interval, in seconds."""
 SILENCE_AFTER_LOSS_S = 5.0
 """Silence that tells which rank is dead, once a connection was lost; before that the run's own timeout counts."""
 GRACE_S = 10.0
@@ -31,7 +32,7 @@ _entered = 0
 
 
 def open_store(timeout: float) -> Any:
-    """A connection of its own to the store through which the ranks met, under a prefix that no other run uses."""
+    """Open a new connection to the rendezvous store, under a prefix unique to this run."""
     global _entered
     _entered += 1
     store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -46,16 +47,16 @@ def open_store(timeout: float) -> Any:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether an error says no more than that a collective lost its peers."""
+    """Whether the error only says that a collective lost its connection."""
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection closed by peer" in str(error))
 
 
-class Lifeline:
-    """One rank's end of it. One thread speaks with the store, another watches what it has heard.
+class Heartbeat:
+    """The heartbeat of one rank: one thread talks to the store, another checks for silence.
 
-    They are two because a store beyond a broken network answers nothing and fails nothing, for as long as TCP tries.
+    There are two threads because a call to an unreachable store blocks until TCP gives up.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
@@ -71,33 +72,33 @@ class Lifeline:
         self._store_lost = False
         self._ended, self._something_to_tell, self._spoken = (threading.Event() for _ in range(3))
         self._threads = [
-            threading.Thread(target=target, name=f"rlox-grpo-lifeline-{target.__name__}", daemon=True)
+            threading.Thread(target=target, name=f"rlox-grpo-heartbeat-{target.__name__}", daemon=True)
             for target in (self._speak, self._watch)
         ]
 
     def start(self) -> None:
-        """Begin to give signs of life."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """End them: the run is over."""
+        """Stop the threads."""
         self._ended.set()
         self._something_to_tell.set()
         for thread in self._threads:
-            thread.join(timeout=self._timeout if self._store_trouble(SILENCE_AFTER_LOSS_S) is None else 0.0)
+            thread.join(timeout=self._timeout if self._describe_store_trouble(SILENCE_AFTER_LOSS_S) is None else 0.0)
 
     def tell(self, error: BaseException) -> None:
-        """Let the others know what ended this rank; the first to tell is who they name."""
+        """Publish the error that ended this rank; ranks report the first published error."""
         self._last_words = json.dumps({"rank": self._rank, "error": f"{type(error).__name__}: {error}"})
         self._something_to_tell.set()
         self._spoken.wait(self._timeout)
         if not self._told:
-            lost = self._store_trouble(0.0) or "the store did not answer"
+            lost = self._describe_store_trouble(0.0) or "the store did not answer"
             print(f"rank {self._rank}: the others cannot be told of its end: {lost}", file=sys.stderr)
 
     def find_culprit(self) -> str:
-        """Which rank ended and why, in words; waits until that is known or the timeout has passed."""
+        """Describe which rank ended and why; waits until that is known or the timeout has passed."""
         deadline = time.monotonic() + self._timeout + SILENCE_AFTER_LOSS_S
         while time.monotonic() < deadline:
             found = self._verdict(min(self._timeout, SILENCE_AFTER_LOSS_S))
@@ -153,16 +154,16 @@ class Lifeline:
                 continue
             known_since = known_since or time.monotonic()
             if time.monotonic() - known_since > GRACE_S:
-                where = f"its main thread hangs in {_place_of_the_main_thread()}"
+                where = f"its main thread hangs in {_locate_main_thread()}"
                 print(f"rlox-grpo: rank {self._rank} stops: {found}; {where}", file=sys.stderr, flush=True)
                 os._exit(1)  # as in a collective: nothing else ends it
 
     def _verdict(self, silence: float) -> str | None:
-        """Which other rank has ended and why, in words; None while all seem to live."""
+        """Describe which other rank has ended and why; None while all are alive."""
         first = self._first_error
         if first is not None and first["rank"] != self._rank:
             return f"{self._name(first['rank'])} stopped with {first['error']}"
-        if trouble := self._store_trouble(silence):
+        if trouble := self._describe_store_trouble(silence):
             return trouble
         # Others are silent only where the store that would tell of them speaks.
         silent = [(since, other) for other, (_, since) in self._seen.items() if self._answered - since > silence]
@@ -174,7 +175,7 @@ class Lifeline:
             "it or its host is dead, or out of reach"
         )
 
-    def _store_trouble(self, silence: float) -> str | None:
+    def _describe_store_trouble(self, silence: float) -> str | None:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         if self._store_lost:
             return f"the store of the ranks at {address} is gone, and with it rank 0 or its launcher"
@@ -187,8 +188,8 @@ class Lifeline:
         return self._names.get(rank, f"rank {rank}")
 
 
-def _place_of_the_main_thread() -> str:
-    """Its innermost call, and the innermost of this library's that led there."""
+def _locate_main_thread() -> str:
+    """Describe where the main thread is: its innermost call, and the innermost call of this library."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     calls = traceback.extract_stack(frame) if frame is not None else []
     ours = [call for call in calls if Path(__file__).parent in Path(call.filename).parents]

@@ -1,6 +1,6 @@
-"""The processes that train one policy together: who is who, sums and gathers over all, and ending together.
+"""Training ranks: process groups, collectives, and a common end on failure.
 
-Every rank runs the same program and reaches every collective. With one process each of these is a no-op.
+Every rank runs the same program and calls every collective. With one process every collective is a no-op.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlox_grpo.distributed.heartbeat import Lifeline, is_lost_connection, open_store
+from rlox_grpo.distributed.heartbeat import Heartbeat, is_lost_connection, open_store
 from rlox_grpo.distributed.launcher import end_with_launcher
 from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import ConfigError, RankError
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun and the deepspeed launcher tell each process."""
+"""Environment variables that torchrun and the deepspeed launcher set in each process."""
 
-# The ranks wait for each other's completions, rewards and checkpoints as long as they live; the lifeline finds the
+# The ranks wait for each other's completions, rewards and checkpoints as long as they live; the heartbeat finds the
 # dead. What they wait for within an update differs by one micro-batch.
 _PATIENCE = timedelta(days=7)
 _UPDATE_PATIENCE = timedelta(minutes=30)
@@ -41,12 +41,12 @@ _BUCKET = 2**25
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """One process among those of the run.
+    """The rank of this process and the collectives over all ranks.
 
     Attributes:
         rank: 0 to ``size`` − 1; rank 0 writes.
         size: processes of the run.
-        timeout: seconds without a sign of life after which a rank counts as dead.
+        timeout: heartbeat timeout between ranks, in seconds.
         host_group: gloo, for what lies in host memory; None with one process.
     """
 
@@ -61,11 +61,11 @@ class Ranks:
         return self.rank == 0
 
     def share(self, count: int) -> slice:
-        """The rank's part of ``count`` things in a row; parts differ by one thing at most, in the order of ranks."""
+        """The slice of ``count`` items for this rank; in the order of ranks, of sizes that differ by one at most."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """What each rank gave, in the order of ranks."""
+        """All-gather bytes: each rank's ``data``, in the order of ranks."""
         if self.size == 1:
             return [data]
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
@@ -78,7 +78,7 @@ class Ranks:
         return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
     def gather(self, value: Any) -> list[Any]:
-        """Each rank's JSON value, in the order of ranks."""
+        """All-gather JSON values, in the order of ranks."""
         if self.size == 1:
             return [value]
         return [json.loads(part) for part in self.gather_bytes(json.dumps(value).encode())]
@@ -88,7 +88,7 @@ class Ranks:
         return any(self.gather(bool(flag)))
 
     def refuse_differences(self, what: str, values: dict[str, Any]) -> None:
-        """Raise ConfigError where another rank has other ``values``, naming the first of them."""
+        """Raise ConfigError if another rank has different ``values``; names the first difference."""
         for rank, other in enumerate(self.gather(values)):
             for name, value in json.loads(json.dumps(values)).items():
                 if other.get(name) != value:
@@ -98,7 +98,7 @@ class Ranks:
                     )
 
     def sum_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over ranks, in place; the same bits on every rank. One dtype, one device."""
+        """All-reduce: replace each tensor by its sum over ranks, the same bits everywhere. One dtype, one device."""
         if self.size == 1:
             return
         bucket: list[Tensor] = []
@@ -114,7 +114,7 @@ class Ranks:
 
     @torch.no_grad()
     def broadcast(self, model: nn.Module) -> None:
-        """Give every rank rank 0's parameters and buffers: a model made by each rank's own program may differ."""
+        """Copy rank 0's parameters and buffers to every rank."""
         if self.size > 1:
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.data, src=0)
@@ -130,8 +130,8 @@ class Ranks:
         if self.size == 1:
             yield
             return
-        lifeline = Lifeline(open_store(self.timeout), self.rank, self.size, self.timeout)
-        lifeline.start()
+        heartbeat = Heartbeat(open_store(self.timeout), self.rank, self.size, self.timeout)
+        heartbeat.start()
         # A launcher ends the other ranks by SIGTERM as soon as one is gone; they have to say first why they end.
         with stop_on_signal() as stop:
             try:
@@ -139,17 +139,17 @@ class Ranks:
                 self.gather(None)  # nobody leaves while another can still fail
             except BaseException as error:
                 if not is_lost_connection(error):
-                    lifeline.tell(error)
+                    heartbeat.tell(error)
                     raise
-                raise RankError(lifeline.find_culprit()) from error
+                raise RankError(heartbeat.find_culprit()) from error
             finally:
-                lifeline.stop()
+                heartbeat.stop()
         if stop:
             raise KeyboardInterrupt(f"stopped by {stop.name}")
 
 
 def join_ranks(timeout: float = 30.0) -> Ranks:
-    """Meet the other ranks, if a launcher started several; takes the process group of a program that made its own.
+    """Join the process group if a launcher started several ranks; an existing process group is used.
 
     Collectives run over NCCL with CUDA, else over gloo; each process takes the device of its local rank.
 
@@ -165,9 +165,10 @@ def join_ranks(timeout: float = 30.0) -> Ranks:
                 f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and {', '.join(missing)} missing: start the ranks by "
                 "torchrun or deepspeed, or unset WORLD_SIZE to train in one process"
             )
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        _take_device()
         _enter(timeout=_UPDATE_PATIENCE)
+    else:
+        _take_device()
     if dist.get_world_size() == 1:
         return Ranks(timeout=timeout)
     end_with_launcher()
@@ -175,8 +176,14 @@ def join_ranks(timeout: float = 30.0) -> Ranks:
     return Ranks(dist.get_rank(), dist.get_world_size(), timeout, host_group)
 
 
+def _take_device() -> None:
+    """Use the GPU of this process's local rank, also where the program made its own process group without choosing."""
+    if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+
+
 def join_alone() -> None:
-    """A process group of this process, without a port, unless it is in one already: DeepSpeed wants one."""
+    """Create a process group of one process, without a port, if there is none: DeepSpeed needs one."""
     if not dist.is_initialized():
         _enter(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     os.environ.setdefault("LOCAL_RANK", "0")

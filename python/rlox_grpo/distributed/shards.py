@@ -1,4 +1,4 @@
-"""Tensors whose parts lie on several ranks (torch DTensor): gather one, or place one like another."""
+"""Sharded tensors (torch DTensor): gather one, or shard one like another."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """``tensor`` itself, or all of it gathered where it lies in shards: then a collective."""
+def gather_shards(tensor: Tensor) -> Tensor:
+    """The full tensor: gathered from all ranks if it is sharded (a collective), else ``tensor`` itself."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def placed_like(value: Tensor, like: Tensor) -> Tensor:
-    """``value`` on the device of ``like``; this rank's part of it where that lies in shards. No communication."""
+def place_like(value: Tensor, like: Tensor) -> Tensor:
+    """Move ``value`` to the device of ``like``, and shard it alike if ``like`` is sharded. No communication."""
     value = value.to(like.device)
     if not isinstance(like, DTensor):
         return value

@@ -1,4 +1,4 @@
-"""On Ctrl-C, SIGTERM or SIGHUP, finish the current step, then stop: weights are never saved half-updated."""
+"""On Ctrl-C, SIGTERM or SIGHUP, finish the current step, then stop: no half-updated weights are saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ signalled = threading.Event()
 
 
 class StopRequest:
-    """Whether someone asked to stop, and by which signal."""
+    """Whether a stop was requested, and by which signal."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -25,9 +25,10 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into a request; a second SIGINT interrupts at once, as without this.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into a request to stop; a second SIGINT interrupts at once.
 
-    SIGHUP is what a closed terminal sends; a program started by ``nohup`` ignores it, and that stays so. Outside the main thread signals cannot be caught, and nothing is changed.
+    A closed terminal sends SIGHUP. A program started by ``nohup`` ignores it, and goes on ignoring it. Outside the main
+    thread signals cannot be caught, and nothing is changed.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

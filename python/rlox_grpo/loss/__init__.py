@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlox_grpo.loss.kl import LOG_RATIO_LIMIT, kl_penalty
-from rlox_grpo.loss.objective import aggregate, grpo_loss, make_loss
+from rlox_grpo.loss.kl import LOG_RATIO_LIMIT, kl_penalty, make_kl
+from rlox_grpo.loss.objective import aggregate, grpo_loss
 
-__all__ = ["LOG_RATIO_LIMIT", "aggregate", "grpo_loss", "kl_penalty", "make_loss"]
+__all__ = ["LOG_RATIO_LIMIT", "aggregate", "grpo_loss", "kl_penalty", "make_kl"]

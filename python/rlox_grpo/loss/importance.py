@@ -1,11 +1,10 @@
-"""Train/inference mismatch: how far the sampler's log-probs are from the trainer's, and weights that correct for it.
+"""Train/inference mismatch: the gap between the sampler's and the trainer's log-probs, and weights that correct for it.
 
-An engine with other kernels or another precision samples from a slightly other policy than the one that is trained,
-so the gradient is off-policy even when the weights are equal. With d = old_log_probs − sampling_log_probs for each
-token and ρ = exp(d), weighting the policy term by ρ makes its expectation the trainer's own again; a cap keeps the
-variance of ρ from drowning the batch. Sources: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy
-RL Training" (2025) for truncation; TRL's `vllm_importance_sampling_mode` and verl's `rollout_is` for the variants;
-IcePop for masking between two bounds.
+An engine with other kernels or another precision samples from a slightly different policy than the trainer's, so the
+gradient is off-policy even when the weights are equal. With d = old_log_probs − sampling_log_probs for each token and ρ
+= exp(d), weighting the policy term by ρ corrects its expectation; a cap bounds the variance of ρ. Sources: Yao et al.,
+"Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025) for truncation; TRL's
+`vllm_importance_sampling_mode` and verl's `rollout_is` for the variants; IcePop for masking between two bounds.
 """
 
 from __future__ import annotations
@@ -17,46 +16,47 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlox_grpo.loss.objective import LOG_RATIO_LIMIT
+from rlox_grpo.config.records.loss import ImportanceConfig
+from rlox_grpo.loss.kl import LOG_RATIO_LIMIT
 from rlox_grpo.types import Batch
 
 ImportanceLevel = Literal["token", "sequence", "sequence_mean"]
-ImportanceMode = Literal["truncate", "mask"]
+
+_DEFAULTS = ImportanceConfig()
 
 
 def importance_weights(
     old_log_probs: Tensor,
     sampling_log_probs: Tensor,
     mask: Tensor,
-    *,
-    level: ImportanceLevel = "token",
-    mode: ImportanceMode = "truncate",
-    cap: float = 2.0,
-    floor: float = 0.0,
+    level: ImportanceLevel,
+    config: ImportanceConfig = _DEFAULTS,
 ) -> Tensor:
-    """Weight of each token's policy term: ``float32 [N, T]``, 0 outside ``mask``, without a gradient.
+    """Return the weight of each token's policy term: ``float32 [N, T]``, 0 outside ``mask``, without a gradient.
 
     - ``token``: ρ_t = exp(d_t) (TRL ``token_*``, verl ``rollout_is: token``).
-    - ``sequence``: exp(Σ d_t) on each token of a sequence (TRL ``sequence_*``, verl ``rollout_is: sequence``). It is
-      the unbiased one, and leaves the bounds sooner the longer a sequence is.
+    - ``sequence``: exp(Σ d_t) on each token of a sequence (TRL ``sequence_*``, verl ``rollout_is: sequence``). It
+      is unbiased, and exceeds the bounds sooner in longer sequences.
     - ``sequence_mean``: exp(mean d_t), the geometric mean of the token ratios, which does not depend on the length
       (verl's geometric rejection; the ratio of GSPO, arXiv:2507.18071, between sampler and trainer).
 
-    ``truncate`` moves a ratio outside of [floor, cap] to the nearer bound; ``mask`` gives it weight 0. Neither changes
-    a denominator of the loss, as in TRL. Sums run in float64 and a log-ratio is clamped at ±20 before ``exp``.
+    ``importance_mode="truncate"`` clips a ratio to [``importance_floor``, ``importance_cap``]; ``"mask"`` sets a ratio
+    outside of them to 0. Neither changes a denominator of the loss, as in TRL. Sums run in float64 and a log-ratio is
+    clamped at ±20 before ``exp``.
 
     Args:
         old_log_probs: ``[N, T]``, by the trainer with the weights that sampled.
         sampling_log_probs: ``[N, T]``, as the engine reported them.
-        mask: ``bool [N, T]``, tokens that count; anything may stand elsewhere.
-        level, mode: as above.
-        cap, floor: bounds of the ratio.
+        mask: ``bool [N, T]``, tokens that count; other positions may hold anything.
+        level: as above.
+        config: mode and bounds.
 
     Raises:
-        ValueError: unknown ``level`` or ``mode``, or bounds that leave nothing between them.
+        ValueError: unknown ``level``, or a floor that is not below the cap.
     """
-    if not 0 <= floor < cap:
-        raise ValueError(f"floor is {floor:g} and cap {cap:g}: expected 0 <= floor < cap")
+    floor, cap = config.importance_floor, config.importance_cap
+    if floor >= cap:
+        raise ValueError(f"importance_floor is {floor:g} and importance_cap {cap:g}: expected floor < cap")
     difference = _difference(old_log_probs, sampling_log_probs, mask)
     if level == "sequence":
         difference = difference.sum(dim=-1, keepdim=True)
@@ -65,55 +65,51 @@ def importance_weights(
     elif level != "token":
         raise ValueError(f"level is {level!r}: expected 'token', 'sequence' or 'sequence_mean'")
     ratio = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    if mode == "truncate":
+    if config.importance_mode == "truncate":
         ratio = ratio.clamp(floor, cap)
-    elif mode == "mask":
-        ratio = torch.where((ratio >= floor) & (ratio <= cap), ratio, 0)
     else:
-        raise ValueError(f"mode is {mode!r}: expected 'truncate' or 'mask'")
+        ratio = torch.where((ratio >= floor) & (ratio <= cap), ratio, 0)
     return torch.where(mask, ratio, 0).float()
 
 
 def effective_sample_size(weights: Tensor) -> float:
-    """Kish's (Σw)² / (n Σw²) of the values of ``weights``: 1 when all are equal, 1/n when one has all the weight."""
+    """Return Kish's (Σw)² / (n Σw²) of ``weights``: 1 when all are equal, 1/n when one has all the weight."""
     values = weights.double().flatten()
     squares = float(values.square().sum())
     return float(values.sum()) ** 2 / (values.numel() * squares) if squares > 0 else 0.0
 
 
-def correction_level(
-    chosen: Literal["auto", "none", "token", "sequence", "sequence_mean"], *, exact: bool, bypass: bool
-) -> ImportanceLevel | None:
-    """What ``importance_correction`` means for an engine; None where there is nothing to correct."""
-    if chosen == "none" or bypass or (chosen == "auto" and exact):
+def correction_level(config: ImportanceConfig, *, exact: bool) -> ImportanceLevel | None:
+    """Return the level of the correction for an engine; None without a correction.
+
+    Args:
+        config: the options.
+        exact: whether the engine's log-probs are the trainer's own.
+    """
+    chosen = config.importance_correction
+    if chosen == "none" or config.bypass_old_log_probs or (chosen == "auto" and exact):
         return None
     return "token" if chosen == "auto" else chosen
 
 
 def with_importance_weights(
-    batches: Sequence[Batch], *, level: ImportanceLevel | None, mode: ImportanceMode, cap: float, floor: float
+    batches: Sequence[Batch], level: ImportanceLevel | None, config: ImportanceConfig
 ) -> list[Batch]:
-    """The batches, each with its tokens' weights where a ``level`` is given; see :func:`importance_weights`."""
+    """Return the batches with the weights of their tokens; unchanged without a ``level``."""
     if level is None:
         return list(batches)
     return [
-        replace(
-            batch,
-            importance_weights=importance_weights(
-                *_both(batch), batch.loss_mask, level=level, mode=mode, cap=cap, floor=floor
-            ),
-        )
+        replace(batch, importance_weights=importance_weights(*_both(batch), batch.loss_mask, level, config))
         for batch in batches
     ]
 
 
 def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
-    """The step's gap between ``old_log_probs`` and ``sampling_log_probs``, over loss tokens; {} where one is unknown.
+    """Measure the gap between ``old_log_probs`` and ``sampling_log_probs`` over loss tokens; {} if one is missing.
 
-    ``mismatch/gap_mean`` and ``_max`` are of |d|; ``kl_k1`` (−d) and ``kl_k3`` (ρ − d − 1) estimate
-    KL(sampler ‖ trainer), as the tokens are the sampler's; ``effective_sample_size`` is of the token ratios ρ before
-    any bound. With importance weights also their mean and largest, and the share of loss tokens
-    that have none.
+    ``mismatch/gap_mean`` and ``_max`` are the mean and the maximum of |d|. ``kl_k1`` (−d) and ``kl_k3`` (ρ − d − 1)
+    estimate KL(sampler ‖ trainer). ``effective_sample_size`` is that of the unclipped token ratios ρ. With importance
+    weights, their mean, their maximum and the share of loss tokens with weight 0 are added.
     """
     known = [batch for batch in batches if _both_are_known(batch)]
     differences = [_difference(*_both(batch), batch.loss_mask)[batch.loss_mask].cpu() for batch in known]
@@ -138,10 +134,10 @@ def mismatch_metrics(batches: Sequence[Batch]) -> dict[str, float]:
 
 
 def gap_shares(log_probs: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-    """The means of :func:`mismatch_metrics` from a micro-batch's own forward, for steps whose old policy needs none.
+    """Compute the means of :func:`mismatch_metrics` from the update's forward, for steps without old log-probs.
 
-    Sums over loss tokens by the whole step's number of them, so that micro-batches add up, as in
-    :class:`rlox_grpo.types.LossOutput`.
+    Each is a sum over the micro-batch's loss tokens divided by the step's number of loss tokens, so that micro-batches
+    add up, as in :class:`rlox_grpo.types.LossOutput`.
     """
     if batch.sampling_log_probs is None:
         return {}
@@ -166,5 +162,5 @@ def _both(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _both_are_known(batch: Batch) -> bool:
-    """Whether the old policy's log-probs are the trainer's: where they are bypassed, they are the sampler's own."""
+    """Whether the old log-probs are the trainer's; with ``bypass_old_log_probs`` they are the sampler's."""
     return batch.old_log_probs is not None and batch.old_log_probs is not batch.sampling_log_probs

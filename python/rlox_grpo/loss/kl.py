@@ -10,31 +10,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlox_grpo.config.choices import KLEstimator
+from rlox_grpo.config.records.loss import KLEstimator, LossConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.types import Batch
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped here: exp(20) is 4.9e8, beyond which one token would drown a batch."""
+"""Log-ratios are clamped to ±20: exp(20) is 4.9e8, and a larger ratio would dominate the batch."""
+
+_DEFAULTS = LossConfig()
 
 
-def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator = "k3") -> Tensor:
-    """Per-token estimate of KL(policy ‖ reference), same shape as ``log_probs``.
+def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator = _DEFAULTS.kl_estimator) -> Tensor:
+    """Return a per-token estimate of KL(policy ‖ reference), same shape as ``log_probs``.
 
     With d = ref_log_probs − log_probs, clamped to ±20 (Schulman, "Approximating KL divergence", 2020):
 
-    - ``k1``: −d. Unbiased, can be negative. As a term of the loss its gradient is that of log_probs alone, which has
-      expectation 0: it reports a divergence and does not hold it back. Made for the reward.
+    - ``k1``: −d. Unbiased; can be negative. For ``kl_in="reward"``: as a term of the loss its gradient has
+      expectation 0, so it does not penalize the divergence.
     - ``k2``: d²/2. Its gradient is that of the divergence, in expectation.
     - ``k3``: exp(d) − d − 1. Unbiased and never negative (DeepSeekMath eq. 4); its gradient is that of
       KL(reference ‖ policy), in expectation.
     - ``abs``: |d|.
     - ``k1+``, ``k3+``, ``abs+``: the value of the estimator with the gradient of k2, as in verl.
     - ``k1_inverted``: d, k1 with the wrong sign; only to reproduce code that has it (the preset ``r1_blog``).
-    - ``k3_clamped``: k3, at most 10 and there without a gradient, as in verl (the preset ``verl``).
+    - ``k3_clamped``: k3, clamped to at most 10, as in verl (the preset ``verl``); no gradient at the clamp.
 
-    ``full``, the divergence itself, is no estimate from log-probs of the tokens taken: see
-    :func:`rlox_grpo.model.full_kl.distribution_kl`.
+    ``full`` is not an estimate from log-probs: :func:`rlox_grpo.model.full_kl.distribution_kl` computes the KL over the
+    whole vocabulary.
 
     Raises:
         ValueError: unknown ``estimator``, or ``full``.
@@ -60,6 +62,25 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
     raise ValueError(f"estimator is {estimator!r}: expected one of {known}")
 
 
+def make_kl(config: LossConfig) -> Callable[[Tensor, Batch, Tensor | None], Tensor | None]:
+    """Return the KL per token that ``config`` names, for the loss and for the penalty in the reward.
+
+    It takes the policy's ``log_probs [N, T]``, the batch, and ``distribution_kl [N, T]``, the KL over the whole
+    vocabulary if it was computed. It returns ``[N, T]``, 0 outside ``loss_mask``, or None without a reference.
+    """
+
+    def token_kl(log_probs: Tensor, batch: Batch, distribution_kl: Tensor | None) -> Tensor | None:
+        if distribution_kl is not None:
+            return torch.where(batch.loss_mask, distribution_kl, 0)
+        if batch.ref_log_probs is None:
+            return None
+        # Masked before the estimator: 0 · inf would poison the gradient.
+        policy, reference = (torch.where(batch.loss_mask, values, 0) for values in (log_probs, batch.ref_log_probs))
+        return kl_penalty(policy, reference, config.kl_estimator)
+
+    return token_kl
+
+
 @torch.no_grad()
 def sequence_kl(
     batches: Sequence[Batch],
@@ -68,16 +89,16 @@ def sequence_kl(
     num_rows: int,
     ranks: Ranks | None = None,
 ) -> NDArray[np.float64]:
-    """KL summed over each completion, for a penalty in the reward (InstructGPT, arXiv:2203.02155; verl).
+    """Sum the KL over each completion, for a penalty in the reward (InstructGPT, arXiv:2203.02155; verl).
 
     Args:
-        batches: micro-batches of all completions, or this rank's; ``row_index`` is each row's place in the result.
-        token_kl: batch → KL of each token ``[N, T]``.
-        num_rows: N, the rows of all batches of all ranks.
-        ranks: those that have the other batches.
+        batches: micro-batches of all completions, or this rank's; ``row_index`` is a row's index in the result.
+        token_kl: computes the KL of each token ``[N, T]`` of a batch.
+        num_rows: N, the rows of all batches on all ranks.
+        ranks: the ranks that have the other batches.
 
     Returns:
-        ``float64 [N]`` in nats, on every rank.
+        ``float64 [N]`` in nats, the same on every rank.
     """
     sums = np.zeros(num_rows)
     for batch in batches:

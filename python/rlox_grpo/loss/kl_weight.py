@@ -1,27 +1,22 @@
-"""Schedules as pure functions: of the step alone, but for the adaptive kl_coef, whose last value a checkpoint keeps."""
+"""Schedules of the weight of the KL penalty. Checkpoints save the current weight, as the adaptive one has state."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from rlox_grpo.config.choices import KLSchedule
-
-if TYPE_CHECKING:
-    from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.records.loss import KLSchedule, LossConfig
 
 
-def kl_coef_at(step: int, *, start: float, end: float, total_steps: int, schedule: KLSchedule = "constant") -> float:
-    """Weight of the KL penalty in step ``step`` (from 0) out of ``total_steps``.
+def kl_coef_at(step: int, *, start: float, end: float, total_steps: int, schedule: KLSchedule) -> float:
+    """Return the weight of the KL penalty in step ``step`` (from 0) out of ``total_steps``.
 
-    - ``constant``: ``start``. So is ``adaptive`` here; :func:`adapted_kl_coef` moves it.
+    - ``constant``: ``start``. ``adaptive`` too: :func:`adapted_kl_coef` changes it.
     - ``linear``: from ``start`` to ``end``, which the step after the last would reach.
-    - ``cosine``: ``start`` over the first tenth of the steps, half a cosine down (or up) to ``end`` over the next seven
-      tenths, ``end`` from then on.
-    - ``cosine_inverted``: the same ends, and between them the half cosine the other way round: a jump to ``end`` at a
-      tenth, a rise back to ``start`` at eight tenths, a jump down to ``end``. The R1 article's published formula,
-      start − (start − end)(1 + cos π p)/2, as it stands.
+    - ``cosine``: ``start`` in the first tenth of the steps, half a cosine to ``end`` in the next seven tenths, then
+      ``end``.
+    - ``cosine_inverted``: the published formula of the R1 article, start − (start − end)(1 + cos π p)/2. It jumps to
+      ``end`` after a tenth, rises back to ``start`` until eight tenths, then jumps to ``end``.
 
     Raises:
         ValueError: unknown ``schedule``.
@@ -43,10 +38,10 @@ def kl_coef_at(step: int, *, start: float, end: float, total_steps: int, schedul
 
 
 def adapted_kl_coef(kl_coef: float, kl: float, *, target: float, horizon: float, num_sequences: int) -> float:
-    """The next step's weight: up where ``kl`` is over ``target``, down where it is under.
+    """Return the next step's weight: larger if ``kl`` is above ``target``, smaller if it is below.
 
-    Ziegler et al., arXiv:1909.08593, section 2.2. The relative error is clipped to ±0.2 and worked off over ``horizon``
-    completions, as verl's AdaptiveKLController does.
+    Ziegler et al., arXiv:1909.08593, section 2.2. The relative error is clipped to ±0.2 and scaled by
+    ``num_sequences / horizon``, as in verl's AdaptiveKLController.
     """
     error = min(0.2, max(-0.2, kl / target - 1.0))
     return kl_coef * (1.0 + error * num_sequences / horizon)
@@ -56,36 +51,36 @@ class KLWeight:
     """The weight of the KL penalty over a run.
 
     Attributes:
-        value: the weight in the step at hand; what a checkpoint keeps.
+        value: the weight in the current step; checkpoints save it.
     """
 
-    def __init__(self, start: float, end: float, schedule: KLSchedule, target: float | None, horizon: float) -> None:
-        self.value = start
-        self._start, self._end, self._schedule, self._target, self._horizon = start, end, schedule, target, horizon
+    def __init__(self, config: LossConfig) -> None:
+        self.value = config.kl_coef
+        self._config = config
 
     def begin(self, step: int, total_steps: int) -> None:
         """Move to step ``step`` of ``total_steps``."""
-        if self._schedule != "adaptive":
+        config = self._config
+        if config.kl_schedule != "adaptive":
             self.value = kl_coef_at(
-                step, start=self._start, end=self._end, total_steps=total_steps, schedule=self._schedule
+                step,
+                start=config.kl_coef,
+                end=config.kl_coef_end,
+                total_steps=total_steps,
+                schedule=config.kl_schedule,
             )
 
     def finish(self, metrics: Mapping[str, float], num_sequences: int) -> dict[str, float]:
-        """Take in what the step's ``policy/kl`` was; returns the weight that it had, where that moves, as a metric."""
-        if self._schedule == "constant":
+        """Adapt the weight to the step's ``policy/kl``. Return the weight that the step used, unless it is constant."""
+        config, used = self._config, self.value
+        if config.kl_schedule == "constant":
             return {}
-        used = self.value
-        if self._target is not None and "policy/kl" in metrics:
+        if config.kl_schedule == "adaptive" and config.kl_target is not None and "policy/kl" in metrics:
             self.value = adapted_kl_coef(
                 used,
                 metrics["policy/kl"],
-                target=self._target,
-                horizon=self._horizon,
+                target=config.kl_target,
+                horizon=config.kl_horizon,
                 num_sequences=num_sequences,
             )
         return {"policy/kl_coef": used}
-
-
-def make_kl_weight(config: GRPOConfig) -> KLWeight:
-    """The weight as ``config`` moves it."""
-    return KLWeight(config.kl_coef, config.kl_coef_end, config.kl_schedule, config.kl_target, config.kl_horizon)

@@ -1,53 +1,49 @@
 """The GRPO objective as pure functions of log-probs: one loss serves every preset.
 
 Every sum runs in float64 under ``loss_mask`` and is divided by a denominator of the whole optimizer step, so that
-micro-batch losses add up to the step's loss. A masked position contributes exactly nothing, whatever it holds.
+micro-batch losses add up to the step's loss. A masked position contributes exactly 0, whatever it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from rlox_grpo.config.choices import KLEstimator, LossAggregation, PolicyLoss
-from rlox_grpo.loss.kl import LOG_RATIO_LIMIT, kl_penalty
+from rlox_grpo.config.records.loss import LossAggregation, LossConfig
+from rlox_grpo.loss.kl import LOG_RATIO_LIMIT, make_kl
 from rlox_grpo.loss.policy import policy_term
 from rlox_grpo.types import Batch, LossOutput
 
-if TYPE_CHECKING:
-    from rlox_grpo.config.schema import GRPOConfig
-
-__all__ = ["LOG_RATIO_LIMIT", "aggregate", "grpo_loss", "kl_penalty", "make_loss"]
+_DEFAULTS = LossConfig()
 
 
 def aggregate(
     values: Tensor,
     mask: Tensor,
-    how: LossAggregation = "sequence_mean",
+    how: LossAggregation = _DEFAULTS.loss_aggregation,
     *,
     num_loss_tokens: float | None = None,
     num_sequences: float | None = None,
     max_length: int | None = None,
 ) -> Tensor:
-    """One float64 scalar from per-token ``values [N, T]`` under the boolean ``mask [N, T]``.
+    """Aggregate per-token ``values [N, T]`` under the boolean ``mask [N, T]`` to one float64 scalar.
 
     - ``sequence_mean``: mean over sequences of the mean over a sequence's tokens (DeepSeekMath eq. 3).
     - ``token_mean``: sum over the number of tokens (DAPO, arXiv:2503.14476, eq. 8).
     - ``fixed_length``: sum over sequences × ``max_length`` (Dr. GRPO, arXiv:2503.20783).
     - ``sequence_sum``: mean over sequences of the sum over a sequence's tokens.
-    - ``sequence_mean_shifted``: ``sequence_mean`` whose count, but not its sum, leaves out a token at ``max_length``;
-      only to reproduce code whose count is shifted by one (the preset ``rl_from_scratch``).
+    - ``sequence_mean_shifted``: ``sequence_mean``, except that a token at ``max_length`` is in the sum and not in the
+      count; only to reproduce code with that off-by-one (the preset ``rl_from_scratch``).
 
     Args:
         values: any float dtype; positions outside ``mask`` may hold anything, NaN included.
         mask: True on tokens that count.
         how: one of the above.
-        num_loss_tokens: tokens of the whole optimizer step; this tensor's own when None.
-        num_sequences: sequences of the whole optimizer step that hold a token; this tensor's own when None.
-        max_length: tokens that every sequence counts for under ``fixed_length``; the longest completion's under
+        num_loss_tokens: tokens of the whole optimizer step; None: counted in ``mask``.
+        num_sequences: sequences with a token in the whole optimizer step; None: counted in ``mask``.
+        max_length: the length of every sequence for ``fixed_length``; the maximum length for
             ``sequence_mean_shifted``.
 
     Raises:
@@ -80,52 +76,40 @@ def aggregate(
 def grpo_loss(
     log_probs: Tensor,
     batch: Batch,
+    config: LossConfig | None = None,
     *,
     entropy: Tensor | None = None,
     distribution_kl: Tensor | None = None,
-    policy_loss: PolicyLoss = "clip",
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    delta: float | None = None,
-    sapo_temperatures: tuple[float, float] = (1.0, 1.05),
-    vespo_shape: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0),
-    kl_coef: float = 0.0,
-    kl_estimator: KLEstimator = "k3",
-    kl_bias_correction: bool = False,
-    entropy_coef: float = 0.0,
-    loss_aggregation: LossAggregation = "sequence_mean",
     max_length: int | None = None,
+    **options: Any,
 ) -> LossOutput:
-    """The GRPO objective, negated, of one micro-batch.
+    """Return the GRPO objective, negated, of one micro-batch.
 
     Per token: policy term + kl_coef · KL, aggregated; minus entropy_coef · (mean entropy of the loss tokens). By
     default the policy term is −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A) (DeepSeekMath, arXiv:2402.03300,
-    eq. 3), r = exp(log_probs − old_log_probs). When the batch carries no ``old_log_probs`` it was sampled from these
-    very weights: r is 1 and its gradient is that of ``log_probs``. ``importance_weights`` that it carries multiply the
-    policy term.
+    eq. 3), r = exp(log_probs − old_log_probs). A batch without ``old_log_probs`` was sampled from the current weights:
+    r is 1 and its gradient is that of ``log_probs``. ``importance_weights`` of the batch multiply the policy term.
 
     Args:
         log_probs: ``[N, T]`` with gradient, of the completion tokens at the sampling temperature.
         batch: the micro-batch; its denominators are those of the whole optimizer step. Where it has a ``policy_mask``
-            the policy term counts there alone; denominators and the other terms are unchanged.
-        entropy: ``[N, T]`` in nats with gradient, of the distributions that ``log_probs`` are of; for ``entropy_coef``.
-        distribution_kl: ``[N, T]`` with gradient, the KL over the whole vocabulary, in place of an estimate of it.
-        policy_loss, clip_low, clip_high, dual_clip, delta, sapo_temperatures, vespo_shape: see
-            :func:`rlox_grpo.loss.policy.policy_term`.
-        kl_coef: weight β of the penalty; 0 leaves it out.
-        kl_estimator: see :func:`rlox_grpo.loss.kl.kl_penalty`.
-        kl_bias_correction: multiply the estimate by the policy term's ratio, gradient and all, so that its expectation
-            under the old policy is that under the current one (DeepSeek-V3.2, arXiv:2512.02556, section 3.1; TRL's
-            ``use_bias_correction_kl``).
-        entropy_coef: weight of the entropy bonus; a mean over tokens whatever ``loss_aggregation`` is, as in TRL.
-        loss_aggregation: see :func:`aggregate`.
+            the policy term counts only there; denominators and the other terms are unchanged.
+        config: the options of the loss; the defaults when None.
+        entropy: ``[N, T]`` in nats with gradient, of the distributions of ``log_probs``; for ``entropy_coef``.
+        distribution_kl: ``[N, T]`` with gradient, the KL over the whole vocabulary, in place of an estimate.
         max_length: see :func:`aggregate`.
+        **options: fields of :class:`rlox_grpo.config.records.LossConfig` that replace those of ``config``:
+            ``policy_loss``, ``clip_low``, ``kl_coef``, ….
 
     Raises:
-        ValueError: shapes that differ, an unknown choice, ``kl_coef`` > 0 without ``ref_log_probs``, or an
-            ``entropy_coef`` without an ``entropy`` that has a gradient.
+        ValueError: shapes that differ, ``kl_coef`` above 0 without ``ref_log_probs``, or an ``entropy_coef`` without
+            an ``entropy`` that has a gradient.
+        ConfigError: an unknown option or a value out of range.
     """
+    config = config or _DEFAULTS
+    if options:
+        config = LossConfig.create(**{**dict(config), **options})
+    kl_coef, entropy_coef = config.kl_coef, config.entropy_coef
     if log_probs.shape != batch.loss_mask.shape:
         raise ValueError(
             f"log_probs has shape {tuple(log_probs.shape)} and batch.loss_mask {tuple(batch.loss_mask.shape)}"
@@ -140,34 +124,20 @@ def grpo_loss(
     log_probs = log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs
     old_log_probs = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    term = policy_term(
-        policy_loss,
-        log_probs,
-        log_ratio,
-        batch.advantages.to(log_probs.dtype).unsqueeze(-1),
-        mask,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-        delta=delta,
-        sapo_temperatures=sapo_temperatures,
-        vespo_shape=vespo_shape,
-    )
+    term = policy_term(config, log_probs, log_ratio, batch.advantages.to(log_probs.dtype).unsqueeze(-1), mask)
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     if batch.importance_weights is not None:
         token_loss = token_loss * batch.importance_weights
-    kl = None if distribution_kl is None else torch.where(mask, distribution_kl, 0)
-    if kl is None and batch.ref_log_probs is not None:
-        kl = kl_penalty(log_probs, torch.where(mask, batch.ref_log_probs, 0), kl_estimator)
+    kl = make_kl(config)(log_probs, batch, distribution_kl)
     if kl is not None:
-        if kl_bias_correction:
+        if config.kl_bias_correction:
             kl = kl * term.ratio
         if kl_coef > 0:
             token_loss = token_loss + kl_coef * kl
     loss = aggregate(
         token_loss,
         mask,
-        loss_aggregation,
+        config.loss_aggregation,
         num_loss_tokens=batch.num_loss_tokens,
         num_sequences=batch.num_sequences,
         max_length=max_length,
@@ -187,32 +157,3 @@ def grpo_loss(
     if kl is not None:
         metrics["policy/kl"] = token_mean(kl.detach())
     return LossOutput(loss=loss, metrics=metrics)
-
-
-def make_loss(config: GRPOConfig, kl_coef: Callable[[], float]) -> Callable[..., LossOutput]:
-    """``loss(log_probs, batch, …)`` with the choices of ``config`` and the weight of KL as it is then."""
-
-    def loss(
-        log_probs: Tensor, batch: Batch, *, entropy: Tensor | None = None, distribution_kl: Tensor | None = None
-    ) -> LossOutput:
-        return grpo_loss(
-            log_probs,
-            batch,
-            entropy=entropy,
-            distribution_kl=distribution_kl,
-            policy_loss=config.policy_loss,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            dual_clip=config.dual_clip,
-            delta=config.delta,
-            sapo_temperatures=config.sapo_temperatures,
-            vespo_shape=config.vespo_shape,
-            kl_coef=kl_coef() if config.kl_in == "loss" else 0.0,
-            kl_estimator=config.kl_estimator,
-            kl_bias_correction=config.kl_bias_correction,
-            entropy_coef=config.entropy_coef,
-            loss_aggregation=config.loss_aggregation,
-            max_length=config.max_new_tokens,
-        )
-
-    return loss

@@ -1,4 +1,4 @@
-"""What a token's loss is: each published policy term as a function of log-ratios and advantages.
+"""Policy terms: each published per-token loss as a function of log-ratios and advantages.
 
 In every function ``log_probs`` and ``log_ratio`` are ``[N, T]`` with gradient and 0 outside ``mask [N, T]``, and
 ``advantages`` is ``[N, 1]``. r is exp(log_ratio), sg is detach, L_i the tokens of sequence i under the mask.
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log
-from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlox_grpo.config.choices import PolicyLoss
+from rlox_grpo.config.records.loss import LossConfig
 from rlox_grpo.distributed.ranks import Ranks
 
 
@@ -25,9 +24,9 @@ class PolicyTerm:
 
     Attributes:
         loss: Per token; a sequence's own loss stands at each of its tokens.
-        ratio: The importance ratio that the loss is made of, per token or the sequence's.
-        low, high: Whether the ratio is so far below or above that it is held back, so that it moves no weight (or,
-            in the ``cispo`` forms, no further).
+        ratio: The importance ratio in the loss, of the token or of its sequence.
+        low, high: Whether the ratio is clipped from below or from above. A clipped token has no gradient; in the
+            ``cispo`` forms it has the gradient of the bound.
     """
 
     loss: Tensor
@@ -37,61 +36,48 @@ class PolicyTerm:
 
 
 def policy_term(
-    kind: PolicyLoss,
-    log_probs: Tensor,
-    log_ratio: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    delta: float | None = None,
-    sapo_temperatures: tuple[float, float] = (1.0, 1.05),
-    vespo_shape: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0),
+    config: LossConfig, log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, mask: Tensor
 ) -> PolicyTerm:
-    """The policy term that ``kind`` names; each function below says which of the options it reads.
+    """Return the policy term that ``config.policy_loss`` names.
 
-    Raises:
-        ValueError: unknown ``kind``.
+    Each function below documents the options that it reads.
     """
+    kind, low, high = config.policy_loss, config.clip_low, config.clip_high
     if kind == "clip":
-        return clipped(log_ratio, advantages, clip_low, clip_high, dual_clip=dual_clip, delta=delta)
+        return clipped(log_ratio, advantages, low, high, dual_clip=config.dual_clip, delta=config.delta)
     if kind == "gspo":
-        return clipped(_sequence_mean(log_ratio, mask).expand_as(mask), advantages, clip_low, clip_high, delta=delta)
+        return clipped(_sequence_mean(log_ratio, mask).expand_as(mask), advantages, low, high, delta=config.delta)
     if kind == "gspo_token":
         sequence = _sequence_mean(log_ratio, mask).detach()
-        return clipped(sequence + log_probs - log_probs.detach(), advantages, clip_low, clip_high, delta=delta)
+        return clipped(sequence + log_probs - log_probs.detach(), advantages, low, high, delta=config.delta)
     if kind == "cispo_clip":
-        return _weighted(log_probs, log_ratio, advantages, 1 - clip_low, 1 + clip_high)
+        return _weighted(log_probs, log_ratio, advantages, 1 - low, 1 + high)
     if kind == "cispo_upper":
-        return _weighted(log_probs, log_ratio, advantages, 0.0, 1 + clip_high)
+        return _weighted(log_probs, log_ratio, advantages, 0.0, 1 + high)
     if kind == "cispo_cap":
-        return _weighted(log_probs, log_ratio, advantages, 0.0, clip_high)
+        return _weighted(log_probs, log_ratio, advantages, 0.0, high)
     if kind == "sapo":
-        return _sapo(log_ratio, advantages, *sapo_temperatures)
+        return _sapo(log_ratio, advantages, *config.sapo_temperatures)
     if kind == "vespo":
-        return _vespo(log_probs, log_ratio, advantages, mask, *vespo_shape)
+        return _vespo(log_probs, log_ratio, advantages, mask, *config.vespo_shape)
     if kind == "gmpo":
-        return _gmpo(log_ratio, advantages, mask, clip_low, clip_high)
+        return _gmpo(log_ratio, advantages, mask, low, high)
     if kind == "dppo":
-        return _dppo(log_probs, log_ratio, advantages, clip_low, clip_high, delta)
-    if kind == "reinforce":
-        return _unclipped(-advantages * log_probs, log_ratio.exp())
-    raise ValueError(f"policy_loss is {kind!r}: expected one of {', '.join(get_args(PolicyLoss))}")
+        return _dppo(log_probs, log_ratio, advantages, low, high, config.delta)
+    return _unclipped(-advantages * log_probs, log_ratio.exp())  # reinforce
 
 
 def top_entropy_masks(
     entropies: Sequence[Tensor], masks: Sequence[Tensor], share: float, ranks: Ranks | None = None
 ) -> list[Tensor]:
-    """Which loss tokens were sampled from the most uncertain distributions ("Beyond the 80/20 Rule", arXiv:2506.01939).
+    """Select the loss tokens with the highest entropy ("Beyond the 80/20 Rule", arXiv:2506.01939).
 
     Args:
-        entropies: ``[N, T]`` of each micro-batch of an optimizer step; one threshold holds for them all.
-        masks: their loss masks.
-        share: of all loss tokens, those to keep, by linear interpolation between entropies as in TRL
+        entropies: ``[N, T]`` of each micro-batch of an optimizer step; they share one threshold.
+        masks: Their loss masks.
+        share: Share of all loss tokens to keep, by linear interpolation between entropies, as in TRL
             (``top_entropy_quantile``).
-        ranks: those that have the step's other micro-batches.
+        ranks: The ranks that have the step's other micro-batches.
 
     Returns:
         ``bool [N, T]`` for each, the tokens at or above the 1 − share quantile.
@@ -122,10 +108,10 @@ def clipped(
     With ``dual_clip`` c the loss of a token with A < 0 is at most −c A (arXiv:1912.09729). With ``delta`` the
     first r, and not the second, is at most delta (INTELLECT-2, arXiv:2505.07291; TRL).
 
-    As ``gspo`` r is the sequence's s_i = exp(Σ log_ratio / L_i), of which every token gets 1/L_i of the gradient (GSPO,
-    arXiv:2507.18071; TRL's ``importance_sampling_level="sequence"``). As ``gspo_token`` it is sg(s_i) ·
-    exp(log_probs − sg(log_probs)) (GSPO-token there; verl's ``gspo``). Values and gradients are the same over a whole
-    sequence; only where a ``policy_mask`` takes single tokens do they differ. With ``sequence_sum`` this is LUSPO
+    ``gspo``: r is the sequence's s_i = exp(Σ log_ratio / L_i), and each token gets 1/L_i of its gradient (GSPO,
+    arXiv:2507.18071; TRL's ``importance_sampling_level="sequence"``). ``gspo_token``: r is sg(s_i) ·
+    exp(log_probs − sg(log_probs)) (GSPO-token in the paper; verl's ``gspo``). Their values and gradients are equal over
+    a whole sequence; they differ with a ``policy_mask`` of single tokens. With ``sequence_sum`` this is LUSPO
     (arXiv:2602.05261).
     """
     ratio = log_ratio.exp()
@@ -142,7 +128,7 @@ def clipped(
 
 
 def _weighted(log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> PolicyTerm:
-    """−sg(clip(r, low, high)) A log_probs, CISPO: the weight is clipped, the gradient never lost.
+    """−sg(clip(r, low, high)) A log_probs, CISPO: the weight is clipped, and every token keeps a gradient.
 
     Three published meanings: ``cispo_clip`` clips at 1 − clip_low and 1 + clip_high (MiniMax-M1, arXiv:2506.13585;
     verl); ``cispo_upper`` at 1 + clip_high alone (open-instruct); ``cispo_cap`` at clip_high itself, which
@@ -171,7 +157,7 @@ def _vespo(
 ) -> PolicyTerm:
     """−sg(φ(w)) A log_probs with φ(w) = exp(λ) wᵏ exp(−λ w) and w = exp(Σ log_ratio) (VESPO, arXiv:2602.10693; TRL).
 
-    k and λ by the sign of A; w is kept within 1e-8 and exp(20), as there.
+    k and λ depend on the sign of A; w is clamped to 1e-8 … exp(20), as in the paper's code.
     """
     log_weight = torch.where(mask, log_ratio, 0).sum(dim=-1, keepdim=True).detach().clamp(log(1e-8), 20.0)  # [N, 1]
     k = _by_sign(advantages >= 0, k_positive, k_negative, log_ratio)
@@ -183,8 +169,8 @@ def _vespo(
 def _gmpo(log_ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float) -> PolicyTerm:
     """−A exp(Σ c / L_i), c the log-ratio clipped pessimistically to −clip_low … clip_high (GMPO, arXiv:2507.20673).
 
-    The bounds are of the logarithm, 0.4 and 0.4 in the paper. One loss for a sequence, so aggregate by
-    ``sequence_mean``.
+    The bounds apply to the log-ratio; the paper uses 0.4 and 0.4. It is one loss for a sequence, so it needs
+    ``loss_aggregation="sequence_mean"``.
     """
     sign = advantages.sign()
     bounded = log_ratio.clamp(-clip_low, clip_high)
@@ -202,10 +188,10 @@ def _dppo(
     clip_high: float,
     delta: float | None,
 ) -> PolicyTerm:
-    """−sg(min(r, delta)) A log_probs where the token's probability has not yet moved that way by more than the bounds.
+    """−sg(min(r, delta)) A log_probs for tokens whose probability has moved by less than the bounds.
 
-    Tokens with A > 0 drop out once π − π_old > clip_high, the others once π − π_old < −clip_low (DPPO with the binary
-    total variation, arXiv:2602.04879; verl's ``dppo_tv``).
+    Tokens with A > 0 are masked once π − π_old > clip_high, the others once π − π_old < −clip_low (DPPO with the
+    binary total variation, arXiv:2602.04879; verl's ``dppo_tv``).
     """
     ratio = log_ratio.exp()
     moved = log_probs.detach().exp() - (log_probs - log_ratio).detach().exp()
@@ -215,7 +201,7 @@ def _dppo(
 
 
 def _by_sign(condition: Tensor, where_true: float, where_false: float, like: Tensor) -> Tensor:
-    """One of two numbers in the dtype of ``like``; torch.where of two plain numbers gives float32."""
+    """Select between two numbers in the dtype of ``like``; torch.where of two plain numbers gives float32."""
     return torch.where(condition, like.new_tensor(where_true), like.new_tensor(where_false))
 
 
@@ -225,6 +211,6 @@ def _unclipped(loss: Tensor, ratio: Tensor) -> PolicyTerm:
 
 
 def _sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """``[N, 1]``: means of each row under the mask; 0 where it holds nothing."""
+    """Return the mean of each row under the mask, ``[N, 1]``; 0 for an empty row."""
     kept = torch.where(mask, values, 0)
     return kept.sum(dim=-1, keepdim=True) / mask.sum(dim=-1, keepdim=True).clamp(min=1)

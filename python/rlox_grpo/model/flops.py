@@ -1,4 +1,4 @@
-"""What the update forwarded, what it spared, and how far that took the device: counts over batches, no clock."""
+"""Token counts, padding saved, and MFU of the update."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class UpdateWork:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a model's FLOPs are counted from.
+    """Model size for counting FLOPs.
 
     Attributes:
         body, body_trained: parameters beside embeddings and output layer, and those of them that take gradients.
@@ -80,32 +80,32 @@ class ModelSize:
     attention_width: int = 0
 
 
-def update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> UpdateWork:
-    """Count what forwarding ``batches`` once takes.
+def count_update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> UpdateWork:
+    """Count the tokens and attention pairs of one forward over ``batches``.
 
     Args:
         batches: micro-batches of one optimizer step.
-        shares_prompts: whether those worth it are forwarded packed (:attr:`rlox_grpo.model.forward.Forward.shares_prompts`):
-            each run of rows of one prompt forwards what they begin with once, completions go without their last
-            tokens, and nothing is padded.
+        shares_prompts: whether batches are packed where that saves enough tokens
+            (:attr:`rlox_grpo.model.forward.Forward.shares_prompts`). Rows of one prompt then forward their common
+            prefix once, completions leave out their last token, and nothing is padded.
     """
-    return reduce(_sum, (_batch_work(batch, shares_prompts) for batch in batches), UpdateWork())
+    return reduce(_add_work, (_count_batch_work(batch, shares_prompts) for batch in batches), UpdateWork())
 
 
-def _sum(one: UpdateWork, other: UpdateWork) -> UpdateWork:
+def _add_work(one: UpdateWork, other: UpdateWork) -> UpdateWork:
     return UpdateWork(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
 
 
-def _batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
-    from rlox_grpo.model.forward import worth_packing
-    from rlox_grpo.model.prefix_tree import owners, prefix_tree
+def _count_batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
+    from rlox_grpo.model.forward import is_worth_packing
+    from rlox_grpo.model.prefix_tree import build_prefix_tree, find_owners
 
-    tree = prefix_tree(batch)
+    tree = build_prefix_tree(batch)
     prompts: Int64Array = tree.prompt_lengths[tree.group_of_row]  # of each row
     prompt_tokens, completion_tokens = int(prompts.sum()), int(tree.lengths.sum())
     row_tokens = prompt_tokens + completion_tokens
     loss_mask = batch.loss_mask.cpu().numpy()
-    if not (shares_prompts and worth_packing(tree, batch)):
+    if not (shares_prompts and is_worth_packing(tree, batch)):
         return UpdateWork(
             row_tokens=row_tokens,
             forwarded=row_tokens,
@@ -113,7 +113,7 @@ def _batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             predicted=int(loss_mask.sum()),
-            pairs=_causal_pairs(prompts + tree.lengths),
+            pairs=_count_causal_pairs(prompts + tree.lengths),
         )
     row, step = tree.forwarded.nonzero()
     return UpdateWork(
@@ -123,12 +123,12 @@ def _batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
         saved=prompt_tokens - int(tree.prompt_lengths.sum()),
         completion_tokens=completion_tokens,
         completion_saved=int(np.maximum(tree.lengths - 1, 0).sum()) - len(row),
-        predicted=int(owners(tree.owner, loss_mask).sum()),
-        pairs=_causal_pairs(tree.prompt_lengths) + int((prompts[row] + step + 1).sum()),
+        predicted=int(find_owners(tree.owner, loss_mask).sum()),
+        pairs=_count_causal_pairs(tree.prompt_lengths) + int((prompts[row] + step + 1).sum()),
     )
 
 
-def update_profile(
+def profile_update(
     batches: Sequence[Batch],
     *,
     num_updates: int,
@@ -143,7 +143,7 @@ def update_profile(
         batches: the micro-batches that each optimizer step went over.
         num_updates: optimizer steps taken on them.
         seconds: what the update took, ``time/update_s``.
-        shares_prompts: see :func:`update_work`.
+        shares_prompts: see :func:`count_update_work`.
         size: the model's; None leaves ``perf/mfu`` out.
         peak_flops: the device's, in FLOP/s; None likewise.
 
@@ -153,7 +153,7 @@ def update_profile(
         ``perf/update_tokens_per_s`` in tokens of the rows, prompts counted with each completion, so that the two ways
         of forwarding compare; ``perf/mfu`` counts what was forwarded, without what checkpointing forwards again.
     """
-    work = update_work(batches, shares_prompts=shares_prompts)
+    work = count_update_work(batches, shares_prompts=shares_prompts)
     if not num_updates or not work.forwarded:
         return {}
     metrics = {
@@ -164,11 +164,11 @@ def update_profile(
     if seconds > 0:
         metrics["perf/update_tokens_per_s"] = num_updates * work.row_tokens / seconds
         if size is not None and peak_flops is not None:
-            metrics["perf/mfu"] = num_updates * training_flops(size, work) / (seconds * peak_flops)
+            metrics["perf/mfu"] = num_updates * count_training_flops(size, work) / (seconds * peak_flops)
     return metrics
 
 
-def training_flops(size: ModelSize, work: UpdateWork) -> float:
+def count_training_flops(size: ModelSize, work: UpdateWork) -> float:
     """Floating-point operations that forward and backward of ``work`` need at least.
 
     A parameter costs 2 a token forward, 2 for the gradient of its input, and 2 for its own where it is trained: 6 in
@@ -180,7 +180,7 @@ def training_flops(size: ModelSize, work: UpdateWork) -> float:
     return float(body + head + 12 * size.attention_width * work.pairs)
 
 
-def model_size(model: nn.Module) -> ModelSize | None:
+def measure_model(model: nn.Module) -> ModelSize | None:
     """Parameters and attention width of ``model``; None where not all of it runs on each token (experts)."""
     from torch.nn import Embedding
 
@@ -197,31 +197,31 @@ def model_size(model: nn.Module) -> ModelSize | None:
         body_trained=sum(p.numel() for p in body if p.requires_grad),
         head=0 if head_weight is None else head_weight.numel(),
         head_trained=head_weight.numel() if head_weight is not None and head_weight.requires_grad else 0,
-        attention_width=_attention_width(config),
+        attention_width=_find_attention_width(config),
     )
 
 
-def peak_flops(device_name: str) -> float | None:
+def look_up_peak_flops(device_name: str) -> float | None:
     """Dense bfloat16 FLOP/s of a device by the name that CUDA gives it; None for one that is not in the table."""
     found = (peak for pattern, peak in _PEAK_TFLOPS if re.search(pattern, device_name))
     peak = next(found, None)
     return None if peak is None else peak * 1e12
 
 
-def peak_flops_of(device: Device) -> float | None:
-    """`peak_flops` of a torch device; None for any but CUDA's."""
+def find_peak_flops(device: Device) -> float | None:
+    """`look_up_peak_flops` of a torch device; None for any but CUDA's."""
     if device.type != "cuda":
         return None
     import torch
 
-    return peak_flops(torch.cuda.get_device_name(device))
+    return look_up_peak_flops(torch.cuda.get_device_name(device))
 
 
-def _causal_pairs(lengths: Int64Array) -> int:
+def _count_causal_pairs(lengths: Int64Array) -> int:
     return int((lengths * (lengths + 1) // 2).sum())
 
 
-def _attention_width(config: Any) -> int:
+def _find_attention_width(config: Any) -> int:
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
     if not layers or not heads or getattr(text, "sliding_window", None):

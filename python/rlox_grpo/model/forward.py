@@ -1,4 +1,4 @@
-"""The policy's forward over a batch: rows in, log-probs of the completion tokens and their entropies out.
+"""Forward pass of the policy: log-probs and entropies of the completion tokens of a batch.
 
 Three ways, the first that a model allows, chosen when the trainer is made by trying it on a few tokens:
 
@@ -27,8 +27,8 @@ from rlox_grpo.model.full_kl import distribution_kl
 from rlox_grpo.model.log_probs import token_log_probs
 from rlox_grpo.model.packed_attention import NAME as PACKED_ATTENTION
 from rlox_grpo.model.packed_attention import NO_MASK
-from rlox_grpo.model.packed_row import PackedRow, packed_row
-from rlox_grpo.model.prefix_tree import PrefixTree, prefix_tree
+from rlox_grpo.model.packed_row import PackedRow, build_packed_row
+from rlox_grpo.model.prefix_tree import PrefixTree, build_prefix_tree
 from rlox_grpo.types import Batch, OutputHead, TokenDistributions
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def make_forward(
         entropy_always: compute entropies where gradients are off too.
     """
     split = split_model(model)
-    packs = split is not None and share_prompts and can_pack(split)
+    packs = split is not None and share_prompts and can_pack(split, autocast_dtype)
     if split is not None and torch_compile:
         compiled: Any = torch.compile(split.decoder, dynamic=True)
         split = replace(split, decoder=compiled)
@@ -124,39 +124,39 @@ def make_forward(
     def wants_entropy() -> bool:
         return entropy_always or torch.is_grad_enabled()
 
-    def arithmetic(device: torch.device) -> AbstractContextManager[object]:
+    def set_autocast(device: torch.device) -> AbstractContextManager[object]:
         return nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype)
 
-    def hidden_of(batch: Batch, split: SplitModel) -> tuple[Tensor, PackedRow | None]:
+    def compute_hidden(batch: Batch, split: SplitModel) -> tuple[Tensor, PackedRow | None]:
         """Hidden states ``[K, H]`` that predict the packed row's distinct tokens; ``[M, H]`` where there is no row."""
-        tree = prefix_tree(batch) if packs else None
-        row = packed_row(tree, batch) if tree is not None and worth_packing(tree, batch) else None
-        with arithmetic(batch.input_ids.device):
+        tree = build_prefix_tree(batch) if packs else None
+        row = build_packed_row(tree, batch) if tree is not None and is_worth_packing(tree, batch) else None
+        with set_autocast(batch.input_ids.device):
             if row is not None:
-                hidden = _packed_hidden(split.decoder, row)
+                hidden = _compute_packed_hidden(split.decoder, row)
             else:
                 states = split.decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state  # [N, L, H]
-                hidden = states[_predicting_positions(batch)]
+                hidden = states[_find_predicting_positions(batch)]
         return hidden if autocast_dtype is None else hidden.to(autocast_dtype), row
 
-    def logits_of(batch: Batch) -> Tensor:
+    def compute_logits(batch: Batch) -> Tensor:
         """``[M, V]``, float32 or better."""
-        with arithmetic(batch.input_ids.device):
+        with set_autocast(batch.input_ids.device):
             output = model(batch.input_ids)
         logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
-        logits = _predicting_logits(logits, batch)[:, :vocabulary]
+        logits = _select_predicting_logits(logits, batch)[:, :vocabulary]
         return logits if logits.dtype == torch.float64 else logits.float()
 
-    def with_kl(outputs: tuple[Tensor, Tensor], own: TokenDistributions, batch: Batch) -> tuple[Tensor, ...]:
-        rectangles = tuple(_rectangle(output, batch.loss_mask) for output in outputs)
+    def add_kl(outputs: tuple[Tensor, Tensor], own: TokenDistributions, batch: Batch) -> tuple[Tensor, ...]:
+        rectangles = tuple(_scatter_to_rectangle(output, batch.loss_mask) for output in outputs)
         if batch.ref_distributions is None:
             return rectangles
         kl = distribution_kl(own, batch.ref_distributions, temperature=temperature)
-        return (*rectangles, _rectangle(kl, batch.loss_mask))
+        return (*rectangles, _scatter_to_rectangle(kl, batch.loss_mask))
 
-    def by_hidden_states(batch: Batch) -> tuple[Tensor, ...]:
+    def forward_hidden_states(batch: Batch) -> tuple[Tensor, ...]:
         assert split is not None
-        hidden, row = hidden_of(batch, split)
+        hidden, row = compute_hidden(batch, split)
         head = split.output_head(vocabulary)
         log_probs, entropy = token_log_probs(
             hidden,
@@ -169,28 +169,28 @@ def make_forward(
         if row is not None:
             log_probs, entropy = log_probs[row.predicted_of], entropy[row.predicted_of]
             hidden = hidden if batch.ref_distributions is None else hidden[row.predicted_of]
-        return with_kl((log_probs, entropy), TokenDistributions(hidden, head), batch)
+        return add_kl((log_probs, entropy), TokenDistributions(hidden, head), batch)
 
-    def by_logits(batch: Batch) -> tuple[Tensor, ...]:
-        logits = logits_of(batch)  # [M, V]
+    def forward_logits(batch: Batch) -> tuple[Tensor, ...]:
+        logits = compute_logits(batch)  # [M, V]
         log_softmax = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
         log_probs = log_softmax.gather(-1, batch.completion_ids[batch.loss_mask][:, None]).squeeze(-1)
         entropy = torch.zeros_like(log_probs)
         if wants_entropy():
             with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
                 entropy = -torch.linalg.vecdot(log_softmax.exp(), log_softmax)
-        return with_kl((log_probs, entropy), TokenDistributions(logits, None), batch)
+        return add_kl((log_probs, entropy), TokenDistributions(logits, None), batch)
 
     def distributions(batch: Batch) -> TokenDistributions:
         if split is None:
-            return TokenDistributions(logits_of(batch), None)
-        hidden, row = hidden_of(batch, split)
+            return TokenDistributions(compute_logits(batch), None)
+        hidden, row = compute_hidden(batch, split)
         return TokenDistributions(hidden if row is None else hidden[row.predicted_of], split.output_head(vocabulary))
 
-    return Forward(by_logits if split is None else by_hidden_states, packs, distributions)
+    return Forward(forward_logits if split is None else forward_hidden_states, packs, distributions)
 
 
-def _packed_hidden(decoder: nn.Module, row: PackedRow) -> Tensor:
+def _compute_packed_hidden(decoder: nn.Module, row: PackedRow) -> Tensor:
     """Hidden states ``[K, H]`` that predict the row's distinct tokens."""
     hidden: Tensor = decoder(
         input_ids=row.input_ids[None],
@@ -202,13 +202,16 @@ def _packed_hidden(decoder: nn.Module, row: PackedRow) -> Tensor:
     return hidden[row.predicting]
 
 
-def worth_packing(tree: PrefixTree, batch: Batch) -> bool:
-    """Whether the packed row spares enough of the padded rows' tokens; the same for every model that sees the batch."""
+def is_worth_packing(tree: PrefixTree, batch: Batch) -> bool:
+    """Whether packing saves enough tokens over padding; does not depend on the model."""
     return tree.num_tokens <= WORTH_PACKING * batch.input_ids.numel()
 
 
-def can_pack(split: SplitModel) -> bool:
-    """Whether the decoder gives the same hidden states packed as row by row; then its attention is set to allow it."""
+def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None) -> bool:
+    """Whether the decoder gives the same hidden states packed as row by row; then its attention is set to allow it.
+
+    On a GPU it is tried in ``autocast_dtype``, the arithmetic of the training step: kernels there are for some dtypes.
+    """
     decoder: Any = split.decoder
     before = decoder.config._attn_implementation
     if before == PACKED_ATTENTION:
@@ -218,17 +221,21 @@ def can_pack(split: SplitModel) -> bool:
             "%s: its attention is %s; prompts are forwarded with each completion", type(decoder).__name__, before
         )
         return False
-    batch = _trial_batch(split.head.weight.device, split.head.weight.shape[0])
+    device = split.head.weight.device
+    batch = _make_trial_batch(device, split.head.weight.shape[0])
+    tried_in = autocast_dtype if device.type != "cpu" else None
+    arithmetic = nullcontext() if tried_in is None else torch.autocast(device.type, tried_in)
     was_training = decoder.training
     decoder.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), arithmetic:
             expected = decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state[
-                _predicting_positions(batch)
+                _find_predicting_positions(batch)
             ]
             decoder.set_attn_implementation(PACKED_ATTENTION)
-            row = packed_row(prefix_tree(batch), batch)
-            same = close_activations(_packed_hidden(decoder, row)[row.predicted_of], expected)
+            row = build_packed_row(build_prefix_tree(batch), batch)
+            found = _compute_packed_hidden(decoder, row)[row.predicted_of]
+            same = are_activations_close(found, expected if tried_in is None else expected.to(tried_in))
     except (ValueError, TypeError, RuntimeError, IndexError, KeyError) as error:
         logger.info("%s: %s", type(decoder).__name__, error)
         same = False
@@ -240,7 +247,7 @@ def can_pack(split: SplitModel) -> bool:
     return same
 
 
-def _trial_batch(device: torch.device, vocabulary: int) -> Batch:
+def _make_trial_batch(device: torch.device, vocabulary: int) -> Batch:
     """Two prompts of 3 and 2 tokens, two completions each of 1 to 4 tokens; the first two begin alike."""
     prompt_lengths, lengths = torch.tensor([3, 3, 2, 2]), torch.tensor([2, 4, 1, 3])
     mask = torch.arange(4) < lengths[:, None]
@@ -263,28 +270,28 @@ def _trial_batch(device: torch.device, vocabulary: int) -> Batch:
     )
 
 
-def close_activations(found: Tensor, expected: Tensor) -> bool:
+def are_activations_close(found: Tensor, expected: Tensor) -> bool:
     """Whether two ways through a model agree as far as their dtype lets them."""
     tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
     scale = float(expected.abs().max()) if expected.numel() else 1.0
     return bool(torch.allclose(found.float(), expected.float(), rtol=tolerance, atol=tolerance * max(scale, 1.0)))
 
 
-def _predicting_positions(batch: Batch) -> tuple[Tensor, Tensor]:
+def _find_predicting_positions(batch: Batch) -> tuple[Tensor, Tensor]:
     """Row and column in ``input_ids`` of the position that predicts each token under ``loss_mask``, in row order."""
     rows, steps = batch.loss_mask.nonzero(as_tuple=True)
     return rows, batch.prompt_lengths[rows] + steps - 1
 
 
-def _predicting_logits(logits: Tensor, batch: Batch) -> Tensor:
+def _select_predicting_logits(logits: Tensor, batch: Batch) -> Tensor:
     """``[M, V]`` at the predicting positions; a slice where they are one rectangle, as its backward copies nothing."""
     start, width = int(batch.prompt_lengths[0]) - 1, batch.loss_mask.shape[1]
     if bool((batch.prompt_lengths == start + 1).all()) and bool(batch.loss_mask.all()):
         return logits[:, start : start + width].flatten(0, 1)
-    return logits[_predicting_positions(batch)]
+    return logits[_find_predicting_positions(batch)]
 
 
-def _rectangle(flat: Tensor, mask: Tensor) -> Tensor:
+def _scatter_to_rectangle(flat: Tensor, mask: Tensor) -> Tensor:
     """``[M]`` values at the True places of ``mask [N, T]``, zeros elsewhere; differentiable."""
     return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)
 
@@ -304,7 +311,7 @@ def split_model(model: nn.Module) -> SplitModel | None:
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
     split = SplitModel(decoder, head, scale, None if softcap is None else float(softcap))
-    if not _same_logits(base, split):
+    if not _gives_same_logits(base, split):
         logger.info(
             "%s: its logits are not a linear map of its hidden states; they are materialised", type(base).__name__
         )
@@ -313,7 +320,7 @@ def split_model(model: nn.Module) -> SplitModel | None:
 
 
 @torch.no_grad()
-def _same_logits(model: PreTrainedModel, split: SplitModel) -> bool:
+def _gives_same_logits(model: PreTrainedModel, split: SplitModel) -> bool:
     """Whether head(decoder(x)) equals model(x) on a few tokens."""
     device = split.head.weight.device
     input_ids = torch.arange(1, 5, device=device)[None] % split.head.weight.shape[0]
@@ -328,4 +335,4 @@ def _same_logits(model: PreTrainedModel, split: SplitModel) -> bool:
     logits = logits * split.scale
     if split.softcap is not None:
         logits = split.softcap * torch.tanh(logits / split.softcap)
-    return close_activations(logits, expected)
+    return are_activations_close(logits, expected)

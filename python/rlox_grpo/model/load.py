@@ -1,4 +1,4 @@
-"""A policy ready to train: model, tokenizer, end tokens, adapter, from whatever the user passed."""
+"""Load a policy: model, tokenizer, end tokens and adapter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PADDING_SHARE = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """The model in training and what it is spoken to with.
+    """The model in training and its tokenizer.
 
     Attributes:
         model: float32 master weights, or an adapter over frozen ones.
@@ -54,23 +54,24 @@ def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBas
         ImportError: LoRA without peft.
     """
     if isinstance(model, (str, Path)):
-        model, tokenizer = _from_pretrained(str(model), tokenizer)
+        model, tokenizer = _load_pretrained(str(model), tokenizer)
     elif tokenizer is None and isinstance(model, PreTrainedModel) and model.name_or_path:
-        tokenizer = _tokenizer_of(model.name_or_path)
+        tokenizer = _load_tokenizer(model.name_or_path)
     _refuse_other_architectures(model)
+    model = _move_to_gpu(model)
     if config.lora_rank > 0:
-        model = _with_lora(model, config)
+        model = _add_lora(model, config)
     _keep_float32_weights(model)
     if config.gradient_checkpointing:
         _checkpoint_activations(model)
-    end_tokens = _end_tokens(model, tokenizer)
+    end_tokens = _find_end_tokens(model, tokenizer)
     if tokenizer is not None and not end_tokens and not config.stop:
         logger.warning(
             "no end token: tokenizer.eos_token and model.generation_config.eos_token_id are both None, so every "
             "completion runs to max_new_tokens=%d; set one of them, or pass stop=['…']",
             config.max_new_tokens,
         )
-    return Policy(model, tokenizer, end_tokens, _sampled_vocabulary(model, tokenizer), max_positions(model))
+    return Policy(model, tokenizer, end_tokens, _count_sampled_vocabulary(model, tokenizer), find_max_positions(model))
 
 
 def _refuse_other_architectures(model: Any) -> None:
@@ -122,6 +123,21 @@ def _looks_like_a_folder(source: str) -> bool:
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source or source.endswith("/")
 
 
+def _move_to_gpu(model: nn.Module) -> nn.Module:
+    """``model`` on this process's GPU, if there is one: in place, as ``nn.Module.to`` does."""
+    if not torch.cuda.is_available():
+        return model
+    # cuDNN's attention plans each new shape for up to a second, and its gradients are NaN for masked rows of some
+    # lengths (pytorch/pytorch#196678). vLLM switches it off as well.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    parameter = next(model.parameters(), None)
+    device = torch.device("cuda", torch.cuda.current_device())
+    if parameter is not None and parameter.device != device:
+        logger.info("the model moves from %s to %s", parameter.device, device)
+        model = model.to(device)
+    return model
+
+
 def _checkpoint_activations(model: Any) -> None:
     if not hasattr(model, "gradient_checkpointing_enable"):
         raise ValueError(f"gradient_checkpointing needs a transformers model, got {type(model).__name__}")
@@ -131,7 +147,7 @@ def _checkpoint_activations(model: Any) -> None:
         model.enable_input_require_grads()
 
 
-def _from_pretrained(
+def _load_pretrained(
     source: str, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     if not Path(source).exists() and _looks_like_a_folder(source):
@@ -142,15 +158,13 @@ def _from_pretrained(
     except (OSError, ValueError) as error:
         there = "" if Path(source).exists() else "; there is no folder of this name either"
         raise ValueError(f"model={source!r} cannot be loaded: {error}{there}") from error
-    if torch.cuda.is_available():
-        model = model.to("cuda")
-    tokenizer = tokenizer or _tokenizer_of(source)
+    tokenizer = tokenizer or _load_tokenizer(source)
     if tokenizer is None:
         raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")
     return model, tokenizer
 
 
-def _tokenizer_of(source: str) -> PreTrainedTokenizerBase | None:
+def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
     if Path(source).is_dir():
         if (Path(source) / "tokenizer.json").exists():
             # The file as it is: AutoTokenizer rebuilds some model types' tokenizers with other normalisers and ids.
@@ -166,7 +180,7 @@ def _tokenizer_of(source: str) -> PreTrainedTokenizerBase | None:
     return tokenizer
 
 
-def _with_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
+def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
     try:
         import peft
     except ImportError:
@@ -183,7 +197,7 @@ def _with_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
     return adapted
 
 
-def _end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+def _find_end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     """The tokenizer's end token and those of the model's generation settings."""
     stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = list(stated) if isinstance(stated, (list, tuple)) else [stated]
@@ -192,7 +206,7 @@ def _end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> 
     return tuple(sorted({int(token) for token in ids if token is not None}))
 
 
-def _sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
+def _count_sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     if tokenizer is None or embedding is None:
         return None
@@ -212,8 +226,8 @@ def _sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | None) -
     return known
 
 
-def max_positions(model: nn.Module) -> int | None:
-    """The longest sequence that the model states to take, or None."""
+def find_max_positions(model: nn.Module) -> int | None:
+    """The model's maximum sequence length, or None if its config has none."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         return None

@@ -26,8 +26,9 @@ CPU_KEPT_BYTES = 128 * 2**20
 With all of them kept it takes 0.77 (hidden size 896) to 0.86 of the time (256), one thread."""
 
 GPU_TILE_BYTES = (64 * 2**20, 2**30)
-"""Least and most bytes of a tile's float32 logits on a GPU; between them a sixteenth of the memory that is free. Whole
-rows there: a launch costs more than a walk through memory."""
+"""Least and most bytes of a tile's float32 logits on a GPU; between them 1/64 of the device's memory. Of all its memory
+and not of what is free: a result must not depend on what else lies there. Whole rows, as a launch costs more than a
+walk through memory."""
 
 
 def tile_shape(vocabulary: int, device: torch.device) -> tuple[int, int]:
@@ -35,8 +36,8 @@ def tile_shape(vocabulary: int, device: torch.device) -> tuple[int, int]:
     if device.type == "cpu":
         return CPU_TILE[0], min(CPU_TILE[1], vocabulary)
     least, most = GPU_TILE_BYTES
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 16 * least
-    return max(1, min(max(free // 16, least), most) // (4 * vocabulary)), vocabulary
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 64 * least
+    return max(1, min(max(total // 64, least), most) // (4 * vocabulary)), vocabulary
 
 
 def token_log_probs(

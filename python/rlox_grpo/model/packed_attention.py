@@ -1,7 +1,7 @@
 """Attention over whole groups packed into one row: each prompt stands there once, and all its completions look at it.
 
-A group's G completions share their prompt. Other trainers forward it G times; here it is forwarded once, with
-gradient, as is what completions have in common (:mod:`rlox_grpo.model.prefix_tree`), and nothing is padded outside attention.
+A group's G completions share their prompt. Most trainers forward it G times. Here it is forwarded once, with gradient,
+as are the common prefixes of completions (:mod:`.prefix_tree`). Nothing is padded outside attention.
 What a completion token attends to is its prompt and its own past, so its softmax is computed in two parts that are
 merged by their log normalisers; the backward pass of each part is the ordinary one given the merged output and
 normaliser (the identity that ring attention rests on, arXiv:2310.01889).
@@ -10,7 +10,7 @@ normaliser (the identity that ring attention rests on, arXiv:2310.01889).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from rlox_grpo.model.tree_attention import Call, Forest, TreeAttention, choose_kernel
 
 NAME = "rlox_packed"
 """What the attention is registered as in transformers."""
@@ -37,6 +39,8 @@ class PackedLayout:
         prompt_of: ``int64 [R]``, the group of each row.
         spans: for each group the bounds of its prompt and of its completions, ``(start, middle, end)``.
         longest: tokens of the longest prompt and completion together.
+        forest: who follows whom in the row. Attention on a GPU is planned from it; the tables above are for the CPU,
+            and stay on the host.
     """
 
     prompt_index: Tensor
@@ -47,6 +51,14 @@ class PackedLayout:
     prompt_of: Tensor
     spans: tuple[tuple[int, int, int], ...]
     longest: int
+    forest: Forest
+    _calls: dict[int | None, tuple[Call, ...]] = field(default_factory=dict)
+
+    def calls(self, device: torch.device, window: int | None) -> tuple[Call, ...]:
+        """The kernel calls on ``device``, planned once for all layers of one window."""
+        if window not in self._calls:
+            self._calls[window] = self.forest.plan(device, window)
+        return self._calls[window]
 
 
 @dataclass(eq=False)
@@ -117,11 +129,25 @@ def packed_attention(
         return _decoding_attention(query, key, value, shared_prefix, layer, scale), None
     assert packed_layout is not None
     window = sliding_window if sliding_window is not None and sliding_window < packed_layout.longest else None
-    if device == "cpu" and window is None and query.shape[-1] == value.shape[-1]:
-        out: Tensor = _TwoPartAttention.apply(query, key, value, packed_layout, scale)  # type: ignore[no-untyped-call]
+    out: Tensor
+    if device != "cpu":
+        out = _tree_attention(query, key, value, packed_layout, scale, window)
+    elif window is None and query.shape[-1] == value.shape[-1]:
+        out = _TwoPartAttention.apply(query, key, value, packed_layout, scale)  # type: ignore[no-untyped-call]
     else:
         out = _masked_attention(query, key, value, packed_layout, scale, window)
     return out, None
+
+
+def _tree_attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float, window: int | None
+) -> Tensor:
+    if query.shape[-1] != value.shape[-1]:
+        raise ValueError(f"packed attention on a GPU: keys are {query.shape[-1]} wide and values {value.shape[-1]}")
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [S, H, D]
+    kernel = choose_kernel(q, k, windowed=window is not None)
+    out: Tensor = TreeAttention.apply(q, k, v, layout.calls(q.device, window), kernel, scale)  # type: ignore[no-untyped-call]
+    return out[None]
 
 
 class _TwoPartAttention(torch.autograd.Function):

@@ -1,4 +1,22 @@
-"""A batch laid out as one row without padding: tree after tree, each its prompt and then its completion tokens."""
+"""Packed row: a batch as one row without padding. For each prefix tree, the prompt, then its completion tokens.
+
+Example: completions ``1 2``, ``1 2 3 4`` and ``1`` of the prompt ``7 8``; ``5 6`` and ``6 5`` of the prompt ``9``. The
+last token of a completion predicts nothing, so only 1, 2 and 3 of the first tree and 5 and 6 of the second are
+forwarded::
+
+    place          0 1 2 3 4   5 6 7
+    input_ids      7 8 1 2 3   9 5 6
+    position_ids   0 1 2 3 4   0 1 1     5 and 6 both follow the prompt
+    spans          (0, 2, 5)   (5, 6, 8) start of the prompt, its end, end of the completions
+
+Distinct tokens under the loss mask (K = 8)::
+
+    predicting     1 2 3 4   5 6 5 7     the places before them
+    predicted_ids  1 2 3 4   5 6 6 5
+
+The M = 11 loss tokens of the rows, ``1 2 | 1 2 3 4 | 1 | 5 6 | 6 5``, are ``predicted_of``
+``0 1 | 0 1 2 3 | 0 | 4 5 | 6 7`` of those K.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +28,21 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.model.packed_attention import PackedLayout
-from rlox_grpo.model.prefix_tree import PrefixTree, owners
+from rlox_grpo.model.prefix_tree import PrefixTree, find_owners
+from rlox_grpo.model.tree_attention import Forest
 from rlox_grpo.types import Batch, Int64Array
 
 
 @dataclass(frozen=True, eq=False)
 class PackedRow:
-    """What the decoder takes, and where its output is read: K distinct tokens of the M under the loss mask.
+    """Inputs of the decoder, and the places to read its outputs: K distinct tokens of the M under the loss mask.
 
     Attributes:
-        input_ids, position_ids: ``int64 [S]``.
-        layout: what attention needs to know.
-        predicting: ``int64 [K]``, the places whose hidden states predict a token.
-        predicted_ids: ``int64 [K]``, those tokens.
-        predicted_of: ``int64 [M]``, which of the K each token under ``loss_mask`` is, in row order.
+        input_ids, position_ids: ``int64 [S]``, the packed tokens.
+        layout: Tables for attention.
+        predicting: ``int64 [K]``, places whose hidden states predict a token.
+        predicted_ids: ``int64 [K]``, the predicted tokens.
+        predicted_of: ``int64 [M]``, index into the K tokens for each token under ``loss_mask``, in row order.
     """
 
     input_ids: Tensor
@@ -34,8 +53,8 @@ class PackedRow:
     predicted_of: Tensor
 
 
-def packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
-    """Lay out ``batch``, whose tree is ``tree``, on its own device."""
+def build_packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
+    """Lay out ``batch`` with its prefix tree ``tree``; the tensors are on the device of the batch."""
     starts, middles, ends = _spans(tree)
     places = _places(tree, middles, ends)
     input_ids, position_ids = np.zeros((2, tree.num_tokens), dtype=np.int64)
@@ -49,25 +68,25 @@ def packed_row(tree: PrefixTree, batch: Batch) -> PackedRow:
     input_ids[places[row, step]] = completion_ids[row, step]
     position_ids[places[row, step]] = tree.prompt_lengths[tree.group_of_row[row]] + step
 
-    # Token 0 of a completion is predicted by its prompt's last token, token t by the completion's token t - 1.
+    # The last token of the prompt predicts token 0 of a completion; token t - 1 predicts token t.
     loss_mask: Any = batch.loss_mask.cpu().numpy()
-    predicted = owners(tree.owner, loss_mask)
+    predicted = find_owners(tree.owner, loss_mask)
     row, step = loss_mask.nonzero()
     predicted_of = np.cumsum(predicted).reshape(predicted.shape)[tree.owner[row, step], step] - 1
     row, step = predicted.nonzero()
     before = np.maximum(step - 1, 0)
     predicting = np.where(step == 0, middles[tree.group_of_row[row]] - 1, places[tree.owner[row, before], before])
-    layout = _layout(tree, places, (starts, middles, ends), batch.input_ids.device)
+    layout = _lay_out(tree, places, (starts, middles, ends))
     arrays = (input_ids, position_ids, predicting, completion_ids[row, step], predicted_of)
     ids, positions, *read = (torch.from_numpy(array).to(batch.input_ids.device) for array in arrays)
     return PackedRow(ids, positions, layout, *read)
 
 
-def _layout(
-    tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array], device: torch.device
-) -> PackedLayout:
+def _lay_out(tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array]) -> PackedLayout:
     steps = np.arange(tree.owner.shape[1])
-    # The last token of a row is there only where another row goes on from it.
+    # The last token of a row is present only if another row continues after it.
+    # In the example, `seen` keeps tokens 1 2 of row 0 (row 1 continues after its 2), 1 2 3 of row 1, 5 of row 3 and 6
+    # of row 4. Row 2 owns nothing and is dropped. The table of places is 2 3 _ | 2 3 4 | 6 _ _ | 7 _ _, by kept row.
     seen = (steps < tree.lengths[:, None] - 1) | tree.forwarded
     kept = tree.forwarded.any(axis=1)
     width = int(seen[kept].sum(axis=1).max(initial=0))
@@ -76,7 +95,7 @@ def _layout(
     bounds = tuple(zip(*(bound.tolist() for bound in spans), strict=True))
 
     def table(array: Any) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        return torch.from_numpy(array)
 
     return PackedLayout(
         prompt_index=table(np.where(prompt_mask, spans[0][:, None] + prompt_steps, 0)),
@@ -87,11 +106,32 @@ def _layout(
         prompt_of=table(tree.group_of_row[kept]),
         spans=bounds,
         longest=int((tree.prompt_lengths[tree.group_of_row] + seen.sum(axis=1)).max(initial=0)),
+        forest=_forest(tree, places, spans),
     )
 
 
+def _forest(tree: PrefixTree, places: Int64Array, spans: tuple[Int64Array, Int64Array, Int64Array]) -> Forest:
+    starts, middles, _ = spans
+    parents = np.arange(tree.num_tokens) - 1
+    parents[starts] = -1
+    row, step = tree.forwarded.nonzero()
+    before = np.maximum(step - 1, 0)
+    last_of_prompt = middles[tree.group_of_row[row]] - 1
+    parents[places[row, step]] = np.where(step == 0, last_of_prompt, places[tree.owner[row, before], before])
+    own = tree.forwarded.any(axis=1)
+    first_owned = places[own, tree.forwarded[own].argmax(axis=1)]
+    run_starts = np.sort(np.concatenate([starts, first_owned, [tree.num_tokens]])).astype(np.int64)
+    return Forest(parents.astype(np.int64), run_starts)
+
+
 def _places(tree: PrefixTree, middles: Int64Array, ends: Int64Array) -> Int64Array:
-    """Where each forwarded token stands, ``int64 [N, T]``: what a row owns in its order, row after row."""
+    """Place of each forwarded token in the packed row, ``int64 [N, T]``: row by row, in the order of the tokens.
+
+    Example: the trees forward ``1 1 0 0 | 0 0 1 0 | 0 0 0 0`` and ``1 0 0 0 | 1 0 0 0``. Counted over the batch, the
+    ``order`` of these tokens is 0 1 2 and 3 4. The completions of the first tree start at place 2, those of the second
+    at 6, after 3 forwarded tokens of the first. So the places are order + 2 and order + 6 - 3: 2 3 4 and 6 7. Other
+    entries are not read.
+    """
     order = np.cumsum(tree.forwarded).reshape(tree.forwarded.shape) - 1  # over the batch
     own = ends - middles
     places: Int64Array = order + (middles - (np.cumsum(own) - own))[tree.group_of_row][:, None]
@@ -99,7 +139,7 @@ def _places(tree: PrefixTree, middles: Int64Array, ends: Int64Array) -> Int64Arr
 
 
 def _spans(tree: PrefixTree) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Of each tree: where its prompt begins and ends, and where its completions end."""
+    """For each tree: start of its prompt, end of its prompt, end of its completions, ``int64 [groups]`` each."""
     groups = len(tree.prompt_lengths)
     own = np.bincount(tree.group_of_row, tree.forwarded.sum(axis=1), minlength=groups).astype(np.int64)
     ends = np.cumsum(tree.prompt_lengths + own)

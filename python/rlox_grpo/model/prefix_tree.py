@@ -1,9 +1,21 @@
-"""The rows of a batch as trees: one for each prompt, in which tokens that several rows begin with stand once.
+"""Prefix trees: shared prefixes of the rows of a batch, one tree per prompt.
 
-Completions of a prompt that begin alike have the same hidden states, log-probs and entropies there, and so do prompts
-that are the same. A token is forwarded once for all rows that reach it by the same tokens; the gradients of those rows
-add up in it, so nothing but the order of sums differs from forwarding each row whole. Completions of a sharp policy, of
-short answers or of a fixed format have much in common; long free ones part after a few tokens and cost a glance.
+Completions of one prompt with a common prefix have the same hidden states, log-probs and entropies on that prefix. The
+model forwards each token of a shared prefix once; the gradients of all its rows add up there. The result differs from
+forwarding every row in full only in the order of sums. Completions of a low-entropy policy, short answers and fixed
+formats share long prefixes. Long free-form completions diverge after a few tokens, and the search then ends.
+
+Example: four completions of the prompt ``9 9`` and one of the prompt ``8``::
+
+    row  completion   owner      forwarded
+    0    1 2 3        0 0 0 0    1 1 0 0
+    1    1 2 4 5      0 0 1 1    0 0 1 0    1 and 2 belong to row 0
+    2    2 2 3        2 2 2 2    1 1 0 0
+    3    1 2 3        0 0 0 3    0 0 0 0    the same as row 0; place 3 is padding, so its owner is row 3
+    4    1 2 3        4 4 4 4    1 1 0 0    another prompt: shares nothing
+
+The last token of a completion predicts nothing, so it is forwarded only if another row continues after it. The model
+forwards 10 tokens: 2 + 1 of the prompts and 7 of the completions. The five rows have 25 tokens.
 """
 
 from __future__ import annotations
@@ -21,15 +33,16 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class PrefixTree:
-    """Which tokens of a batch's rows are one; ``[N, T]`` arrays over its completions.
+    """Shared prefixes of a batch, as arrays over its N rows and T completion columns.
 
     Attributes:
-        group_of_row: ``int64 [N]``; neighbouring rows of one prompt are a group, counted from 0.
-        prompt_lengths: ``int64 [groups]``.
+        group_of_row: ``int64 [N]``, the group of each row, from 0: neighbouring rows with the same prompt.
+        prompt_lengths: ``int64 [groups]``, prompt tokens.
         lengths: ``int64 [N]``, completion tokens.
-        owner: ``int64 [N, T]``, the row whose token stands for this one: the first of the group with the same tokens
-            up to here. Outside the completion the row itself.
-        forwarded: ``bool [N, T]``, owned tokens that some row goes on from. The others predict nothing.
+        owner: ``int64 [N, T]``, the row that holds this token for all rows that share it: the first row of the group
+            with the same tokens up to here. On padding, the row itself.
+        forwarded: ``bool [N, T]``, true on the tokens that the model forwards: owned tokens with a next token in some
+            row. The others predict nothing.
     """
 
     group_of_row: Int64Array
@@ -40,20 +53,25 @@ class PrefixTree:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all trees that are forwarded, prompts included."""
+        """Number of forwarded tokens, prompts included."""
         return int(self.prompt_lengths.sum() + self.forwarded.sum())
 
 
-def prefix_tree(batch: Batch) -> PrefixTree:
-    """Find what the rows of ``batch`` have in common; on the host, and the same for every model that sees the batch."""
+def build_prefix_tree(batch: Batch) -> PrefixTree:
+    """Find the shared prefixes of the rows of ``batch``. Runs on the CPU; the result does not depend on the model."""
     tensors: Any = (batch.completion_ids, batch.completion_mask.sum(dim=1), batch.prompt_index, batch.prompt_lengths)
     ids, lengths, prompt_index, prompt_lengths = (tensor.cpu().numpy() for tensor in tensors)
     rows = np.arange(len(ids))
     starts = np.concatenate([rows[:1], rows[1:][prompt_index[1:] != prompt_index[:-1]]])
     sizes = np.diff(np.append(starts, len(rows)))
     owner = np.repeat(rows[:, None], ids.shape[1], axis=1)
-    alike = np.repeat(starts, sizes)  # the first row that agrees with this one so far
-    together = rows[np.repeat(sizes, sizes) > 1]  # rows that agree with another
+    alike = np.repeat(starts, sizes)  # [N], the first row with the same tokens so far
+    together = rows[np.repeat(sizes, sizes) > 1]  # rows that still share all their tokens with another row
+    # The example above, prompt `9 9`, rows 0 to 3. One number per branch: alike * (largest id + 1) + token id.
+    # step 0: tokens 1 1 2 1, alike 0 0 0 0; branches {0, 1, 3} and {2}. Rows 0, 1, 3 get owner 0; row 2 gets 2, leaves.
+    # step 1: tokens 2 2 2, alike 0 0 0; one branch {0, 1, 3}: owner 0.
+    # step 2: tokens 3 4 3; branches {0, 3} and {1}. Rows 0, 3 get owner 0; row 1 gets 1 and leaves.
+    # step 3: rows 0 and 3 have ended, nothing is left to compare.
     for step in range(ids.shape[1]):
         together = together[lengths[together] > step]
         if not together.size:
@@ -62,12 +80,12 @@ def prefix_tree(batch: Batch) -> PrefixTree:
         _, first, which, counts = np.unique(branch, return_index=True, return_inverse=True, return_counts=True)
         owner[together, step] = alike[together] = together[first[which]]
         together = together[counts[which] > 1]
-    forwarded = owners(owner, np.arange(ids.shape[1]) < lengths[:, None] - 1)
+    forwarded = find_owners(owner, np.arange(ids.shape[1]) < lengths[:, None] - 1)
     return PrefixTree(np.repeat(np.arange(len(starts)), sizes), prompt_lengths[starts], lengths, owner, forwarded)
 
 
-def owners(owner: Int64Array, mask: BoolArray) -> BoolArray:
-    """``bool [N, T]``: the tokens that stand for those under ``mask``, each once."""
+def find_owners(owner: Int64Array, mask: BoolArray) -> BoolArray:
+    """``bool [N, T]``: the owners of the tokens under ``mask``, each once."""
     found = np.zeros(mask.shape, dtype=bool)
     row, step = mask.nonzero()
     found[owner[row, step], step] = True

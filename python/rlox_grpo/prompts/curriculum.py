@@ -1,4 +1,4 @@
-"""How hard each prompt is, as measured in training, and what follows: how often to draw it, how often to sample it."""
+"""Curriculum: pass rates measured in training, and the draw probability and group size that follow from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PassRates:
         return self._rates.get(index)
 
     def measure(self, groups: Iterable[ScoredGroup]) -> None:
-        """Take the pass rates of these groups in."""
+        """Update the pass rates from these groups."""
         for scored in groups:
             first = next(iter(scored.components.values()))
             found = float(np.mean(first >= RIGHT))  # NaN is not right
@@ -78,11 +78,11 @@ class PassRates:
         }
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: JSON values."""
+        """The pass rates as JSON values for a checkpoint."""
         return {"indices": list(self._rates), "rates": list(self._rates.values())}
 
     def load_state(self, state: Mapping[str, Sequence[Any]]) -> None:
-        """Take back what :meth:`state` gave.
+        """Restore the pass rates from :meth:`state`.
 
         Raises:
             ValueError: lists that do not belong together, or a rate outside [0, 1].

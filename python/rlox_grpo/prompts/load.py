@@ -1,4 +1,4 @@
-"""Prompts: whatever the user holds, tokenised once, and drawn in an order that a resumed run continues exactly."""
+"""Load and tokenise prompts, and draw them in a seeded order that a resumed run continues exactly."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def load_prompts(
         TypeError: a prompt of none of these forms, with the index and the type; a mapping such as a ``DatasetDict``,
             with its splits.
     """
-    rows = _rows(prompts, template)
+    rows = _list_rows(prompts, template)
     if not rows:
         raise ValueError("prompts is empty: there is nothing to train on")
-    return [_tokenised(source, columns, index, tokenizer) for index, (source, columns) in enumerate(rows)]
+    return [_tokenise(source, columns, index, tokenizer) for index, (source, columns) in enumerate(rows)]
 
 
-def _rows(prompts: PromptsLike, template: str | None) -> list[tuple[Any, Mapping[str, Any]]]:
+def _list_rows(prompts: PromptsLike, template: str | None) -> list[tuple[Any, Mapping[str, Any]]]:
     """Each prompt's source and its other columns."""
     if isinstance(prompts, (str, Path)):
         prompts = read_rows(prompts)
@@ -84,19 +84,17 @@ def _rows(prompts: PromptsLike, template: str | None) -> list[tuple[Any, Mapping
     return rows
 
 
-def _tokenised(
-    source: Any, columns: Mapping[str, Any], index: int, tokenizer: PreTrainedTokenizerBase | None
-) -> Prompt:
+def _tokenise(source: Any, columns: Mapping[str, Any], index: int, tokenizer: PreTrainedTokenizerBase | None) -> Prompt:
     if hasattr(source, "tolist"):
         source = source.tolist()
     text: str | None = None
     if isinstance(source, str):
         text = source
-        tokenizer = _needed(tokenizer, index)
+        tokenizer = _require_tokenizer(tokenizer, index)
         _refuse_surrogates(text, index)
         token_ids = tokenizer(text)["input_ids"]
     elif isinstance(source, list) and source and isinstance(source[0], Mapping):
-        tokenizer = _needed(tokenizer, index)
+        tokenizer = _require_tokenizer(tokenizer, index)
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(f"prompts[{index}] is chat messages and the tokenizer has no chat_template")
         _check_messages(source, index, str(tokenizer.chat_template))
@@ -151,7 +149,7 @@ def _refuse_surrogates(text: str, index: int) -> None:
         ) from None
 
 
-def _needed(tokenizer: PreTrainedTokenizerBase | None, index: int) -> PreTrainedTokenizerBase:
+def _require_tokenizer(tokenizer: PreTrainedTokenizerBase | None, index: int) -> PreTrainedTokenizerBase:
     if tokenizer is None:
         raise ValueError(
             f"prompts[{index}] is text and there is no tokenizer: pass tokenizer=, or prompts as token ids"
@@ -200,7 +198,7 @@ def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: i
             )
 
 
-def prompt_order(num_prompts: int, seed: int, start: int) -> Iterator[int]:
+def shuffle_prompts(num_prompts: int, seed: int, start: int) -> Iterator[int]:
     """Indices from draw ``start`` on of an endless sequence: one seeded permutation of all prompts after another.
 
     The order depends on nothing but the arguments, so a resumed run needs only the number of draws already made.
@@ -213,7 +211,7 @@ def prompt_order(num_prompts: int, seed: int, start: int) -> Iterator[int]:
 
 
 class PromptDraws:
-    """Takes prompts in :func:`prompt_order`, from one draw on.
+    """Draws prompts in the order of :func:`shuffle_prompts`.
 
     Attributes:
         draws: Turns that have passed, those of prompts that were skipped included; where a resumed run goes on.
@@ -231,7 +229,7 @@ class PromptDraws:
             chance: with which the prompt of an index is taken when its turn comes, above 0; always when None.
         """
         self._prompts, self._seed, self._chance = prompts, seed, chance
-        self._order = prompt_order(len(prompts), seed, start)
+        self._order = shuffle_prompts(len(prompts), seed, start)
         self.draws = start
 
     def take(self, count: int) -> list[Prompt]:
@@ -239,18 +237,18 @@ class PromptDraws:
         taken: list[Prompt] = []
         while len(taken) < count:
             index = next(self._order)
-            if self._chance is None or _uniform(self._seed, self.draws) < self._chance(index):
+            if self._chance is None or _draw_uniform(self._seed, self.draws) < self._chance(index):
                 taken.append(self._prompts[index])
             self.draws += 1
         return taken
 
 
-def _uniform(seed: int, draw: int) -> float:
+def _draw_uniform(seed: int, draw: int) -> float:
     """A uniform of this draw alone, so that a resumed run skips what it would have skipped."""
     return float(np.random.default_rng([seed, draw, *b"skip"]).random())
 
 
-def fingerprint(prompts: Sequence[Prompt]) -> str:
+def fingerprint_prompts(prompts: Sequence[Prompt]) -> str:
     """A digest of all token ids in order: a resumed run must draw from the same prompts."""
     digest = hashlib.sha256()
     for prompt in prompts:

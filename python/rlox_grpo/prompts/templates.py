@@ -1,4 +1,4 @@
-"""How each published system asks: a row's columns in, chat messages or text out.
+"""Prompt templates of published systems: from a row's columns to chat messages or text.
 
 Roles, tags, order and prefill are the system's; the wording is ours. A template applies to rows that have no ``prompt``
 column; a row that has one is asked as it stands.
@@ -16,7 +16,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """A system's way of asking.
+    """A prompt template of a published system.
 
     Attributes:
         columns: What it reads of a row; the reward functions still see every column.
@@ -31,7 +31,7 @@ class PromptTemplate:
 
 
 def apply_template(name: str, row: Mapping[str, Any]) -> Messages | str:
-    """The prompt of one row.
+    """Build the prompt of one row.
 
     Raises:
         ValueError: an unknown template, or a row without one of its columns.
@@ -45,7 +45,9 @@ def apply_template(name: str, row: Mapping[str, Any]) -> Messages | str:
     return template.render(*(row[column] for column in template.columns))
 
 
-def _messages(system: str | None, user: str, *, turns: tuple[str, ...] = (), prefill: str | None = None) -> Messages:
+def _make_messages(
+    system: str | None, user: str, *, turns: tuple[str, ...] = (), prefill: str | None = None
+) -> Messages:
     """Chat messages; ``turns`` are a worked exchange before the question, user and assistant by turns."""
     found = [] if system is None else [{"role": "system", "content": system}]
     for place, turn in enumerate(turns):
@@ -74,11 +76,11 @@ def _countdown(nums: Any, target: Any) -> Messages:
         "each number exactly once. Reason in <think> </think> tags, then give the equation alone in <answer> </answer> "
         "tags, for example <answer> (1 + 2) / 3 </answer>."
     )
-    return _messages(_THINKS_FIRST, task, prefill=COUNTDOWN_PREFILL)
+    return _make_messages(_THINKS_FIRST, task, prefill=COUNTDOWN_PREFILL)
 
 
 def _verl_gsm8k(question: str) -> Messages:
-    return _messages(None, f'{question} Reason step by step and give the final answer after "####".')
+    return _make_messages(None, f'{question} Reason step by step and give the final answer after "####".')
 
 
 def _verl_dapo(question: str) -> Messages:
@@ -86,7 +88,7 @@ def _verl_dapo(question: str) -> Messages:
         "Solve this problem step by step. The last line of your reply is the answer alone, in the form "
         f"Answer: <the answer>\n\n{question}"
     )
-    return _messages(None, task)
+    return _make_messages(None, task)
 
 
 TEMPLATES: Mapping[str, PromptTemplate] = MappingProxyType(
@@ -98,7 +100,7 @@ TEMPLATES: Mapping[str, PromptTemplate] = MappingProxyType(
         ),
         "r1_think": PromptTemplate(
             ("question",),
-            lambda question: _messages(_R1, question),
+            lambda question: _make_messages(_R1, question),
             "chat: system with think and answer tags, question",
         ),
         "lm_book": PromptTemplate(
@@ -108,7 +110,7 @@ TEMPLATES: Mapping[str, PromptTemplate] = MappingProxyType(
         ),
         "rl_from_scratch": PromptTemplate(
             ("question",),
-            lambda question: _messages(
+            lambda question: _make_messages(
                 _REASONING_TAGS,
                 question,
                 turns=(
@@ -122,7 +124,9 @@ TEMPLATES: Mapping[str, PromptTemplate] = MappingProxyType(
         "verl_dapo": PromptTemplate(("question",), _verl_dapo, "chat: step by step, a last line Answer:, question"),
         "boxed": PromptTemplate(
             ("question",),
-            lambda question: _messages(None, f"{question}\nReason step by step and put the answer in \\boxed{{}}."),
+            lambda question: _make_messages(
+                None, f"{question}\nReason step by step and put the answer in \\boxed{{}}."
+            ),
             "chat: question, step by step, answer in a box",
         ),
     }

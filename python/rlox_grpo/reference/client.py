@@ -1,20 +1,16 @@
-"""A reference policy in another process: what goes over the wire, and the client's side.
+"""Client of a reference server: the request format and the HTTP calls.
 
-A request and its answer are tensors in the safetensors format; nothing is unpickled, and the weights never travel.
+Requests and answers are tensors in the safetensors format. Nothing is unpickled, and no weights are sent.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import time
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from safetensors import SafetensorError
@@ -34,7 +30,7 @@ _TRY_AGAIN = (502, 503, 504)
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What a reference is asked: the log-probs of the completion tokens under ``loss_mask``.
+    """A request for the log-probs of the completion tokens under ``loss_mask``.
 
     Attributes:
         input_ids: ``int64 [N, L]``, prompt then completion, padded on the right.
@@ -42,7 +38,7 @@ class Question:
         prompt_index: ``int64 [N]``; neighbours of equal value share their prompt.
         loss_mask: ``bool [N, T]``.
         temperature: that logits are divided by.
-        vocabulary: ids from here on take no part; 0 when all do.
+        vocabulary: ids at or above this are left out; 0 keeps all.
     """
 
     input_ids: Tensor
@@ -54,7 +50,7 @@ class Question:
     vocabulary: int
 
     def pack(self) -> bytes:
-        """As bytes; :func:`unpack_question` is the way back."""
+        """Encode as bytes; :func:`unpack_question` is the inverse."""
         tensors = {name: getattr(self, name).contiguous() for name in _SHAPES}
         settings = torch.tensor([self.temperature, float(self.vocabulary)], dtype=torch.float64)
         return save({**tensors, "settings": settings})
@@ -70,7 +66,7 @@ _SHAPES = {
 
 
 def unpack_question(data: bytes) -> Question:
-    """The question in ``data``.
+    """Decode :meth:`Question.pack`.
 
     Raises:
         ValueError: not safetensors, or tensors that are missing, of another type or that do not fit each other.
@@ -107,7 +103,7 @@ def _check(question: Question) -> None:
 
 
 def connect(server: ServerAddress, *, temperature: float = 1.0, vocabulary: int | None = None) -> Reference:
-    """A reference that a server computes; it must answer now.
+    """Connect to a reference server, which must answer now.
 
     Raises:
         ReferenceServerError: it does not answer within its time, refuses the token, or has fewer ids.
@@ -137,7 +133,7 @@ def connect(server: ServerAddress, *, temperature: float = 1.0, vocabulary: int 
 
 
 def read_token(token_file: str | Path | None) -> str:
-    """The token in ``token_file``, else in the environment.
+    """Read the token from ``token_file``, else from the environment.
 
     Raises:
         ConfigError: in neither, or an empty one.
@@ -159,14 +155,24 @@ def read_token(token_file: str | Path | None) -> str:
 
 
 class _Client:
-    """One server; every call has a deadline within which it tries again where that can help."""
+    """HTTP client of one server; every call has a deadline and retries on errors that may pass."""
 
     def __init__(self, url: str, token: str, timeout: float) -> None:
-        self._url = urlsplit(url)
-        self._shown, self._token, self._timeout = url, token, timeout
+        import httpx
+
+        self._shown, self._timeout = url, timeout
+        self._failures = httpx.TransportError
+        # No proxy and no redirect, so that nobody else gets to see the token; a connection for each call, so that none
+        # is left from before a restart of the server.
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
+            limits=httpx.Limits(max_keepalive_connections=0),
+            trust_env=False,
+            follow_redirects=False,
+        )
 
     def health(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """The server's health record: vocabulary and fingerprint."""
         about: dict[str, Any] = json.loads(self._call("GET", "/health", b""))
         return about
 
@@ -188,14 +194,16 @@ class _Client:
         while (left := deadline - time.monotonic()) > 0:
             tries += 1
             try:
-                status, answer = self._once(method, path, body, left)
-            except (OSError, http.client.HTTPException) as error:
+                answer = self._client.request(
+                    method, self._shown.rstrip("/") + path, content=body or None, timeout=left
+                )
+            except self._failures as error:
                 last = f"{type(error).__name__}: {error}"
             else:
-                if status == 200:
-                    return answer
-                last = f"HTTP {status}: {_message(answer)}"
-                if status not in _TRY_AGAIN:
+                if answer.status_code == 200:
+                    return answer.content
+                last = f"HTTP {answer.status_code}: {_read_message(answer.content)}"
+                if answer.status_code not in _TRY_AGAIN:
                     raise ReferenceServerError(f"the reference server {self._shown} refused {method} {path}: {last}")
             time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
         raise ReferenceServerError(
@@ -203,22 +211,8 @@ class _Client:
             f"({tries} tries; the last: {last})"
         )
 
-    def _once(self, method: str, path: str, body: bytes, timeout: float) -> tuple[int, bytes]:
-        # http.client and not urllib: no proxy and no redirect gets to see the token.
-        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._url.hostname or "", self._url.port, timeout=timeout)
-        headers: Mapping[str, str] = {"Authorization": f"Bearer {self._token}"}
-        try:
-            # A server that refuses may answer before it has read everything.
-            with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, self._url.path.rstrip("/") + path, body or None, dict(headers))
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
 
-
-def _message(answer: bytes) -> str:
+def _read_message(answer: bytes) -> str:
     try:
         return str(json.loads(answer)["error"])
     except (ValueError, KeyError, TypeError):

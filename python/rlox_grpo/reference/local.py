@@ -5,59 +5,43 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.config.records.loss import ReferenceConfig
 from rlox_grpo.model.forward import Forward, make_forward
-from rlox_grpo.reference.protocol import Reference, ServerAddress, fingerprint, no_distributions
+from rlox_grpo.model.precision import cast_frozen_layers
+from rlox_grpo.reference.protocol import Reference, ServerAddress, fingerprint_model, refuse_distributions
 from rlox_grpo.types import Batch, TokenDistributions
-
-if TYPE_CHECKING:
-    from rlox_grpo.config.schema import GRPOConfig
-
-
-def server_of(config: GRPOConfig) -> ServerAddress | None:
-    """The reference server that ``config`` names, if any."""
-    if config.reference_url is None:
-        return None
-    return ServerAddress(config.reference_url, config.reference_token_file, config.reference_timeout)
 
 
 def make_reference(
-    kind: Literal["auto", "none", "frozen", "periodic", "adapter_off", "server"],
+    config: ReferenceConfig,
     policy: nn.Module,
     policy_forward: Forward,
     *,
     kl_coef: float,
     ref_model: nn.Module | None = None,
-    offload: bool = False,
-    refresh_steps: int | None = None,
-    mix: float = 1.0,
-    server: ServerAddress | None = None,
     **forward_options: Any,
 ) -> Reference | None:
-    """The reference of a run, or None when nothing asks for one.
+    """Return the reference of a run, or None when nothing needs one.
 
     Args:
-        kind: ``auto`` takes ``ref_model`` where it is given, else nothing when ``kl_coef`` is 0, else the policy with
-            its adapter switched off where it has one, else a frozen copy of the policy as it is now. ``periodic`` is
-            such a copy that follows the policy every ``refresh_steps``; ``server`` asks ``server``.
+        config: the options. ``reference="auto"`` takes ``ref_model`` if it is given, else none when ``kl_coef`` is 0,
+            else the policy without its adapter if it has one, else a frozen copy of the policy as it is now.
         policy: the model in training.
         policy_forward: its forward, for ``adapter_off``.
         kl_coef: weight of the penalty.
         ref_model: the user's own reference; it is frozen.
-        offload: a copy rests in host memory between uses.
-        refresh_steps: steps after which a periodic copy takes over the policy's weights.
-        mix: the policy's share in that: 1 replaces the copy's weights, less mixes.
-        server: where it is and how to talk to it.
-        forward_options: what :func:`rlox_grpo.model.forward.make_forward` takes; the policy's own.
+        forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
 
     Raises:
         ValueError: ``ref_model`` beside a ``reference`` that does not use it, or ``adapter_off`` without an adapter.
-        ReferenceServerError: ``server``, and it does not answer or serves another vocabulary.
+        ReferenceServerError: the server does not answer, or serves another vocabulary.
     """
+    kind, refresh_steps = config.reference, config.reference_refresh_steps
     if kind in ("none", "adapter_off", "periodic", "server") and ref_model is not None:
         raise ValueError(f"ref_model is given and reference={kind!r} does not use it")
     if kind == "auto":
@@ -70,31 +54,35 @@ def make_reference(
     if kind == "none":
         return None
     if kind == "adapter_off":
-        return _adapter_off(policy, policy_forward)
+        return _make_adapter_off(policy, policy_forward)
     if kind == "server":
         from rlox_grpo.reference.client import connect
 
-        if server is None:
-            raise ValueError("reference='server' needs the server's address")
+        if config.reference_url is None:
+            raise ValueError("reference='server' needs reference_url")
         return connect(
-            server,
+            ServerAddress(config.reference_url, config.reference_token_file, config.reference_timeout),
             temperature=forward_options.get("temperature", 1.0),
             vocabulary=forward_options.get("vocabulary"),
         )
-    frozen = copy.deepcopy(policy) if ref_model is None else ref_model
+    device = next(policy.parameters()).device
+    frozen = copy.deepcopy(policy) if ref_model is None else ref_model.to(device)
     frozen.eval().requires_grad_(False)
-    in_use = _resting_on_the_host(frozen) if offload else nullcontext
-    forward = make_forward(frozen, **forward_options)
-    compute, distributions = _log_probs_of(forward), _distributions_of(forward)
+    digest = fingerprint_model(frozen)
+    in_use = _offload_to_host(frozen) if config.reference_offload else nullcontext
+    forward = make_forward(frozen, **forward_options)  # tries the model in its own dtype
+    if kind == "frozen" and (arithmetic := forward_options.get("autocast_dtype")) is not None:
+        cast_frozen_layers(frozen, arithmetic)  # not a periodic one: bfloat16 would drop what it takes over
+    compute, distributions = _make_log_probs(forward), _make_distributions(forward)
     if kind == "frozen":
-        return Reference(compute, fingerprint(frozen), distributions, in_use)
+        return Reference(compute, digest, distributions, in_use)
 
     if refresh_steps is None:
-        raise ValueError("reference='periodic' needs refresh_steps")
+        raise ValueError("reference='periodic' needs reference_refresh_steps")
 
     def follow(step: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         if step % refresh_steps == 0:
-            _mix(frozen, weights(), mix)
+            _mix(frozen, weights(), config.reference_mix)
 
     return Reference(
         compute,
@@ -107,7 +95,7 @@ def make_reference(
     )
 
 
-def _log_probs_of(forward: Forward) -> Callable[[Batch], Tensor]:
+def _make_log_probs(forward: Forward) -> Callable[[Batch], Tensor]:
     @torch.no_grad()
     def compute(batch: Batch) -> Tensor:
         return forward(batch)[0]
@@ -115,19 +103,19 @@ def _log_probs_of(forward: Forward) -> Callable[[Batch], Tensor]:
     return compute
 
 
-def _distributions_of(forward: Forward) -> Callable[[Batch], TokenDistributions]:
+def _make_distributions(forward: Forward) -> Callable[[Batch], TokenDistributions]:
     @torch.no_grad()
     def distributions(batch: Batch) -> TokenDistributions:
-        return (forward.distributions or no_distributions)(batch)
+        return (forward.distributions or refuse_distributions)(batch)
 
     return distributions
 
 
-def _adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
+def _make_adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
     if not hasattr(policy, "disable_adapter"):
         raise ValueError("reference='adapter_off' and the model has no adapter: set lora_rank or pass a PeftModel")
 
-    log_probs, distributions = _log_probs_of(policy_forward), _distributions_of(policy_forward)
+    log_probs, distributions = _make_log_probs(policy_forward), _make_distributions(policy_forward)
 
     def log_probs_without_adapter(batch: Batch) -> Tensor:
         with policy.disable_adapter():  # type: ignore[operator]
@@ -140,7 +128,7 @@ def _adapter_off(policy: nn.Module, policy_forward: Forward) -> Reference:
     return Reference(log_probs_without_adapter, None, distributions_without_adapter)
 
 
-def _resting_on_the_host(model: nn.Module) -> Callable[[], Any]:
+def _offload_to_host(model: nn.Module) -> Callable[[], Any]:
     device = next(model.parameters()).device
     model.to("cpu")
 

@@ -1,4 +1,4 @@
-"""The reference policy as the trainer sees it, wherever it runs."""
+"""The interface of a reference policy, local or on a server."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from rlox_grpo.types import Batch, TokenDistributions
 
 
-def _nothing_to_do(step: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+def _do_nothing(step: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
     return None
 
 
-def no_distributions(batch: Batch) -> TokenDistributions:
-    raise ValueError("kl_estimator='full': this reference hands over the log-probs of the tokens taken and no more")
+def refuse_distributions(batch: Batch) -> TokenDistributions:
+    """Raise ValueError: the reference has log-probs of the taken tokens only."""
+    raise ValueError("kl_estimator='full' needs whole distributions, and this reference gives token log-probs only")
 
 
-def _no_state() -> dict[str, Tensor]:
+def _give_no_state() -> dict[str, Tensor]:
     return {}
 
 
@@ -33,7 +34,7 @@ def _refuse_state(state: Mapping[str, Tensor]) -> None:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a reference server is, the file that holds its token, and the seconds that an answer may take."""
+    """URL of a reference server, the file with its token, and the timeout in seconds."""
 
     url: str
     token_file: str | None = None
@@ -59,10 +60,10 @@ class Reference:
 
     compute: Callable[[Batch], Tensor]
     fingerprint: str | None
-    distributions: Callable[[Batch], TokenDistributions] = no_distributions
+    distributions: Callable[[Batch], TokenDistributions] = refuse_distributions
     in_use: Callable[[], Any] = nullcontext
-    after_step: Callable[[int, Callable[[], Iterable[tuple[str, Tensor]]]], None] = _nothing_to_do
-    state_dict: Callable[[], dict[str, Tensor]] = field(default=_no_state)
+    after_step: Callable[[int, Callable[[], Iterable[tuple[str, Tensor]]]], None] = _do_nothing
+    state_dict: Callable[[], dict[str, Tensor]] = field(default=_give_no_state)
     load_state_dict: Callable[[Mapping[str, Tensor]], None] = field(default=_refuse_state)
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -70,7 +71,7 @@ class Reference:
         return self.compute(batch)
 
 
-def fingerprint(model: nn.Module) -> str:
+def fingerprint_model(model: nn.Module) -> str:
     """A digest of each parameter's sum and sum of magnitudes: one pass, no copy, and equal for equal weights."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""``rlox-grpo serve-reference``: a frozen model that answers log-probs to several trainers, in a process of its own.
+"""``rlox-grpo serve-reference``: serve the log-probs of a frozen model to several trainers.
 
 Requests that wait at the same time are measured in one forward. Every request carries the bearer token; the server
 listens on the loopback interface unless told otherwise.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.reference.client import Question, unpack_question
-from rlox_grpo.reference.protocol import fingerprint
+from rlox_grpo.reference.protocol import fingerprint_model
 from rlox_grpo.types import Batch
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class _Job:
 
 
 class Measuring:
-    """One thread that runs the model over what waits."""
+    """A thread that runs the model over the queued requests, several in one forward."""
 
     def __init__(self, model: nn.Module, *, token_budget: int) -> None:
         self._model = model.eval().requires_grad_(False)
@@ -54,11 +54,11 @@ class Measuring:
         self._waiting: queue.Queue[_Job] = queue.Queue(WAITING)
         embeddings: Any = model.get_input_embeddings
         self.vocabulary = int(embeddings().weight.shape[0])
-        self.fingerprint = fingerprint(model)
+        self.fingerprint = fingerprint_model(model)
         threading.Thread(target=self._run, name="reference", daemon=True).start()
 
     def submit(self, question: Question) -> Future[Tensor]:
-        """The log-probs to come.
+        """Queue a question; returns a future of its log-probs.
 
         Raises:
             ValueError: ids that the model does not have.
@@ -81,7 +81,7 @@ class Measuring:
                     held = self._waiting.get_nowait()
                 except queue.Empty:
                     break
-                if not _together([*jobs, held], self._budget):
+                if not _fit_together([*jobs, held], self._budget):
                     break
                 jobs.append(held)
                 held = None
@@ -90,12 +90,12 @@ class Measuring:
     def _measure(self, jobs: Sequence[_Job]) -> None:
         try:
             forward = self._forward(jobs[0].question)
-            batch = _batch([job.question for job in jobs], self._device)
+            batch = _build_batch([job.question for job in jobs], self._device)
             rows = max(1, self._budget // batch.input_ids.shape[1])
             log_probs = torch.zeros(batch.loss_mask.shape)
             with torch.no_grad():
                 for place in range(0, len(log_probs), rows):
-                    part = _part(batch, slice(place, place + rows))
+                    part = _slice_batch(batch, slice(place, place + rows))
                     log_probs[place : place + rows, : part.loss_mask.shape[1]] = forward(part)[0].float().cpu()
         except Exception as error:  # noqa: BLE001 - raised again at each request that waits for it
             for job in jobs:
@@ -120,7 +120,7 @@ class Measuring:
         return self._forwards[settings]
 
 
-def _together(jobs: Sequence[_Job], budget: int) -> bool:
+def _fit_together(jobs: Sequence[_Job], budget: int) -> bool:
     questions = [job.question for job in jobs]
     rows = sum(len(question.input_ids) for question in questions)
     width = max(question.input_ids.shape[1] for question in questions)
@@ -128,8 +128,8 @@ def _together(jobs: Sequence[_Job], budget: int) -> bool:
     return len(same) == 1 and rows * width <= budget
 
 
-def _batch(questions: Sequence[Question], device: torch.device) -> Batch:
-    """The rows of all questions, padded on the right to the longest."""
+def _build_batch(questions: Sequence[Question], device: torch.device) -> Batch:
+    """Concatenate the rows of all questions, padded on the right to the longest."""
     width = max(question.input_ids.shape[1] for question in questions)
     steps = max(question.loss_mask.shape[1] for question in questions)
     ids = torch.cat([nn.functional.pad(q.input_ids, (0, width - q.input_ids.shape[1])) for q in questions])
@@ -158,8 +158,8 @@ def _batch(questions: Sequence[Question], device: torch.device) -> Batch:
     )
 
 
-def _part(batch: Batch, rows: slice) -> Batch:
-    """Some rows of it, as narrow as they can be."""
+def _slice_batch(batch: Batch, rows: slice) -> Batch:
+    """Take rows of a batch and trim the padding."""
     lengths = batch.completion_mask[rows].sum(dim=1)
     steps, width = max(1, int(lengths.max())), int((batch.prompt_lengths[rows] + lengths).max())
     return replace(
@@ -180,7 +180,7 @@ def _part(batch: Batch, rows: slice) -> Batch:
 def make_server(
     measuring: Measuring, token: str, *, host: str = "127.0.0.1", port: int = 0, max_bytes: int = 2**26
 ) -> ThreadingHTTPServer:
-    """An HTTP server on ``host:port`` (0: a free one); ``serve_forever()`` starts it.
+    """Create an HTTP server on ``host:port`` (0: a free port); ``serve_forever()`` starts it.
 
     ``GET /health`` says what is served, ``POST /log_probs`` takes a :class:`Question` of at most ``max_bytes``.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlox_grpo.rewards.answers import Countdown, ExactAnswer, GSM8KAnswer, MultipleChoice, extract_answer
+from rlox_grpo.rewards.bad_golds import UnreadableGold, unreadable_golds
 from rlox_grpo.rewards.calls import RewardError, RewardFn
 from rlox_grpo.rewards.composite import Composite
 from rlox_grpo.rewards.formats import TagCount, TagFormat
@@ -36,6 +37,7 @@ __all__ = [
     "Rule",
     "TagCount",
     "TagFormat",
+    "UnreadableGold",
     "Verdicts",
     "check_rewards",
     "extract_answer",
@@ -45,4 +47,5 @@ __all__ = [
     "reward_weights",
     "score",
     "status_counts",
+    "unreadable_golds",
 ]

@@ -1,4 +1,4 @@
-"""Rules for right answers: what a completion finally states, against its row's gold."""
+"""Correctness rules: compare a completion's final answer with the gold of its row."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from rlox_grpo import _native
-from rlox_grpo.rewards.columns import Columns, encodable, golds, ragged_whole_numbers, texts, whole_numbers
-from rlox_grpo.rewards.verdicts import Verdicts, check_tag, floats, named, one_of
+from rlox_grpo.rewards.columns import (
+    Columns,
+    make_encodable,
+    read_golds,
+    read_ragged_whole_numbers,
+    read_texts,
+    read_whole_numbers,
+)
+from rlox_grpo.rewards.verdicts import Verdicts, check_choice, check_tag, name_errors, to_floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +37,14 @@ class Countdown:
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. ValueError names the column, row and value that it cannot use."""
         name, rows = self.__name__, len(completions)
-        numbers, offsets = ragged_whole_numbers(columns, "nums", rows, name)
-        target = whole_numbers(columns, "target", rows, name)
-        answers = texts(completions, name)
-        return named(name, lambda: _native.score_countdown(answers, numbers, offsets, target), self.undecided)
+        numbers, offsets = read_ragged_whole_numbers(columns, "nums", rows, name)
+        target = read_whole_numbers(columns, "target", rows, name)
+        answers = read_texts(completions, name)
+        return name_errors(name, lambda: _native.score_countdown(answers, numbers, offsets, target), self.undecided)
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +65,18 @@ class GSM8KAnswer:
     __name__: ClassVar[str] = "gsm8k_answer"
 
     def __post_init__(self) -> None:
-        one_of("percent", self.percent, ("exact", "optional"))
+        check_choice("percent", self.percent, ("exact", "optional"))
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. ValueError names the column, row and value that it cannot use."""
-        gold = golds(columns, "answer", len(completions), self.__name__)
-        answers = texts(completions, self.__name__)
+        gold = read_golds(columns, "answer", len(completions), self.__name__)
+        answers = read_texts(completions, self.__name__)
         optional = self.percent == "optional"
-        return named(self.__name__, lambda: _native.score_gsm8k(answers, gold, optional), self.undecided)
+        return name_errors(self.__name__, lambda: _native.score_gsm8k(answers, gold, optional), self.undecided)
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +98,13 @@ class ExactAnswer:
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. ValueError names the column, row and value that it cannot use."""
-        gold = golds(columns, "answer", len(completions), self.__name__)
-        answers = texts(completions, self.__name__)
-        return named(self.__name__, lambda: _native.score_exact(answers, gold, self.tag, self.case_sensitive))
+        gold = read_golds(columns, "answer", len(completions), self.__name__)
+        answers = read_texts(completions, self.__name__)
+        return name_errors(self.__name__, lambda: _native.score_exact(answers, gold, self.tag, self.case_sensitive))
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +125,13 @@ class MultipleChoice:
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. ValueError names the column, row and value that it cannot use."""
-        gold = golds(columns, "answer", len(completions), self.__name__)
-        answers = texts(completions, self.__name__)
-        return named(self.__name__, lambda: _native.score_choice(answers, gold, self.options))
+        gold = read_golds(columns, "answer", len(completions), self.__name__)
+        answers = read_texts(completions, self.__name__)
+        return name_errors(self.__name__, lambda: _native.score_choice(answers, gold, self.options))
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 def extract_answer(text: str) -> str | None:
@@ -134,4 +141,4 @@ def extract_answer(text: str) -> str | None:
     ``2, 3``), else the last closed ``<answer>``, else the last ``####`` line, else what follows the last "answer is" or
     "answer:", else the last formula (``$…$``, ``\(…\)``, ``\[…\]``) or number, whichever ends later.
     """
-    return _native.extract_answer(encodable(text))
+    return _native.extract_answer(make_encodable(text))

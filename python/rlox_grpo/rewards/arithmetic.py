@@ -1,4 +1,4 @@
-"""The value that Python gives to an arithmetic expression, without an interpreter: what published rewards ``eval``.
+"""Evaluate arithmetic expressions as Python's ``eval`` would, without an interpreter.
 
 Those rewards let a model write any mix of digits, ``+ - * / ( ) .`` and spaces, and hand it to ``eval``. Floats, ``//``
 and ``**`` slip through, and ``9**9**9**9`` never returns. Here the same grammar is parsed by hand and computed with
@@ -23,11 +23,11 @@ _MAX_DIGITS = 4300
 
 
 class OverBudgetError(Exception):
-    """An expression with more tokens, depth or digits than are ever computed."""
+    """The expression exceeds the limits on tokens, depth or digits."""
 
 
 def evaluate(text: str) -> Number:
-    """The value of the expression (stripped), as ``eval`` would return it.
+    """Compute the value of the stripped expression, as ``eval`` would return it.
 
     At most 4096 tokens, 100 levels of nesting and 65,536 bits of a whole number.
 
@@ -36,7 +36,7 @@ def evaluate(text: str) -> Number:
         ArithmeticError: A division by zero, or a float out of range.
         OverBudgetError: Past the bounds.
     """
-    tokens = _tokens(text)
+    tokens = _tokenise(text)
     if len(tokens) > MAX_TOKENS:
         raise OverBudgetError(f"{len(tokens)} tokens")
     parser = _Parser(tokens)
@@ -46,7 +46,7 @@ def evaluate(text: str) -> Number:
     return value
 
 
-def _tokens(text: str) -> list[str | int | float]:
+def _tokenise(text: str) -> list[str | int | float]:
     text = text.lstrip(" \t").replace("\r\n", "\n").replace("\r", "\n").rstrip(" \t\f\n")
     tokens: list[str | int | float] = []
     at = depth = 0
@@ -84,7 +84,7 @@ class _Parser:
         value = self.product(depth)
         while (operator := self.take("+", "-")) is not None:
             right = self.product(depth)
-            value = _bounded(value + right if operator == "+" else value - right)
+            value = _check_bounds(value + right if operator == "+" else value - right)
         return value
 
     def product(self, depth: int) -> Number:
@@ -92,7 +92,7 @@ class _Parser:
         while (operator := self.take("*", "/", "//")) is not None:
             right = self.factor(depth)
             if operator == "*":
-                value = _bounded(value * right)
+                value = _check_bounds(value * right)
             elif isinstance(value, complex) or isinstance(right, complex):
                 value = _complex_quotient(value, right, operator)
             else:
@@ -144,7 +144,7 @@ def _complex_quotient(left: Number, right: Number, operator: str) -> Number:
     return left / right
 
 
-def _bounded(value: Number) -> Number:
+def _check_bounds(value: Number) -> Number:
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise OverBudgetError("digits")
     return value

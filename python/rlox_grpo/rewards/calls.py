@@ -1,4 +1,4 @@
-"""Call a user's reward function with what it takes, and check what it returns."""
+"""Call a user's reward function with the arguments of its signature, and check its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlox_grpo.rewards.verdicts import Float64Array
 
 
 class RewardError(RuntimeError):
-    """A reward function failed or returned what no reward is; the message names it, and the sample if known.
+    """A reward function raised, or returned something that is not a score. Names the function, and the sample if known.
 
     Attributes:
         row: The sample's place in the batch, where it is known.
@@ -42,24 +42,24 @@ class RewardFn(Protocol):
 
 
 def function_name(function: Any) -> str:
-    """What the function is called in metrics: its ``__name__``, through ``functools.partial``, else its class's."""
+    """The function's name in metrics: its ``__name__``, seen through ``functools.partial``, else its class's name."""
     while hasattr(function, "func"):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def call(function: RewardFn, given: Mapping[str, Any]) -> Any:
-    """Call ``function`` with what its signature takes of ``given``.
+    """Call ``function`` with those of ``given`` that its signature takes.
 
     Raises:
         RewardError: When it requires an argument that is not given.
     """
-    positional, keywords = arguments(function, given)
+    positional, keywords = select_arguments(function, given)
     return function(*positional, **keywords)
 
 
-def arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """What :func:`call` passes."""
+def select_arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Select the positional and keyword arguments that :func:`call` passes."""
     both = [given["completions"], given["prompts"]]
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -89,16 +89,16 @@ def arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list[Any], 
 
 
 def attempt(name: str, run: Callable[[], Any]) -> Any:
-    """What ``run`` returns, or the RewardError that says what it raised."""
+    """Return the result of ``run``, or a RewardError with what it raised."""
     try:
         return run()
     except RewardError as error:
         return error
     except Exception as error:  # noqa: BLE001  a user's function raises what it likes
-        return _raised(name, error)
+        return _make_error(name, error)
 
 
-def _raised(name: str, cause: Exception) -> RewardError:
+def _make_error(name: str, cause: Exception) -> RewardError:
     error = RewardError(f"reward function {name} raised {type(cause).__name__}: {cause}")
     error.__cause__ = cause
     return error
@@ -106,7 +106,7 @@ def _raised(name: str, cause: Exception) -> RewardError:
 
 @dataclass(eq=False)
 class Waiting:
-    """A function whose result is still to be awaited; then ``result`` is that, or a RewardError."""
+    """A pending coroutine of a reward function. ``result`` becomes its value or a RewardError."""
 
     name: str
     result: Any
@@ -118,17 +118,17 @@ class Waiting:
         try:
             self.result = await self.result
         except Exception as error:  # noqa: BLE001
-            self.result = _raised(self.name, error)
+            self.result = _make_error(self.name, error)
         self.seconds = time.perf_counter() - start
 
     def close(self) -> None:
-        """Drop it unawaited."""
+        """Close the coroutine without awaiting it."""
         if hasattr(self.result, "close"):
             self.result.close()
 
 
 def gather(waiting: Sequence[Waiting]) -> Sequence[Waiting]:
-    """Settle all, together on one loop; also inside a running loop (notebooks)."""
+    """Await all coroutines together on one event loop; works inside a running loop (notebooks)."""
 
     async def every() -> None:
         await asyncio.gather(*(one.settle() for one in waiting))
@@ -140,11 +140,11 @@ def gather(waiting: Sequence[Waiting]) -> Sequence[Waiting]:
     except RuntimeError:
         asyncio.run(every())
     else:
-        _in_thread(every)
+        _run_in_thread(every)
     return waiting
 
 
-def _in_thread(every: Any) -> list[Any]:
+def _run_in_thread(every: Any) -> list[Any]:
     """Run on a loop of a thread of its own, since a running loop cannot wait for another."""
     outcome: list[Any] = []
 
@@ -163,38 +163,38 @@ def _in_thread(every: Any) -> list[Any]:
     return value  # type: ignore[no-any-return]
 
 
-def checked(name: str, result: Any, rows: int) -> Float64Array:
-    """A function's result as ``float64 [rows]``; None and NaN say that it does not apply to a row.
+def check_scores(name: str, result: Any, rows: int) -> Float64Array:
+    """Convert a function's result to ``float64 [rows]``; None and NaN mean that it does not apply to a row.
 
     Raises:
-        RewardError: As :func:`scores_of`, and for no score for any row.
+        RewardError: As :func:`read_scores`, and for no score for any row.
     """
-    scores = np.array(scores_of(name, result, rows), dtype=np.float64)
+    scores = np.array(read_scores(name, result, rows), dtype=np.float64)
     if rows and np.isnan(scores).all():
-        bad = 0 if isinstance(result, np.ndarray) else len(nan_rows(as_list(name, result)))
+        bad = 0 if isinstance(result, np.ndarray) else len(find_nan_rows(to_list(name, result)))
         told = f": NaN for {bad} of them" if bad else ""
         raise RewardError(f"reward function {name} returned no score for any of {rows} completions{told}")
     return scores
 
 
-def scores_of(name: str, result: Any, rows: int) -> list[float]:
-    """A function's result as floats, NaN where it does not apply.
+def read_scores(name: str, result: Any, rows: int) -> list[float]:
+    """Convert a function's result to floats, NaN where it does not apply.
 
     Raises:
         RewardError: For a wrong length, an element that is no number, or an infinity.
     """
-    values = as_list(name, result)
+    values = to_list(name, result)
     if len(values) != rows:
         raise RewardError(f"reward function {name} returned {len(values)} scores for {rows} completions")
-    return [_number(name, index, value) for index, value in enumerate(values)]
+    return [_read_number(name, index, value) for index, value in enumerate(values)]
 
 
-def nan_rows(values: Sequence[Any]) -> list[int]:
+def find_nan_rows(values: Sequence[Any]) -> list[int]:
     """The places of NaN, which counts as None (does not apply) but is often a slip such as 0/0."""
     return [index for index, value in enumerate(values) if isinstance(value, float) and math.isnan(value)]
 
 
-def as_list(name: str, result: Any) -> list[Any]:
+def to_list(name: str, result: Any) -> list[Any]:
     """A function's result as a list. Raises RewardError where it is no sequence of one dimension."""
     if hasattr(result, "detach"):
         result = result.detach().cpu()
@@ -205,7 +205,7 @@ def as_list(name: str, result: Any) -> list[Any]:
     raise RewardError(f"reward function {name} returned {result!r}, expected one score for each completion")
 
 
-def _number(name: str, index: int, value: Any) -> float:
+def _read_number(name: str, index: int, value: Any) -> float:
     if value is None:
         return math.nan
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:

@@ -1,4 +1,4 @@
-"""What a reward rule is called with, checked: completions as texts, columns as typed references."""
+"""Check the arguments of reward rules: completions as texts, columns as typed values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlox_grpo.types import Int64Array
 Columns = Mapping[str, Any]
 
 
-def texts(completions: Sequence[Any], rule: str) -> list[str]:
+def read_texts(completions: Sequence[Any], rule: str) -> list[str]:
     """Each completion as text that Rust can borrow.
 
     A completion is a string or a list of messages, of which the last assistant message counts. Half a surrogate pair
@@ -23,10 +23,10 @@ def texts(completions: Sequence[Any], rule: str) -> list[str]:
     Raises:
         ValueError: For a completion of another kind, naming its index.
     """
-    return [encodable(_text(completion, index, rule)) for index, completion in enumerate(completions)]
+    return [make_encodable(_read_text(completion, index, rule)) for index, completion in enumerate(completions)]
 
 
-def encodable(text: str) -> str:
+def make_encodable(text: str) -> str:
     """``text`` itself, or with each lone surrogate replaced by U+FFFD."""
     if text.isascii():
         return text
@@ -37,7 +37,7 @@ def encodable(text: str) -> str:
     return text
 
 
-def _text(completion: Any, index: int, rule: str) -> str:
+def _read_text(completion: Any, index: int, rule: str) -> str:
     if isinstance(completion, str):
         return completion
     if isinstance(completion, (list, tuple)) and all(isinstance(message, Mapping) for message in completion):
@@ -52,7 +52,7 @@ def _text(completion: Any, index: int, rule: str) -> str:
     raise ValueError(f"{rule}: completions[{index}] is {completion!r}, expected a text or a list of messages")
 
 
-def column(columns: Columns, name: str, rows: int, rule: str) -> Sequence[Any]:
+def read_column(columns: Columns, name: str, rows: int, rule: str) -> Sequence[Any]:
     """The column of that name, with one value for each completion.
 
     Raises:
@@ -69,54 +69,62 @@ def column(columns: Columns, name: str, rows: int, rule: str) -> Sequence[Any]:
     return values  # type: ignore[no-any-return]
 
 
-def golds(columns: Columns, name: str, rows: int, rule: str) -> list[str]:
+def read_golds(columns: Columns, name: str, rows: int, rule: str) -> list[str]:
     """A column of golds as texts; numbers are written out exactly.
 
     Raises:
         ValueError: For a missing column, another length, or a value that is null, blank or neither text nor a number.
     """
-    return [_gold(value, name, row, rule) for row, value in enumerate(column(columns, name, rows, rule))]
+    return [_read_gold(value, name, row, rule) for row, value in enumerate(read_column(columns, name, rows, rule))]
 
 
-def _gold(value: Any, name: str, row: int, rule: str) -> str:
+def gold_text(value: Any) -> str | None:
+    """A gold as text, a number written out exactly; None for what is blank, or neither text nor a finite number."""
     if isinstance(value, str) and value.strip():
-        return encodable(value)
+        return make_encodable(value)
     if isinstance(value, (np.integer, np.floating)):
         value = value.item()
     if isinstance(value, (int, Fraction)) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, (float, Decimal)) and np.isfinite(float(value)):
         return repr(value) if isinstance(value, float) else str(value)
-    raise ValueError(f"{rule}: {name}[{row}] is {value!r}, expected a text or a number")
+    return None
 
 
-def whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> Int64Array:
+def _read_gold(value: Any, name: str, row: int, rule: str) -> str:
+    text = gold_text(value)
+    if text is None:
+        raise ValueError(f"{rule}: {name}[{row}] is {value!r}, expected a text or a number")
+    return text
+
+
+def read_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> Int64Array:
     """A column of whole numbers, ``int64 [rows]``.
 
     Raises:
         ValueError: For a missing column, another length, or a value that is not whole or exceeds 64 bits.
     """
-    values = column(columns, name, rows, rule)
-    return np.array([_whole(value, name, row, rule) for row, value in enumerate(values)], dtype=np.int64)
+    values = read_column(columns, name, rows, rule)
+    return np.array([_read_whole_number(value, name, row, rule) for row, value in enumerate(values)], dtype=np.int64)
 
 
-def ragged_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> tuple[Int64Array, Int64Array]:
+def read_ragged_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> tuple[Int64Array, Int64Array]:
     """A column of lists of whole numbers: flat values and ``rows + 1`` offsets.
 
     Raises:
-        ValueError: As :func:`whole_numbers`, and for a row that is no list.
+        ValueError: As :func:`read_whole_numbers`, and for a row that is no list.
     """
     flat: list[int] = []
     offsets = [0]
-    for row, values in enumerate(column(columns, name, rows, rule)):
+    for row, values in enumerate(read_column(columns, name, rows, rule)):
         if isinstance(values, (str, Mapping)) or not hasattr(values, "__iter__"):
             raise ValueError(f"{rule}: {name}[{row}] is {values!r}, expected a list of whole numbers")
-        flat.extend(_whole(value, name, row, rule) for value in values)
+        flat.extend(_read_whole_number(value, name, row, rule) for value in values)
         offsets.append(len(flat))
     return np.array(flat, dtype=np.int64), np.array(offsets, dtype=np.int64)
 
 
-def _whole(value: Any, name: str, row: int, rule: str) -> int:
+def _read_whole_number(value: Any, name: str, row: int, rule: str) -> int:
     if type(value) is int and -(2**63) < value < 2**63:
         return value
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:

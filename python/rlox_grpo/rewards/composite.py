@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlox_grpo.rewards.columns import Columns
-from rlox_grpo.rewards.verdicts import Rule, Verdicts, floats, weighted_sum
+from rlox_grpo.rewards.verdicts import Rule, Verdicts, sum_weighted, to_floats
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Composite:
         """Score a batch with every rule."""
         parts = [rule.verdicts(completions, columns) for rule in self.rules]
         return Verdicts(
-            weighted_sum([part.scores for part in parts], self.weights or ()),
+            sum_weighted([part.scores for part in parts], self.weights or ()),
             np.max([part.statuses for part in parts], axis=0),
         )
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
         given = columns if prompts is None else {**columns, "prompts": prompts}
-        return floats(self.verdicts(completions, given))
+        return to_floats(self.verdicts(completions, given))

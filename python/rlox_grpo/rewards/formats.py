@@ -1,4 +1,4 @@
-"""Rules for the form of a completion: its tags."""
+"""Format rules: tags in a completion."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from rlox_grpo import _native
-from rlox_grpo.rewards.columns import Columns, texts
-from rlox_grpo.rewards.verdicts import Verdicts, check_tags, floats, one_of
+from rlox_grpo.rewards.columns import Columns, read_texts
+from rlox_grpo.rewards.verdicts import Verdicts, check_choice, check_tags, to_floats
 
 FormatMode = Literal[
     "strict", "nano_aha", "grpo_zero", "simple_grpo", "simple_grpo_v1", "rl_from_scratch", "open_r1", "trl_think"
@@ -39,16 +39,16 @@ class TagFormat:
 
     def __post_init__(self) -> None:
         check_tags(self.first, self.second)
-        one_of("mode", self.mode, _native.format_modes())
+        check_choice("mode", self.mode, _native.format_modes())
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; no column is read."""
-        answers = texts(completions, self.__name__)
+        answers = read_texts(completions, self.__name__)
         return Verdicts(*_native.score_tag_format(answers, self.first, self.second, self.mode, self.prefix))
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ class TagCount:
 
     def __post_init__(self) -> None:
         check_tags(self.first, self.second)
-        one_of("mode", self.mode, ("open_r1", "lm_book", "blocks"))
+        check_choice("mode", self.mode, ("open_r1", "lm_book", "blocks"))
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; no column is read."""
-        answers = texts(completions, self.__name__)
+        answers = read_texts(completions, self.__name__)
         if self.mode == "blocks":
             return Verdicts(*_native.score_tag_blocks(answers, self.first, self.second, 0.05))
         return Verdicts(*_native.score_tag_count(answers, self.first, self.second, self.mode))
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))

@@ -1,4 +1,4 @@
-"""Rules for how long a completion is and how much of it repeats."""
+"""Length and repetition rules."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from rlox_grpo import _native
-from rlox_grpo.rewards.columns import Columns, column, ragged_whole_numbers, texts
-from rlox_grpo.rewards.verdicts import Float64Array, Rule, Verdicts, check_tag, decided, floats, one_of
+from rlox_grpo.rewards.columns import Columns, read_column, read_ragged_whole_numbers, read_texts
+from rlox_grpo.rewards.verdicts import (
+    Float64Array,
+    Rule,
+    Verdicts,
+    check_choice,
+    check_tag,
+    make_decided_verdicts,
+    to_floats,
+)
 
 
 @dataclass(frozen=True)
@@ -33,19 +41,19 @@ class Repetition:
             raise ValueError(f"ngram_size is {self.ngram_size}, expected at least 1")
         if not -math.inf < self.max_penalty <= 0:
             raise ValueError(f"max_penalty is {self.max_penalty}, expected a finite number, at most 0")
-        one_of("unit", self.unit, ("words", "tokens"))
+        check_choice("unit", self.unit, ("words", "tokens"))
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; reads ``completion_ids`` if the unit is tokens."""
         if self.unit == "words":
-            answers = texts(completions, self.__name__)
+            answers = read_texts(completions, self.__name__)
             return Verdicts(*_native.score_word_repetition(answers, self.ngram_size, self.max_penalty))
-        ids, offsets = ragged_whole_numbers(columns, "completion_ids", len(completions), self.__name__)
-        return decided(_native.score_token_repetition(ids, offsets, self.ngram_size, self.max_penalty))
+        ids, offsets = read_ragged_whole_numbers(columns, "completion_ids", len(completions), self.__name__)
+        return make_decided_verdicts(_native.score_token_repetition(ids, offsets, self.ngram_size, self.max_penalty))
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 @dataclass(frozen=True)
@@ -72,14 +80,14 @@ class Overlong:
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch."""
-        lengths = _token_lengths(columns, len(completions), self.__name__)
+        lengths = _count_tokens(columns, len(completions), self.__name__)
         excess = lengths - (self.max_length - self.buffer)
         # max(buffer, 1): without a buffer any excess is at least one token, hence -1.
-        return decided(-np.clip(excess / max(self.buffer, 1), 0.0, 1.0) + 0.0)
+        return make_decided_verdicts(-np.clip(excess / max(self.buffer, 1), 0.0, 1.0) + 0.0)
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ class ReasoningLength:
     __name__: ClassVar[str] = "reasoning_length"
 
     def __post_init__(self) -> None:
-        one_of("unit", self.unit, ("characters", "words", "tokens"))
+        check_choice("unit", self.unit, ("characters", "words", "tokens"))
         if self.max_length < 1:
             raise ValueError(f"max_length is {self.max_length}, expected at least 1")
         if self.tag is not None:
@@ -111,14 +119,14 @@ class ReasoningLength:
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; reads ``completion_ids`` if the unit is tokens."""
         if self.unit == "tokens":
-            lengths = _token_lengths(columns, len(completions), self.__name__)
-            return decided(np.minimum(lengths / self.max_length, 1.0))
-        answers = texts(completions, self.__name__)
+            lengths = _count_tokens(columns, len(completions), self.__name__)
+            return make_decided_verdicts(np.minimum(lengths / self.max_length, 1.0))
+        answers = read_texts(completions, self.__name__)
         return Verdicts(*_native.score_reasoning_length(answers, self.tag, self.unit, self.max_length))
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +160,8 @@ class CosineLength:
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Rule):
             raise ValueError(f"rule is {self.rule!r}, expected a rule of rlox_grpo.rewards")
-        one_of("unit", self.unit, ("characters", "tokens"))
-        one_of("beyond", self.beyond, ("hold", "cosine"))
+        check_choice("unit", self.unit, ("characters", "tokens"))
+        check_choice("beyond", self.beyond, ("hold", "cosine"))
         if self.max_length < 1:
             raise ValueError(f"max_length is {self.max_length}, expected at least 1")
         for name in ("min_wrong", "max_wrong", "min_correct", "max_correct"):
@@ -164,9 +172,9 @@ class CosineLength:
         """Score a batch."""
         found = self.rule.verdicts(completions, columns)
         if self.unit == "tokens":
-            lengths = _token_lengths(columns, len(completions), self.__name__)
+            lengths = _count_tokens(columns, len(completions), self.__name__)
         else:
-            lengths = np.array([len(text) for text in texts(completions, self.__name__)], dtype=np.float64)
+            lengths = np.array([len(text) for text in read_texts(completions, self.__name__)], dtype=np.float64)
         share = lengths / self.max_length
         if self.beyond == "hold":
             share = np.minimum(share, 1.0)
@@ -178,13 +186,13 @@ class CosineLength:
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
-def _token_lengths(columns: Columns, rows: int, rule: str) -> Float64Array:
+def _count_tokens(columns: Columns, rows: int, rule: str) -> Float64Array:
     """Tokens of each completion, from the column ``completion_ids``."""
     lengths = []
-    for row, ids in enumerate(column(columns, "completion_ids", rows, rule)):
+    for row, ids in enumerate(read_column(columns, "completion_ids", rows, rule)):
         if isinstance(ids, str) or not hasattr(ids, "__len__"):
             raise ValueError(f"{rule}: completion_ids[{row}] is {ids!r}, expected a list of token ids")
         lengths.append(len(ids))

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from rlox_grpo import _native
-from rlox_grpo.rewards.columns import Columns, encodable, golds, texts
-from rlox_grpo.rewards.verdicts import Verdicts, floats, named, one_of
+from rlox_grpo.rewards.bad_golds import OnBadGold, readable
+from rlox_grpo.rewards.columns import Columns, gold_text, make_encodable, read_column, read_texts
+from rlox_grpo.rewards.verdicts import Verdicts, check_choice, name_errors, to_floats
 
 Percent = Literal["exact", "optional"]
 Units = Literal["missing_ok", "convert", "exact", "ignore"]
@@ -39,6 +42,9 @@ class MathAnswer:
             ``"ignore"``: units say nothing.
         base: ``"exact"``: 52₈ is 42 alone; ``"optional"``: it is also a bare 52.
         brackets: ``"exact"``: ``(1, 2)``, ``[1, 2]`` and ``{1, 2}`` differ; ``"optional"``: they are one list.
+        on_bad_gold: What to do about golds that cannot be read. ``"stop"``: a ValueError that names every such row;
+            ``"skip"``: these rows have no score (None), and a warning says once how many and which they are.
+            :func:`unreadable_golds` finds them before a run.
         unsolved: ``"wrong"``: ``2x = 10`` and ``x^2 < 4``, which may only restate the problem, do not answer ``x = 5``
             and ``-2 < x < 2``; ``"right"``: they do.
 
@@ -53,21 +59,42 @@ class MathAnswer:
     brackets: Brackets = "exact"
     unsolved: Unsolved = "wrong"
     undecided: float | None = 0.0
+    on_bad_gold: OnBadGold = "stop"
     __name__: ClassVar[str] = "math_answer"
 
     def __post_init__(self) -> None:
+        check_choice("on_bad_gold", self.on_bad_gold, ("stop", "skip"))
         _settings(self)
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
-        """Score a batch. ValueError names the column, row and value that it cannot use."""
-        gold = golds(columns, "answer", len(completions), self.__name__)
-        answers = texts(completions, self.__name__)
+        """Score a batch. ValueError names the column, and every row and value that it cannot use."""
+        values = read_column(columns, "answer", len(completions), self.__name__)
+        golds = [gold_text(value) for value in values]
+        answers = read_texts(completions, self.__name__)
         settings = _settings(self)
-        return named(self.__name__, lambda: _native.score_math(answers, gold, settings), self.undecided)
+
+        def scored(golds: list[str]) -> Verdicts:
+            return name_errors(self.__name__, lambda: _native.score_math(answers, golds, settings), self.undecided)
+
+        # The pass that finds every bad gold reads all of them once more, so it waits for the first one.
+        if None not in golds:
+            try:
+                return scored([gold for gold in golds if gold is not None])
+            except ValueError as error:
+                refused = error
+        readable_golds, bad = readable(values, self.__name__, "answer", self.on_bad_gold)
+        if not bad:
+            raise refused
+        found = scored(readable_golds)
+        skipped = [one.row for one in bad]
+        scores, statuses = np.array(found.scores), np.array(found.statuses)
+        # The completion is not at fault: its status stays "ok".
+        scores[skipped], statuses[skipped] = np.nan, 0
+        return Verdicts(scores, statuses)
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +127,10 @@ class MajorityVote:
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch; reads ``prompts`` if there is no ``group_size``."""
-        answers = texts(completions, self.__name__)
+        answers = read_texts(completions, self.__name__)
         groups = self._groups(answers, columns)
         settings = _settings(self)
-        return named(self.__name__, lambda: _native.score_majority(answers, groups, settings), self.undecided)
+        return name_errors(self.__name__, lambda: _native.score_majority(answers, groups, settings), self.undecided)
 
     def _groups(self, answers: Sequence[str], columns: Mapping[str, Any]) -> list[int]:
         rows = len(answers)
@@ -127,7 +154,7 @@ class MajorityVote:
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, {**columns, "prompts": prompts}))
+        return to_floats(self.verdicts(completions, {**columns, "prompts": prompts}))
 
 
 def math_equal(
@@ -149,7 +176,7 @@ def math_equal(
     rule = MathAnswer(
         tolerance=tolerance, percent=percent, units=units, base=base, brackets=brackets, unsolved=unsolved
     )
-    return _native.math_equal(encodable(gold), encodable(answer), _settings(rule))
+    return _native.math_equal(make_encodable(gold), make_encodable(answer), _settings(rule))
 
 
 def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str, bool, bool, bool]:
@@ -157,11 +184,11 @@ def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str,
     tolerance = rule.tolerance
     if tolerance is not None and not (math.isfinite(tolerance) and 0 <= tolerance < 1):
         raise ValueError(f"tolerance is {tolerance}, expected None or a number from 0 to 1")
-    one_of("percent", rule.percent, _CHOICE)
-    one_of("units", rule.units, _UNITS)
-    one_of("base", rule.base, _CHOICE)
-    one_of("brackets", rule.brackets, _CHOICE)
-    one_of("unsolved", rule.unsolved, ("wrong", "right"))
+    check_choice("percent", rule.percent, _CHOICE)
+    check_choice("units", rule.units, _UNITS)
+    check_choice("base", rule.base, _CHOICE)
+    check_choice("brackets", rule.brackets, _CHOICE)
+    check_choice("unsolved", rule.unsolved, ("wrong", "right"))
     percent, base, brackets = (choice == "optional" for choice in (rule.percent, rule.base, rule.brackets))
     return tolerance, percent, rule.units, base, brackets, rule.unsolved == "right"
 

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlox_grpo.rewards.columns import Columns, golds, ragged_whole_numbers, texts, whole_numbers
+from rlox_grpo.rewards.columns import Columns, read_golds, read_ragged_whole_numbers, read_texts, read_whole_numbers
 from rlox_grpo.rewards.formats import TagCount, TagFormat
 from rlox_grpo.rewards.lengths import CosineLength, ReasoningLength, Repetition
 from rlox_grpo.rewards.math_answers import MathAnswer
-from rlox_grpo.rewards.systems import ANSWERS, EQUATIONS, Judgement, exact, gold_of
-from rlox_grpo.rewards.verdicts import Rule, Verdicts, floats, one_of
+from rlox_grpo.rewards.systems import ANSWERS, EQUATIONS, Judgement, extract_gold, parse_exact
+from rlox_grpo.rewards.verdicts import Rule, Verdicts, check_choice, to_floats
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,21 @@ class PublishedCountdown:
     __name__: ClassVar[str] = "published_countdown"
 
     def __post_init__(self) -> None:
-        one_of("system", self.system, list(EQUATIONS))
+        check_choice("system", self.system, list(EQUATIONS))
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. ValueError names the column, row and value that it cannot use."""
         name, rows = self.__name__, len(completions)
-        numbers, offsets = ragged_whole_numbers(columns, "nums", rows, name)
-        targets = whole_numbers(columns, "target", rows, name).tolist()
+        numbers, offsets = read_ragged_whole_numbers(columns, "nums", rows, name)
+        targets = read_whole_numbers(columns, "target", rows, name).tolist()
         given = [numbers[start:end].tolist() for start, end in pairwise(offsets)]
         judge = EQUATIONS[self.system]
-        judged = [judge(*row) for row in zip(texts(completions, name), given, targets, strict=True)]
-        return _verdicts(judged)
+        judged = [judge(*row) for row in zip(read_texts(completions, name), given, targets, strict=True)]
+        return _make_verdicts(judged)
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,21 @@ class PublishedAnswer:
     __name__: ClassVar[str] = "published_answer"
 
     def __post_init__(self) -> None:
-        one_of("system", self.system, list(ANSWERS))
+        check_choice("system", self.system, list(ANSWERS))
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
         """Score a batch. ValueError names the column, row and value that it cannot use."""
-        given = golds(columns, "answer", len(completions), self.__name__)
-        wanted = [gold_of(self.system, gold) for gold in given]
+        given = read_golds(columns, "answer", len(completions), self.__name__)
+        wanted = [extract_gold(self.system, gold) for gold in given]
         for row, gold in enumerate(wanted):
-            if not gold or (self.system == "simple_grpo" and exact(gold) is None):
+            if not gold or (self.system == "simple_grpo" and parse_exact(gold) is None):
                 raise ValueError(f"{self.__name__}: answer[{row}] is {given[row]!r}, expected a number or #### and one")
         judge = ANSWERS[self.system]
-        return _verdicts([judge(*row) for row in zip(texts(completions, self.__name__), wanted, strict=True)])
+        return _make_verdicts([judge(*row) for row in zip(read_texts(completions, self.__name__), wanted, strict=True)])
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
         """TRL's call."""
-        return floats(self.verdicts(completions, columns))
+        return to_floats(self.verdicts(completions, columns))
 
 
 def published(system: str, accuracy: Rule | None = None) -> tuple[Rule, ...]:
@@ -90,7 +90,7 @@ def published(system: str, accuracy: Rule | None = None) -> tuple[Rule, ...]:
     Raises:
         ValueError: An unknown system, or an ``accuracy`` for one that has its own.
     """
-    one_of("system", system, PUBLISHED)
+    check_choice("system", system, PUBLISHED)
     if system in _AROUND:
         return _AROUND[system](MathAnswer() if accuracy is None else accuracy)
     if accuracy is not None:
@@ -98,7 +98,7 @@ def published(system: str, accuracy: Rule | None = None) -> tuple[Rule, ...]:
     return _OWN[system]
 
 
-def _verdicts(judged: Sequence[Judgement]) -> Verdicts:
+def _make_verdicts(judged: Sequence[Judgement]) -> Verdicts:
     scores = np.array([score for score, _ in judged], dtype=np.float64)
     return Verdicts(scores, np.array([status for _, status in judged], dtype=np.uint8))
 

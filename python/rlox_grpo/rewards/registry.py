@@ -1,61 +1,137 @@
-"""Reward functions by name: rules for run files, the command line and adapters."""
+"""Reward rules by name, for run files, the command line and adapters."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from rlox_grpo import rewards as rules
-from rlox_grpo.errors import ConfigError, nearest
+from rlox_grpo.errors import ConfigError, suggest_nearest
+from rlox_grpo.rewards.answers import Countdown, ExactAnswer, GSM8KAnswer, MultipleChoice
 from rlox_grpo.rewards.calls import RewardFn
+from rlox_grpo.rewards.composite import Composite
+from rlox_grpo.rewards.formats import TagCount, TagFormat
+from rlox_grpo.rewards.lengths import CosineLength, Overlong, ReasoningLength, Repetition
+from rlox_grpo.rewards.math_answers import MajorityVote, MathAnswer
+from rlox_grpo.rewards.published_rewards import PublishedAnswer, PublishedCountdown, published
 
-RULES = {
-    "countdown": "Countdown",
-    "gsm8k": "GSM8KAnswer",
-    "exact": "ExactAnswer",
-    "multiple_choice": "MultipleChoice",
-    "tag_format": "TagFormat",
-    "tag_count": "TagCount",
-    "repetition": "Repetition",
-    "overlong": "Overlong",
-    "reasoning_length": "ReasoningLength",
-    "published": "published",
-}
-"""Names of the rules in run files and on the command line; ``published`` takes a ``system`` and is all its parts."""
+RULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "countdown": Countdown,
+        "gsm8k": GSM8KAnswer,
+        "math": MathAnswer,
+        "majority": MajorityVote,
+        "exact": ExactAnswer,
+        "multiple_choice": MultipleChoice,
+        "tag_format": TagFormat,
+        "tag_count": TagCount,
+        "repetition": Repetition,
+        "overlong": Overlong,
+        "reasoning_length": ReasoningLength,
+        "cosine_length": CosineLength,
+        "composite": Composite,
+        "published": published,
+        "published_answer": PublishedAnswer,
+        "published_countdown": PublishedCountdown,
+    }
+)
+"""Rules by name. ``published`` takes a ``system`` and gives all its parts; every other entry gives one rule."""
+
+_ONE_RULE = ("rule", "accuracy")
+_SEVERAL_RULES = ("rules",)
 
 
-def make_rewards(tables: Sequence[Mapping[str, Any]]) -> list[RewardFn]:
-    """The reward functions that ``rewards`` tables name.
+def make_rewards(tables: Sequence[Mapping[str, Any]], folders: Sequence[str | Path] = ()) -> list[RewardFn]:
+    """Build the reward functions of ``rewards`` tables.
+
+    A table has a ``name``, which is a key of :data:`RULES` or ``module:callable``, and the rule's arguments. The
+    arguments ``rule``, ``accuracy`` and ``rules`` (a list) are names or tables themselves.
+
+    Args:
+        tables: one for each reward function.
+        folders: searched for ``module`` after the installed packages, and only while it is imported.
 
     Raises:
-        ConfigError: an unknown rule, a callable that cannot be imported, or arguments that it does not take.
+        ConfigError: an unknown rule, a callable that cannot be imported, or arguments that a rule does not take.
     """
-    return [function for index, table in enumerate(tables) for function in _make_rewards(index, table)]
+    return [
+        function for index, table in enumerate(tables) for function in _make_rule(f"rewards[{index}]", table, folders)
+    ]
 
 
-def _make_rewards(index: int, table: Mapping[str, Any]) -> Sequence[RewardFn]:
-    arguments = dict(table)
+def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequence[RewardFn]:
+    if not isinstance(table, (str, Mapping)):
+        raise ConfigError(f"{place} is {table!r}, expected a rule's name or a table with a name")
+    arguments = {"name": table} if isinstance(table, str) else dict(table)
     name = arguments.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"rewards[{index}] has no name")
+        raise ConfigError(f"{place} has no name")
     if ":" in name:
-        return [_imported(index, name, arguments)]
+        if arguments:
+            raise ConfigError(
+                f"{place} ({name}) takes no arguments in the file, got {', '.join(arguments)}: bind them in the "
+                "module; options of the run stand above the first [[rewards]]"
+            )
+        return [_import_callable(place, name, folders)]
     if name not in RULES:
-        raise ConfigError(f"rewards[{index}].name is {name!r}{nearest(name, list(RULES))}")
+        raise ConfigError(f"{place}.name is {name!r}{suggest_nearest(name, list(RULES))}")
+    for key in arguments:
+        if key in _ONE_RULE:
+            arguments[key] = _make_one_rule(f"{place}.{key}", arguments[key], folders)
+        elif key in _SEVERAL_RULES:
+            if not isinstance(arguments[key], (list, tuple)):
+                raise ConfigError(f"{place}.{key} is {arguments[key]!r}, expected a list of names or tables")
+            parts = [_make_rule(f"{place}.{key}[{i}]", part, folders) for i, part in enumerate(arguments[key])]
+            arguments[key] = tuple(rule for part in parts for rule in part)
     try:
-        made = getattr(rules, RULES[name])(**arguments)
+        made = RULES[name](**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"rewards[{index}] ({name}): {error}") from None
+        hint = "; in a run file, options of the run stand above the first [[rewards]]" if _is_unknown(error) else ""
+        raise ConfigError(f"{place} ({name}): {error}{hint}") from None
     return made if isinstance(made, tuple) else [made]
 
 
-def _imported(index: int, name: str, arguments: Mapping[str, Any]) -> RewardFn:
+def _is_unknown(error: Exception) -> bool:
+    return isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
+
+
+def _make_one_rule(place: str, table: Any, folders: Sequence[str | Path]) -> RewardFn:
+    made = _make_rule(place, table, folders)
+    if len(made) != 1:
+        raise ConfigError(f"{place} is {table!r}, which gives {len(made)} rules: expected one")
+    return made[0]
+
+
+def _import_callable(place: str, name: str, folders: Sequence[str | Path]) -> RewardFn:
     module, _, attribute = name.partition(":")
-    if arguments:
-        raise ConfigError(f"rewards[{index}] ({name}) takes no arguments in the file: bind them in the module")
     try:
-        reward_fn: RewardFn = getattr(importlib.import_module(module), attribute)
+        with _search_also(folders):
+            found: Any = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"rewards[{index}] ({name}): {error}") from error
+        raise ConfigError(f"{place} ({name}): {error}") from error
+    for registered, rule in RULES.items():
+        if found is rule:
+            raise ConfigError(f'{place} ({name}) is a rule of this library: write name = "{registered}"')
+    if isinstance(found, type):
+        raise ConfigError(f"{place} ({name}) is a class, expected a function or an instance: create one in {module}")
+    if not callable(found):
+        raise ConfigError(f"{place} ({name}) is {found!r}, expected a function")
+    reward_fn: RewardFn = found
     return reward_fn
+
+
+@contextmanager
+def _search_also(folders: Sequence[str | Path]) -> Iterator[None]:
+    """Put ``folders`` at the end of the import path: a file there replaces no installed module."""
+    added = [path for path in dict.fromkeys(str(Path(folder).resolve()) for folder in folders) if path not in sys.path]
+    sys.path.extend(added)
+    try:
+        yield
+    finally:
+        for path in added:
+            if path in sys.path:
+                sys.path.remove(path)

@@ -1,4 +1,4 @@
-"""Apply rules and a user's own functions to rollouts."""
+"""Score rollouts with rules and reward functions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlox_grpo.rewards.calls import (
     RewardError,
     RewardFn,
     Waiting,
-    arguments,
-    as_list,
     attempt,
-    checked,
+    check_scores,
+    find_nan_rows,
     function_name,
     gather,
-    nan_rows,
+    select_arguments,
+    to_list,
 )
 from rlox_grpo.rewards.verdicts import (
     ERROR,
@@ -35,7 +35,7 @@ from rlox_grpo.rewards.verdicts import (
     Float64Array,
     Rule,
     UInt8Array,
-    weighted_sum,
+    sum_weighted,
 )
 from rlox_grpo.rewards.workers import InWorkers
 from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup
@@ -78,40 +78,40 @@ def score(
         ValueError: For wrong weights, groups of which only some have text, or columns that not every prompt has.
     """
     functions = [reward_fns] if callable(reward_fns) else list(reward_fns)
-    names = unique_names(functions)
+    names = make_unique_names(functions)
     factors = reward_weights(functions, weights)
     rows = sum(len(group.completions) for group in groups)
     if not rows:
         return [ScoredGroup(group, np.empty(0, np.float32), {}) for group in groups]
-    given = _given(groups)
+    given = _collect_arguments(groups)
     parts: dict[str, _Part] = {}
     waiting: list[Waiting] = []
     try:
         for name, function in zip(names, functions, strict=True):
             start = time.perf_counter()
             if isinstance(function, Rule):
-                parts[name] = _by_rule(name, function, given)
+                parts[name] = _score_by_rule(name, function, given)
             elif isinstance(function, InWorkers):
-                parts[name] = _by_workers(name, function, given, groups)
+                parts[name] = _score_by_workers(name, function, given, groups)
             else:
-                positional, keywords = arguments(function, given)
+                positional, keywords = select_arguments(function, given)
                 result = attempt(name, partial(function, *positional, **keywords))
                 if isinstance(result, RewardError) and isinstance(given["completions"][0], list):
-                    result = _with_hint_about_chat(result)
+                    result = _add_hint_about_chat(result)
                 if inspect.isawaitable(result):
                     waiting.append(Waiting(name, result))
                     continue
-                parts[name] = _by_function(name, result, rows, on_error)
+                parts[name] = _score_by_function(name, result, rows, on_error)
             parts[name].seconds = time.perf_counter() - start
         for done in gather(waiting):
-            parts[done.name] = _by_function(done.name, done.result, rows, on_error)
+            parts[done.name] = _score_by_function(done.name, done.result, rows, on_error)
             parts[done.name].seconds = done.seconds
     except BaseException:
         for left in waiting:
             left.close()  # A coroutine that nobody will await.
         raise
     ordered = {name: parts[name] for name in names}
-    return _split(groups, weighted_sum([part.scores for part in ordered.values()], factors), ordered)
+    return _split(groups, sum_weighted([part.scores for part in ordered.values()], factors), ordered)
 
 
 def status_counts(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, int]]:
@@ -128,7 +128,7 @@ def status_counts(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, int]]:
 
 @dataclass(eq=False)
 class _Part:
-    """One function's share of a batch: scores ``float64 [N]``, and how they came about."""
+    """One function's scores ``float64 [N]`` of a batch, with their statuses or outcomes."""
 
     scores: Float64Array
     statuses: UInt8Array | None = None
@@ -136,21 +136,23 @@ class _Part:
     seconds: float = 0.0
 
 
-def _by_rule(name: str, rule: Rule, given: Mapping[str, Any]) -> _Part:
+def _score_by_rule(name: str, rule: Rule, given: Mapping[str, Any]) -> _Part:
     columns = {column: values for column, values in given.items() if column != "completions"}
     verdicts = attempt(name, partial(rule.verdicts, given["completions"], columns))
     if isinstance(verdicts, RewardError):
         raise verdicts
-    return _Part(checked(name, verdicts.scores, len(verdicts.scores)), statuses=verdicts.statuses)
+    return _Part(check_scores(name, verdicts.scores, len(verdicts.scores)), statuses=verdicts.statuses)
 
 
-def _by_workers(name: str, function: InWorkers, given: Mapping[str, Any], groups: Sequence[RolloutGroup]) -> _Part:
+def _score_by_workers(
+    name: str, function: InWorkers, given: Mapping[str, Any], groups: Sequence[RolloutGroup]
+) -> _Part:
     found = function.outcomes(given)
     if function.on_error == "stop":
         try:
             function.refuse_errors(found)
         except RewardError as error:
-            raise RewardError(f"{error}; {_place(groups, error.row or 0)}", error.row) from None
+            raise RewardError(f"{error}; {_describe_row(groups, error.row or 0)}", error.row) from None
     failed = np.flatnonzero(found.codes)
     if len(failed):
         late = int((found.codes == TIMEOUT).sum())
@@ -158,13 +160,13 @@ def _by_workers(name: str, function: InWorkers, given: Mapping[str, Any], groups
         what = found.messages.get(first, f"it took more than {function.timeout:g} s")
         logger.warning(
             "reward function %s: of %d samples %d ran out of time and %d failed; the first: %s; %s",
-            *(name, len(found.codes), late, len(failed) - late, what, _place(groups, first)),
+            *(name, len(found.codes), late, len(failed) - late, what, _describe_row(groups, first)),
         )
         return _Part(found.scores, outcomes=found.codes)
-    return _Part(checked(name, found.scores, len(found.scores)), outcomes=found.codes)
+    return _Part(check_scores(name, found.scores, len(found.scores)), outcomes=found.codes)
 
 
-def _with_hint_about_chat(error: RewardError) -> RewardError:
+def _add_hint_about_chat(error: RewardError) -> RewardError:
     """The error of a function that was given chat messages, which many a function for text cannot read."""
     hint = "the prompts are chat messages, so each completion is a list of one message: its text is [0]['content']"
     told = RewardError(f"{error}; {hint}", error.row)
@@ -172,11 +174,11 @@ def _with_hint_about_chat(error: RewardError) -> RewardError:
     return told
 
 
-def _by_function(name: str, result: Any, rows: int, on_error: str) -> _Part:
+def _score_by_function(name: str, result: Any, rows: int, on_error: str) -> _Part:
     try:
         if isinstance(result, RewardError):
             raise result
-        scores = checked(name, result, rows)
+        scores = check_scores(name, result, rows)
         _warn_of_nan(name, result)
     except RewardError as error:
         if on_error == "stop":
@@ -191,13 +193,13 @@ _warned_of_nan: set[str] = set()
 
 def _warn_of_nan(name: str, result: Any) -> None:
     """Warn, once for each function, of scores that are NaN and not None."""
-    rows = nan_rows(as_list(name, result))
+    rows = find_nan_rows(to_list(name, result))
     if rows and name not in _warned_of_nan:
         _warned_of_nan.add(name)
         logger.warning(
             "reward function %s returned NaN for %d of %d samples, the first is sample %d: NaN counts as None, the "
             "function does not apply to them. Return None to say so, or a number",
-            *(name, len(rows), len(as_list(name, result)), rows[0]),
+            *(name, len(rows), len(to_list(name, result)), rows[0]),
         )
 
 
@@ -211,10 +213,10 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
         ValueError: A column that not every prompt has, or that a rule cannot use; it names the prompt.
         RewardError: A function that requires what no column gives, or that cannot run in a worker.
     """
-    columns = _columns([(prompt, 1) for prompt in prompts])
+    columns = _collect_columns([(prompt, 1) for prompt in prompts])
     own: dict[str, list[Any]] = {"prompts": [""] * len(prompts), "completions": [""] * len(prompts)}
     own["completion_ids"] = [[] for _ in prompts]
-    for name, function in zip(unique_names(reward_fns), reward_fns, strict=True):
+    for name, function in zip(make_unique_names(reward_fns), reward_fns, strict=True):
         if isinstance(function, Rule):
             try:
                 function.verdicts(
@@ -223,13 +225,13 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
             except ValueError as error:
                 raise ValueError(f"the prompts do not fit the reward {name}: {error}") from error
             continue
-        arguments(function.function if isinstance(function, InWorkers) else function, {**own, **columns})
+        select_arguments(function.function if isinstance(function, InWorkers) else function, {**own, **columns})
         if isinstance(function, InWorkers):
             function.start()
 
 
-def _place(groups: Sequence[RolloutGroup], row: int) -> str:
-    """Which sample a row is, in words."""
+def _describe_row(groups: Sequence[RolloutGroup], row: int) -> str:
+    """Describe which sample a row is."""
     for group in groups:
         if row < len(group.completions):
             text = group.completions[row].text
@@ -239,8 +241,8 @@ def _place(groups: Sequence[RolloutGroup], row: int) -> str:
     return "the sample is not known"
 
 
-def unique_names(functions: Sequence[RewardFn]) -> list[str]:
-    """What each function is called in metrics; a second one of a name is ``name_2``."""
+def make_unique_names(functions: Sequence[RewardFn]) -> list[str]:
+    """Names of the functions in metrics; the second function of a name becomes ``name_2``."""
     taken: list[str] = []
     for name in map(function_name, functions):
         number, unique = 2, name
@@ -262,24 +264,24 @@ def reward_weights(functions: Sequence[RewardFn], weights: Sequence[float] | Non
         weights = [getattr(function, "weight", 1.0) for function in functions]
     if len(weights) != len(functions):
         raise ValueError(f"weights has {len(weights)} values, expected {len(functions)}, one for each reward function")
-    for name, weight in zip(unique_names(functions), weights, strict=True):
+    for name, weight in zip(make_unique_names(functions), weights, strict=True):
         if not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise ValueError(f"the weight of {name} is {weight!r}, expected a finite number")
     return [float(weight) for weight in weights]
 
 
-def _given(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+def _collect_arguments(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
     """Every argument that a reward function can ask for, one value per completion."""
     completions = [completion for group in groups for completion in group.completions]
     has_text = [completion.text is not None for completion in completions]
     if any(has_text) and not all(has_text):
         raise ValueError(f"completion {has_text.index(False)} has no text while others have; expected all or none")
-    given: dict[str, Any] = _texts(groups) if all(has_text) else _tensors(groups)
+    given: dict[str, Any] = _collect_texts(groups) if all(has_text) else _collect_tensors(groups)
     given["completion_ids"] = [completion.token_ids.tolist() for completion in completions]
-    return given | _columns([(group.prompt, len(group.completions)) for group in groups])
+    return given | _collect_columns([(group.prompt, len(group.completions)) for group in groups])
 
 
-def _columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[Any]]:
+def _collect_columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[Any]]:
     """Every column of the prompts, each value as often as its prompt is to be repeated."""
     columns: dict[str, list[Any]] = {}
     for name in {name: None for prompt, _ in prompts for name in prompt.columns}:
@@ -292,7 +294,7 @@ def _columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[Any]]:
     return columns
 
 
-def _texts(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+def _collect_texts(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
     prompts: list[Any] = []
     completions: list[Any] = []
     for group in groups:
@@ -304,7 +306,7 @@ def _texts(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
     return {"prompts": prompts, "completions": completions}
 
 
-def _tensors(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+def _collect_tensors(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
     import torch
 
     def tensor(ids: NDArray[np.int64]) -> torch.Tensor:

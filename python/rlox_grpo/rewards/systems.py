@@ -1,4 +1,4 @@
-"""How each published system judges an answer: one function each, for its text and its row's gold.
+"""The answer checks of published systems, one function each.
 
 They keep the systems' own rules, holes included, for runs that must reproduce them; the rules of ``answers.py`` are
 what to train with. What is fixed is only what could hang or execute: expressions are not evaluated by an interpreter,
@@ -22,8 +22,8 @@ OK, NO_ANSWER, UNPARSEABLE, UNDECIDED = range(len(STATUSES))
 
 def nano_aha(text: str, numbers: Sequence[int], target: int) -> Judgement:
     """nano-aha-moment: 1 or 0; the first ``<answer>`` that closes on its line."""
-    span = _first_on_a_line(text)
-    return _equation(span and span.strip(), r"[\d+\-*/().\s]+", numbers, target, real=True)
+    span = _find_first_on_a_line(text)
+    return _judge_equation(span and span.strip(), r"[\d+\-*/().\s]+", numbers, target, real=True)
 
 
 def grpo_zero(text: str, numbers: Sequence[int], target: int) -> Judgement:
@@ -31,13 +31,13 @@ def grpo_zero(text: str, numbers: Sequence[int], target: int) -> Judgement:
     start = text.find("<answer>") + len("<answer>")
     end = text.find("</answer>", start)
     span = text[start:end] if start >= len("<answer>") and end >= 0 else None
-    return _equation(span, r"[0-9+\-*/() ]+\n?", numbers, target, real=True)
+    return _judge_equation(span, r"[0-9+\-*/() ]+\n?", numbers, target, real=True)
 
 
 def tinyzero(text: str, numbers: Sequence[int], target: int) -> Judgement:
     """TinyZero: 1, or 0.1 for any other ``<answer>``, or 0; the last one on the last line."""
-    span = _last_closed(text.rpartition("\n")[2])
-    score, status = _equation(span and span.strip(), r"[\d+\-*/().\s]+", numbers, target, real=False)
+    span = _find_last_closed(text.rpartition("\n")[2])
+    score, status = _judge_equation(span and span.strip(), r"[\d+\-*/().\s]+", numbers, target, real=False)
     return (0.0 if status == NO_ANSWER else max(score, 0.1)), status
 
 
@@ -49,7 +49,7 @@ def simple_grpo(text: str, gold: str) -> Judgement:
     found = re.findall(r"[0-9]+\.[0-9]+|[0-9]+/[0-9]+|[0-9]+", text)
     if not found:
         return -1.0, NO_ANSWER
-    value, wanted = exact(found[-1]), exact(gold)
+    value, wanted = parse_exact(found[-1]), parse_exact(gold)
     if value is None or wanted is None:
         return -1.0, UNPARSEABLE
     if "." in found[-1] or "." in gold:
@@ -98,8 +98,8 @@ def verl_math_dapo(text: str, gold: str) -> Judgement:
     """The math_dapo of verl: 1 or -1; the last "Answer:" line of the last 300 characters, normalised as text."""
     found = re.findall(r"(?i)Answer\s*:\s*([^\n]+)", text[-300:])
     if not found:
-        return (1.0 if _minerva("[INVALID]") == _minerva(gold) else -1.0), NO_ANSWER
-    return (1.0 if _minerva(found[-1]) == _minerva(gold) else -1.0), OK
+        return (1.0 if _normalise_minerva("[INVALID]") == _normalise_minerva(gold) else -1.0), NO_ANSWER
+    return (1.0 if _normalise_minerva(found[-1]) == _normalise_minerva(gold) else -1.0), OK
 
 
 def verl_math_dapo_box(text: str, gold: str) -> Judgement:
@@ -130,7 +130,7 @@ ANSWERS: dict[str, Callable[[str, str], Judgement]] = {
 }
 
 
-def gold_of(system: str, text: str) -> str:
+def extract_gold(system: str, text: str) -> str:
     """The gold as the system's own data preparation leaves it: what follows ``####``, where a solution is given."""
     if "####" in text:
         number = text.split("####")[1].strip()
@@ -138,7 +138,7 @@ def gold_of(system: str, text: str) -> str:
     return text
 
 
-def exact(text: str) -> Fraction | None:
+def parse_exact(text: str) -> Fraction | None:
     """A plain number as a fraction; None for anything else, or for a division by zero."""
     match = re.fullmatch(r"(-?[0-9]+(?:\.[0-9]+)?|-?\.[0-9]+)(?:/([0-9]+))?", text.strip().replace(",", ""))
     if match is None or max(map(len, match.group(0).split("/"))) > 4000 or (match[2] and not match[2].strip("0")):
@@ -146,7 +146,7 @@ def exact(text: str) -> Fraction | None:
     return Fraction(match[1]) / int(match[2] or 1)
 
 
-def _equation(span: str | None, allowed: str, numbers: Sequence[int], target: int, *, real: bool) -> Judgement:
+def _judge_equation(span: str | None, allowed: str, numbers: Sequence[int], target: int, *, real: bool) -> Judgement:
     """1 where the expression uses exactly the numbers and is within 1e-5 of the target, as ``eval`` computes it."""
     if span is None:
         return 0.0, NO_ANSWER
@@ -167,7 +167,7 @@ def _equation(span: str | None, allowed: str, numbers: Sequence[int], target: in
         return 0.0, UNPARSEABLE
 
 
-def _first_on_a_line(text: str) -> str | None:
+def _find_first_on_a_line(text: str) -> str | None:
     """Content of the first ``<answer>`` that is closed before its line ends."""
     for line in text.split("\n"):
         _, opened, rest = line.partition("<answer>")
@@ -177,7 +177,7 @@ def _first_on_a_line(text: str) -> str | None:
     return None
 
 
-def _last_closed(text: str) -> str | None:
+def _find_last_closed(text: str) -> str | None:
     """Content of the last of the blocks that a scan from the left finds, each from its first opening."""
     last, at = None, 0
     while (start := text.find("<answer>", at)) >= 0 and (end := text.find("</answer>", start)) >= 0:
@@ -197,7 +197,7 @@ _REMOVED = (
 )
 
 
-def _minerva(text: str) -> str:
+def _normalise_minerva(text: str) -> str:
     """Minerva's normal form of a final answer (arXiv 2206.14858, appendix D.1), as math_dapo has it."""
     text = text.rpartition("=")[2]
     for old, new in (*_REPLACED, *((word, "") for word in _REMOVED)):

@@ -1,4 +1,4 @@
-"""What every rule is: a frozen, picklable value with a ``__name__`` and a ``weight``.
+"""The protocol of rules: a frozen, picklable value with a ``__name__`` and a ``weight``.
 
 Calling a rule is TRL's call: ``prompts`` and columns that it does not read are ignored, ``completions`` are texts or
 message lists, and the result is a list of floats, with None where the rule does not apply. ``verdicts`` is the same
@@ -23,7 +23,7 @@ Float64Array = NDArray[np.float64]
 UInt8Array = NDArray[np.uint8]
 
 STATUSES = ("ok", "no_answer", "unparseable", "undecided")
-"""What a status number stands for: decided; no answer stated; one that cannot be read; past the rule's budget."""
+"""Statuses by number: decided; no answer found; answer not readable; budget of the rule exceeded."""
 
 UNDECIDED = STATUSES.index("undecided")
 
@@ -38,11 +38,11 @@ class Verdicts:
 
 @runtime_checkable
 class Rule(Protocol):
-    """A reward function that also says how each score came about."""
+    """A reward function that also returns a status for each score."""
 
     @property
     def weight(self) -> float:
-        """Its share of the total where the caller names none."""
+        """The default weight in the total."""
         ...
 
     def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
@@ -54,7 +54,7 @@ class Rule(Protocol):
         ...
 
 
-def weighted_sum(components: Sequence[Float64Array], weights: Sequence[float]) -> Float64Array:
+def sum_weighted(components: Sequence[Float64Array], weights: Sequence[float]) -> Float64Array:
     """Sum over the components that are not NaN, ``float64 [N]``; NaN where all are."""
     stacked = np.stack(components)
     applies = ~np.isnan(stacked)
@@ -62,8 +62,10 @@ def weighted_sum(components: Sequence[Float64Array], weights: Sequence[float]) -
     return np.where(applies.any(axis=0), total, np.nan)
 
 
-def named(rule: str, score: Callable[[], tuple[Float64Array, UInt8Array]], undecided: float | None = 0.0) -> Verdicts:
-    """Score, with the rule's name on what it refuses and the caller's score on what it cannot decide."""
+def name_errors(
+    rule: str, score: Callable[[], tuple[Float64Array, UInt8Array]], undecided: float | None = 0.0
+) -> Verdicts:
+    """Call ``score``; put the rule's name in its errors and ``undecided`` in place of undecided scores."""
     try:
         scores, statuses = score()
     except ValueError as error:
@@ -73,30 +75,30 @@ def named(rule: str, score: Callable[[], tuple[Float64Array, UInt8Array]], undec
     return Verdicts(scores, statuses)
 
 
-def decided(scores: Float64Array) -> Verdicts:
-    """Verdicts of a rule that can score whatever it is given."""
+def make_decided_verdicts(scores: Float64Array) -> Verdicts:
+    """Verdicts with the status ``ok`` for every score."""
     return Verdicts(scores, np.zeros(len(scores), dtype=np.uint8))
 
 
-def floats(verdicts: Verdicts) -> list[float | None]:
-    """What TRL's call returns."""
+def to_floats(verdicts: Verdicts) -> list[float | None]:
+    """Convert to the return value of TRL's call: None for NaN."""
     return [None if math.isnan(score) else score for score in verdicts.scores.tolist()]
 
 
-def one_of(name: str, value: str, known: Sequence[str]) -> None:
-    """Raise ValueError for a setting that is not known."""
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Raise ValueError if ``value`` is not one of ``known``."""
     if value not in known:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
 
 
 def check_tag(name: str, tag: str) -> None:
-    """Raise ValueError for what cannot be a tag's name."""
+    """Raise ValueError if ``tag`` is not a tag name."""
     if not re.fullmatch(r"[^<>/\s]+", tag):
         raise ValueError(f"{name} is {tag!r}, expected a tag's name without <, >, / and spaces")
 
 
 def check_tags(first: str, second: str) -> None:
-    """Raise ValueError for what cannot be two tags' names."""
+    """Raise ValueError if these are not two different tag names."""
     check_tag("first", first)
     check_tag("second", second)
     if first == second:
@@ -104,7 +106,7 @@ def check_tags(first: str, second: str) -> None:
 
 
 OUTCOMES = ("ok", "timeout", "error")
-"""How a call of a user's function ended, by number; a sample without a score can be ``ok`` (it does not apply)."""
+"""Outcomes of a user's function by number; a sample without a score can be ``ok`` (it does not apply)."""
 
 
 OK, TIMEOUT, ERROR = range(len(OUTCOMES))

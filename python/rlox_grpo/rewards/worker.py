@@ -1,4 +1,4 @@
-"""What runs inside a worker process: load a reward function, score what comes in, answer in plain JSON.
+"""The worker process: load a reward function, score jobs, and answer in JSON.
 
 Jobs come as pickles from the trainer, which is trusted. Answers go back as lines of JSON, so that whatever a function
 did with a model's text, its process can send the trainer numbers and messages and nothing else.
@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from rlox_grpo.rewards.calls import call, scores_of
+from rlox_grpo.rewards.calls import call, read_scores
 
 LONGEST_MESSAGE = 2000
 _HEADER = 8
@@ -61,7 +61,7 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 def main() -> None:
     """Serve jobs until the trainer closes the stream."""
-    jobs, answers = _own_streams()
+    jobs, answers = _take_streams()
 
     def answer(**fields: Any) -> None:
         answers.write(json.dumps(fields, allow_nan=False).encode() + b"\n")
@@ -70,31 +70,31 @@ def main() -> None:
     try:
         function = pickle.loads(read_frame(jobs) or b"")  # noqa: S301  the trainer's own function
     except BaseException as error:  # noqa: BLE001  reported, and raised over there
-        answer(failed=_described(error))
+        answer(failed=_describe(error))
         return
     answer(ready=True)
     while (frame := read_frame(jobs)) is not None:
         try:
             job: Job = pickle.loads(frame)  # noqa: S301  the trainer's own job
         except BaseException as error:  # noqa: BLE001
-            answer(failed=_described(error))
+            answer(failed=_describe(error))
             return
         answer(started=True)
         # If the trainer is killed while a function runs on, nobody else is left to end it.
-        _alarm(job.timeout + _ORPHAN_GRACE)
+        _set_alarm(job.timeout + _ORPHAN_GRACE)
         _serve(function, job, answer)
-        _alarm(0.0)
+        _set_alarm(0.0)
         answer(done=True)
 
 
 class _LateError(Exception):
-    """A coroutine that did not end in its time."""
+    """A coroutine exceeded its deadline."""
 
 
 def _serve(function: Any, job: Job, answer: Callable[..., None]) -> None:
     """Answer every row of a job, each as soon as it is known. Coroutines run together, each under its own deadline."""
     waiting: list[tuple[int, int, Awaitable[Any]]] = []
-    for first, rows, given in _calls(job):
+    for first, rows, given in _list_calls(job):
         try:
             result: Any = call(function, given)
         except BaseException as error:  # noqa: BLE001  even sys.exit() in a reward function ends its sample alone
@@ -120,7 +120,7 @@ def _serve(function: Any, job: Job, answer: Callable[..., None]) -> None:
         asyncio.run(wait_for_all())
 
 
-def _calls(job: Job) -> list[tuple[int, int, Mapping[str, Any]]]:
+def _list_calls(job: Job) -> list[tuple[int, int, Mapping[str, Any]]]:
     """First row, number of rows and arguments of each call."""
     if not job.each:
         return [(0, job.rows, job.given)]
@@ -137,16 +137,16 @@ def _settle(first: int, rows: int, result: Any, answer: Callable[..., None]) -> 
     try:
         if isinstance(result, BaseException):
             raise result
-        scores = scores_of("it", result, rows)
+        scores = read_scores("it", result, rows)
     except BaseException as error:  # noqa: BLE001
         for row in places:
-            answer(row=row, error=_described(error))
+            answer(row=row, error=_describe(error))
     else:
         for row, score in zip(places, scores, strict=True):
             answer(row=row, score=None if math.isnan(score) else score)
 
 
-def _own_streams() -> tuple[BinaryIO, BinaryIO]:
+def _take_streams() -> tuple[BinaryIO, BinaryIO]:
     """Jobs and answers on descriptors of their own: what a function prints goes to the trainer's stderr."""
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -156,13 +156,13 @@ def _own_streams() -> tuple[BinaryIO, BinaryIO]:
     return jobs, answers
 
 
-def _alarm(seconds: float) -> None:
+def _set_alarm(seconds: float) -> None:
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _described(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}"
     place = ""
     trace = error.__traceback__

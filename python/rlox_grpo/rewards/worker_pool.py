@@ -1,13 +1,14 @@
-"""Worker processes for one function: each job under a deadline, each death noted on the rows that it cost.
+"""A pool of worker processes for one reward function, with a deadline for each job.
 
-Why not a library: pebble starts its workers through multiprocessing, which runs a script without a ``__main__`` guard
-once more in each worker and fails there, and it unpickles what workers send; loky runs such scripts and kills a pool
-only whole. Here a worker is a plain subprocess, and cloudpickle carries the function.
+Why not a library: pebble starts workers through multiprocessing, which runs a script without a ``__main__`` guard again
+in each worker and fails there, and pebble unpickles what workers send. loky can only kill the whole pool, not the one
+worker that is late. Here a worker is a plain subprocess, and cloudpickle sends it the function.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -21,6 +22,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ _LINE = 8 * LONGEST_MESSAGE
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What became of a batch.
+    """Scores and outcomes of a batch.
 
     Attributes:
         scores: ``float64 [N]``, NaN where there is none.
@@ -124,7 +126,9 @@ class Pool:
                     "function, or leave out the deadline"
                 ) from error
         while len(self._workers) < size:
-            self._workers.append(Worker(function_name(self._function), self._payload))
+            self._workers.append(
+                Worker(function_name(self._function), self._payload, _find_import_path(self._function))
+            )
 
     def _watch(self, threads: Sequence[threading.Thread], stop: threading.Event) -> None:
         """Run the threads to their end, and kill what is late meanwhile; on Ctrl-C, kill all of it."""
@@ -145,12 +149,29 @@ class Pool:
             raise
 
 
+def _find_import_path(function: Any) -> list[str]:
+    """The import path of a worker: this process's, and the folder of the function's module where that lacks it.
+
+    The folder is missing when ``module:callable`` of a run file was imported from the run file's folder.
+    """
+    path = [entry for entry in sys.path if isinstance(entry, str)]
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = getattr(function, "__module__", None) or type(function).__module__
+    file = getattr(sys.modules.get(named.partition(".")[0]), "__file__", None)
+    if named == "__main__" or not file:
+        return path
+    folder = Path(file).resolve().parent
+    folder = folder.parent if Path(file).stem == "__init__" else folder
+    return path if str(folder) in path else [*path, str(folder)]
+
+
 class Worker:
     """One process. ``do`` and ``start`` run in a thread of its own, ``expire`` and ``end`` in any."""
 
-    def __init__(self, name: str, payload: bytes) -> None:
+    def __init__(self, name: str, payload: bytes, import_path: Sequence[str]) -> None:
         self.broken: str | None = None
-        self._name, self._payload = name, payload
+        self._name, self._payload, self._import_path = name, payload, list(import_path)
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._deadline = math.inf
@@ -166,7 +187,7 @@ class Worker:
             "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from rlox_grpo.rewards.worker import main; main()"
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code, json.dumps([entry for entry in sys.path if isinstance(entry, str)])],
+            [sys.executable, "-c", code, json.dumps(self._import_path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Ctrl-C is the trainer's to answer, and a kill takes the processes that the function started too.
@@ -270,7 +291,7 @@ class Worker:
         return answer if isinstance(answer, dict) else {}
 
     def _death(self) -> str:
-        """How the process ended, in words."""
+        """Describe how the process ended."""
         process = self._process
         if process is None:
             return "was ended"

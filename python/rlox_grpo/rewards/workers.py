@@ -1,4 +1,4 @@
-"""A user's reward function in worker processes, each sample under a deadline that nothing outlives."""
+"""Run a user's reward function in worker processes, with a deadline for each sample."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlox_grpo.rewards.calls import RewardError, RewardFn, arguments, function_name
-from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Rule, one_of
+from rlox_grpo.rewards.calls import RewardError, RewardFn, function_name, select_arguments
+from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Rule, check_choice
 from rlox_grpo.rewards.worker import Job
 from rlox_grpo.rewards.worker_pool import Outcomes, Pool, Task
 
@@ -62,8 +62,8 @@ class InWorkers:
             raise ValueError(f"timeout is {self.timeout}, expected a positive number of seconds")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers is {self.workers}, expected at least 1")
-        one_of("per", self.per, ("sample", "batch"))
-        one_of("on_error", self.on_error, ("stop", "none"))
+        check_choice("per", self.per, ("sample", "batch"))
+        check_choice("on_error", self.on_error, ("stop", "none"))
         if self.weight is None:
             object.__setattr__(self, "weight", getattr(self.function, "weight", 1.0))
         object.__setattr__(self, "__name__", function_name(self.function))
@@ -93,9 +93,9 @@ class InWorkers:
         """
         rows = len(given["completions"])
         given = {"prompts": [None] * rows, **given}
-        arguments(self.function, given)
+        select_arguments(self.function, given)
         is_async = _is_async(self.function)
-        places = _parts(rows, self.per, is_async, self._pool.size)
+        places = _split_rows(rows, self.per, is_async, self._pool.size)
         timeout = self.timeout * (max(rows, 1) if self.per == "batch" else 1)
         jobs = []
         for place in places:
@@ -130,7 +130,7 @@ class InWorkers:
 def in_workers(
     functions: Sequence[RewardFn], timeout: float | None, workers: int | None, on_error: Literal["stop", "none"]
 ) -> list[RewardFn]:
-    """The functions, those that are neither rules nor in workers already put there; with no ``timeout`` as they are."""
+    """Wrap functions in :class:`InWorkers`, except rules and wrapped ones; unchanged without a ``timeout``."""
     if timeout is None:
         return list(functions)
     return [
@@ -162,7 +162,7 @@ def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _parts(rows: int, per: str, is_async: bool, workers: int) -> list[range]:
+def _split_rows(rows: int, per: str, is_async: bool, workers: int) -> list[range]:
     """The rows of each job: one each, all in one, or as many parts as workers."""
     if per == "batch":
         return [range(rows)] if rows else []

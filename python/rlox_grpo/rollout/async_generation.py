@@ -1,4 +1,4 @@
-"""Generation beside the update: an engine in a thread of its own, and the batches that are under way for later steps.
+"""Asynchronous generation: the engine runs in a thread, and batches are sampled ahead of the update.
 
 With ``async_steps = k`` the batch of step t is sampled from the weights that step t − k began with, while the update of
 an earlier step runs. So its staleness is exactly k (less at the start), whatever the timing, and a run is the same each
@@ -7,7 +7,6 @@ time.
 
 from __future__ import annotations
 
-import base64
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,19 +14,22 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rlox_grpo.rollout.engines import GenerationEngine
-from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
+from rlox_grpo.rollout.serialize import decode_group, encode_group
+from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 T = TypeVar("T")
 
 
 class BackgroundEngine:
-    """An engine whose calls run in a thread, one after another in the order in which they are made.
+    """An engine whose calls run in one background thread, in the order of the calls.
 
     Attributes:
         exact: False: what it samples can come from weights older than the trainer's.
+        takes_weights: As the engine's.
         policy_version: Version of the weights that were last handed over.
         max_length: As the engine's.
     """
@@ -36,16 +38,20 @@ class BackgroundEngine:
 
     def __init__(self, engine: GenerationEngine) -> None:
         self._engine = engine
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlox_grpo generation")
+        self._thread = ThreadPoolExecutor(1, "rlox_grpo generation", _use_device, (_current_device(),))
         self._broken: BaseException | None = None
+        self.takes_weights = engine.takes_weights
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
     def submit(self, job: Callable[[GenerationEngine], T]) -> Future[T]:
-        """Run ``job(engine)`` after all that was asked for before; nothing runs on weights that failed to load."""
+        """Queue ``job(engine)``; it fails if an earlier ``load_weights`` failed."""
+        ready = _record_event()
 
         def run() -> T:
             if self._broken is not None:
                 raise RuntimeError("the engine could not take new weights") from self._broken
+            if ready is not None:
+                torch.cuda.current_stream().wait_event(ready)  # what the caller had begun on its own stream
             return job(self._engine)
 
         return self._thread.submit(run)
@@ -53,19 +59,21 @@ class BackgroundEngine:
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
     ) -> list[RolloutGroup]:
-        """Sample, when its turn comes; waits for it."""
+        """Queue ``generate`` and wait for its result."""
         return self.submit(
             lambda engine: engine.generate(prompts, group_size, sampling, seed, first_prompt=first_prompt)
         ).result()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Copy ``weights`` now, as the next update will change them, and load the copy when its turn comes."""
+        """Copy ``weights`` now, because the next update changes them, and queue the load of the copy."""
         copied = [(name, tensor.detach().clone()) for name, tensor in weights]
         self.policy_version = version
 
         def load(engine: GenerationEngine) -> None:
             try:
                 engine.load_weights(copied, version)
+                if torch.cuda.is_available():  # the copies go back to the stream that they were made on
+                    torch.cuda.current_stream().synchronize()
             except BaseException as error:
                 self._broken = error
                 raise
@@ -73,28 +81,43 @@ class BackgroundEngine:
         self.submit(load)
 
     def close(self) -> None:
-        """Drop what has not begun, wait for what has, and close the engine."""
+        """Cancel queued calls, wait for the running one, and close the engine."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._engine.close()
 
 
+def _current_device() -> int | None:
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def _use_device(device: int | None) -> None:
+    """The trainer's GPU for the engine's thread too, which starts on GPU 0, and a stream beside the update's."""
+    if device is not None:
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+def _record_event() -> torch.cuda.Event | None:
+    return torch.cuda.current_stream().record_event() if torch.cuda.is_available() else None
+
+
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """A batch that was asked for: all its prompts, and this rank's groups to come."""
+    """A batch being sampled: all its prompts, and a future of this rank's groups."""
 
     prompts: Sequence[Prompt]
     groups: Future[list[RolloutGroup]]
 
     @classmethod
     def done(cls, prompts: Sequence[Prompt], groups: list[RolloutGroup]) -> Pending:
-        """A batch that is there already."""
+        """A batch that is already sampled."""
         future: Future[list[RolloutGroup]] = Future()
         future.set_result(groups)
         return cls(prompts, future)
 
 
 class Ahead:
-    """The batches under way, first asked for first out."""
+    """A first-in, first-out queue of batches being sampled."""
 
     def __init__(self) -> None:
         self._queue: deque[Pending] = deque()
@@ -103,7 +126,7 @@ class Ahead:
         return len(self._queue)
 
     def put(self, pending: Pending) -> None:
-        """Ask for one more."""
+        """Append a batch."""
         self._queue.append(pending)
 
     def first(self) -> Pending:
@@ -111,17 +134,17 @@ class Ahead:
         return self._queue[0]
 
     def drop_first(self) -> None:
-        """Forget the oldest batch, now that its step is done. Until then a checkpoint keeps it."""
+        """Remove the oldest batch after its step. Until then checkpoints keep it."""
         self._queue.popleft()
 
     def state(self, *, prompts_alone: bool = False) -> list[dict[str, Any]]:
-        """What a checkpoint keeps, as JSON values: waits for what is under way, unless it keeps ``prompts_alone``."""
+        """The queue as JSON values for a checkpoint. Waits for running batches unless ``prompts_alone``."""
         return [
             {
                 "prompts": [prompt.index for prompt in pending.prompts],
                 "groups": None
                 if prompts_alone or pending.groups.exception()
-                else [*map(_record, pending.groups.result())],
+                else [*map(encode_group, pending.groups.result())],
             }
             for pending in self._queue
         ]
@@ -133,13 +156,13 @@ class Ahead:
         generate: Callable[[Sequence[Prompt], int], Pending],
         share: Callable[[int], slice] = lambda count: slice(count),
     ) -> None:
-        """Take back what :meth:`state` gave.
+        """Restore the queue from :meth:`state`.
 
         Args:
-            state: of all ranks; see :func:`joined_states`.
+            state: of all ranks; see :func:`join_states`.
             prompts: all prompts of the run.
-            generate: samples a batch of which the prompts alone were kept, the so-manieth under way.
-            share: this rank's part of so many prompts.
+            generate: ``generate(prompts, position)`` samples again a batch whose completions were not saved.
+            share: ``share(count)`` is this rank's slice of ``count`` prompts.
         """
         for place, entry in enumerate(state):
             asked = [prompts[index] for index in entry["prompts"]]
@@ -147,11 +170,11 @@ class Ahead:
                 self.put(generate(asked, place))
             else:
                 records = list(zip(entry["groups"], asked, strict=True))[share(len(asked))]
-                self.put(Pending.done(asked, [_group(record, prompt) for record, prompt in records]))
+                self.put(Pending.done(asked, [decode_group(record, prompt) for record, prompt in records]))
 
 
-def joined_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The states of all ranks as one: each holds the groups of its own share of the same prompts."""
+def join_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Merge the queue states of all ranks: each holds the groups of its own share of the same prompts."""
     joined = []
     for parts in zip(*states, strict=True):
         lost = any(part["groups"] is None for part in parts)
@@ -160,40 +183,7 @@ def joined_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[st
     return joined
 
 
-def staleness(groups: Sequence[RolloutGroup], version: int) -> dict[str, float]:
+def measure_staleness(groups: Sequence[RolloutGroup], version: int) -> dict[str, float]:
     """``rollout/staleness_mean`` and ``_max``: versions between the weights that sampled and those in training."""
     behind = np.array([version - group.policy_version for group in groups], np.float64)
     return {"rollout/staleness_mean": float(behind.mean()), "rollout/staleness_max": float(behind.max())}
-
-
-def _record(group: RolloutGroup) -> dict[str, Any]:
-    return {
-        "policy_version": group.policy_version,
-        "completions": [
-            {
-                "token_ids": _text(completion.token_ids),
-                "log_probs": _text(completion.log_probs),
-                "finish_reason": completion.finish_reason,
-                "text": completion.text,
-            }
-            for completion in group.completions
-        ],
-    }
-
-
-def _group(record: Mapping[str, Any], prompt: Prompt) -> RolloutGroup:
-    completions = tuple(
-        Completion(
-            np.frombuffer(base64.b64decode(entry["token_ids"]), "<i8").astype(np.int64),
-            np.frombuffer(base64.b64decode(entry["log_probs"]), "<f4").astype(np.float32),
-            entry["finish_reason"],
-            entry["text"],
-        )
-        for entry in record["completions"]
-    )
-    return RolloutGroup(prompt, completions, record["policy_version"])
-
-
-def _text(values: np.ndarray[Any, Any]) -> str:
-    """The bytes of an array, little-endian, in base64: exact, and a tenth of a list of numbers in JSON."""
-    return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode("ascii")

@@ -1,4 +1,4 @@
-"""What a step samples: groups of one size or several, and others in place of those that teach nothing."""
+"""Sample a step's groups, and replace zero-variance groups (dynamic sampling)."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def generate(
     repeated = [prompt for prompt, count in mine for _ in range(count)]
     first = sum(parts[: share.start or 0])
     found = iter(engine.generate(repeated, unit, sampling, seed, first_prompt=first))
-    return [_joined([next(found) for _ in range(count)]) for _, count in mine]
+    return [_join_groups([next(found) for _ in range(count)]) for _, count in mine]
 
 
-def _joined(groups: Sequence[RolloutGroup]) -> RolloutGroup:
+def _join_groups(groups: Sequence[RolloutGroup]) -> RolloutGroup:
     completions = tuple(completion for group in groups for completion in group.completions)
     return RolloutGroup(groups[0].prompt, completions, groups[0].policy_version)
 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """What a step sampled.
+    """The groups of one step.
 
     Attributes:
         groups: Every group, in the order of sampling.
@@ -56,7 +56,7 @@ class Rollout:
 
     @classmethod
     def of(cls, groups: list[ScoredGroup]) -> Rollout:
-        """All of ``groups``, none replaced."""
+        """A rollout without replaced groups."""
         return cls(groups, groups)
 
     def metrics(self) -> dict[str, float]:
@@ -65,13 +65,13 @@ class Rollout:
         return {**metrics, "rollout/refills": float(self.refills)} if self.refills else metrics
 
 
-def refilled(
+def refill_groups(
     groups: list[ScoredGroup],
     more: Callable[[int], list[ScoredGroup]],
     *,
     most_refills: int,
 ) -> Rollout:
-    """Replace groups whose rewards are all equal by groups of other prompts.
+    """Dynamic sampling: replace zero-variance groups by groups of new prompts.
 
     Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2).
     A group is judged by max − min of its rewards: a mean says nothing of spread, and a filter by the mean keeps groups

@@ -1,12 +1,13 @@
-"""The sampling side of a run: which prompts are asked how often, from which weights, and how far ahead."""
+"""The sampler of a run: group sizes, seeds, and how many steps to sample ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 import numpy as np
 
-from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.records import SamplingConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.prompts.curriculum import PassRates
 from rlox_grpo.rollout.async_generation import Ahead, BackgroundEngine, Pending
@@ -16,63 +17,57 @@ from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 
 class Sampler:
-    """Completions for each step in turn.
+    """Samples the batch of each step.
 
     Attributes:
-        engine: Where they come from.
-        sampling: How they are drawn.
+        engine: The generation engine.
+        sampling: The sampling parameters.
         pass_rates: Measured where the curriculum or the group sizes ask for them.
         ahead: Batches under way: this step's and, with ``async_steps``, those of later ones.
     """
 
-    def __init__(self, engine: GenerationEngine, config: GRPOConfig, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, engine: GenerationEngine, config: SamplingConfig, ranks: Ranks, *, seed: int) -> None:
+        self._ranks, self._seed = ranks, seed
         self.engine = BackgroundEngine(engine) if config.async_steps > 0 else engine
-        self.sampling = Sampling(
-            max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            min_p=config.min_p,
-            stop=config.stop,
-        )
+        shared = {field.name for field in fields(Sampling)} & SamplingConfig.model_fields.keys()
+        self.sampling = Sampling(**{name: getattr(config, name) for name in shared})
         self.pass_rates = PassRates()
         self.ahead = Ahead()
         self._config = config
 
     @property
     def measures_pass_rates(self) -> bool:
-        """Whether anything asks for them."""
+        """Whether the curriculum or the group sizes need pass rates."""
         return self._config.curriculum == "pass_rate" or self._config.max_group_size is not None
 
     def chance(self, index: int) -> float:
-        """With which the prompt of this index is taken when its turn comes."""
+        """Probability of taking prompt ``index`` when it is drawn."""
         if self._config.curriculum == "none":
             return 1.0
         return self.pass_rates.chance(index, self._config.curriculum_floor)
 
-    def batch_of(self, step: int, prompts_of: Callable[[int], Sequence[Prompt]]) -> Pending:
-        """The batch of ``step``, once ``async_steps`` later batches are under way too; call :meth:`done` after it.
+    def next_batch(self, step: int, draw_prompts: Callable[[int], Sequence[Prompt]]) -> Pending:
+        """Get the batch of ``step`` and start later ones, ``async_steps`` ahead; call :meth:`done` afterwards.
 
         Args:
             step: from 0, each in turn.
-            prompts_of: draws the prompts of this step or of a later one, once each in their order; none past the last.
+            draw_prompts: ``draw_prompts(step)`` is called once for each step, in order; empty after the last.
         """
         while len(self.ahead) <= self._config.async_steps:
             later = step + len(self.ahead)
-            prompts = prompts_of(later)
+            prompts = draw_prompts(later)
             if not prompts:
                 break
             self.ahead.put(self.ask(prompts, later))
         return self.ahead.first()
 
     def ask(self, prompts: Sequence[Prompt], step: int, refill: int = 0) -> Pending:
-        """Completions of ``prompts`` for ``step``: sampled now, or when their turn comes if the engine has a thread."""
+        """Sample ``prompts`` for ``step``: at once, or in the engine's thread if it has one."""
         config, engine = self._config, self.engine
         sizes = [config.group_size] * len(prompts)
         if config.max_group_size is not None:
             sizes = [self.pass_rates.group_size(p.index, config.group_size, config.max_group_size) for p in prompts]
-        seed = derived_seed(config.seed, f"refill {refill}" if refill else "rollout", step)
+        seed = derive_seed(self._seed, f"refill {refill}" if refill else "rollout", step)
         share = self._ranks.share(len(prompts))
 
         def sampled(engine: GenerationEngine) -> list[RolloutGroup]:
@@ -83,11 +78,11 @@ class Sampler:
         return Pending.done(prompts, sampled(engine))
 
     def done(self) -> None:
-        """The oldest batch was trained on."""
+        """Remove the oldest batch after its update."""
         self.ahead.drop_first()
 
 
-def derived_seed(seed: int, purpose: str, step: int) -> int:
+def derive_seed(seed: int, purpose: str, step: int) -> int:
     """An independent 63-bit seed for each purpose and step: a resumed step draws what it would have drawn."""
     entropy = [seed, step, *purpose.encode()]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from rlox_grpo.distributed.shards import placed_like
+from rlox_grpo.distributed.shards import place_like
 from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.run.files import sync_path
 from rlox_grpo.run.history import partial_name, remove_leftovers, remove_old, set_aside
@@ -196,7 +196,7 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
             raise CheckpointError(f"{checkpoint} is of another model: {name} has shape {there}, here {here}")
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(placed_like(saved[name], tensor))
+            tensor.copy_(place_like(saved[name], tensor))
 
 
 def load_optimizer(checkpoint: Path) -> dict[str, Tensor]:

@@ -1,9 +1,10 @@
-"""The run on the console: a progress bar and the numbers that matter; plain lines where there is no terminal."""
+"""Console output of a run: a progress bar with the main metrics on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -15,6 +16,7 @@ from rich.text import Text
 # Metric, label, format.
 _NUMBERS = (
     ("reward/mean", "reward", "{:.3f}"),
+    ("eval/mean_reward", "held-out reward", "{:.3f}"),
     ("eval/accuracy", "accuracy", "{:.1%}"),
     ("rollout/frac_reward_zero_std", "zero-variance", "{:.0%}"),
     ("completions/mean_length", "length", "{:.1f}"),
@@ -27,7 +29,7 @@ _NUMBERS = (
 
 
 class ConsoleSink:
-    """A live bar over a line of numbers on a terminal; elsewhere a plain line every few steps."""
+    """A live progress bar over a line of metrics on a terminal; elsewhere a plain line every few steps or seconds."""
 
     def __init__(
         self,
@@ -35,21 +37,26 @@ class ConsoleSink:
         *,
         resume_step: int = 0,
         every: int = 10,
+        every_s: float = 15.0,
         console: Console | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the console.
+        """Start to write to the console.
 
         Args:
             total_steps: Steps that the run will take, or None when that is not known.
             resume_step: Last step already done.
-            every: Without a terminal, steps between two lines; the first and the last step always get one.
+            every: Without a terminal, a step whose number is a multiple of this gets a line. The first step, the last
+                step, a step with an evaluation and a step with a warning always get one.
+            every_s: Without a terminal, a step that ends this many seconds after the last line gets one.
             console: Where to write; standard output by default.
+            now: A clock, in seconds.
         """
         self._console = console or Console()
         self._total = total_steps
-
-        self._every = every
-        self._shown = False
+        self._every, self._every_s, self._now = every, every_s, now
+        self._printed_at = now()
+        self._first = resume_step + 1
         self._pending: str | None = None
         self._known: dict[str, float] = {}
         self._step_s: float | None = None
@@ -58,8 +65,14 @@ class ConsoleSink:
             self._live.start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show one step; a number that a step does not have, the accuracy of an evaluation, keeps its last value."""
-        self._known |= metrics
+        """Show one step, and the last evaluation."""
+        is_evaluated = any(key.startswith("eval/") for key in metrics)
+        evaluated = (
+            {} if is_evaluated else {key: value for key, value in self._known.items() if key.startswith("eval/")}
+        )
+        self._known = evaluated | {key: value for key, value in metrics.items() if math.isfinite(value)}
+        if is_evaluated and not shows_accuracy({key.removeprefix("eval/"): value for key, value in metrics.items()}):
+            self._known.pop("eval/accuracy", None)
         if "time/step_s" in metrics:  # a running mean, so that the time left does not jump about
             last = metrics["time/step_s"]
             self._step_s = last if self._step_s is None else 0.8 * self._step_s + 0.2 * last
@@ -67,13 +80,15 @@ class ConsoleSink:
             self._live.update(self._bar(step), refresh=True)
             return
         line = "  ".join([self._head(step), *self._numbers()])
-        if not self._shown or step % self._every == 0 or step == self._total:
+        is_due = step % self._every == 0 or self._now() - self._printed_at >= self._every_s
+        is_notable = is_evaluated or any(key.startswith("guard/") for key in metrics)
+        if is_due or is_notable or step in (self._first, self._total):
             self._print(line)
         else:
             self._pending = line
 
     def close(self) -> None:
-        """Leave the last state on the screen, and give the console back."""
+        """Leave the last state on the screen, and stop using the console."""
         if self._live is not None:
             self._live.stop()
         elif self._pending is not None:
@@ -81,7 +96,7 @@ class ConsoleSink:
 
     def _print(self, line: str) -> None:
         self._console.out(line, highlight=False)
-        self._shown, self._pending = True, None
+        self._pending, self._printed_at = None, self._now()
 
     def _bar(self, step: int) -> Group:
         head = Table.grid(expand=True, padding=(0, 1))
@@ -102,8 +117,25 @@ class ConsoleSink:
         return [f"{label} {form.format(self._known[key])}" for key, label, form in shown]
 
 
+def shows_accuracy(evaluation: Mapping[str, float | None]) -> bool:
+    """Tell whether the accuracy of an evaluation means something: the first reward seems to be 0 or 1.
+
+    Accuracy is the share of samples whose first reward is at least 1. It equals that reward's mean when all scores are
+    0 or 1. It is below the mean when some samples have no score. With a graded reward it is mostly 0 while the mean is
+    not, or the mean is over 1.
+
+    Args:
+        evaluation: ``accuracy``, and the mean of each reward as ``rewards/<name>``, the first one first.
+    """
+    accuracy = evaluation.get("accuracy")
+    mean = next((value for key, value in evaluation.items() if key.startswith("rewards/") and "/" not in key[8:]), None)
+    if accuracy is None or mean is None:
+        return accuracy is not None
+    return abs(accuracy - mean) < 1e-6 or 0 < accuracy < mean <= 1
+
+
 def duration(seconds: float) -> str:
-    """Seconds for people: ``8.4 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    """Return seconds as text for people: ``8.4 s``, ``3 min 20 s``, ``2 h 05 min``."""
     if not math.isfinite(seconds):
         return "?"
     if round(seconds, 1) < 60:

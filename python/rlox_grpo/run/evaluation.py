@@ -1,4 +1,4 @@
-"""How good a policy is on prompts that it is not trained on."""
+"""Evaluation of a policy on held-out prompts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import RIGHT
 from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rollout.engines import GenerationEngine
-from rlox_grpo.rollout.exchange import exchange_scores
 from rlox_grpo.rollout.generate import generate
+from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.types import Prompt, Sampling, ScoredGroup
 
 
@@ -28,17 +28,18 @@ def evaluate(
     on_error: Literal["stop", "none"] = "stop",
     ranks: Ranks | None = None,
 ) -> tuple[dict[str, float], list[ScoredGroup]]:
-    """Sample ``samples`` completions for each prompt and score them; ``ranks`` share the prompts out.
+    """Sample ``samples`` completions for each prompt and score them; each of the ``ranks`` takes a part of the prompts.
 
     Returns:
-        ``accuracy`` (share of right samples), ``pass@k`` for k = 1, 2, 4, … and ``samples`` (chance that one of k is
-        right; unbiased, arXiv:2107.03374, eq. 1), ``mean_reward``, ``mean_length`` and each component's mean as
-        ``rewards/<name>``; and the scored groups.
+        The metrics and the scored groups. A sample is right when its first reward is at least 1. ``accuracy`` is the
+        share of right samples. ``pass@k``, for k = 1, 2, 4, … and ``samples``, is the probability that at least one of
+        k samples is right (unbiased estimate, arXiv:2107.03374, eq. 1). ``rewards/<name>`` is the mean of each
+        component; ``mean_reward`` and ``mean_length`` are the means of the total reward and of the length in tokens.
     """
     ranks = ranks or Ranks()
     share = ranks.share(len(prompts))
     mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share)
-    groups = exchange_scores(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
+    groups = gather_scored_groups(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
     first = next(iter(groups[0].components))
     right = np.stack([group.components[first] >= RIGHT for group in groups])  # [B, samples]; NaN is not right
     metrics = {"accuracy": float(right.mean())}
@@ -53,7 +54,7 @@ def evaluate(
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Chance that k of ``samples`` drawn without replacement hold one of the ``right``: 1 − C(n−c, k) / C(n, k)."""
+    """Probability that k of n ``samples`` include at least one of the c ``right`` ones: 1 − C(n−c, k) / C(n, k)."""
     if samples - right < k:
         return 1.0
     return 1.0 - float(np.prod(1.0 - k / np.arange(samples - right + 1, samples + 1)))

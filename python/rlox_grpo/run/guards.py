@@ -1,8 +1,8 @@
-"""Guards: what a run's metrics say is going wrong, in words, with a remedy.
+"""Guards: functions that detect a training problem from the metrics, and return a warning with advice.
 
-Each is a function of a short history. It compares the last steps with the run's first ones and its latest before. Where
-a number falls or grows because the policy learns (completions shorten, entropy falls), it warns only when the reward
-does not go with it.
+A guard compares the last steps with the first steps of the run, and with the steps just before. Some metrics also
+change when the policy learns: completions get shorter, entropy falls. Guards of those metrics warn only when the reward
+has not risen.
 """
 
 from __future__ import annotations
@@ -11,47 +11,52 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+
+from rlox_grpo.run.files import cut_after, json_line, read_jsonl
 
 logger = logging.getLogger(__name__)
 
 FIRST, LAST, RECENT = 10, 5, 40
-"""Steps at the start of a run, at its end, and before that end, whose means are compared."""
+"""The means of three windows are compared: the first steps of a run, the last steps, and the steps before the last."""
 
 Metrics = Mapping[str, float]
+
+_ZERO_STD = "rollout/frac_reward_zero_std"
 
 
 @dataclass(frozen=True)
 class History:
-    """The metrics of a run's first steps and of its latest, oldest first; see :data:`FIRST` and :data:`RECENT`."""
+    """The metrics of the first :data:`FIRST` and of the latest :data:`RECENT` + :data:`LAST` steps, oldest first."""
 
     first: Sequence[Metrics]
     recent: Sequence[Metrics]
 
     @staticmethod
     def of(steps: Sequence[Metrics]) -> History:
-        """What a guard sees after ``steps``."""
+        """Return the history after ``steps``."""
         return History(steps[:FIRST], steps[-(RECENT + LAST) :])
 
     def start(self, name: str) -> float | None:
-        """Mean over the first steps; None where fewer than half of them have it, or none is finite."""
+        """Mean over the first steps; None when fewer than half of them have a finite value."""
         return _mean(self.first, name)
 
     def before(self, name: str) -> float | None:
-        """Mean over the latest steps without the last few."""
+        """Mean over the latest steps without the last :data:`LAST`."""
         return _mean(self.recent[:-LAST], name)
 
     def now(self, name: str) -> float | None:
-        """Mean over the last few steps."""
+        """Mean over the last :data:`LAST` steps."""
         return _mean(self.recent[-LAST:], name)
 
     def is_long(self) -> bool:
-        """Whether there are steps to compare: all the first ones, and as many latest ones after them."""
+        """Whether there are enough steps to compare: :data:`FIRST` + :data:`LAST` at least."""
         return len(self.first) == FIRST and len(self.recent) >= FIRST + LAST
 
     def reward_has_risen(self) -> bool:
-        """Whether the reward is clearly over what it was at first, and has not fallen from what it was of late."""
+        """Whether the reward is clearly above its value at the start, and has not fallen in the last steps."""
         start, before, now = (of("reward/mean") for of in (self.start, self.before, self.now))
         spread = self.start("reward/std") or 0.0
         if start is None or before is None or now is None:
@@ -65,122 +70,132 @@ def _mean(steps: Sequence[Metrics], name: str) -> float | None:
 
 
 Guard = Callable[[History], str | None]
-"""A history → what is wrong and what to do, or None."""
+"""History → what is wrong and what to do about it, or None."""
 
 
 def constant_rewards(history: History) -> str | None:
-    """Hardly a group's rewards differ: nothing is learned."""
-    share = history.now("rollout/frac_reward_zero_std")
-    if share is None or share < 0.95 or (history.before("rollout/frac_reward_zero_std") or 0.0) < 0.9:
+    """Almost all groups have constant rewards. At the start of a run, all groups of every step so far have."""
+    share = history.now(_ZERO_STD)
+    if share is None:
+        return None
+    if history.is_long():
+        is_constant = share >= 0.95 and (history.before(_ZERO_STD) or 0.0) >= 0.9
+    else:
+        is_constant = len(history.recent) >= LAST and all(step.get(_ZERO_STD) == 1.0 for step in history.recent)
+    if not is_constant:
         return None
     return (
-        f"in {share:.0%} of the groups every completion has the same reward, so they teach nothing. Where all fail, "
-        "take easier problems, a reward that grades, a larger group_size or a higher temperature; where all succeed, "
-        "harder problems"
+        f"in {share:.0%} of the groups all completions have the same reward, so these groups have zero advantage and "
+        "teach nothing. If all completions fail, use easier problems, a graded reward, a larger group_size (at least "
+        "2) or a higher temperature. If all succeed, use harder problems"
     )
 
 
 def short_completions(history: History) -> str | None:
-    """Completions collapse and the reward does not rise with it."""
+    """Completions have become much shorter, and the reward has not risen."""
     start, now = history.start("completions/mean_length"), history.now("completions/mean_length")
     if start is None or now is None or now > start / 3 or history.reward_has_risen():
         return None
     return (
-        f"completions have shrunk from {start:.0f} to {now:.0f} tokens and the reward has not risen. Look at some: "
-        "does a rule pay for an answer without its reasoning? loss_aggregation='token_mean' does not favour short ones"
+        f"the mean completion length has fallen from {start:.0f} to {now:.0f} tokens and the reward has not risen. "
+        "Read some completions: a rule may reward an answer without reasoning. loss_aggregation='token_mean' does "
+        "not favor short completions"
     )
 
 
 def long_completions(history: History) -> str | None:
-    """Completions grow and the reward does not rise with it."""
+    """Completions have become much longer, and the reward has not risen."""
     start, now = history.start("completions/mean_length"), history.now("completions/mean_length")
     if start is None or now is None or now < 2.5 * start or history.reward_has_risen():
         return None
     return (
-        f"completions have grown from {start:.0f} to {now:.0f} tokens and the reward has not risen. A mean over each "
-        "sequence spares long wrong ones: try loss_aggregation='token_mean' or 'fixed_length', or the reward Overlong"
+        f"the mean completion length has grown from {start:.0f} to {now:.0f} tokens and the reward has not risen. "
+        "loss_aggregation='sequence_mean' penalizes long wrong completions too little: try 'token_mean' or "
+        "'fixed_length', or add the reward Overlong"
     )
 
 
 def truncated_completions(history: History) -> str | None:
-    """Most completions are cut off, though some end by themselves."""
+    """Most completions are truncated, and not all of them since the start."""
     share = history.now("completions/clipped_ratio")
-    # A model without an end token cuts all of them off, always, and means to.
+    # A model without an end token truncates every completion, which is intended.
     if share is None or share < 0.5 or min(history.start("completions/clipped_ratio") or 0.0, share) == 1.0:
         return None
     return (
-        f"{share:.0%} of the completions are cut off at max_new_tokens, and score without an answer. Raise it, or "
-        "leave them out by mask_truncated=True, or add the reward Overlong"
+        f"{share:.0%} of the completions are truncated at max_new_tokens and are scored without an answer. Raise "
+        "max_new_tokens, exclude them from the loss by mask_truncated=True, or add the reward Overlong"
     )
 
 
 def repetition(history: History) -> str | None:
-    """Completions say the same over and over."""
+    """Completions repeat themselves."""
     start, now = history.start("completions/repeated_share"), history.now("completions/repeated_share")
     if now is None or now < 0.5 or now < (start or 0.0) + 0.25:
         return None
     return (
-        f"{now:.0%} of what completions say they have said before. Add the reward Repetition, lower learning_rate, or "
+        f"{now:.0%} of the 4-grams in a completion are repeats. Add the reward Repetition, lower learning_rate, or "
         "raise kl_coef"
     )
 
 
 def kl_runaway(history: History) -> str | None:
-    """The policy leaves its reference behind."""
+    """KL from the reference policy has jumped."""
     before, now = history.before("policy/kl"), history.now("policy/kl")
     if before is None or now is None or now < 0.3 or now < 3 * max(before, 1e-3):
         return None
     return (
-        f"KL from the reference has gone from {before:.2g} to {now:.2g} nats a token within some steps. Raise kl_coef "
-        "or let kl_schedule='adaptive' do it, lower learning_rate, or go back to a checkpoint"
+        f"KL from the reference has jumped from {before:.2g} to {now:.2g} nats per token. Raise kl_coef, set "
+        "kl_schedule='adaptive', lower learning_rate, or go back to an earlier checkpoint"
     )
 
 
 def entropy_collapse(history: History) -> str | None:
-    """The policy has all but one way left to answer, and still fails."""
+    """Entropy is almost 0, and the reward has not risen."""
     start, now = history.start("policy/entropy"), history.now("policy/entropy")
     if start is None or now is None or now > 0.05 * start or history.reward_has_risen():
         return None
     return (
-        f"the policy's entropy has fallen from {start:.2g} to {now:.2g} nats a token and the reward has not risen: it "
-        "no longer explores. Raise clip_high (0.28), set entropy_coef or top_entropy_share, or raise temperature"
+        f"the policy's entropy has fallen from {start:.2g} to {now:.2g} nats per token and the reward has not risen: "
+        "the policy no longer explores. Raise clip_high (0.28), set entropy_coef or top_entropy_share, or raise "
+        "temperature"
     )
 
 
 def entropy_explosion(history: History) -> str | None:
-    """The policy dissolves into noise."""
+    """Entropy has grown a lot, and the reward has not risen."""
     start, now = history.start("policy/entropy"), history.now("policy/entropy")
     if start is None or now is None or now < 2 * start + 0.5 or history.reward_has_risen():
         return None
     return (
-        f"the policy's entropy has grown from {start:.2g} to {now:.2g} nats a token and the reward has not risen: it "
-        "is turning into noise. Lower learning_rate and entropy_coef, and check the reward for a wrong sign"
+        f"the policy's entropy has grown from {start:.2g} to {now:.2g} nats per token and the reward has not risen: "
+        "the policy is becoming random. Lower learning_rate and entropy_coef, and check the sign of the reward"
     )
 
 
 def hollow_format(history: History) -> str | None:
-    """The format is learned and the answers are not."""
-    shape, answer = _format_and_answer(history)
+    """The format reward is at its maximum, and the answer reward does not rise."""
+    shape, answer = _find_format_and_answer(history)
     if shape is None or answer is None or len(history.recent) < RECENT:
         return None
     full, full_spread = history.now(f"{shape}/mean"), history.now(f"{shape}/std")
     start, before, now = (of(f"{answer}/mean") for of in (history.start, history.before, history.now))
     if full is None or full_spread is None or start is None or before is None or now is None:
         return None
-    # Full from the start is a warm start, which proves nothing while some answers are right.
+    # A format at its maximum from the start is a warm start, and no problem while some answers are right.
     is_full = full_spread < 0.2 * full and ((history.start(f"{shape}/mean") or 0.0) < 0.8 * full or now < 0.1)
     is_flat = now < max(start, before) + max(0.1 * (history.now(f"{answer}/std") or 0.0), 0.01)
     if not (is_full and is_flat and now < 0.5 * max(full, 1.0)):
         return None
     return (
-        f"{shape.split('/')[1]} is all but full and {answer.split('/')[1]} stays at {now:.2g}: the reward is taken "
-        "where it is easy. Lower the format's weight, pay it only beside a right answer, or start from easier problems"
+        f"the reward {shape.split('/')[1]} is almost at its maximum and {answer.split('/')[1]} stays at {now:.2g}: the "
+        "policy learns the format and not the answers. Lower the weight of the format reward, pay it only together "
+        "with a right answer, or start from easier problems"
     )
 
 
 def reward_without_answers(history: History) -> str | None:
-    """The total rises while the right answers grow fewer."""
-    _, answer = _format_and_answer(history)
+    """The total reward has risen, and the answer reward has fallen."""
+    _, answer = _find_format_and_answer(history)
     if answer is None:
         return None
     start, now, spread = (
@@ -191,30 +206,31 @@ def reward_without_answers(history: History) -> str | None:
     if start is None or now is None or now > start - max(0.3 * spread, 0.05) or not history.reward_has_risen():
         return None
     return (
-        f"the reward has risen and {answer.split('/')[1]} has fallen from {start:.2g} to {now:.2g}: the policy is paid "
-        "for something else. Read the completions that score best, and lower that reward's weight"
+        f"the total reward has risen and {answer.split('/')[1]} has fallen from {start:.2g} to {now:.2g}: another "
+        "reward is being exploited. Read the completions with the best scores, and lower the weight of that reward"
     )
 
 
 def log_prob_gap(history: History) -> str | None:
-    """Sampler and trainer disagree more and more on what was sampled."""
+    """The gap between the sampler's and the trainer's log-probs has grown."""
     start, now = history.start("mismatch/gap_mean"), history.now("mismatch/gap_mean")
     if start is None or now is None or now < 0.02 or now < 3 * start:
         return None
     return (
-        f"the sampler's log-probs are off the trainer's by {now:.2g} a token, {start:.2g} at first. Check that weights "
-        "reach the sampler and that both use one temperature and precision; keep the importance correction on"
+        f"the log-probs of sampler and trainer differ by {now:.2g} per token, at the start by {start:.2g}. Check that "
+        "the sampler gets the new weights and that both use the same temperature and precision, and leave the "
+        "importance correction on"
     )
 
 
 def gradient_spikes(history: History) -> str | None:
-    """The gradient's norm grows out of proportion."""
+    """The gradient norm has jumped."""
     before, now = history.before("update/grad_norm"), history.now("update/grad_norm")
     if before is None or now is None or now < 10 * before or history.reward_has_risen():
         return None
     return (
-        f"the gradient's norm has gone from {before:.2g} to {now:.2g}. Lower learning_rate or max_grad_norm, and look "
-        "for groups whose rewards hardly differ under reward_scaling='group'"
+        f"the gradient norm has jumped from {before:.2g} to {now:.2g}. Lower learning_rate or max_grad_norm. With "
+        "reward_scaling='group', look for groups whose rewards are almost equal: scaling magnifies small differences"
     )
 
 
@@ -234,31 +250,70 @@ GUARDS: tuple[Guard, ...] = (
 )
 
 
+EARLY: tuple[Guard, ...] = (constant_rewards,)
+"""Guards that need no comparison with the first steps: they run from the first step on."""
+
+
 class Watch:
-    """Shows a run's metrics to every guard, step by step, and logs each one's first warning."""
+    """Runs the guards on the metrics of each step, and logs the first warning of each guard."""
 
     def __init__(self, guards: Sequence[Guard] = GUARDS) -> None:
         self._silent = list(guards)
         self._first: list[Metrics] = []
         self._recent: deque[Metrics] = deque(maxlen=RECENT + LAST)
 
-    def step(self, metrics: Metrics) -> list[str]:
-        """Take one step's metrics; returns what was logged of it."""
+    def step(self, metrics: Metrics) -> dict[str, str]:
+        """Take the metrics of one step, and log and return the new warnings: name of the guard → message."""
+        self.remember(metrics)
+        history = History(self._first, list(self._recent))
+        is_long = history.is_long()
+        found = {
+            guard: message
+            for guard in self._silent
+            if (is_long or guard in EARLY) and (message := guard(history)) is not None
+        }
+        self._silent = [guard for guard in self._silent if guard not in found]
+        for guard, message in found.items():
+            logger.warning("%s: %s (guards=False turns these warnings off)", guard.__name__, message)
+        return {guard.__name__: message for guard, message in found.items()}
+
+    def remember(self, metrics: Metrics) -> None:
+        """Take the metrics of an earlier step without running the guards; those in its ``guard/*`` stay silent."""
         if len(self._first) < FIRST:
             self._first.append(metrics)
         self._recent.append(metrics)
-        history = History(self._first, list(self._recent))
-        if not history.is_long():
-            return []
-        said = {guard: message for guard in self._silent if (message := guard(history)) is not None}
-        self._silent = [guard for guard in self._silent if guard not in said]
-        for guard, message in said.items():
-            logger.warning("%s: %s (guards=False silences this)", guard.__name__, message)
-        return list(said.values())
+        self._silent = [guard for guard in self._silent if f"guard/{guard.__name__}" not in metrics]
 
 
-def _format_and_answer(history: History) -> tuple[str | None, str | None]:
-    """``rewards/<name>`` of the first function that is of the format, and of the first that is of the answer."""
+def resume_watch(run_dir: Path, step: int) -> Watch:
+    """Return the watch of a run that resumes after ``step``, as it was then, and drop later rows of ``warnings.jsonl``.
+
+    The history comes from ``metrics.jsonl``, which must hold no later steps. Without that file it is empty.
+
+    Raises:
+        ValueError: A file is broken; the message names it and the line.
+    """
+    cut_after(run_dir / "warnings.jsonl", step)
+    watch = Watch()
+    path = run_dir / "metrics.jsonl"
+    for row in read_jsonl(path) if path.exists() else []:
+        watch.remember({name: value for name, value in row.items() if isinstance(value, (int, float))})
+    return watch
+
+
+def write_warnings(run_dir: Path, step: int, warnings: Mapping[str, str]) -> None:
+    """Append to ``run_dir/warnings.jsonl`` a row with ``step``, ``guard`` and ``message`` for each warning.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    with (run_dir / "warnings.jsonl").open("ab") as file:
+        for guard, message in warnings.items():
+            file.write(json_line({"step": step, "guard": guard, "message": message}))
+
+
+def _find_format_and_answer(history: History) -> tuple[str | None, str | None]:
+    """Return ``rewards/<name>`` of the first reward for format, and of the first reward for the answer."""
     names = [
         name[: -len("/mean")] for name in history.recent[-1] if name.startswith("rewards/") and name.endswith("/mean")
     ]

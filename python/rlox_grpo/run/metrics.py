@@ -1,4 +1,4 @@
-"""What one training step did, as a flat mapping of numbers: ``stage/name_unit`` to float."""
+"""Metrics of one training step: a flat mapping from ``stage/name_unit`` to float."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.types import Float32Array, Int64Array, ScoredGroup, UpdateStats
 
 REPETITION_SAMPLES = 64
-"""Completions of a step of which repetition is measured: of 8,192 tokens each they take some 0.1 s."""
+"""Repetition is measured on at most this many completions of a step: 0.1 s for completions of 8,192 tokens."""
 
 _Floats = NDArray[np.float64]
 
@@ -24,19 +24,20 @@ def step_metrics(
     updates: UpdateStats | Sequence[UpdateStats],
     timings: Mapping[str, float],
 ) -> dict[str, float]:
-    """Sum up one training step. A number that has no value in this step is left out, never NaN.
+    """Compute the metrics of one training step. A metric without a value in this step is left out, never NaN.
 
     Args:
-        groups: The step's scored groups, before any of them is filtered out.
-        advantages: ``float32 [N]``, one for each completion trained on; N may be less than the groups hold.
-        updates: The optimizer steps taken on them, in order; empty when there was nothing to learn from.
-        timings: Seconds by stage, ``{"rollout": 1.2, "update": 3.4, "step": 5.0}``. ``step``, where it is there, is
-            the whole step by the wall clock: what no stage accounts for becomes ``time/other_s``.
+        groups: The step's scored groups, before filtering.
+        advantages: ``float32 [N]``, one for each completion trained on; N may be less than the number of completions.
+        updates: The optimizer steps, in order; empty when all groups have constant rewards.
+        timings: Seconds by stage, ``{"rollout": 1.2, "update": 3.4, "step": 5.0}``. ``step``, if given, is the
+            wall-clock time of the whole step; the part of it that is in no stage becomes ``time/other_s``.
 
     Returns:
-        Means and spreads are over completions; ``std`` is the sample standard deviation (ddof 1), over at least two.
-        ``time/step_s`` is always the sum of the other ``time/*_s``. ``perf/tokens_per_s`` counts completion tokens
-        over the whole step, ``perf/rollout_tokens_per_s`` over the rollout.
+        Means and standard deviations are over completions. ``std`` is the sample standard deviation (ddof 1), of at
+        least two values. ``time/step_s`` is always the sum of the other ``time/*_s``. ``perf/tokens_per_s`` is the
+        number of completion tokens per second of the whole step, ``perf/rollout_tokens_per_s`` per second of the
+        rollout.
     """
     times = _time_metrics(timings)
     metrics = {
@@ -72,7 +73,7 @@ def _reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def _shares(groups: Sequence[Mapping[str, NDArray[np.uint8]]], known: Sequence[str]) -> dict[str, float]:
-    """How often each function gave each status but the first, ``ok``; as a share of its samples."""
+    """Return the share of each function's samples that got each status other than the first, ``ok``."""
     shares = {}
     for name in dict.fromkeys(name for codes in groups for name in codes):
         found = np.concatenate([codes[name] for codes in groups if name in codes])
@@ -103,10 +104,10 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def repeated_share(token_ids: Int64Array, size: int = 4) -> float | None:
-    """Share of the runs of ``size`` tokens that stood in ``token_ids [T]`` before; None where there is no such run."""
+    """Return the share of the n-grams in ``token_ids [T]``, n = ``size``, that occurred before; None if T < n."""
     if len(token_ids) < size:
         return None
-    # A run as one number, wrapping around: two that differ meet about once in 10^19.
+    # Each n-gram as a 64-bit hash: two different ones collide about once in 10^19.
     runs = np.zeros(len(token_ids) - size + 1, np.uint64)
     for place in range(size):
         runs = runs * np.uint64(0x9E3779B97F4A7C15) + token_ids[place : place + len(runs)].astype(np.uint64)
@@ -114,7 +115,7 @@ def repeated_share(token_ids: Int64Array, size: int = 4) -> float | None:
 
 
 def _update_metrics(updates: Sequence[UpdateStats]) -> dict[str, float]:
-    """Means over the optimizer steps of one training step; an extreme stays an extreme, the learning rate the last."""
+    """Combine the optimizer steps of one training step: means, but extremes of extremes and the last learning rate."""
     if not updates:
         return {}
     metrics = {}
@@ -130,14 +131,14 @@ def _update_metrics(updates: Sequence[UpdateStats]) -> dict[str, float]:
 def _time_metrics(timings: Mapping[str, float]) -> dict[str, float]:
     metrics = {f"time/{stage}_s": float(seconds) for stage, seconds in timings.items() if stage != "step"}
     if "step" in timings:
-        # Stages that overlap can add up to more than the wall clock; the sum stays a sum.
+        # Stages that overlap can take longer in sum than the wall clock; then there is no other time.
         metrics["time/other_s"] = max(0.0, timings["step"] - sum(metrics.values()))
     metrics["time/step_s"] = float(sum(metrics.values()))
     return metrics
 
 
 def _spread(prefix: str, values: Float32Array, wanted: tuple[str, ...]) -> dict[str, float]:
-    """Statistics of the values that are not NaN, in float64; those without a value are left out."""
+    """Return the wanted statistics of the values that are not NaN, in float64; those without a value are left out."""
     valid: _Floats = values[~np.isnan(values)].astype(np.float64)
     found: dict[str, float] = {}
     if len(valid) >= 1:
@@ -152,7 +153,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def over_ranks(values: Mapping[str, float], ranks: Ranks) -> dict[str, list[float]]:
-    """What each rank that has a number says it is; a collective."""
+    """Gather each metric's values from the ranks that have it; a collective."""
     gathered: dict[str, list[float]] = {}
     for theirs in ranks.gather(dict(values)):
         for name, value in theirs.items():
@@ -161,7 +162,7 @@ def over_ranks(values: Mapping[str, float], ranks: Ranks) -> dict[str, list[floa
 
 
 def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """One number of those of the ranks: rates add up, extremes stay extremes, the rest is the ranks' mean."""
+    """Combine the ranks' values of each metric: sums of rates, extremes of extremes, and means of the rest."""
     ways = (("_per_s", sum), ("_max", max), ("_min", min))
     return {
         name: float(next((way for ending, way in ways if name.endswith(ending)), _mean)(found))

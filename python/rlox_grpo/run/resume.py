@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any
 
 from rlox_grpo.config.schema import GRPOConfig
-from rlox_grpo.errors import CheckpointError, ConfigError, nearest
+from rlox_grpo.errors import CheckpointError, ConfigError, suggest_nearest
 from rlox_grpo.rewards.workers import InWorkers
 
 REWARDS = "rewards"
@@ -48,7 +48,7 @@ def refuse_unknown_changes(names: Iterable[str]) -> None:
     known = [*GRPOConfig.model_fields, REWARDS]
     for name in names:
         if name not in known:
-            raise ConfigError(f"resume_changes: unknown option {name!r}{nearest(name, known)}")
+            raise ConfigError(f"resume_changes: unknown option {name!r}{suggest_nearest(name, known)}")
 
 
 def find_state_damage(state: Mapping[str, Any]) -> str:
@@ -59,18 +59,6 @@ def find_state_damage(state: Mapping[str, Any]) -> str:
         if not isinstance(state[name], kind) or (kind is int and isinstance(state[name], bool)):
             return f"state.json: {name!r} is {type(state[name]).__name__}"
     return ""
-
-
-def compare_options(then: Mapping[str, Any], now: GRPOConfig) -> dict[str, tuple[Any, Any]]:
-    """The options that differ: name → (value of the checkpoint, value now).
-
-    An option that the checkpoint does not know was at its default, as the option did not exist. One that this version
-    does not know is left out.
-    """
-    defaults = GRPOConfig.create().model_dump(mode="json")
-    values = now.model_dump(mode="json")
-    before = {name: then.get(name, defaults[name]) for name in values}
-    return {name: (before[name], values[name]) for name in sorted(values) if before[name] != values[name]}
 
 
 def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str | None]]) -> list[str]:

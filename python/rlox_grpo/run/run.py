@@ -16,11 +16,11 @@ import numpy as np
 from torch import Tensor
 
 from rlox_grpo.config.choices import SinkName
-from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, list_unknown_options
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.load import Policy
-from rlox_grpo.rollout.async_generation import joined_states
+from rlox_grpo.rollout.async_generation import join_states
 from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.checkpoint import (
     load_optimizer,
@@ -40,7 +40,7 @@ from rlox_grpo.run.files import (
     replace_file,
     write_completions,
 )
-from rlox_grpo.run.guards import Watch
+from rlox_grpo.run.guards import Watch, resume_watch, write_warnings
 from rlox_grpo.run.history import (
     checkpoints,
     choose_newest,
@@ -53,7 +53,6 @@ from rlox_grpo.run.manifest import find_damage
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.resume import (
     compare_data,
-    compare_options,
     compare_rewards,
     find_state_damage,
     refuse_changes,
@@ -64,46 +63,6 @@ from rlox_grpo.types import Float32Array, ScoredGroup
 from rlox_grpo.update.learner import Learner
 
 logger = logging.getLogger(__name__)
-
-FREE_TO_CHANGE = frozenset(
-    {
-        "output_dir",
-        "resume",
-        "resume_changes",
-        "max_steps",
-        "checkpoint_steps",
-        "keep_checkpoints",
-        "eval_steps",
-        "eval_samples",
-        "eval_greedy",
-        "log_completions",
-        "log_to",
-        "guards",
-        "micro_batch_tokens",
-        "max_rollout_rows",
-        "engine_sleep",
-        "gpu_memory_utilization",
-        "tensor_parallel_size",
-        "server_urls",
-        "server_timeout",
-        "server_sync_dir",
-        "server_nccl_address",
-        "reward_timeout",
-        "reward_workers",
-        "on_reward_error",
-        "zero_stage",
-        "shard_parameters",
-        "offload_optimizer",
-        "offload_params",
-        "rank_timeout",
-        "reference_offload",
-        "reference_url",
-        "reference_token_file",
-        "reference_timeout",
-    }
-)
-"""Fields that a resumed run may change: none of them alters what a step computes, beyond rounding and the rewards of
-functions that fail or run out of time."""
 
 
 @dataclass
@@ -211,6 +170,8 @@ class Run:
             resume_step=self._progress.step,
             config=self._config.model_dump(),
         )
+        if self._watch is not None and self._folder is not None and self._writes:
+            self._watch = resume_watch(self._folder, self._progress.step)
         try:
             yield
         except Exception as error:
@@ -226,19 +187,26 @@ class Run:
     def record(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup], advantages: Float32Array) -> None:
         """Hand one step's metrics to the sinks, and write some of its completions."""
         self.last_metrics = dict(metrics)
-        if self._watch is not None:
-            self._watch.step(metrics)
-        self._sinks.write(self._progress.step, metrics)
+        fired = {} if self._watch is None else self._watch.step(metrics)
+        self._sinks.write(self._progress.step, {**metrics, **{f"guard/{name}": 1.0 for name in fired}})
+        if fired and self._folder is not None and self._writes:
+            with self._warning_once("warnings"):
+                write_warnings(self._folder, self._progress.step, fired)
         limit = self._config.log_completions
         if self._folder is not None and self._writes and limit > 0:
             with self._warning_once("completions"):
                 write_completions(self._folder, self._progress.step, groups, advantages, limit=limit)
 
     def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
-        """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions."""
+        """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions.
+
+        The sinks get the evaluation before the first step here, and later ones among the metrics of their steps.
+        """
+        step = self._progress.step
+        if step == 0:
+            self._sinks.write(0, {f"eval/{name}": value for name, value in metrics.items()}, without="jsonl")
         if self._folder is None or not self._writes:
             return
-        step = self._progress.step
         numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
         with self._warning_once("evaluations"):
             append_line(self._folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
@@ -272,7 +240,7 @@ class Run:
             return
         failure = ["", ""]
         weights, moments = self._learner.whole_weights(), self._learner.updater.state_dict()
-        under_way = joined_states(self._ranks.gather(self._sampler.ahead.state()))
+        under_way = join_states(self._ranks.gather(self._sampler.ahead.state()))
         if self._writes:
             try:
                 self._write_checkpoint(weights, moments, under_way)
@@ -426,9 +394,13 @@ class Run:
 
     def _refuse_other_run(self, checkpoint: Path, state: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Raise CheckpointError when the checkpoint is of another configuration, data or rewards."""
-        options = compare_options(state["config"], self._config)
-        others = [*compare_rewards(state, self._rewards), *compare_data(state["data"], self._data)]
-        fixed = {name: values for name, values in options.items() if name not in FREE_TO_CHANGE}
+        options = find_changed_options(state["config"], self._config)
+        others = [
+            *list_unknown_options(state["config"]),
+            *compare_rewards(state, self._rewards),
+            *compare_data(state["data"], self._data),
+        ]
+        fixed = {name: values for name, values in options.items() if not is_resumable(name)}
         refuse_changes(checkpoint, fixed, others, self._config.resume_changes)
         if others and self._ranks.is_first:
             logger.warning("resuming with a change that resume_changes permits: %s", "; ".join(others))
@@ -493,7 +465,7 @@ class Run:
         """Losing a log is not losing a run: warn of the first failure to write it, and go on."""
         try:
             yield
-        except (OSError, ValueError) as error:  # ValueError: a report of a file that is broken
+        except (OSError, ValueError) as error:  # ValueError: the report met a broken file
             if what not in self._warned_of:
                 self._warned_of.add(what)
                 warnings.warn(f"{what} cannot be written, training goes on: {error}", RuntimeWarning, stacklevel=4)

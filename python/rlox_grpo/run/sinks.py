@@ -1,4 +1,4 @@
-"""Where a run's metrics go: one protocol; JSON lines, TensorBoard, trackio or W&B, and the console."""
+"""Metric sinks: JSON lines, TensorBoard, trackio, W&B and the console."""
 
 from __future__ import annotations
 
@@ -74,9 +74,11 @@ class Sinks:
         self._sinks = dict(sinks)
         self._warned: set[str] = set()
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand the metrics to every sink."""
+    def write(self, step: int, metrics: Mapping[str, float], *, without: str | None = None) -> None:
+        """Pass the metrics to every sink but the one named ``without``."""
         for name, sink in self._sinks.items():
+            if name == without:
+                continue
             try:
                 sink.write(step, metrics)
             except Exception as error:  # noqa: BLE001  (any library's failure; losing a metric is not losing a run)

@@ -1,4 +1,4 @@
-"""The same update over a DeepSpeed engine: moments, gradients and parameters in shards over the ranks (ZeRO)."""
+"""The update on a DeepSpeed engine, with moments, gradients and parameters sharded over ranks (ZeRO)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.config.records.update import OptimizerConfig, UpdaterConfig
 from rlox_grpo.distributed.ranks import Ranks, join_alone
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.model.forward import Forward, ForwardModule
@@ -24,18 +25,18 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class DeepSpeedUpdater:
-    """AdamW of torch under ZeRO 0 to 3; no compiler is needed.
+    """Torch's AdamW under ZeRO 0 to 3; needs no compiler.
 
-    The DeepSpeed engine is made when it is first needed, from the weights as they then are: until then the model is
-    whole on every rank, and a checkpoint is loaded into it as into any other. From then on it holds shards, or
-    bfloat16 beside float32 master weights in shards, and :meth:`weights` gathers them.
+    The DeepSpeed engine is made at its first use, from the weights at that time. Before that the model is whole on
+    every rank, so a checkpoint is loaded as without DeepSpeed. After that the model holds shards, or bfloat16 weights
+    beside sharded float32 master weights, and :meth:`weights` gathers them.
 
     Micro-batch losses are parts of one sum over ranks (their denominators are global). DeepSpeed averages gradients
-    over ranks, so each loss is multiplied by their number first; it is told of one micro-batch a step, so that it
-    divides by no other count.
+    over ranks, so each loss is multiplied by the number of ranks first. DeepSpeed is configured with one micro-batch a
+    step, so that it divides by no other count.
 
-    State is saved by parameter name as whole tensors, as :class:`TorchUpdater` does: it resumes on any number of ranks
-    and at any stage. DeepSpeed's own universal checkpoints would be converted by a command between the two runs.
+    State is saved by parameter name as whole tensors, as in :class:`TorchUpdater`: it resumes on any number of ranks
+    and at any stage. DeepSpeed's own universal checkpoints need a conversion between two runs.
     """
 
     def __init__(
@@ -43,16 +44,10 @@ class DeepSpeedUpdater:
         model: nn.Module,
         forward: Forward,
         loss_fn: LossFn,
+        optimizer: OptimizerConfig,
+        sharding: UpdaterConfig,
         *,
-        zero_stage: int = 2,
         bfloat16: bool = False,
-        offload_optimizer: bool = False,
-        offload_params: bool = False,
-        weight_decay: float = 0.0,
-        decay_vectors: bool = False,
-        betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-8,
-        max_grad_norm: float = 1.0,
         ranks: Ranks | None = None,
     ) -> None:
         self._deepspeed = _import_deepspeed()
@@ -61,15 +56,14 @@ class DeepSpeedUpdater:
             raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
         self._model, self._loss_fn = model, loss_fn
         self._ranks = ranks or Ranks()
-        self._stage, self._bfloat16, self._max_grad_norm = zero_stage, bfloat16, max_grad_norm
-        self._settings = _settings(
-            zero_stage, bfloat16, offload_optimizer, offload_params, max_grad_norm, self._ranks.size
-        )
-        self._adamw_options: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": epsilon}
-        self._groups = partial(parameter_groups, weight_decay=weight_decay, decay_vectors=decay_vectors)
+        self._stage, self._bfloat16, self._max_grad_norm = sharding.zero_stage, bfloat16, optimizer.max_grad_norm
+        self._settings = _settings(sharding, bfloat16, optimizer.max_grad_norm, self._ranks.size)
+        betas = (optimizer.adam_beta1, optimizer.adam_beta2)
+        self._adamw_options: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": optimizer.adam_epsilon}
+        self._groups = partial(parameter_groups, config=optimizer)
         self._plain_forward = forward
         self.forward = Forward(lambda batch: self._engine()(batch), forward.shares_prompts)
-        self.is_sharded = zero_stage > 0
+        self.is_sharded = sharding.zero_stage > 0
         self._started: Any = None
         self._adamw: torch.optim.AdamW | None = None
         self._steps = 0
@@ -85,8 +79,8 @@ class DeepSpeedUpdater:
             terms = {"distribution_kl": kl[0]} if kl else {}
             output = self._loss_fn(log_probs, batch, entropy=entropy, **terms)
             report.add(output, log_probs, entropy, batch)
-            # One that is not finite goes backward too: every rank takes part in every collective of it, and the norm
-            # of the gradient is then not finite on any of them.
+            # Run backward even if the loss is not finite: every rank must join its collectives, and the norm of the
+            # gradient is then not finite on every rank.
             engine.backward(output.loss * self._ranks.size)
         assert self._adamw is not None
         for group in engine.optimizer.param_groups:
@@ -106,7 +100,7 @@ class DeepSpeedUpdater:
         return ((name, self._whole(parameter)) for name, parameter in self._model.named_parameters())
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments as ``{"<parameter>/<moment>": tensor}``, on rank 0's CPU; a collective that gives others none."""
+        """Return moments as ``{"<parameter>/<moment>": tensor}`` on rank 0's CPU; a collective, empty on others."""
         if self._started is None or not self._steps:
             return {f"{name}/{key}": value for name, state in self._moments.items() for key, value in state.items()}
         return {
@@ -117,7 +111,7 @@ class DeepSpeedUpdater:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave, on any number of ranks.
+        """Load the result of :meth:`state_dict`, on any number of ranks.
 
         Raises:
             ValueError: a moment of an unknown parameter, or of another shape; state for an updater in use.
@@ -235,13 +229,12 @@ class DeepSpeedUpdater:
             utils.safe_set_local_optimizer_state(parameter, mine, moment)
 
 
-def _settings(
-    stage: int, bfloat16: bool, offload_optimizer: bool, offload_params: bool, max_grad_norm: float, ranks: int
-) -> dict[str, Any]:
+def _settings(sharding: UpdaterConfig, bfloat16: bool, max_grad_norm: float, ranks: int) -> dict[str, Any]:
+    stage = sharding.zero_stage
     zero: dict[str, Any] = {"stage": stage}
-    if offload_optimizer:
+    if sharding.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    if offload_params:
+    if sharding.offload_params:
         zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if stage == 3:
         # Small parameters that stay whole on every rank would hide a wrong gather on small models.

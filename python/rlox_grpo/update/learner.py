@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,20 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.advantages import make_advantages
-from rlox_grpo.batch.build import microbatches, stand_in, without_end_tokens
+from rlox_grpo.batch.build import drop_end_tokens, make_dummy_batch, microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.groups import group_offsets, sample_of
+from rlox_grpo.groups import compute_group_offsets, describe_sample
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
-from rlox_grpo.loss.kl import kl_penalty, sequence_kl
-from rlox_grpo.loss.kl_weight import make_kl_weight
-from rlox_grpo.loss.objective import make_loss
+from rlox_grpo.loss.kl import make_kl, sequence_kl
+from rlox_grpo.loss.kl_weight import KLWeight
+from rlox_grpo.loss.objective import grpo_loss
 from rlox_grpo.loss.policy import top_entropy_masks
-from rlox_grpo.model.flops import model_size, peak_flops_of, update_profile
+from rlox_grpo.model.flops import find_peak_flops, measure_model, profile_update
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import Policy
-from rlox_grpo.reference.local import make_reference, server_of
+from rlox_grpo.model.precision import cast_frozen_layers
+from rlox_grpo.reference.local import make_reference
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.learning_rate import learning_rate_at
 from rlox_grpo.update.updaters import make_updater
@@ -38,10 +38,9 @@ class Learner:
 
     Attributes:
         reference: The reference policy, or None.
-        updater: What applies the gradient.
-        kl_weight: Of the KL penalty, over the run.
-        weights_are_whole: False while optimizer steps are being taken: a batch's updates are saved together or not at
-            all.
+        updater: Applies the gradient.
+        kl_weight: The weight of the KL penalty over the run.
+        weights_are_whole: False during an update, so that no checkpoint has only a part of its optimizer steps.
     """
 
     def __init__(
@@ -54,10 +53,10 @@ class Learner:
         exact_engine: bool,
         ranks: Ranks,
     ) -> None:
-        """Make what training needs.
+        """Make the forward pass, the reference, the loss and the updater.
 
         Args:
-            config: every choice.
+            config: every option of the run.
             policy: the model in training.
             reward_weights: one for each reward function.
             ref_model: the user's own reference, or None.
@@ -65,16 +64,9 @@ class Learner:
             ranks: the processes that share the micro-batches.
         """
         self._config, self._model, self._ranks = config, policy.model, ranks
-        level = correction_level(config.importance_correction, exact=exact_engine, bypass=config.bypass_old_log_probs)
-        self._corrected = partial(
-            with_importance_weights,
-            level=level,
-            mode=config.importance_mode,
-            cap=config.importance_cap,
-            floor=config.importance_floor,
-        )
+        self._level = correction_level(config.importance, exact=exact_engine)
         self._needs_old_log_probs = not config.bypass_old_log_probs and (
-            level is not None or not exact_engine or config.updates_per_batch * config.mini_batches > 1
+            self._level is not None or not exact_engine or config.updates_per_batch * config.mini_batches > 1
         )
         forward_options: dict[str, Any] = {
             "temperature": config.temperature,
@@ -89,44 +81,43 @@ class Learner:
             **forward_options,
         )
         self.reference = make_reference(
-            config.reference,
+            config.reference_policy,
             self._model,
             # The updater's, once there is one.
             Forward(lambda batch: self._forward(batch), forward.shares_prompts, forward.distributions),
             kl_coef=config.kl_coef,
             ref_model=ref_model,
-            offload=config.reference_offload,
-            refresh_steps=config.reference_refresh_steps,
-            mix=config.reference_mix,
-            server=server_of(config),
             **forward_options,
         )
-        self.kl_weight = make_kl_weight(config)
-        self._objective = make_loss(config, lambda: self.kl_weight.value)
+        self._loss_config = config.loss
+        self.kl_weight = KLWeight(self._loss_config)
+        self._kl = make_kl(self._loss_config)
         self.updater = make_updater(config, self._model, forward, self._loss, ranks)
         self._forward = self.updater.forward
         self.weights_are_whole = True
-        self._normalised = make_advantages(config, reward_weights)
-        self._size, self._peak_flops = model_size(self._model), peak_flops_of(self._device)
-        # Dropout would make the policy in training another one than the policy that sampled.
+        self._normalised = make_advantages(config.advantages, reward_weights)
+        self._size, self._peak_flops = measure_model(self._model), find_peak_flops(self._device)
+        if config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
+            cast_frozen_layers(self._model, torch.bfloat16)  # after all that tried the model in its own dtype
+        # No dropout: the policy in training must be the policy that sampled.
         self._model.train(config.gradient_checkpointing)
 
     def advantages(self, scored: Sequence[ScoredGroup], step: int, total_steps: int) -> Float32Array:
-        """``float32 [N]``, one for each completion, prompt-major; ``step`` counts from 0."""
+        """Return the advantage of each completion, ``float32 [N]``, prompt-major; ``step`` counts from 0."""
         self.kl_weight.begin(step, total_steps)
         if not scored:
             return np.zeros(0, np.float32)
         components = {
             name: np.concatenate([group.components[name] for group in scored]) for name in scored[0].components
         }
-        return self._normalised(self._rewards(scored), group_offsets(scored), components)
+        return self._normalised(self._rewards(scored), compute_group_offsets(scored), components)
 
     def batches(self, scored: Sequence[ScoredGroup], advantages: Float32Array) -> list[list[Batch]]:
-        """The micro-batches of each mini-batch, of the groups that teach something.
+        """Return the micro-batches of each mini-batch.
 
-        The others cost no forward and enter no denominator.
+        Zero-variance groups are left out, unless ``zero_variance="keep"``: no forward pass, and not in denominators.
         """
-        rows = [np.arange(start, stop) for start, stop in pairwise(group_offsets(scored))]  # of each group
+        rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
         keep_all = self._config.zero_variance == "keep"
         # The advantages of a group whose rewards are all equal are exactly 0.
         kept = [index for index, own in enumerate(rows) if keep_all or advantages[own].any()]
@@ -138,25 +129,25 @@ class Learner:
             batches = self._microbatches(groups, advantages[part_rows], train_truncated=not self._config.mask_truncated)
             if not self._config.train_end_token:
                 ended = [c.finish_reason == "stop" for group in groups for c in group.group.completions]
-                batches = without_end_tokens(batches, np.array(ended), self._ranks)
+                batches = drop_end_tokens(batches, np.array(ended), self._ranks)
             # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
             numbers = torch.from_numpy(part_rows)
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
-            parts.append([batch if len(batch.row_index) else stand_in(groups[0], batch) for batch in batches])
+            parts.append([batch if len(batch.row_index) else make_dummy_batch(groups[0], batch) for batch in batches])
         return parts
 
     def with_log_probs(self, parts: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
-        """Each mini-batch with all that is measured before the first update; see :meth:`_measured`."""
+        """Return each mini-batch with what is computed before the first update; see :meth:`_measured`."""
         with torch.no_grad(), self._reference_in_use():
             return [self._measured(part) for part in parts]
 
     def whole_weights(self) -> dict[str, Tensor]:
-        """Every parameter on rank 0, in host memory where ranks hold shards; a collective that gives others nothing."""
+        """Gather every parameter on rank 0, in host memory if sharded. A collective; other ranks get an empty dict."""
         sharded, weights = self.updater.is_sharded, self.updater.weights()
         return {name: tensor.cpu() if sharded else tensor for name, tensor in weights if self._ranks.is_first}
 
     def refresh_reference(self, step: int) -> None:
-        """Let a reference that follows the policy take over its weights, after ``step`` steps."""
+        """Refresh a periodic reference from the policy's weights, if it is due after ``step`` steps."""
         if self.reference is not None:
             self.reference.after_step(step, self.updater.weights)
 
@@ -164,9 +155,10 @@ class Learner:
         return nullcontext() if self.reference is None else self.reference.in_use()
 
     def _measured(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Add what stays fixed over the updates: the old policy's log-probs where they differ, the reference's.
+        """Add what stays fixed during the updates.
 
-        So do the weights that correct for another sampler, and the choice of the most uncertain tokens.
+        These are the old policy's log-probs (if they differ from the update's), the reference's log-probs, the
+        importance weights, and the mask of the tokens with the highest entropy.
         """
         config = self._config
         uncertain = config.top_entropy_share < 1
@@ -181,7 +173,7 @@ class Learner:
             if self.reference is not None:
                 batch = self._with_reference(batch)
             filled.append(batch)
-        filled = self._corrected(filled)
+        filled = with_importance_weights(filled, self._level, config.importance)
         if not uncertain:
             return filled
         masks = top_entropy_masks(
@@ -192,38 +184,37 @@ class Learner:
     def update(
         self, parts: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup], step: int, total_steps: int
     ) -> list[UpdateStats]:
-        """``updates_per_batch`` passes over the mini-batches, an optimizer step for each.
+        """Take an optimizer step on each mini-batch, ``updates_per_batch`` times.
 
         Raises:
-            NonFiniteError: a loss or gradient that is not finite; names the step and the sample.
+            NonFiniteError: a loss or gradient is not finite; the message names the step and the sample.
         """
         config = self._config
         parts = [part for part in parts if part and part[0].num_loss_tokens > 0]
         if not parts:
             return []
-        learning_rate = learning_rate_at(
-            step,
-            peak=config.learning_rate,
-            total_steps=total_steps,
-            schedule=config.lr_schedule,
-            warmup_steps=config.warmup_steps,
-            min_ratio=config.min_lr_ratio,
-        )
+        learning_rate = self.learning_rate(step, total_steps)
         updates: list[UpdateStats] = []
         self.weights_are_whole = False
         try:
             for _ in range(config.updates_per_batch):
                 for part in parts:
                     updates.append(self.updater.step(part, learning_rate))
-        except NonFiniteError as error:  # the step that failed changed nothing; those before it did
+        except NonFiniteError as error:  # the failed step changed no weight; earlier ones did
             self.weights_are_whole = not updates
-            raise NonFiniteError(f"step {step + 1}: {error}{sample_of(scored, error.rows)}", error.rows) from error
+            raise NonFiniteError(
+                f"step {step + 1}: {error}{describe_sample(scored, error.rows)}", error.rows
+            ) from error
         self.weights_are_whole = True
         return updates
 
+    def learning_rate(self, step: int, total_steps: int) -> float:
+        """Return the learning rate of ``step``, which counts from 0."""
+        return learning_rate_at(step, total_steps, self._config.optimizer)
+
     def profile(self, batches: Sequence[Batch], updates: Sequence[UpdateStats], seconds: float) -> dict[str, float]:
-        """``perf/*`` of an update that took so long; see :func:`rlox_grpo.model.flops.update_profile`."""
-        return update_profile(
+        """Return ``perf/*`` of an update that took ``seconds``; see :func:`rlox_grpo.model.flops.profile_update`."""
+        return profile_update(
             batches,
             num_updates=self._config.updates_per_batch if updates else 0,
             seconds=seconds,
@@ -239,26 +230,28 @@ class Learner:
         return replace(batch, ref_log_probs=self.reference(batch))
 
     def _token_kl(self, batch: Batch) -> Tensor:
-        """``[N, T]``, of the policy as it is now."""
+        """Return the KL of each token ``[N, T]`` under the current policy."""
         batch = self._with_reference(batch)
-        log_probs, _, *kl = self._forward(batch)
-        if batch.ref_log_probs is None:
-            return kl[0]
-        return kl_penalty(log_probs, batch.ref_log_probs, self._config.kl_estimator)
+        log_probs, _, *distribution_kl = self._forward(batch)
+        kl = self._kl(log_probs, batch, distribution_kl[0] if distribution_kl else None)
+        assert kl is not None  # the batch has its reference
+        return kl
 
     def _loss(self, log_probs: Tensor, batch: Batch, **terms: Any) -> LossOutput:
-        output = self._objective(log_probs, batch, **terms)
-        if batch.old_log_probs is None or self._config.bypass_old_log_probs:  # else it is known before the update
+        kl_coef = self.kl_weight.value if self._config.kl_in == "loss" else 0.0
+        config = self._loss_config.model_copy(update={"kl_coef": kl_coef})
+        output = grpo_loss(log_probs, batch, config, max_length=self._config.max_new_tokens, **terms)
+        if batch.old_log_probs is None or self._config.bypass_old_log_probs:  # else measured before the update
             return replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
         return output
 
     def _rewards(self, scored: Sequence[ScoredGroup]) -> Float32Array:
-        """Each completion's reward; less its KL from the reference where the penalty is in the reward."""
+        """Return the reward of each completion, minus its KL penalty if ``kl_in="reward"``."""
         rewards: Float32Array = np.concatenate([group.rewards for group in scored])
         if self._config.kl_in == "loss" or self.reference is None:
             return rewards
         batches = self._microbatches(scored, np.zeros_like(rewards), train_truncated=True)
-        batches = [batch if len(batch.row_index) else stand_in(scored[0], batch) for batch in batches]
+        batches = [batch if len(batch.row_index) else make_dummy_batch(scored[0], batch) for batch in batches]
         with torch.no_grad(), self._reference_in_use():
             kl = sequence_kl(batches, self._token_kl, num_rows=len(rewards), ranks=self._ranks)
         penalised: Float32Array = (rewards - self.kl_weight.value * kl).astype(np.float32)

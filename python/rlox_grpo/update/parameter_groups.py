@@ -7,17 +7,17 @@ from typing import Any
 
 from torch import nn
 
+from rlox_grpo.config.records.update import OptimizerConfig
 
-def parameter_groups(
-    parameters: Iterable[nn.Parameter], weight_decay: float, *, decay_vectors: bool
-) -> list[dict[str, Any]]:
-    """Matrices, and then norms and biases, which most trainers that decay at all leave alone; no empty group."""
+
+def parameter_groups(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Return AdamW's groups: matrices, then norms and biases, which are not decayed by default; no empty group."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for parameter in parameters:
         (matrices if parameter.dim() >= 2 else vectors).append(parameter)
     groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": weight_decay if decay_vectors else 0.0},
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": config.weight_decay if config.decay_vectors else 0.0},
     ]
     return [group for group in groups if group["params"]]

@@ -11,16 +11,16 @@ from rlox_grpo.model.forward import Forward
 from rlox_grpo.types import Batch, LossOutput, UpdateStats
 
 LossFn = Callable[..., LossOutput]
-"""``loss_fn(log_probs, batch, entropy=entropy)``, and ``distribution_kl`` where the forward gives one → loss."""
+"""``loss_fn(log_probs, batch, entropy=entropy)`` → loss; also ``distribution_kl=`` if the forward returns one."""
 
 
 @runtime_checkable
 class Updater(Protocol):
-    """Takes optimizer steps on the policy it was made with.
+    """Takes optimizer steps on one policy.
 
     Attributes:
-        forward: The policy's forward, as this updater has it run.
-        is_sharded: Whether a rank holds a part of the weights or moments only. Then ``state_dict``, ``weights`` and
+        forward: The policy's forward pass under this updater.
+        is_sharded: Whether a rank holds only a part of the weights or moments. Then ``state_dict``, ``weights`` and
             ``forward`` are collectives.
     """
 
@@ -28,21 +28,21 @@ class Updater(Protocol):
     is_sharded: bool
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
-        """One optimizer step over micro-batches that share their denominators.
+        """Take one optimizer step over micro-batches that share their denominators.
 
         Raises:
-            NonFiniteError: the loss or the gradient is not finite; no weight has changed. On every rank.
+            NonFiniteError: the loss or the gradient is not finite; no weight has changed. Raised on every rank.
         """
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter by name, whole and as exact as this updater holds it."""
+        """Return every parameter by name, gathered from its shards, in the updater's highest precision."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a checkpoint must hold beside the weights: tensors by name, and plain JSON values."""
+        """Return the state that a checkpoint needs beside the weights: tensors by name, and plain JSON values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state_dict`` gave."""
+        """Load the result of ``state_dict``."""
         ...

@@ -1,4 +1,4 @@
-"""A model's parameters in shards over the ranks by FSDP2, torch's ``fully_shard`` (ZeRO 3, arXiv:1910.02054)."""
+"""Shard a model's parameters over ranks with FSDP2, torch's ``fully_shard`` (ZeRO 3, arXiv:1910.02054)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from rlox_grpo.model.forward import Forward, ForwardModule
 
 
 def shard_parameters(model: nn.Module, forward: Forward, ranks: Ranks) -> Forward:
-    """Cut every parameter of ``model`` along its first dimension, one part for each rank, in place.
+    """Shard every parameter of ``model`` along its first dimension, in place.
 
     Args:
         model: whole and the same on every rank. Its parameters become DTensors under their own names.
-        forward: of ``model``. It reads the output layer's weight outside of that layer, and runs the decoder without
-            the model around it, so the parameters outside of the decoder's blocks are gathered for all of it; each
-            block's are gathered as it runs.
-        ranks: all of the run's.
+        forward: the forward pass of ``model``. Parameters outside of the decoder's blocks are gathered once for the
+            whole forward pass, because it reads the output layer's weight directly; each block is gathered as it runs.
+        ranks: all ranks of the run.
 
     Returns:
-        The forward, a collective from now on. Gradients are summed over ranks and left in shards.
+        The forward pass, now a collective. Gradients are summed over ranks and stay in shards.
 
     Raises:
-        RuntimeError: this torch's FSDP2 lacks what is needed here.
+        RuntimeError: a torch version whose FSDP2 lacks a method that this needs.
     """
     needed = ("set_gradient_divide_factor", "set_force_sum_reduction_for_comms", "set_reduce_scatter_unused_params")
     missing = [name for name in needed if not hasattr(FSDPModule, name)]
@@ -36,20 +35,20 @@ def shard_parameters(model: nn.Module, forward: Forward, ranks: Ranks) -> Forwar
     mesh = init_device_mesh(next(model.parameters()).device.type, (ranks.size,))
     whole = ForwardModule(model, forward)
     for module in [*_blocks(model), whole]:
-        # The root too is let go after each forward, so that weights can be gathered and given out between any two.
+        # Reshard the root after each forward too, so that weights can be gathered between any two forward passes.
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
     for module in whole.modules():
         if isinstance(module, FSDPModule):
-            # Losses are parts of one sum over ranks already. FSDP2 averages unless it is told not to.
+            # Sum gradients: losses are parts of one sum over ranks, and FSDP2 averages by default.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    # Ranks may use other experts of a layer than each other; all of them must take part in its sum.
+    # Ranks may use different experts of a layer; every rank must join the sum of each.
     whole.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
     return Forward(whole, forward.shares_prompts)
 
 
 def _blocks(model: Any) -> list[nn.Module]:
-    """The layers that transformers names as never to be split: decoder blocks. None of any other module."""
+    """Return the decoder blocks: the modules that transformers lists in ``_no_split_modules``; else none."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = set(getattr(base, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]

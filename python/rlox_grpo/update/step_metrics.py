@@ -1,4 +1,4 @@
-"""What the micro-batches of one optimizer step report, added up over them and over ranks."""
+"""Metrics of one optimizer step, summed over its micro-batches and over ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlox_grpo.types import Batch, LossOutput
 
 
 class StepReport:
-    """Metrics of one rank's micro-batches, and the first that was not finite."""
+    """Sums of one rank's micro-batches, and the first micro-batch whose loss was not finite."""
 
     def __init__(self) -> None:
         self._totals: dict[str, float] = {}
         self._failure: tuple[str, list[int]] | None = None
 
     def add(self, output: LossOutput, log_probs: Tensor, entropy: Tensor, batch: Batch) -> bool:
-        """Take in one micro-batch; False where its loss is not finite."""
+        """Add one micro-batch. Return whether its loss is finite."""
         for name, value in output.metrics.items():
             self._count(name, float(value))
         share = torch.where(batch.loss_mask, entropy.detach(), 0).sum(dtype=torch.float64) / max(
@@ -34,10 +34,10 @@ class StepReport:
         return False
 
     def over_ranks(self, ranks: Ranks) -> dict[str, float]:
-        """The metrics of the whole step.
+        """Return the metrics of the whole step.
 
         Raises:
-            NonFiniteError: a micro-batch of any rank was not finite; on every rank the same.
+            NonFiniteError: the loss of a micro-batch of any rank is not finite. Every rank raises the same error.
         """
         metrics = StepReport()
         failures = []
@@ -66,7 +66,7 @@ class StepReport:
 
 
 def _failure(loss: Tensor, log_probs: Tensor, batch: Batch) -> tuple[str, list[int]]:
-    """What to say of a loss that is not finite, and the step's rows that it came from."""
+    """Return an error message for a loss that is not finite, and the rows of the step that caused it."""
     finite = torch.isfinite(torch.where(batch.loss_mask, log_probs, 0)).all(dim=-1)
     finite &= torch.isfinite(batch.advantages)
     rows: list[int] = batch.row_index[~finite.to(batch.row_index.device)].tolist()

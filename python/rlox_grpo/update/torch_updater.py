@@ -1,4 +1,4 @@
-"""Backward, clip and step in torch: one process, ranks that hold the whole model each (DDP), or a part each (FSDP2)."""
+"""Backward, clip and step in torch: in one process, with a replica on each rank (DDP), or in shards (FSDP2)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.config.records.update import OptimizerConfig
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.distributed.shards import placed_like, whole
+from rlox_grpo.distributed.shards import gather_shards, place_like
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.types import Batch, UpdateStats
@@ -23,11 +24,11 @@ from rlox_grpo.update.step_metrics import StepReport
 class TorchUpdater:
     """AdamW over the trainable parameters of ``model``; weights and moments in the parameters' own dtype.
 
-    With several ranks each takes its own micro-batches and gradients are added up once, after the last: their losses
-    are parts of one sum already, so they are not averaged. Every rank then takes the same step.
+    With several ranks, each processes its own micro-batches, and gradients are summed once, after the last. They are
+    not averaged: the losses are parts of one sum. Every rank then takes the same step.
 
-    With ``shards`` each holds a part of every parameter, gradient and moment (:mod:`rlox_grpo.update.sharding`), gradients
-    are added up after each micro-batch, and each rank steps on its part. State is saved whole either way.
+    With ``shards``, each rank holds a part of every parameter, gradient and moment (:mod:`.sharding`), gradients are
+    summed after each micro-batch, and each rank updates its part. Saved state is always whole.
     """
 
     def __init__(
@@ -35,12 +36,8 @@ class TorchUpdater:
         model: nn.Module,
         forward: Forward,
         loss_fn: LossFn,
+        config: OptimizerConfig,
         *,
-        weight_decay: float = 0.0,
-        decay_vectors: bool = False,
-        betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-8,
-        max_grad_norm: float = 1.0,
         shards: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
@@ -52,13 +49,17 @@ class TorchUpdater:
             raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
         self._model = model
         self._loss_fn = loss_fn
-        self._max_grad_norm = max_grad_norm
-        groups = parameter_groups(self._named.values(), weight_decay, decay_vectors=decay_vectors)
-        self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=epsilon, fused=True)
+        self._max_grad_norm = config.max_grad_norm
+        self._optimizer = torch.optim.AdamW(
+            parameter_groups(self._named.values(), config),
+            lr=0.0,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_epsilon,
+            fused=True,
+        )
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
-        self._optimizer.zero_grad(set_to_none=True)
         report = StepReport()
         for batch in batches:
             log_probs, entropy, *kl = self.forward(batch)
@@ -67,7 +68,7 @@ class TorchUpdater:
             finite = report.add(output, log_probs, entropy, batch)
             if not finite and not self.is_sharded:
                 break
-            # In shards one that is not finite goes backward too, as every rank takes part in every gather.
+            # With shards, run backward even if the loss is not finite: every rank must join every gather.
             output.loss.backward()  # type: ignore[no-untyped-call]
         try:
             metrics = report.over_ranks(self._ranks)
@@ -79,14 +80,15 @@ class TorchUpdater:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)  # between updates their memory is the sampler's
         return UpdateStats(grad_norm, learning_rate, metrics)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
-        return ((name, whole(parameter.detach())) for name, parameter in self._model.named_parameters())
+        return ((name, gather_shards(parameter.detach())) for name, parameter in self._model.named_parameters())
 
     def _sum_gradients(self) -> None:
-        """Add up the ranks' gradients; a parameter that no rank used keeps none."""
+        """Sum gradients over ranks; a parameter that no rank used keeps None."""
         if self._ranks.size == 1 or self.is_sharded:
             return
         parameters = list(self._named.values())
@@ -104,9 +106,9 @@ class TorchUpdater:
 
     def _clipped_grad_norm(self, named: Iterable[tuple[str, nn.Parameter]]) -> float:
         gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
-        norm = whole(torch.nn.utils.get_total_norm(gradients.values()))
+        norm = gather_shards(torch.nn.utils.get_total_norm(gradients.values()))
         if not torch.isfinite(norm):
-            broken = [name for name, gradient in gradients.items() if not torch.isfinite(whole(gradient)).all()]
+            broken = [name for name, gradient in gradients.items() if not torch.isfinite(gather_shards(gradient)).all()]
             self._optimizer.zero_grad(set_to_none=True)
             where = ", ".join(broken[:4]) or "their norm alone (it overflowed)"
             raise NonFiniteError(f"the gradient norm is {float(norm)}: not finite in {where}")
@@ -115,13 +117,13 @@ class TorchUpdater:
         return float(norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer moments as ``{"<parameter>/<moment>": tensor}``, by parameter name so that order cannot matter.
+        """Return the optimizer's moments as ``{"<parameter>/<moment>": tensor}``.
 
-        Of shards whole ones on rank 0's CPU; a collective that gives others none.
+        With shards this is a collective: rank 0 gets whole moments on the CPU, other ranks an empty dict.
         """
         if not self.is_sharded:
             return dict(self._moments())
-        gathered = ((key, whole(moment)) for key, moment in self._moments())
+        gathered = ((key, gather_shards(moment)) for key, moment in self._moments())
         return {key: value.cpu() for key, value in gathered if self._ranks.is_first}
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
@@ -130,7 +132,7 @@ class TorchUpdater:
                 yield f"{name}/{moment}", value
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave.
+        """Load the result of :meth:`state_dict`.
 
         Raises:
             ValueError: a moment of an unknown parameter, or of another shape.
@@ -145,7 +147,7 @@ class TorchUpdater:
                 raise ValueError(
                     f"optimizer state {key!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}"
                 )
-            own = placed_like(value, parameter) if value.dim() else value.to(parameter.device)  # steps are one number
+            own = place_like(value, parameter) if value.dim() else value.to(parameter.device)  # steps are one number
             moments[parameter][moment] = own.detach().clone()
         for parameter, values in moments.items():
             self._optimizer.state[parameter] = values

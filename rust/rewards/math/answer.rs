@@ -5,6 +5,7 @@ use super::ast::{Ast, Node};
 use super::compare::{Options, equal};
 use super::expr::identity::Equality;
 use super::fuel::{Fuel, Stop};
+use super::mend::balanced;
 use super::parse;
 use super::value::{Choices, Fail, Reading, has_approximations, has_dummies, read};
 
@@ -33,7 +34,12 @@ impl Answer {
     /// no value, [`Status::Undecided`] past a bound.
     pub fn gold(text: &str) -> Result<Self, Status> {
         let fuel = Fuel::new(GOLD_FUEL);
-        let mut gold = Self::read(text, &fuel)?;
+        let mut gold = match parse(text) {
+            Ok(ast) => Self::of(text, ast, &fuel),
+            // A brace that was lost on the way into a data set; an answer with such a brace may be cut short.
+            Err(Status::Unparseable) => Self::of(text, balanced(text).ok_or(Status::Unparseable)?, &fuel),
+            Err(status) => return Err(status),
+        };
         if has_approximations(&gold.ast) {
             let choices = Choices { rounded: true, ..Choices::default() };
             gold.readings.extend(read(&gold.ast, choices, &fuel));
@@ -49,7 +55,10 @@ impl Answer {
     /// # Errors
     /// As [`parse`].
     pub fn read(text: &str, fuel: &Fuel) -> Result<Self, Status> {
-        let ast = parse(text)?;
+        Ok(Self::of(text, parse(text)?, fuel))
+    }
+
+    fn of(text: &str, ast: Ast, fuel: &Fuel) -> Self {
         let mut readings = Vec::with_capacity(1);
         let mut stop = None;
         let (alternatives, logs) = ambiguities(&ast);
@@ -72,7 +81,7 @@ impl Answer {
         if !readings.is_empty() {
             stop = None;
         }
-        Ok(Self { text: text.trim().to_owned(), ast, readings, stop })
+        Self { text: text.trim().to_owned(), ast, readings, stop }
     }
 
     /// Whether it has a value, if only as words.

@@ -11,36 +11,13 @@
 //! - dropping a tree recurses nowhere.
 
 use super::super::Status;
+pub use super::id::{NodeId, SymbolId};
 pub use super::node::{
     Comparison, Constant, DegreePart, Function, NamedSet, Node, NumberForm, Range, Separator, SetPart,
 };
 
 /// The height of a tree that is still read; a leaf has height 1.
 pub const MAX_HEIGHT: u16 = 200;
-
-/// A node of an [`Ast`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeId(u32);
-
-impl NodeId {
-    /// Its place in [`Ast::nodes`].
-    #[must_use]
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// A name in an [`Ast`]; one name has one id in a tree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SymbolId(u32);
-
-impl SymbolId {
-    /// Its place in [`Ast::names`].
-    #[must_use]
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
 
 /// A syntax tree.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,11 +3,35 @@
 use proptest::prelude::*;
 
 use super::super::Status;
+use super::super::answer::stated;
+use super::answer::{Answer, compare};
 use super::ast::{MAX_HEIGHT, Node};
+use super::compare::Options;
+use super::expr::identity::Equality;
 use super::parse;
 
 /// Pieces of answers, whole and broken.
-const PIECES: [&str; 128] = [
+const PIECES: [&str; 148] = [
+    "8:34",
+    " p.m.",
+    "noon",
+    "\\leqx",
+    "\\piR",
+    "\\Rightarrow ",
+    "\\int_0^1 ",
+    " is ",
+    " or ",
+    "x_1",
+    ",\\! ",
+    "\\text{A5}_{11}",
+    "颗",
+    "答案是",
+    "5万",
+    "\\aleph_0",
+    "\\ker ",
+    "\\parallel ",
+    " units",
+    "^2_n",
     "0",
     "1",
     "23",
@@ -139,6 +163,8 @@ const PIECES: [&str; 128] = [
 ];
 
 fn checked(text: &str) {
+    let _ = stated(text);
+    let _ = Answer::gold(text);
     let Ok(ast) = parse(text) else { return };
     for (index, node) in ast.nodes().iter().enumerate() {
         node.for_each_child(|child| assert!(child.index() < index, "{text:?}"));
@@ -213,6 +239,23 @@ fn a_small_stack_is_enough() {
     assert!(thread.join().unwrap());
 }
 
+/// The element of a membership lies in the arena of its own side.
+#[test]
+fn a_membership_beside_a_statement_is_compared() {
+    for (gold, answer) in
+        [(r"x=1", r"x^2+y^3\in\mathbb{R}"), (r"x^2+y^3\in\mathbb{R}", "x=1"), (r"\int f=2", r"x^2\in\mathbb{R}")]
+    {
+        assert_eq!(compare(gold, answer, &Options::default()), Equality::Different, "{gold} | {answer}");
+    }
+}
+
+#[test]
+fn long_literals_are_counted() {
+    assert_eq!(parse(&r"2\sqrt31e999".repeat(1000)).err(), Some(Status::Undecided));
+    assert!(parse(&"1e999+".repeat(10)).is_err());
+    assert!(parse("1e999+1e999").is_ok());
+}
+
 #[test]
 fn sizes_are_bounded() {
     assert_eq!(parse(&"(".repeat(1_000_000)).err(), Some(Status::Undecided));
@@ -262,6 +305,15 @@ fn work_grows_with_length() {
         "a | b ",
         "\\log_28+",
         "5 feet ",
+        "8:34 p.m.,",
+        "x_1=2,",
+        "\\leqx",
+        "\\int=",
+        "a \\Rightarrow ",
+        ",\\! 234",
+        "\\text{A5}",
+        "5万颗",
+        "the sum is ",
     ] {
         let nodes = |times: usize| parse(&piece.repeat(times)).map_or(0, |ast| ast.nodes().len());
         let (few, many) = (nodes(10), nodes(80));

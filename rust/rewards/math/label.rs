@@ -65,11 +65,11 @@ fn is_option(word: &str) -> bool {
 pub(super) fn readings(letter: &str, ast: &mut Ast) -> Result<[NodeId; 2], Status> {
     let symbol = ast.intern(letter)?;
     let symbol = ast.push(Node::Symbol(symbol))?;
-    let text = ast.push(Node::Text(letter.to_ascii_lowercase()))?;
+    let text = ast.push(Node::Text(letter.to_owned()))?;
     Ok([text, symbol])
 }
 
-/// Capital letters alone, and in lists, may be labels of choices.
+/// The capital letters A to J alone, and in lists, may be labels of choices.
 pub(super) fn labelled(ast: &mut Ast, root: NodeId) -> Result<NodeId, Status> {
     if let Some(label) = label(ast, root)? {
         return Ok(label);
@@ -84,20 +84,21 @@ pub(super) fn labelled(ast: &mut Ast, root: NodeId) -> Result<NodeId, Status> {
     ast.push(Node::List { items: labels, separator })
 }
 
-/// A capital letter, or a letter as text, in both readings.
+/// A capital letter that may be a label, or a letter as text, in both readings.
 fn label(ast: &mut Ast, id: NodeId) -> Result<Option<NodeId>, Status> {
     let name = match ast.node(id) {
         Node::Symbol(symbol) => ast.name(*symbol).to_owned(),
         Node::Text(text) if text.len() == 1 => {
-            let symbol = ast.intern(&text.to_ascii_uppercase())?;
+            let text = text.clone();
+            let symbol = ast.intern(&text)?;
             let symbol = ast.push(Node::Symbol(symbol))?;
             return ast.push(Node::Either(vec![id, symbol])).map(Some);
         }
         _ => return Ok(None),
     };
-    if name.len() != 1 || !name.starts_with(|c: char| c.is_ascii_uppercase()) {
+    if name.len() != 1 || !name.starts_with(|c: char| ('A'..='J').contains(&c)) {
         return Ok(None);
     }
-    let text = ast.push(Node::Text(name.to_ascii_lowercase()))?;
+    let text = ast.push(Node::Text(name))?;
     ast.push(Node::Either(vec![id, text])).map(Some)
 }

@@ -11,9 +11,11 @@ pub mod expr;
 pub mod fuel;
 #[cfg(test)]
 mod hostile;
+mod id;
 mod label;
 mod lexer;
 mod literal;
+mod mend;
 pub mod modular;
 mod node;
 mod notation;
@@ -22,8 +24,10 @@ mod parser;
 mod read;
 mod render;
 pub mod rule;
+mod sentence;
 pub mod unit;
 pub mod value;
 mod word;
 
 pub use read::{LONGEST_ANSWER, parse};
+pub(super) use word::{PlainName, plain_name};

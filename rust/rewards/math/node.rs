@@ -2,7 +2,7 @@
 
 use dashu_ratio::RBig;
 
-use super::ast::{NodeId, SymbolId};
+use super::id::{NodeId, SymbolId};
 use super::unit::Unit;
 
 /// One construct. Fields of type [`NodeId`] are operands.
@@ -37,6 +37,15 @@ pub enum Node {
     Symbol(SymbolId),
     /// Words, in lower case, single-spaced, without articles and outer punctuation. Never algebra.
     Text(String),
+    /// A time of day: `8:34 p.m.`, `15:30`, `3 PM`, `noon`.
+    Time {
+        /// Seconds since midnight, by the hour as it is written where `known` is false.
+        seconds: u32,
+        /// Whether the half of the day is known: by `a.m.` or `p.m.`, or by an hour that only one half has.
+        known: bool,
+        /// The same text as a ratio, where it can be one: `4:20`, but not `4:05` or `4:20 p.m.`.
+        ratio: Option<NodeId>,
+    },
     /// `…`, `\ldots`: a list that goes on.
     Ellipsis,
 
@@ -243,7 +252,10 @@ pub enum NumberForm {
     /// `1.5e-3`, `1.5 \times 10^{-3}`.
     Scientific,
     /// A quotient of two integer literals.
-    Fraction,
+    Fraction {
+        /// Whether it is in lowest terms: 13/30, but not 52/120.
+        lowest: bool,
+    },
     /// `3\frac12`, `3 1/2`: the sum of the integer part and the fraction. The product is a possible reading of the
     /// first spelling.
     Mixed,
@@ -414,6 +426,18 @@ pub enum Comparison {
     Similar,
     /// `→`, `\mapsto`
     To,
+    /// `∥`
+    Parallel,
+    /// `⊥`
+    Perpendicular,
+}
+
+impl Comparison {
+    /// Whether both sides may change places.
+    #[must_use]
+    pub fn is_symmetric(self) -> bool {
+        matches!(self, Self::Parallel | Self::Perpendicular | Self::Similar)
+    }
 }
 
 impl Node {
@@ -451,6 +475,7 @@ impl Node {
                 visit(*a);
                 visit(*b);
             }
+            Self::Time { ratio, .. } => ratio.iter().copied().for_each(visit),
             Self::Root { index: a, radicand: b }
             | Self::Log { base: a, argument: b }
             | Self::PlusMinus { left: a, right: b, .. } => {

@@ -4,7 +4,7 @@ use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
 
 use super::super::strip;
-use super::ast::{Node, NumberForm};
+use super::ast::{Comparison, Node, NumberForm};
 use super::lexer::token::{Bracket, Kind, Token};
 use super::word;
 
@@ -39,6 +39,30 @@ pub(super) fn unwrapped(text: &str) -> &str {
         if text.len() == before {
             return text;
         }
+    }
+}
+
+/// Of a derivation keep the conclusion: what follows the last `\Rightarrow`, `\implies` or `\iff` outside of brackets. What
+/// stands before it has to state something, so that `x \Rightarrow 5` stays as it is.
+pub(super) fn keep_conclusion(text: &str, tokens: &mut Vec<Token<'_>>) {
+    const ARROWS: [&str; 7] =
+        ["=>", "\\Rightarrow", "\\Longrightarrow", "\\implies", "\\iff", "\\Leftrightarrow", "\\Longleftrightarrow"];
+    let (mut depth, mut states, mut last) = (0i32, false, None);
+    for (at, token) in tokens.iter().enumerate() {
+        match token.kind {
+            Kind::Open(_) | Kind::Begin(_) => depth += 1,
+            Kind::Close(_) | Kind::End(_) => depth -= 1,
+            Kind::Relation(Comparison::To) if depth == 0 => {
+                if states && text.get(token.start..token.end).is_some_and(|text| ARROWS.contains(&text)) {
+                    last = Some(at);
+                }
+            }
+            Kind::Relation(_) => states = true,
+            _ => {}
+        }
+    }
+    if let Some(at) = last.filter(|at| at + 1 < tokens.len()) {
+        tokens.drain(..=at);
     }
 }
 
@@ -116,7 +140,7 @@ pub(super) fn plain_number(text: &str) -> Option<Node> {
                 }
                 [b'/', ..] => {
                     let (bottom, end) = digits(&after[1..])?;
-                    (fraction(whole, bottom, end)?, NumberForm::Fraction)
+                    fraction(whole, bottom, end)?
                 }
                 _ => return None,
             }
@@ -125,15 +149,20 @@ pub(super) fn plain_number(text: &str) -> Option<Node> {
             let rest = rest.strip_prefix("\\frac{").or_else(|| rest.strip_prefix("\\dfrac{"))?;
             let (top, rest) = digits(rest)?;
             let (bottom, end) = digits(rest.strip_prefix("}{")?)?;
-            (fraction(top, bottom, end.strip_prefix('}')?)?, NumberForm::Fraction)
+            fraction(top, bottom, end.strip_prefix('}')?)?
         }
         _ => return None,
     };
     Some(Node::Number { value: if negative { -value } else { value }, form })
 }
 
-fn fraction(top: u64, bottom: u64, rest: &str) -> Option<RBig> {
-    (rest.is_empty() && bottom != 0).then(|| RBig::from_parts(IBig::from(top), UBig::from(bottom)))
+fn fraction(top: u64, bottom: u64, rest: &str) -> Option<(RBig, NumberForm)> {
+    if !rest.is_empty() || bottom == 0 {
+        return None;
+    }
+    let value = RBig::from_parts(IBig::from(top), UBig::from(bottom));
+    let lowest = *value.denominator() == UBig::from(bottom);
+    Some((value, NumberForm::Fraction { lowest }))
 }
 
 /// Leading digits, up to eighteen, and the rest.

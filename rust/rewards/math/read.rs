@@ -1,15 +1,20 @@
 //! Text to tree: the readings of what is ambiguous, and what is read when the whole is not.
 
 use super::super::Status;
-use super::ast::{Ast, Node, NodeId};
+use super::ast::{Ast, Comparison, Node, NodeId};
 use super::label::{self, labelled};
 use super::lexer::token::Token;
 use super::lexer::{self, Options};
 use super::notation;
-use super::outside::{cut_tail, plain_number, unwrapped};
+use super::outside::{cut_tail, keep_conclusion, plain_number, unwrapped};
 use super::parser::{Choices, Parser, Seen, is_text, value_start};
+use super::sentence;
 use super::word;
 
+/// A longer text is read as a whole or not at all, so that its parts are not read again and again.
+const LONGEST_STATEMENT: usize = 1024;
+/// Right sides of one answer that are tried.
+const MOST_SIDES: usize = 4;
 /// A longer answer is not read.
 pub const LONGEST_ANSWER: usize = 16 * 1024;
 
@@ -18,8 +23,9 @@ pub const LONGEST_ANSWER: usize = 16 * 1024;
 /// Linear in the length of the text, and bounded: [`LONGEST_ANSWER`] bytes, 4096 tokens, about 100 brackets within each
 /// other, trees of height [`super::ast::MAX_HEIGHT`], numbers of about 64 kbit.
 ///
-/// What is no mathematics as a whole is tried again with a statement on each line, then as the only formula of its prose;
-/// what is left is text, if it is prose.
+/// What is no mathematics as a whole is tried again with a statement on each line, then as the only formula of its prose,
+/// as a statement whose left side alone cannot be read, and as a sentence that ends with a value; what is left is text, if
+/// it is prose.
 ///
 /// # Errors
 /// [`Status::NoAnswer`] for an empty text, [`Status::Undecided`] past a bound, [`Status::Unparseable`] for what is neither
@@ -43,11 +49,26 @@ pub fn parse(text: &str) -> Result<Ast, Status> {
         options.lines = true;
         roots = readings(&text, options, &mut ast)?;
     }
+    let short = text.len() <= LONGEST_STATEMENT;
     if roots.is_empty()
         && let Some(formula) = only_formula(&text)
     {
         options.lines = false;
         roots = readings(formula, options, &mut ast)?;
+        if roots.is_empty() && short {
+            roots = right_side(formula, options, &mut ast)?;
+        }
+    }
+    if roots.is_empty() && short {
+        options.lines = false;
+        roots = right_side(&text, options, &mut ast)?;
+    }
+    if roots.is_empty()
+        && short
+        && let Some(value) = sentence::value(&text)
+    {
+        roots = readings(value, options, &mut ast)?;
+        roots.retain(|root| !matches!(ast.node(*root), Node::Text(_)));
     }
     if roots.is_empty() {
         let folded = word::folded(&text);
@@ -63,6 +84,36 @@ pub fn parse(text: &str) -> Result<Ast, Status> {
     };
     ast.set_root(root);
     Ok(ast)
+}
+
+/// The readings of `\lim_{x \to 0} f(x) = 1`: a statement about its left side, whose text is the name; empty where the right
+/// side of no `=` can be read either.
+fn right_side(text: &str, options: Options, ast: &mut Ast) -> Result<Vec<NodeId>, Status> {
+    let tokens = lexer::tokens(text, options)?.tokens;
+    for (left, right) in sentence::sides(text, &tokens).take(MOST_SIDES) {
+        let found = readings(right, options, ast)?;
+        let mut roots = Vec::with_capacity(found.len());
+        for root in found {
+            let (mut operands, mut operators) = (Vec::new(), vec![Comparison::Equal]);
+            match ast.node(root) {
+                Node::Text(_) => continue,
+                Node::Relation { operands: more, operators: signs }
+                    if signs.iter().all(|sign| matches!(sign, Comparison::Equal | Comparison::Approx)) =>
+                {
+                    operands.extend(more);
+                    operators.extend(signs);
+                }
+                _ => operands.push(root),
+            }
+            let name = ast.push(Node::Text(word::folded(left)))?;
+            operands.insert(0, name);
+            roots.push(ast.push(Node::Relation { operands, operators })?);
+        }
+        if !roots.is_empty() {
+            return Ok(roots);
+        }
+    }
+    Ok(Vec::new())
 }
 
 /// All readings of a text, the likeliest first; none for what cannot be read.
@@ -101,6 +152,7 @@ fn read<'t>(
     roots: &mut Vec<NodeId>,
 ) -> Result<Seen, Status> {
     cut_tail(tokens);
+    keep_conclusion(text, tokens);
     if let Some(letter) = label::alone(tokens) {
         roots.extend(label::readings(letter, ast)?);
         return Ok(Seen::default());
@@ -117,7 +169,7 @@ fn read<'t>(
         },
     }
     if let Some((letter, _)) = labelled.filter(|_| !roots.is_empty()) {
-        roots.push(ast.push(Node::Text(letter.to_ascii_lowercase()))?);
+        roots.push(ast.push(Node::Text(letter.to_owned()))?);
     }
     Ok(seen)
 }

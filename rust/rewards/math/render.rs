@@ -24,6 +24,10 @@ impl Ast {
             Node::Constant { value, letter } => write!(f, "{value:?}{}", if letter.is_some() { "?" } else { "" }),
             Node::Symbol(symbol) => f.write_str(self.name(*symbol)),
             Node::Text(text) => write!(f, "{text:?}"),
+            Node::Time { seconds, known, .. } => {
+                let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+                write!(f, "Time[{hours}:{minutes:02}:{seconds:02}{}]", if *known { "" } else { "?" })
+            }
             Node::Ellipsis => f.write_str("..."),
             Node::EmptySet => f.write_str("EmptySet"),
             Node::NamedSet { set, part } => write!(f, "{set:?}/{part:?}"),
@@ -54,9 +58,6 @@ impl Ast {
             Node::Degree { part, .. } => write!(f, "{part:?}"),
             Node::Quantity { unit, .. } => {
                 write!(f, "Quantity[")?;
-                if unit.placeholder {
-                    f.write_str("unit ")?;
-                }
                 write!(f, "{}", unit.factor)?;
                 for (letter, exponent) in "LMTIKNJB".chars().zip(unit.dimension).filter(|(_, exponent)| *exponent != 0)
                 {

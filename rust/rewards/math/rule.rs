@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rayon::prelude::*;
 
-use super::super::answer::stated;
+use super::super::answer::{all_boxes, stated};
 use super::super::{RewardRule, Scores, Status, Verdict};
 use super::answer::{ANSWER_FUEL, Answer};
 use super::compare::Options;
@@ -40,11 +40,7 @@ impl MathAnswer {
                         argument: "answer",
                         index,
                         value: gold.to_owned(),
-                        reason: match status {
-                            Status::NoAnswer => "a gold is not empty",
-                            Status::Undecided => "a gold is shorter and simpler than this",
-                            _ => "a gold is a math answer that can be read and has a value",
-                        },
+                        reason: reason(status),
                     })?);
                     known.insert(gold, rule.golds.len() - 1);
                     rule.golds.len() - 1
@@ -57,10 +53,33 @@ impl MathAnswer {
 }
 
 fn read_gold(gold: &str) -> Result<Answer, Status> {
-    let text = super::super::answer::boxed(gold)
-        .or_else(|| gold.rsplit_once("####").map(|(_, answer)| answer))
-        .unwrap_or(gold);
-    Answer::gold(text)
+    if let Some(answer) = all_boxes(gold) {
+        return Answer::gold(&answer);
+    }
+    Answer::gold(gold.rsplit_once("####").map_or(gold, |(_, answer)| answer))
+}
+
+/// Why a gold was refused.
+fn reason(status: Status) -> &'static str {
+    match status {
+        Status::NoAnswer => "a gold is not empty",
+        Status::Undecided => "a gold is shorter and simpler than this",
+        _ => "a gold is a math answer that can be read and has a value",
+    }
+}
+
+/// The rows of golds that [`MathAnswer`] cannot read, each with the reason.
+#[must_use]
+pub fn unreadable<T: AsRef<str>>(golds: &[T]) -> Vec<(usize, &'static str)> {
+    let mut known: HashMap<&str, Option<&'static str>> = HashMap::new();
+    let mut refused = Vec::new();
+    for (index, gold) in golds.iter().enumerate() {
+        let gold = gold.as_ref();
+        if let Some(reason) = *known.entry(gold).or_insert_with(|| read_gold(gold).err().map(reason)) {
+            refused.push((index, reason));
+        }
+    }
+    refused
 }
 
 impl RewardRule for MathAnswer {

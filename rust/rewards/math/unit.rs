@@ -18,9 +18,12 @@ pub struct Unit {
     /// Parts that nothing converts: currencies by code, temperature scales, counted things by their stem (the same in singular and plural); sorted by
     /// name, with exponents other than 0.
     pub named: Vec<(Box<str>, i8)>,
-    /// Whether it says only that there is a unit: `units`, `square units`. Dimension and factor are then of no meaning.
+    /// Whether it is of an unnamed unit: `units`, `square units`, whose power is that of the name `unit`.
     pub placeholder: bool,
 }
+
+/// The name of the unnamed unit.
+const UNNAMED: &str = "unit";
 
 impl Unit {
     /// The unit of bare numbers.
@@ -33,6 +36,26 @@ impl Unit {
     #[must_use]
     pub fn commensurable(&self, other: &Self) -> bool {
         self.dimension == other.dimension && self.named == other.named
+    }
+
+    /// Whether one of both is of an unnamed unit that may stand for the unit of the other: `square units` for `cm^2`, but
+    /// not for `cm` or `cubic units`; `units` for anything but a power of a length.
+    #[must_use]
+    pub fn stands_for(&self, other: &Self) -> bool {
+        match (self.placeholder, other.placeholder) {
+            (false, false) => false,
+            (true, true) => self == other,
+            (false, true) => other.stands_for(self),
+            (true, false) => {
+                let mut rest = self.named.iter().filter(|(name, _)| **name != *UNNAMED);
+                let power = self.named.iter().find(|(name, _)| **name == *UNNAMED).map_or(0, |(_, power)| *power);
+                let alone = rest.next().is_none() && self.dimension == NONE;
+                let mut length = NONE;
+                length[0] = other.dimension[0];
+                let powers = other.dimension[0] != 0 && other.dimension == length && other.named.is_empty();
+                alone && if powers { power == other.dimension[0] } else { power == 1 }
+            }
+        }
     }
 
     /// Something that is counted: any word, by its stem.
@@ -60,7 +83,7 @@ impl Unit {
     #[must_use]
     pub fn known(word: &str) -> Option<Self> {
         if matches!(word, "unit" | "units" | "Units" | "Unit") {
-            return Some(Self { placeholder: true, ..Self::one() });
+            return Some(Self { placeholder: true, ..Self::named(UNNAMED) });
         }
         // Prefix and symbol only by accident.
         if matches!(word, "pm" | "us" | "dB" | "pH" | "nd" | "PT") {
@@ -119,7 +142,7 @@ impl Unit {
         }
         self.named.retain(|(_, exponent)| *exponent != 0);
         self.named.sort();
-        self.placeholder |= other.placeholder;
+        self.placeholder = self.named.iter().any(|(name, _)| **name == *UNNAMED);
     }
 }
 
@@ -373,6 +396,25 @@ mod tests {
         price.multiply(&Unit::counted("apple"), 1);
         assert_eq!(price, Unit::known("USD").unwrap());
         assert!(!Unit::known("dollar").unwrap().commensurable(&Unit::known("euro").unwrap()));
+    }
+
+    #[test]
+    fn an_unnamed_unit_keeps_its_power() {
+        let power = |word: &str, exponent: i8| {
+            let mut unit = Unit::one();
+            unit.multiply(&Unit::known(word).unwrap(), exponent);
+            unit
+        };
+        assert!(power("units", 2).stands_for(&power("cm", 2)));
+        assert!(power("km", 3).stands_for(&power("unit", 3)));
+        assert!(power("units", 1).stands_for(&Unit::known("dollars").unwrap()));
+        assert!(power("units", 1).stands_for(&power("units", 1)));
+        for (left, right) in [(2, 3), (1, 2), (2, 1)] {
+            assert!(!power("units", left).stands_for(&power("cm", right)), "{left} {right}");
+            assert!(!power("units", left).stands_for(&power("units", right)), "{left} {right}");
+        }
+        assert!(!power("units", 2).stands_for(&Unit::known("dollars").unwrap()));
+        assert!(!power("m", 2).stands_for(&power("cm", 2)));
     }
 
     #[test]

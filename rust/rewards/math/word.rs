@@ -79,11 +79,11 @@ pub enum Run {
 }
 
 /// Short words that would pass for products.
-const SHORT_WORDS: [&str; 62] = [
+const SHORT_WORDS: [&str; 64] = [
     "no", "is", "of", "in", "to", "at", "by", "an", "it", "on", "so", "we", "he", "me", "up", "am", "pm", "as", "be",
     "do", "go", "if", "my", "us", "or", "st", "nd", "rd", "th", "cm", "mm", "km", "kg", "mg", "ml", "ft", "yd", "oz",
     "lb", "hr", "cc", "dm", "hz", "hp", "kj", "kw", "mw", "why", "try", "dry", "fly", "sky", "cry", "mph", "kph",
-    "lbs", "hrs", "yds", "dne", "vs", "bc", "ad",
+    "lbs", "hrs", "yds", "dne", "vs", "bc", "ad", "pct", "sq",
 ];
 
 /// Letters of the plain formula `abc`; there is no dictionary, so the shape decides. `formula` says that the text has LaTeX in it.
@@ -157,6 +157,22 @@ pub fn is_name(run: &str) -> bool {
         || (command::greek(run).is_some() && !matches!(run, "ell" | "Pi"))
 }
 
+/// What plain letters name in a formula.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlainName {
+    /// `sin`, `sqrt`: takes an argument.
+    Function,
+    /// `pi`, `alpha`: a value.
+    Value,
+}
+
+/// What a run of plain letters names, if it is no word.
+#[must_use]
+pub fn plain_name(run: &str) -> Option<PlainName> {
+    let value = matches!(run, "pi" | "Pi" | "PI" | "infinity" | "infty") || command::greek(run).is_some();
+    is_name(run).then_some(if value { PlainName::Value } else { PlainName::Function })
+}
+
 /// The number that a word names: `zero` to `twenty`, tens, `half`; `second` is no number.
 #[must_use]
 pub fn small_number(word: &str) -> Option<u32> {
@@ -200,10 +216,18 @@ pub fn small_number(word: &str) -> Option<u32> {
 /// The power of ten of a magnitude: `thousand`, `million`.
 #[must_use]
 pub fn magnitude(word: &str) -> Option<u32> {
-    [("hundred", 2), ("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12)]
-        .iter()
-        .find(|(name, _)| name.eq_ignore_ascii_case(word))
-        .map(|(_, power)| *power)
+    const POWERS: [(&str, u32); 9] = [
+        ("hundred", 2),
+        ("thousand", 3),
+        ("million", 6),
+        ("billion", 9),
+        ("trillion", 12),
+        ("百", 2),
+        ("千", 3),
+        ("万", 4),
+        ("亿", 8),
+    ];
+    POWERS.iter().find(|(name, _)| name.eq_ignore_ascii_case(word)).map(|(_, power)| *power)
 }
 
 /// The denominator of a part: `half`, `third`, `quarters`.
@@ -234,7 +258,7 @@ pub fn part(word: &str) -> Option<u32> {
     parts.iter().find(|(name, _)| name.eq_ignore_ascii_case(word)).map(|(_, value)| *value)
 }
 
-/// Text as it is compared: lower case, letters and digits with single spaces, no articles, no LaTeX commands. A sign
+/// Text as it is compared: lower case but for a single letter, letters and digits with single spaces, no articles, no LaTeX commands. A sign
 /// directly after a letter or before a digit stays (`A+`, `-5`); apostrophes go (`Sam's` is `sams`).
 #[must_use]
 pub fn folded(text: &str) -> String {
@@ -271,6 +295,13 @@ pub fn folded(text: &str) -> String {
     }
     end_word(&mut out, &mut word_start);
     out.truncate(out.trim_end().len());
+    // The case of a single letter counts in mathematics.
+    if out.len() == 1
+        && let Some(letter) =
+            text.chars().rev().find(|c| c.is_ascii_uppercase() && out.starts_with(c.to_ascii_lowercase()))
+    {
+        return letter.to_string();
+    }
     out
 }
 
@@ -319,6 +350,7 @@ mod tests {
             ("A+", "a+"),
             ("well-known", "well known"),
             ("a", "a"),
+            ("\\text{ R }", "R"),
             ("É t", "é t"),
         ] {
             assert_eq!(folded(text), expected, "{text}");

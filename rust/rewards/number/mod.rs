@@ -1,53 +1,36 @@
-//! Read a number as an exact rational, or refuse it: never a float, never a guess.
+//! Numbers in text, read as exact rationals.
 //!
-//! Read: thousands marks where they group well (`1,234`, `1{,}234`; not `12,34`), decimals, `e` and `× 10^n` exponents,
-//! `3/4`, `3 1/2`, `\frac{3}{4}`, a sign (also `−`), currency signs, bold and math marks, a percent sign, the words
-//! hundred to trillion, and units after the number. Refused: anything whose value a reader could doubt, such as
-//! `1.2.3`, `5k`, `5x`, `3 + 4`, `5 or 6`.
+//! Accepted: thousands separators between groups of three (`1,234`, `1{,}234`; not `12,34`), decimals, `e` and `× 10^n`
+//! exponents, `3/4`, `3 1/2`, `\frac{3}{4}`, a sign (also `−`), currency signs, bold and math marks, a percent sign, the
+//! words hundred to trillion, and units after the number. Refused: text with a doubtful value, such as `1.2.3`, `5k`,
+//! `5x`, `3 + 4`, `5 or 6`.
 
 mod reader;
 mod surroundings;
-
-use dashu_ratio::RBig;
+mod value;
 
 use super::{Status, strip};
 use reader::{Reader, fraction_command, run};
 use surroundings::{closes, continues, opens};
+pub use value::Number;
 
 const CURRENCY: [&str; 6] = ["\\$", "$", "€", "£", "¥", "₹"];
 
-/// A number as written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Number {
-    /// The value before any percent sign is applied: 50 for `50%`.
-    pub face: RBig,
-    /// Whether a percent sign or the word followed.
-    pub percent: bool,
-}
-
-impl Number {
-    /// The value with the percent sign applied.
-    #[must_use]
-    pub fn value(&self) -> RBig {
-        if self.percent { &self.face / RBig::from(100) } else { self.face.clone() }
-    }
-}
-
-/// A number found in a text: `text[start..end]`, sign included, units not; or why it was not read.
+/// A number in a text: `text[start..end]`, with its sign and without units.
 #[derive(Debug, Clone)]
 pub struct Token {
     /// First byte.
     pub start: usize,
     /// One past the last byte.
     pub end: usize,
-    /// Its value; [`Status::Unparseable`] or [`Status::Undecided`] (too many digits).
+    /// The value, or [`Status::Unparseable`], or [`Status::Undecided`] for too many digits.
     pub number: Result<Number, Status>,
 }
 
-/// Read a text that is one number and nothing else but marks and units; after `=` where there is one.
+/// Read a text that consists of one number, marks and units. With an `=`, the text after the last one counts.
 ///
 /// # Errors
-/// [`Status::NoAnswer`] without any digit, [`Status::Undecided`] past the digit cap, else [`Status::Unparseable`].
+/// [`Status::NoAnswer`] without any digit, [`Status::Undecided`] for too many digits, else [`Status::Unparseable`].
 pub fn read(text: &str) -> Result<Number, Status> {
     let text = strip(text);
     let (left, body) = text.rsplit_once('=').unwrap_or(("", text));
@@ -59,7 +42,7 @@ pub fn read(text: &str) -> Result<Number, Status> {
     if opens(&body[..token.start]) && closes(&body[token.end..]) { Ok(number) } else { Err(Status::Unparseable) }
 }
 
-/// Read the first number of a sentence, or the one after its last `=` when the first is part of a calculation.
+/// Read the first number of a sentence. When it starts a calculation, read the number after the last `=` instead.
 ///
 /// # Errors
 /// As [`read`].
@@ -88,14 +71,14 @@ pub fn last(text: &str) -> Option<Token> {
     found
 }
 
-/// The next number at or after `from`. `leads` says that the text is a statement of its own, so that a leading
-/// `- 5` is a negative number and not a list item.
+/// The next number at or after `from`. With `leads`, the text is a statement by itself: a leading `- 5` is a negative
+/// number and not a list item.
 fn next(text: &str, from: usize, leads: bool) -> Option<Token> {
     let bytes = text.as_bytes();
     let mut at = from;
     loop {
         at += bytes.get(at..)?.iter().position(|&byte| byte.is_ascii_digit() || byte == b'\\' || byte == b'.')?;
-        let identifier = text[from..at].chars().next_back().is_some_and(|c| c.is_alphabetic() || c == '_');
+        let identifier = text[from..at].chars().next_back().is_some_and(|c| super::is_letter(c) || c == '_');
         let digit_follows = bytes.get(at + 1).is_some_and(u8::is_ascii_digit);
         match bytes[at] {
             b'\\' if fraction_command(&text[at..]).is_some() => break,
@@ -112,7 +95,7 @@ fn next(text: &str, from: usize, leads: bool) -> Option<Token> {
     Some(Token { start, end: reader.at.max(at + 1), number })
 }
 
-/// Where the number at `at` starts with its sign and currency, and whether it is negative.
+/// Start of the number at `at`, its sign and currency included, and whether it is negative.
 fn sign(text: &str, from: usize, at: usize, leads: bool) -> (usize, bool) {
     let bare = trim_currency(&text[from..at]);
     let spaced = bare.trim_end_matches(super::is_space);
@@ -124,9 +107,9 @@ fn sign(text: &str, from: usize, at: usize, leads: bool) -> (usize, bool) {
     let touches = spaced.len() == bare.len();
     let unary = match previous {
         // `is -3` is a negative number; `10 -3` and `apples - 3 each` are not.
-        Some(c) if c.is_alphabetic() => touches && before.ends_with(super::is_space),
-        Some(c) => !(c.is_alphanumeric() || is_minus(c) || ")]}%.".contains(c)),
-        // At the start of a line a minus apart from its number marks a list item; after another number, a difference.
+        Some(c) if super::is_letter(c) => touches && before.ends_with(super::is_space),
+        Some(c) => !((c.is_alphanumeric() && !super::is_ideograph(c)) || is_minus(c) || ")]}%.".contains(c)),
+        // At the start of a line, a minus sign apart from its number marks a list item; after a number, a difference.
         None => from == 0 && (leads || touches),
     };
     if unary { (from + trim_currency(before).len(), true) } else { (from + bare.len(), false) }
@@ -140,6 +123,7 @@ fn trim_currency(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dashu_ratio::RBig;
 
     fn ratio(top: i64, bottom: u64) -> RBig {
         RBig::from_parts_signed(top.into(), bottom.into())
@@ -178,6 +162,8 @@ mod tests {
             ("(5)", 5, 1),
             ("2 + 3 = 5", 5, 1),
             ("5 apples.", 5, 1),
+            ("5颗", 5, 1),
+            ("共5颗。", 5, 1),
         ] {
             assert_eq!(read(text).map(|number| number.value()), Ok(ratio(top, bottom)), "{text}");
         }
@@ -220,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_number_is_a_whole_token() {
+    fn the_last_number_is_read_as_a_whole() {
         for (text, span) in [
             ("a 1 b 2.50 c", "2.50"),
             ("x2 is 3rd", "3"),
@@ -228,6 +214,9 @@ mod tests {
             ("is -3", "-3"),
             ("1\n- 7 apples", "7"),
             ("is 3/4.", "3/4"),
+            ("一共有99颗糖", "99"),
+            ("答案是-99。", "-99"),
+            ("ข้อ 3คือ12ตัว", "12"),
         ] {
             let token = last(text).unwrap();
             assert_eq!(&text[token.start..token.end], span, "{text}");

@@ -1,11 +1,12 @@
-//! The number itself: digits and their marks, to an exact rational.
+//! Reader of one number: digits and their separators, as an exact rational.
 
 use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
 
-use super::{Number, Status};
+use super::super::Status;
+use super::value::Number;
 
-/// Digits in one number, and the largest exponent, that are still read.
+/// Largest number of digits in one number, and largest exponent.
 const MOST_DIGITS: usize = 4096;
 
 /// Reads one number from `at` on.
@@ -67,7 +68,7 @@ impl<'t> Reader<'t> {
         found
     }
 
-    /// Digits with or without marks, a fraction of them, a mixed number, or scientific notation.
+    /// A number with or without separators, a fraction, a mixed number, or scientific notation.
     fn plain(&mut self) -> Result<RBig, Status> {
         let mut digits = String::new();
         let whole = self.grouped(&mut digits);
@@ -77,7 +78,7 @@ impl<'t> Reader<'t> {
             digits.push_str(&self.rest()[1..=count]);
             (self.at, decimals) = (self.at + 1 + count, count);
         }
-        // `1.2.3`, `1.234,5`: consumed, so that no piece of it is read as a number of its own.
+        // `1.2.3`, `1.234,5`: consumed whole, so that no part is read as another number.
         let mut clean = whole;
         while self.rest().starts_with(['.', ',']) && self.digit_at(1) {
             clean = false;
@@ -113,7 +114,7 @@ impl<'t> Reader<'t> {
         if shift < 0 { ratio(value?, power) } else { Ok(RBig::from(value? * power)) }
     }
 
-    /// Digits with thousands marks into `digits`; whether the marks group by threes.
+    /// Read digits with thousands separators into `digits`; true if the groups have three digits.
     fn grouped(&mut self, digits: &mut String) -> bool {
         let mut groups = 0;
         let mut good = true;
@@ -148,7 +149,7 @@ impl<'t> Reader<'t> {
         UBig::from_str_radix(digits, 10).map(IBig::from).map_err(|_| Status::Unparseable)
     }
 
-    /// `e±n`, or a multiplication sign and `10^n`; 0 when there is none.
+    /// The exponent of `e±n`, or of a multiplication sign and `10^n`; 0 without one.
     fn exponent(&mut self) -> Result<i64, Status> {
         let before = self.at;
         if self.rest().starts_with(['e', 'E']) {
@@ -190,7 +191,7 @@ impl<'t> Reader<'t> {
         Some(value.map(|value| if negative { -value } else { value }).ok_or(Status::Undecided))
     }
 
-    /// `/ n` with `n` a whole number that no further `/ n` or decimal follows.
+    /// The whole number `n` of `/ n`, not followed by another `/ n` or a decimal.
     fn denominator(&mut self) -> Option<Result<IBig, Status>> {
         let before = self.at;
         self.skip_spaces();
@@ -209,7 +210,7 @@ impl<'t> Reader<'t> {
         Some(if good && !more { self.integer(&digits) } else { Err(Status::Unparseable) })
     }
 
-    /// The `1/2` of `3 1/2`, if that is what comes.
+    /// The `1/2` of `3 1/2`; None where no fraction follows.
     fn proper_fraction(&mut self) -> Option<Result<RBig, Status>> {
         let before = self.at;
         let count = run(self.rest().as_bytes(), u8::is_ascii_digit);
@@ -254,7 +255,7 @@ fn ratio(top: IBig, bottom: IBig) -> Result<RBig, Status> {
     if bottom == IBig::ZERO { Err(Status::Unparseable) } else { Ok(RBig::from_parts_signed(top, bottom)) }
 }
 
-/// How many leading bytes are inside.
+/// Number of leading bytes for which `inside` holds.
 pub(super) fn run(bytes: &[u8], inside: impl Fn(&u8) -> bool) -> usize {
     bytes.iter().position(|byte| !inside(byte)).unwrap_or(bytes.len())
 }

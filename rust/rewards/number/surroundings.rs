@@ -1,9 +1,9 @@
-//! What may stand around a number without changing its value.
+//! Text around a number: marks and units that leave its value unchanged.
 
-use super::super::{is_space, strip};
+use super::super::{is_ideograph, is_letter, is_space, strip};
 use super::reader::run;
 
-/// Single letters that are a unit directly after a number; any other is taken for algebra or a magnitude.
+/// Single letters that are units directly after a number. Any other letter is algebra or a magnitude (`5k`).
 const UNIT_LETTERS: &str = "mghslLWVANJCFa";
 
 /// LaTeX commands that wrap a number or its unit without changing its value.
@@ -28,7 +28,7 @@ fn is_wrapper(command: &str) -> bool {
     )
 }
 
-/// Whether every LaTeX command is a wrapper and every other character is allowed.
+/// Whether all LaTeX commands are wrappers and all other characters are `allowed`.
 fn only_marks(mut text: &str, allowed: impl Fn(char) -> bool) -> bool {
     while let Some(c) = text.chars().next() {
         let rest = &text[c.len_utf8()..];
@@ -54,29 +54,33 @@ fn only_marks(mut text: &str, allowed: impl Fn(char) -> bool) -> bool {
     true
 }
 
-/// Whether what precedes a bare number is only marks and currency.
+/// Whether the text before a number consists of marks and currency.
 pub(super) fn opens(text: &str) -> bool {
     let text = ["US", "USD", "Rs.", "Rs"].iter().find_map(|code| strip(text).strip_prefix(code)).unwrap_or(text);
-    only_marks(text, |c| is_space(c) || "*_`'\"([{$€£¥₹+".contains(c))
+    only_marks(text, |c| is_space(c) || "*_`'\"([{$€£¥₹+".contains(c) || is_ideograph(c))
 }
 
-/// Whether what follows a number leaves its value alone: units, words and closing marks; no digit in a bare answer.
+/// Whether the text after a number leaves its value unchanged: units, words and closing marks, without digits.
 pub(super) fn closes(text: &str) -> bool {
     if continues(text) {
         return false;
     }
-    let mark = |c: char| is_space(c) || ".,;:?'\"’°²³/-*_`()[]{}$€£¥₹".contains(c) || c.is_alphabetic();
+    let mark = |c: char| is_space(c) || ".,;:?'\"’°²³/-*_`()[]{}$€£¥₹。，".contains(c) || c.is_alphabetic();
     only_marks(text, mark)
 }
 
-/// Whether the number goes on in a way that changes its value: an operator, a list, a range, algebra.
+/// Whether the text after a number changes its value: an operator, a list, a range, algebra.
 pub(super) fn continues(text: &str) -> bool {
+    // 5万 is fifty thousand.
+    if text.starts_with(['十', '百', '千', '万', '亿', '分', '半']) {
+        return true;
+    }
     let emphasis = text.trim_start_matches('*');
     if emphasis.len() < text.len() && emphasis.starts_with(char::is_alphanumeric) {
         return true;
     }
     let rest = emphasis.trim_start_matches(|c| is_space(c) || "$)}`".contains(c));
-    let word = &rest[..rest.find(|c: char| !c.is_alphabetic()).unwrap_or(rest.len())];
+    let word = &rest[..rest.find(|c: char| !is_letter(c)).unwrap_or(rest.len())];
     let mut letters = word.chars();
     if let (Some(letter), None) = (letters.next(), letters.next())
         && !UNIT_LETTERS.contains(letter)
@@ -115,8 +119,8 @@ pub(super) fn continues(text: &str) -> bool {
     }
 }
 
-/// Whether a conjunction and a second number follow, past the first one's unit: `cm or 8 cm`, `, or maybe 8`,
-/// `days and 3 hours`. Other words in between start a remark, which is no part of the answer.
+/// Whether a conjunction and a second number follow the number's unit: `cm or 8 cm`, `, or maybe 8`, `days and 3 hours`.
+/// Any other word starts a remark, which is not part of the answer.
 fn joins_another(text: &str, operand: impl Fn(&str) -> bool) -> bool {
     let mut rest = text;
     let mut joined = false;

@@ -1,4 +1,4 @@
-"""Published variants of GRPO, each a named set of choices with the source of each."""
+"""Published variants of GRPO: named sets of options, each option with its source."""
 
 from __future__ import annotations
 

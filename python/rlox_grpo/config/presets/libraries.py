@@ -1,4 +1,4 @@
-"""Presets of the libraries, and what they call CISPO."""
+"""Presets of other libraries, among them their variants of CISPO."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ _VERL_DEFAULTS: Mapping[str, Any] = {
     "adam_beta2": 0.999,
     "max_grad_norm": 1.0,
 }
-_ONE_PROMPT = "8 completions a device, one device, no accumulation"
+_ONE_PROMPT = "8 completions per device, one device, no accumulation"
 
 LIBRARIES: Mapping[str, Preset] = MappingProxyType(
     {
         "rlox": Preset(
             source="rlox 1.2.0, rlox/algorithms/grpo.py",
-            summary="A times the sum of a completion's log-probs, KL of weight 0.1 from the sums; any plain module.",
-            reward="yours, a function of token tensors",
+            summary="A times the sum of a completion's log-probs, KL with weight 0.1 from these sums; any module.",
+            reward="your own function of token tensors",
             choices=cited(
                 (
-                    "compute_batch_group_advantages: zeros where sd < 1e-8",
+                    "compute_batch_group_advantages: zero if sd < 1e-8",
                     {"baseline": "mean", "reward_scaling": "group", "ddof": 0, "std_epsilon": 0.0},
                 ),
                 (
@@ -73,7 +73,7 @@ LIBRARIES: Mapping[str, Preset] = MappingProxyType(
                         "mini_batches": 1,
                     },
                 ),
-                ("verl's k1+: its value, with the slope of a divergence", {"kl_estimator": "k1+"}),
+                ("verl's k1+: the same value, with the gradient of a divergence", {"kl_estimator": "k1+"}),
                 (
                     "GRPO.__init__",
                     {
@@ -88,7 +88,7 @@ LIBRARIES: Mapping[str, Preset] = MappingProxyType(
                         "max_grad_norm": 1.0,
                     },
                 ),
-                ("GRPO.train: every prompt in every step, to this many", {"prompts_per_step": 1024}),
+                ("GRPO.train: every prompt in every step, up to this many", {"prompts_per_step": 1024}),
                 (OURS, {"temperature": 1.0, "top_p": 1.0, "prompt_template": None}),
                 (
                     "GRPO.__init__: a plain Adam",
@@ -98,26 +98,26 @@ LIBRARIES: Mapping[str, Preset] = MappingProxyType(
             published=cited(("GRPO.train_step: kl_diff", {"kl_estimator": "k1"})),
             defects=(
                 Defect(
-                    "Its penalty is k1 in the loss, whose slope is that of the log-probs alone and has expectation 0; "
-                    "here it has the slope of k2.",
+                    "The penalty is k1 in the loss. Its gradient is that of the log-probs only and has expectation 0. "
+                    "Here it has the gradient of k2.",
                     True,
                 ),
                 Defect(
-                    "It sums over prompt and padding too. Over a prompt the policy term cancels, as advantages add up "
-                    "to 0 in a group; the penalty does not. Here both are of the completion, whose log-probs are all "
-                    "that a forward gives.",
+                    "Sums include prompt and padding. On a prompt the policy term cancels, because the advantages of a "
+                    "group sum to 0, but the penalty does not. Here both use only the completion, because the forward "
+                    "pass returns only its log-probs.",
                     False,
                 ),
                 Defect(
-                    "The KL that it logs is weighted by probability; here it is the estimator's own. No loss sees it.",
+                    "The logged KL is weighted by probability. Here it is the estimator's. The loss does not use it.",
                     False,
                 ),
             ),
         ),
         "trl": Preset(
             source="TRL 1.16.0, trl/trainer/grpo_config.py and grpo_trainer.py",
-            summary="Its defaults: token mean over the whole batch, no KL, constant groups kept in the denominator.",
-            reward="yours",
+            summary="TRL's defaults: token mean over the batch, no KL, zero-variance groups count in the denominator.",
+            reward="your own",
             choices=cited(
                 (
                     "GRPOTrainer._generate_and_score_completions",
@@ -139,34 +139,34 @@ LIBRARIES: Mapping[str, Preset] = MappingProxyType(
                         **_TRL_RUN,
                     },
                 ),
-                ("it has none", {"dual_clip": None}),
-                ("GRPOTrainer.__init__: none when beta is 0", {"reference": "auto"}),
+                ("TRL has no dual clip", {"dual_clip": None}),
+                ("GRPOTrainer.__init__: no reference when beta is 0", {"reference": "auto"}),
                 (_ONE_PROMPT, {"prompts_per_step": 1, "mini_batches": 1}),
                 ("transformers.TrainingArguments", _TRL_ARGUMENTS),
-                ("prompts are the data set's", {"prompt_template": None}),
+                ("prompts come from the data set", {"prompt_template": None}),
             ),
         ),
         "cispo_trl": Preset(
             source="TRL 1.16.0, loss_type cispo",
-            summary="What TRL calls CISPO: the weight is at most epsilon_high itself, 5.",
-            reward="yours",
+            summary="CISPO in TRL: the weight is at most epsilon_high, 5.",
+            reward="your own",
             choices=cited(
                 (
                     "GRPOTrainer._generate_and_score_completions",
                     {"baseline": "mean", "ddof": 1, "std_epsilon": 1e-4, "zero_variance": "keep"},
                 ),
                 ("GRPOTrainer._compute_loss", {"policy_loss": "cispo_cap", "loss_aggregation": "token_mean"}),
-                ("GRPOConfig's advice for epsilon_high", {"clip_high": 5.0}),
+                ("value for epsilon_high recommended in GRPOConfig", {"clip_high": 5.0}),
                 ("GRPOConfig", {"reward_scaling": "group", "kl_coef": 0.0, "kl_bias_correction": True, **_TRL_RUN}),
-                ("GRPOTrainer.__init__: none when beta is 0", {"reference": "auto"}),
+                ("GRPOTrainer.__init__: no reference when beta is 0", {"reference": "auto"}),
                 (OURS, {"prompts_per_step": 16, "mini_batches": 4}),
                 ("transformers.TrainingArguments", _TRL_ARGUMENTS),
-                ("prompts are the data set's", {"prompt_template": None}),
+                ("prompts come from the data set", {"prompt_template": None}),
             ),
         ),
         "verl": Preset(
             source="verl 0.9.1, examples/grpo_trainer, Qwen2-7B on GSM8K",
-            summary="Token mean, dual clip, k3 of weight 0.001 in the loss, four mini-batches of 256 prompts.",
+            summary="Token mean, dual clip, k3 with weight 0.001 in the loss, four mini-batches of 256 prompts.",
             reward='published("verl_gsm8k")',
             choices=cited(
                 (
@@ -194,7 +194,7 @@ LIBRARIES: Mapping[str, Preset] = MappingProxyType(
                     },
                 ),
                 ("kl_penalty", {"kl_bias_correction": False}),
-                ("ref.yaml: weights as loaded", {"reference": "frozen"}),
+                ("ref.yaml: the loaded weights", {"reference": "frozen"}),
                 ("examples/data_preprocess/gsm8k.py", {"prompt_template": "verl_gsm8k"}),
             ),
             published=cited(
@@ -202,19 +202,19 @@ LIBRARIES: Mapping[str, Preset] = MappingProxyType(
                 ("optim/fsdp.yaml, for all of model.parameters()", {"decay_vectors": True}),
             ),
             defects=(
-                Defect("Its k3 stops at 10, where a token that has drifted far is no longer pulled back.", True),
-                Defect("Its weight decay is on every parameter, norms and biases too.", True),
+                Defect("k3 is clamped at 10. Above that the penalty of a token has no gradient.", True),
+                Defect("Weight decay applies to every parameter, including norms and biases.", True),
                 Defect(
-                    "A group of one keeps its reward as advantage, and float32 means leave a residue where all "
-                    "rewards are equal; here both are 0. Groups are of five, and the kernel's statistics are float64.",
+                    "A group of one keeps its reward as its advantage, and float32 means leave a residue if all "
+                    "rewards are equal. Here both are 0: groups have five completions, and statistics are float64.",
                     False,
                 ),
             ),
         ),
         "cispo_verl": Preset(
             source="verl 0.9.1, loss_mode cispo",
-            summary="What verl calls CISPO: the weight is clipped on both sides, at 1 ± 0.2 by its defaults.",
-            reward="yours",
+            summary="CISPO in verl: the weight is clipped on both sides, by default at 1 ± 0.2.",
+            reward="your own",
             choices=cited(
                 (
                     "compute_grpo_outcome_advantage",
@@ -237,8 +237,8 @@ LIBRARIES: Mapping[str, Preset] = MappingProxyType(
         ),
         "cispo_open_instruct": Preset(
             source="allenai/open-instruct, loss_fn cispo, August 2026",
-            summary="What open-instruct calls CISPO: the weight is at most 1 + clip_higher, 1.272; no scaling.",
-            reward="yours",
+            summary="CISPO in open-instruct: the weight is at most 1 + clip_higher, 1.272; no reward scaling.",
+            reward="your own",
             choices=cited(
                 (
                     "data_loader.py: advantage_normalization_type centered, filter_zero_std_samples",

@@ -1,4 +1,4 @@
-"""Presets of papers, and this library's own default."""
+"""Presets of papers, and the default preset of this library."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
     {
         "grpo": Preset(
             source="DeepSeekMath, arXiv:2402.03300, eq. 3, outcome supervision",
-            summary="This library's default: the paper's objective without the KL term; groups that teach nothing "
+            summary="The default of this library: the paper's objective without the KL term. Zero-variance groups "
             "are dropped.",
-            reward="yours",
+            reward="your own",
             choices=cited(
                 ("section 4.1.2", {**_MEAN_OF_GROUP, "ddof": 1, "loss_aggregation": "sequence_mean"}),
                 ("eq. 3", {"policy_loss": "clip", "updates_per_batch": 1, "mini_batches": 1}),
@@ -28,7 +28,7 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
                 ("TRL 1.16", {"std_epsilon": 1e-4, "learning_rate": 1e-6, "max_grad_norm": 1.0, **_NO_KL}),
                 ("DAPO, arXiv:2503.14476, section 3.2", {"zero_variance": "drop"}),
                 (
-                    "this library's",
+                    "default of this library",
                     {
                         "dual_clip": None,
                         "delta": None,
@@ -47,8 +47,8 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
         ),
         "deepseekmath": Preset(
             source="DeepSeekMath, arXiv:2402.03300",
-            summary="The paper's own run: 64 samples a question, k3 penalty of weight 0.04, one update a batch.",
-            reward="a reward model of yours, as the paper's",
+            summary="The paper's run: 64 completions per question, k3 penalty with weight 0.04, one update per batch.",
+            reward="your own reward model, as in the paper",
             choices=cited(
                 ("section 4.1.2", {**_MEAN_OF_GROUP, "loss_aggregation": "sequence_mean"}),
                 ("eq. 3", {"policy_loss": "clip"}),
@@ -90,12 +90,12 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
         ),
         "dapo": Preset(
             source="DAPO, arXiv:2503.14476",
-            summary="Clip higher, token mean, groups without variance dropped, no KL; 16 mini-batches a batch.",
+            summary="Clip-higher, token mean, zero-variance groups dropped, no KL, 16 mini-batches per batch.",
             reward='(*published("verl_math_dapo"), Overlong(20480, 4096))',
             choices=cited(
                 ("eq. 9", _MEAN_OF_GROUP),
                 ("eq. 8", {"policy_loss": "clip", "loss_aggregation": "token_mean"}),
-                ("section 3.2, without its refill", {"zero_variance": "drop"}),
+                ("section 3.2, without the refill", {"zero_variance": "drop"}),
                 ("section 2.3", {"kl_coef": 0.0, "reference": "auto"}),
                 (
                     "section 4.1",
@@ -112,7 +112,7 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
                         "warmup_steps": 20,
                     },
                 ),
-                ("section 3.4: the reward punishes them instead", {"mask_truncated": False}),
+                ("section 3.4: truncated completions get a lower reward instead", {"mask_truncated": False}),
                 (
                     "verl, recipe/dapo",
                     {
@@ -132,7 +132,7 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
         ),
         "dr_grpo": Preset(
             source="Understanding R1-Zero-Like Training, arXiv:2503.20783",
-            summary="Neither the division by the deviation nor the one by the length: both bias the gradient.",
+            summary="No division by the standard deviation and none by the length, because both bias the gradient.",
             reward="MathAnswer()",
             choices=cited(
                 (
@@ -179,8 +179,8 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
         ),
         "gspo": Preset(
             source="Group Sequence Policy Optimization, arXiv:2507.18071",
-            summary="The ratio of whole sequences, clipped within a few ten-thousandths; four mini-batches a batch.",
-            reward="yours",
+            summary="Sequence-level ratio, clipped within a few ten-thousandths; four mini-batches per batch.",
+            reward="your own",
             choices=cited(
                 ("eq. 6", _MEAN_OF_GROUP),
                 ("eq. 5 and 7", {"policy_loss": "gspo", "loss_aggregation": "sequence_mean"}),
@@ -188,7 +188,7 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
                     "section 5.1",
                     {"clip_low": 3e-4, "clip_high": 4e-4, "mini_batches": 4, "updates_per_batch": 1},
                 ),
-                ("eq. 5, which has none", {"kl_coef": 0.0, "reference": "auto"}),
+                ("eq. 5, which has no KL term", {"kl_coef": 0.0, "reference": "auto"}),
                 (
                     OURS,
                     {
@@ -213,14 +213,14 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
         ),
         "cispo": Preset(
             source="MiniMax-M1, arXiv:2506.13585, section 3.1",
-            summary="CISPO as its paper has it: the weight is clipped and its token's gradient kept. cispo_trl, "
-            "cispo_verl and cispo_open_instruct are what else goes by the name.",
-            reward="yours",
+            summary="CISPO as in its paper: the importance weight is clipped, and every token keeps its gradient. "
+            "cispo_trl, cispo_verl and cispo_open_instruct are other variants of that name.",
+            reward="your own",
             choices=cited(
                 ("section 3.1", {**_MEAN_OF_GROUP, "policy_loss": "cispo_clip", "loss_aggregation": "token_mean"}),
                 ("section 3.1: no lower bound", {"clip_low": 1.0}),
                 ("ScaleRL, arXiv:2510.13786: a cap of 5", {"clip_high": 4.0}),
-                ("section 3.1, which has none", {"kl_coef": 0.0, "reference": "auto"}),
+                ("section 3.1, which has no KL term", {"kl_coef": 0.0, "reference": "auto"}),
                 (
                     OURS,
                     {
@@ -246,8 +246,8 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
         ),
         "sapo": Preset(
             source="Soft Adaptive Policy Optimization, arXiv:2511.20347",
-            summary="A smooth gate in place of the clip, steeper for losses than for gains.",
-            reward="yours",
+            summary="A smooth gate instead of clipping, steeper for negative advantages than for positive ones.",
+            reward="your own",
             choices=cited(
                 (
                     "section 3",

@@ -1,4 +1,4 @@
-"""What a preset is: choices, each with its source, and what the source got wrong."""
+"""The preset record: options with their sources, and the known defects of the source."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-OURS = "not stated there; this library's"
-"""The source of a choice that the preset's own source leaves open."""
+OURS = "not stated in the source; default of this library"
+"""The source of an option that the preset's own source does not state."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The value of a ``GRPOConfig`` field, and where it is stated."""
+    """The value of a ``GRPOConfig`` field and its source."""
 
     value: Any
     source: str
@@ -21,11 +21,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Defect:
-    """What the source does that its own description, or arithmetic, does not support.
+    """A bug of the source, or a difference from its own paper.
 
     Attributes:
-        what: The defect and what the preset does instead.
-        reproduced: Whether ``published=True`` brings it back.
+        what: The defect, and what the preset does instead.
+        reproduced: Whether ``published=True`` restores it.
     """
 
     what: str
@@ -34,14 +34,14 @@ class Defect:
 
 @dataclass(frozen=True)
 class Preset:
-    """One published meaning of "GRPO".
+    """One published variant of GRPO.
 
     Attributes:
         source: Where it is published.
-        summary: What sets it apart, in a line.
+        summary: Its specific choices, in one line.
         reward: Its reward functions, as a Python expression over :mod:`rlox_grpo.rewards`, or in words.
-        choices: ``GRPOConfig`` fields that it fixes; any of them can be overridden.
-        published: Choices that ``published=True`` puts in their place.
+        choices: ``GRPOConfig`` fields that it sets; any of them can be overridden.
+        published: Choices that ``published=True`` sets instead.
         defects: See :class:`Defect`.
     """
 
@@ -54,17 +54,17 @@ class Preset:
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The choices' values by field."""
+        """Values of ``choices`` by field."""
         return {name: choice.value for name, choice in self.choices.items()}
 
     @property
     def published_values(self) -> Mapping[str, Any]:
-        """Likewise of ``published``."""
+        """Values of ``published`` by field."""
         return {name: choice.value for name, choice in self.published.items()}
 
 
 def cited(*sections: tuple[str, Mapping[str, Any]]) -> Mapping[str, Choice]:
-    """Choices from sections of (source, fields and values); no field stands twice."""
+    """Build choices from sections of (source, fields and values). Raises ValueError if a field occurs twice."""
     choices: dict[str, Choice] = {}
     for source, values in sections:
         for name, value in values.items():

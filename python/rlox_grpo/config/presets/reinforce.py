@@ -16,12 +16,12 @@ REINFORCE: Mapping[str, Preset] = MappingProxyType(
     {
         "rloo": Preset(
             source="Back to Basics, arXiv:2402.14740",
-            summary="REINFORCE on whole sequences, each reward against the mean of the others, KL in the reward.",
-            reward="yours",
+            summary="REINFORCE on whole sequences, leave-one-out baseline, KL in the reward.",
+            reward="your own",
             choices=cited(
                 ("eq. 8", {"baseline": "leave_one_out", "reward_scaling": "none"}),
-                ("its REINFORCE, on whole sequences", {"policy_loss": "reinforce", "loss_aggregation": "sequence_sum"}),
-                ("its reward, less β log(π/π_ref)", {"kl_in": "reward", "kl_estimator": "k1", "reference": "frozen"}),
+                ("REINFORCE on whole sequences", {"policy_loss": "reinforce", "loss_aggregation": "sequence_sum"}),
+                ("reward minus β log(π/π_ref)", {"kl_in": "reward", "kl_estimator": "k1", "reference": "frozen"}),
                 (
                     "TRL 1.16, RLOOConfig",
                     {
@@ -45,8 +45,8 @@ REINFORCE: Mapping[str, Preset] = MappingProxyType(
         ),
         "reinforce_pp": Preset(
             source="REINFORCE++, arXiv:2501.03262",
-            summary="No groups: rewards less their KL, normalised over the batch, in PPO's clipped loss.",
-            reward="yours",
+            summary="No groups: rewards minus KL, normalised over the batch, with PPO's clipped loss.",
+            reward="your own",
             choices=cited(
                 (
                     "section 3",
@@ -89,17 +89,17 @@ REINFORCE: Mapping[str, Preset] = MappingProxyType(
             ),
             defects=(
                 Defect(
-                    "Not a defect but a difference: the paper gives each token the KL from there to the end and "
-                    "normalises over tokens; here a completion has one advantage, with its whole KL, normalised over "
-                    "completions.",
+                    "A difference from the paper: the paper gives each token the KL from there to the end and "
+                    "normalises over tokens. Here each completion has one advantage, which includes its whole KL and "
+                    "is normalised over completions.",
                     reproduced=False,
                 ),
             ),
         ),
         "reinforce_pp_baseline": Preset(
-            source="REINFORCE++, arXiv:2501.03262, the variant for reasoning",
-            summary="Rewards less their group's mean, divided by the deviation of the batch; k2 penalty in the loss.",
-            reward="yours",
+            source="REINFORCE++, arXiv:2501.03262, variant for reasoning",
+            summary="Rewards minus the group mean, divided by the batch's standard deviation; k2 penalty in the loss.",
+            reward="your own",
             choices=cited(
                 (
                     "section 3, REINFORCE++-Baseline",

@@ -1,4 +1,4 @@
-"""Presets of the small systems: one file or a few, read line by line."""
+"""Presets of small systems of one or a few files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
     {
         "nano_aha": Preset(
             source="McGill-NLP/nano-aha-moment, nano_r1_script.py",
-            summary="Policy gradient without ratio or clip over all response tokens, k3 of weight 0.001; Countdown.",
+            summary="Policy gradient without ratio or clip over all response tokens, k3 with weight 0.001; Countdown.",
             reward='published("nano_aha")',
             choices=cited(
                 (
@@ -33,7 +33,7 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                     },
                 ),
                 (
-                    "main, and the arguments that it parses",
+                    "main and its command-line arguments",
                     {
                         "kl_coef": 0.001,
                         "prompts_per_step": 16,
@@ -46,7 +46,7 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                         "learning_rate": 1e-6,
                     },
                 ),
-                ("main: a second model that stays as it was", {"reference": "frozen"}),
+                ("main: a second, frozen model", {"reference": "frozen"}),
                 (
                     "deepspeed_config",
                     {
@@ -63,21 +63,21 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
             ),
             defects=(
                 Defect(
-                    "With several ranks each divides by its own response tokens; here by those of all. Rows are dealt "
-                    "to ranks by their cost here, so a rank has no tokens of its own; on one rank there is no "
+                    "With several ranks, each rank divides by its own number of response tokens. Here the number of "
+                    "all ranks is used, because rows are distributed to ranks by their cost. On one rank there is no "
                     "difference.",
                     False,
                 ),
                 Defect(
-                    "A resumed run trains on one batch twice; here it draws what comes next. A property of its resume, "
-                    "not of its method.",
+                    "A resumed run trains on one batch twice. Here it draws the next batch. This concerns resuming, "
+                    "not the method.",
                     False,
                 ),
             ),
         ),
         "grpo_zero": Preset(
             source="policy-gradient/GRPO-Zero, grpo.py and config.yaml",
-            summary="Policy gradient without ratio, clip, KL or reference, over all generated tokens; Countdown.",
+            summary="Policy gradient without ratio, clipping, KL or reference, over all generated tokens; Countdown.",
             reward='published("grpo_zero")',
             choices=cited(
                 (
@@ -115,17 +115,19 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                 ("countdown_task.py", {"prompt_template": "countdown_think"}),
             ),
             defects=(
-                Defect("An overview gives it a reference server and GSM8K; the source, and this, has neither.", False),
                 Defect(
-                    "Groups are found by their prompt, so a problem that is drawn twice in a step is one group of 16; "
-                    "here it is two of 8. Prompts are drawn without repetition here, so that it cannot happen.",
+                    "An overview names a reference server and GSM8K. The source and this preset have neither.", False
+                ),
+                Defect(
+                    "Groups are identified by their prompt, so a problem drawn twice in a step is one group of 16. "
+                    "Here prompts are drawn without repetition, so this cannot happen.",
                     False,
                 ),
             ),
         ),
         "simple_grpo": Preset(
             source="lsdefine/simple_GRPO, grpo_vllm_one.py",
-            summary="The paper's loss, k3 of weight 0.04, 16 groups between two updates of the sampler; GSM8K.",
+            summary="The paper's loss, k3 with weight 0.04, 16 groups between two weight syncs; GSM8K.",
             reward='published("simple_grpo")',
             choices=cited(
                 (
@@ -141,7 +143,7 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                         "prompt_template": "r1_think",
                     },
                 ),
-                ("gen_worker: groups within 1e-4 are not sent", {"zero_variance": "drop"}),
+                ("gen_worker: groups whose rewards differ by less than 1e-4 are not sent", {"zero_variance": "drop"}),
                 (
                     "GRPO_step",
                     {
@@ -155,11 +157,11 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                     },
                 ),
                 ("beta, clip_param, num_pre_Q", {"kl_coef": 0.04, "clip_low": 0.2, "clip_high": 0.2, "group_size": 8}),
-                ("gen_update_steps, a group each", {"prompts_per_step": 16, "updates_per_batch": 1}),
+                ("gen_update_steps, one group in each", {"prompts_per_step": 16, "updates_per_batch": 1}),
                 ("gradient_accumulation_steps 4: four steps of 16 groups", {"mini_batches": 4}),
-                ("ref_server.py, a process of its own", {"reference": "frozen"}),
+                ("ref_server.py, a separate process", {"reference": "frozen"}),
                 (
-                    "ds_config, and DeepSpeed where it says nothing",
+                    "ds_config, otherwise DeepSpeed's defaults",
                     {
                         "learning_rate": 1e-6,
                         "lr_schedule": "constant",
@@ -173,31 +175,31 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                 ),
             ),
             published=cited(
-                ("gen_worker: prompt_logprobs of the sampler", {"bypass_old_log_probs": True}),
+                ("gen_worker: the sampler's prompt_logprobs", {"bypass_old_log_probs": True}),
                 ("GRPO_step: inputs != pad_token_id, the end token of its base model", {"train_end_token": False}),
             ),
             defects=(
                 Defect(
-                    "Its queues give out what came last, so a group can wait without end and the sampler runs ahead; "
-                    "here every group is trained on before the sampler's weights are taken anew. What waits depends "
-                    "on the speed of its machines, so no run of it repeats.",
+                    "Its queues are last in, first out, so a group can wait forever while the sampler runs ahead. Here "
+                    "every group is trained on before the next weight sync. Which groups wait depends on the speed of "
+                    "the machines, so its runs are not reproducible.",
                     False,
                 ),
-                Defect("Old log-probs are the sampler's own; here the trainer recomputes them.", True),
+                Defect("Old log-probs are those of the sampler. Here the trainer recomputes them.", True),
                 Defect(
-                    "Padding, masked by its id, is its base model's end token, so no end token is ever trained on.",
+                    "Padding is masked by its id, the base model's end token, so end tokens are not trained.",
                     True,
                 ),
                 Defect(
-                    "It samples at temperature 0.9 and takes log-probs at 1; here both are at 0.9. Brought back with "
-                    "the sampler's own log-probs, which are at 0.9 here, it would be a ratio of two temperatures.",
+                    "Sampling is at temperature 0.9, log-probs are at 1. Here both are at 0.9. It is not reproduced, "
+                    "because with the sampler's log-probs, here at 0.9, the ratio would mix two temperatures.",
                     False,
                 ),
             ),
         ),
         "lm_book": Preset(
             source="The Hundred-Page Language Models Book (A. Burkov), aburkov/theLMbook, GRPO.py",
-            summary="The paper's loss with a narrow clip of 0.1, k3 of weight 0.04, 16 samples a question; GSM8K.",
+            summary="The paper's loss, clip range 0.1, k3 with weight 0.04, 16 completions per question; GSM8K.",
             reward='published("lm_book")',
             choices=cited(
                 (
@@ -237,7 +239,7 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                         "clip_high": 0.1,
                     },
                 ),
-                ("train_with_grpo: copied at each outer iteration, of which there is one", {"reference": "frozen"}),
+                ("train_with_grpo: copied at each outer iteration; there is one", {"reference": "frozen"}),
                 ("generate_completions", {"temperature": 1.0, "top_p": 1.0}),
                 (
                     "train_with_grpo: Adam",
@@ -254,22 +256,22 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
             ),
             defects=(
                 Defect(
-                    "Rewards are computed again at every update of a batch; here once. The numbers are the same.", False
+                    "Rewards are computed again at every update of a batch. Here once, with the same values.", False
                 ),
             ),
         ),
         "rl_from_scratch": Preset(
             source='mingyin0312/RLFromScratch and its article "GRPO From Scratch"',
-            summary="The paper's loss, four updates a batch, k3 of weight 0.005, a warmed-up cosine; GSM8K.",
+            summary="The paper's loss, four updates per batch, k3 with weight 0.005, cosine with warm-up; GSM8K.",
             reward='published("rl_from_scratch")',
             choices=cited(
                 (
                     "Compute Advantages",
                     {"baseline": "mean", "reward_scaling": "group", "ddof": 1, "zero_variance": "keep"},
                 ),
-                ("clamp_min(1e-6) of the deviation, which is the deviation where rewards differ", {"std_epsilon": 0.0}),
+                ("clamp_min(1e-6) of sd, which has no effect if rewards differ", {"std_epsilon": 0.0}),
                 (
-                    "Compute GRPO loss, and kl_coef and ppo_clip_range under Hyperparameters",
+                    "Compute GRPO loss; kl_coef and ppo_clip_range in Hyperparameters",
                     {
                         "policy_loss": "clip",
                         "clip_low": 0.2,
@@ -303,35 +305,35 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                         "max_grad_norm": 0.1,
                     },
                 ),
-                ("get_lr: int(0.1 · 1,869 steps), an epoch of GSM8K on one GPU", {"warmup_steps": 186}),
+                ("get_lr: int(0.1 · 1,869 steps), one epoch of GSM8K on one GPU", {"warmup_steps": 186}),
                 ("collate_fn", {"prompt_template": "rl_from_scratch", "train_end_token": True}),
             ),
             published=cited(
-                ("Compute Masks & Labels: pad is the end token, and masks come of ids", {"train_end_token": False}),
+                ("Compute Masks & Labels: padding is the end token, masked by its id", {"train_end_token": False}),
                 ("valid_mask = batch_action_mask[:, :-1]", {"loss_aggregation": "sequence_mean_shifted"}),
             ),
             defects=(
-                Defect("Padding is the end token and is masked by its id, so no end token is ever trained on.", True),
+                Defect("Padding is the end token and is masked by its id, so end tokens are not trained.", True),
                 Defect(
-                    "The mask that counts tokens is shifted by one: a truncated row is divided by one token too few. A "
-                    "row that ended is not: its end token is the one that is missing.",
+                    "The mask that counts tokens is shifted by one. A truncated row is divided by one token too few. A "
+                    "row that ended is not affected, because its missing token is the end token.",
                     True,
                 ),
                 Defect(
-                    "Positions outside the mask add a constant to the reported loss, which has no slope to train on.",
+                    "Positions outside the mask add a constant to the reported loss. It has no gradient.",
                     False,
                 ),
                 Defect(
-                    "Rewards and advantages are float16: advantages are off by up to 5e-4 of themselves. The kernels "
-                    "here are float32 and float64, and which way it rounds is torch's.",
+                    "Rewards and advantages are float16, a relative error of up to 5e-4 in advantages. Here kernels "
+                    "use float32 and float64, and the rounding would be torch's.",
                     False,
                 ),
             ),
         ),
         "r1_blog": Preset(
             source="the article on DeepSeek-R1 and GRPO, its listings",
-            summary="A times the sum of a completion's log-probs, a KL weight that falls from 0.1 to 0.04; "
-            "accuracy, format and length rewarded together.",
+            summary="A times the sum of a completion's log-probs, KL weight decreasing from 0.1 to 0.04; "
+            "reward of accuracy, format and length.",
             reward='published("r1_blog")',
             choices=cited(
                 (
@@ -349,11 +351,11 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                     },
                 ),
                 (
-                    "verl's k1+: the article's value with the sign right, and the slope of a divergence",
+                    "verl's k1+: the article's value with the right sign, and the gradient of a divergence",
                     {"kl_estimator": "k1+"},
                 ),
                 (
-                    "cosine_beta_schedule, its middle turned round",
+                    "cosine_beta_schedule with its middle part corrected",
                     {"kl_coef": 0.1, "kl_coef_end": 0.04, "kl_schedule": "cosine"},
                 ),
                 ("GRPOTrainer: a frozen copy of the SFT model", {"reference": "frozen"}),
@@ -383,14 +385,12 @@ SYSTEMS: Mapping[str, Preset] = MappingProxyType(
                 ("cosine_beta_schedule as printed", {"kl_schedule": "cosine_inverted"}),
             ),
             defects=(
-                Defect("Its penalty has the wrong sign: it rewards drifting away from the reference.", True),
+                Defect("The KL penalty has the wrong sign: it rewards distance from the reference.", True),
+                Defect("The cosine of the KL weight is inverted: 0.1, a drop to 0.04, a rise to 0.1, then 0.04.", True),
                 Defect(
-                    "Its weight's cosine is upside down: 0.1, a drop to 0.04, a climb back to 0.1, then 0.04.", True
-                ),
-                Defect(
-                    "It sums log-probs over the whole vocabulary, not those of the tokens taken, so that its slope "
-                    "knows nothing of what was sampled. Not brought back: it is no policy gradient, and needs the "
-                    "logits of every token.",
+                    "Log-probs are summed over the whole vocabulary instead of the sampled tokens, so the gradient "
+                    "does not depend on what was sampled. Not reproduced, because it is not a policy gradient "
+                    "and needs the logits of every token.",
                     False,
                 ),
             ),

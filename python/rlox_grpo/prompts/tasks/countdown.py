@@ -20,7 +20,7 @@ from rlox_grpo.prompts.load import read_rows
 Operator = Literal["+", "-", "*", "/"]
 OPERATORS: tuple[Operator, ...] = ("+", "-", "*", "/")
 DEFAULT_PREFILL = "Let me work through this.\n<think>"
-"""How the assistant's turn begins in :func:`chat_prompt`."""
+"""How the assistant's turn begins in :func:`format_chat_prompt`."""
 
 
 class CountdownRow(TypedDict):
@@ -76,7 +76,7 @@ def generate_problems(
     Raises:
         ValueError: An option is impossible, or fewer than ``count`` such problems could be found.
     """
-    chosen = _checked_operators(operators)
+    chosen = _check_operators(operators)
     _check_range("numbers", numbers)
     _check_range("targets", targets)
     if count < 0:
@@ -99,7 +99,7 @@ def generate_problems(
     return list(found.values())
 
 
-def every_problem(
+def enumerate_problems(
     how_many: int,
     *,
     numbers: tuple[int, int],
@@ -107,17 +107,17 @@ def every_problem(
     targets: tuple[int, int],
 ) -> list[CountdownRow]:
     """List each problem of a small range once, numbers ascending, solvable through non-negative integers."""
-    chosen = _checked_operators(operators)
+    chosen = _check_operators(operators)
     _check_range("numbers", numbers)
     _check_range("targets", targets)
     rows: list[CountdownRow] = []
     for nums in itertools.combinations_with_replacement(range(numbers[0], numbers[1] + 1), how_many):
-        reached = sorted(value for value in _reachable(nums, chosen) if targets[0] <= value <= targets[1])
+        reached = sorted(value for value in _list_reachable(nums, chosen) if targets[0] <= value <= targets[1])
         rows += [{"nums": list(nums), "target": value} for value in reached]
     return rows
 
 
-def split(
+def split_rows(
     rows: Iterable[CountdownRow], *, held_out: float = 0.1, seed: int = 0
 ) -> tuple[list[CountdownRow], list[CountdownRow]]:
     """Part rows into train and held-out so that no set of numbers, in any order, is on both sides.
@@ -136,14 +136,14 @@ def split(
     return train, held
 
 
-def worked_solution(
+def write_solution(
     nums: Sequence[int], target: int, *, operators: Collection[Operator] = OPERATORS
 ) -> WorkedSolution | None:
     """Find one way to reach ``target`` with each number once, or None when exact rationals offer none.
 
     A way through non-negative integers is preferred to one through fractions or negative numbers.
     """
-    chosen = _checked_operators(operators)
+    chosen = _check_operators(operators)
     if not nums:
         raise ValueError("nums must hold at least one number")
     terms = [(Fraction(n), str(n)) for n in nums]
@@ -181,9 +181,10 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
 def load_problems(
     source: str | Path | Iterable[Mapping[str, Any]], *, prefill: str | None = DEFAULT_PREFILL
 ) -> list[dict[str, Any]]:
-    """:func:`read_problems`, ready to train on: rows without a ``prompt`` get the one of :func:`chat_prompt`."""
+    """:func:`read_problems`, ready to train on: rows without a ``prompt`` get the one of :func:`format_chat_prompt`."""
     return [
-        {"prompt": chat_prompt(row["nums"], row["target"], prefill=prefill), **row} for row in read_problems(source)
+        {"prompt": format_chat_prompt(row["nums"], row["target"], prefill=prefill), **row}
+        for row in read_problems(source)
     ]
 
 
@@ -200,7 +201,9 @@ def read_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict
     return rows
 
 
-def chat_prompt(nums: Sequence[int], target: int, *, prefill: str | None = DEFAULT_PREFILL) -> list[dict[str, str]]:
+def format_chat_prompt(
+    nums: Sequence[int], target: int, *, prefill: str | None = DEFAULT_PREFILL
+) -> list[dict[str, str]]:
     """Build the chat messages that put a problem to an instruction-tuned model.
 
     ``prefill`` opens the assistant's turn, which the model continues; None leaves the turn to the model. With
@@ -265,7 +268,7 @@ def _apply(a: Fraction, operator: Operator, b: Fraction) -> Fraction | None:
     return a / b if b else None
 
 
-def _whole_results(a: int, b: int, operators: Collection[Operator]) -> list[int]:
+def _list_whole_results(a: int, b: int, operators: Collection[Operator]) -> list[int]:
     """List what two non-negative integers make without leaving them: larger minus smaller, exact quotients."""
     results = []
     high, low = max(a, b), min(a, b)
@@ -280,14 +283,14 @@ def _whole_results(a: int, b: int, operators: Collection[Operator]) -> list[int]
     return results
 
 
-def _reachable(nums: tuple[int, ...], operators: Collection[Operator]) -> set[int]:
+def _list_reachable(nums: tuple[int, ...], operators: Collection[Operator]) -> set[int]:
     if len(nums) == 1:
         return {nums[0]}
     values: set[int] = set()
     for i, j in itertools.combinations(range(len(nums)), 2):
         rest = tuple(n for k, n in enumerate(nums) if k not in (i, j))
-        for value in _whole_results(nums[i], nums[j], operators):
-            values |= _reachable((*rest, value), operators)
+        for value in _list_whole_results(nums[i], nums[j], operators):
+            values |= _list_reachable((*rest, value), operators)
     return values
 
 
@@ -298,7 +301,7 @@ def _combine_at_random(nums: Sequence[int], operators: tuple[Operator, ...], rng
         i, j = (int(k) for k in rng.choice(len(left), size=2, replace=False))
         a, b = left[i], left[j]
         operator = operators[rng.integers(len(operators))]
-        results = [value for value in _whole_results(a, b, (operator,)) if value > 0]
+        results = [value for value in _list_whole_results(a, b, (operator,)) if value > 0]
         if not results:
             return None
         left = [n for k, n in enumerate(left) if k not in (i, j)] + [results[0]]
@@ -309,7 +312,7 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _checked_operators(operators: Collection[Operator]) -> tuple[Operator, ...]:
+def _check_operators(operators: Collection[Operator]) -> tuple[Operator, ...]:
     unknown = sorted(set(operators) - set(OPERATORS))
     if unknown or not operators:
         raise ValueError(f"operators must be some of {' '.join(OPERATORS)}: {list(operators)}")

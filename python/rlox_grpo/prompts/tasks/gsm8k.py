@@ -1,4 +1,4 @@
-"""GSM8K: word problems with worked solutions (arXiv:2110.14168). Loading, parting, and solutions in a system's form.
+"""GSM8K: word problems with worked solutions (arXiv:2110.14168). Load, split, and format solutions.
 
 A row has the columns of the public set: ``question``, and ``answer``, a solution whose calculations are annotated as
 ``<<48/2=24>>`` and whose last line is ``#### 24``.
@@ -45,14 +45,14 @@ def read_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict
     Raises:
         ValueError, TypeError: a file that cannot be read, or a row that is not a problem; names the row.
     """
-    rows = _rows(source)
+    rows = _list_rows(source)
     if not rows:
         raise ValueError("there are no problems: the source has no rows")
     check_rows(rows)
     return rows
 
 
-def _rows(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _list_rows(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if not isinstance(source, (str, Path)):
         return [dict(row) for row in source]
     name, _, part = str(source).partition(":")
@@ -78,29 +78,29 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
                 raise TypeError(f"row {index}: {column} must be text, not {row[column]!r}")
             if not row[column].strip():
                 raise ValueError(f"row {index}: {column} is blank")
-        if _final(row["answer"]) is None:
+        if _find_final(row["answer"]) is None:
             raise ValueError(f"row {index}: answer must end in a line such as '#### 24', not {row['answer'][-40:]!r}")
 
 
-def final_number(answer: str) -> str:
+def extract_final_number(answer: str) -> str:
     """What follows the last ``####``, commas and a dollar sign dropped. Raises ValueError where there is none."""
-    final = _final(answer)
+    final = _find_final(answer)
     if final is None:
         raise ValueError(f"answer must end in a line such as '#### 24', not {answer[-40:]!r}")
     return final
 
 
-def _final(answer: str) -> str | None:
+def _find_final(answer: str) -> str | None:
     found = FINAL.fullmatch(answer[max(answer.rfind("####"), 0) :])
     return None if found is None else found[1].replace(",", "").replace("$", "")
 
 
-def reasoning(answer: str) -> str:
+def extract_reasoning(answer: str) -> str:
     """The worked solution without its annotations and its last line."""
     return ANNOTATION.sub("", answer[: answer.rfind("####")]).strip()
 
 
-def split(rows: Iterable[Row], *, held_out: float = 0.1, seed: int = 0) -> tuple[list[Row], list[Row]]:
+def split_rows(rows: Iterable[Row], *, held_out: float = 0.1, seed: int = 0) -> tuple[list[Row], list[Row]]:
     """Part rows into train and held-out so that no list of calculations is on both sides.
 
     A row's side depends on ``seed`` and the annotations of its answer (on the question where there is none): a problem
@@ -117,27 +117,27 @@ def split(rows: Iterable[Row], *, held_out: float = 0.1, seed: int = 0) -> tuple
     return train, held
 
 
-def worked_completion(row: Mapping[str, Any], template: str) -> str:
-    """A row's own solution, in the form that the reward of the template's system pays in full.
+def write_completion(row: Mapping[str, Any], template: str) -> str:
+    """Write a row's solution in the form that earns the full reward of the template's system.
 
     Raises:
         ValueError: no such form: ``template`` is not one of :data:`COMPLETIONS`.
     """
     if template not in COMPLETIONS:
         raise ValueError(f"template is {template!r}, expected one of {', '.join(COMPLETIONS)}")
-    return COMPLETIONS[template](reasoning(row["answer"]), final_number(row["answer"]))
+    return COMPLETIONS[template](extract_reasoning(row["answer"]), extract_final_number(row["answer"]))
 
 
-def _tagged(first: str) -> Callable[[str, str], str]:
+def _tag(first: str) -> Callable[[str, str], str]:
     """Both blocks on a line of their own each: RLFromScratch's rule allows no other break."""
     return lambda worked, final: f"<{first}>{' '.join(worked.splitlines())}</{first}>\n<answer>{final}</answer>"
 
 
 COMPLETIONS: Mapping[str, Callable[[str, str], str]] = MappingProxyType(
     {
-        "r1_think": _tagged("think"),
+        "r1_think": _tag("think"),
         "lm_book": lambda worked, final: f"<reasoning>\n{worked}\n</reasoning>\n<answer>\n{final}\n</answer>",
-        "rl_from_scratch": _tagged("reasoning"),
+        "rl_from_scratch": _tag("reasoning"),
         "verl_gsm8k": lambda worked, final: f"{worked}\n#### {final}",
     }
 )

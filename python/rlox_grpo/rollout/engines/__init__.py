@@ -1,10 +1,12 @@
-"""Where completions come from: one protocol, several engines."""
+"""Generation engines: the protocol, and the table of engines by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
@@ -21,12 +23,15 @@ class GenerationEngine(Protocol):
 
     Attributes:
         exact: Whether the log-probs it reports are those of the trainer's own weights and arithmetic.
+        takes_weights: Whether it samples from weights of its own, which ``load_weights`` replaces. False: it samples
+            from the trainer's module, and ``load_weights`` gets no tensors and sets the version only.
         policy_version: Version of the weights that it samples from: 0 for an engine that shares the trainer's module,
             −1 for one that has none of its own yet and needs ``load_weights`` before ``generate``.
         max_length: Tokens that a prompt and its completion may have together; None when the model states no limit.
     """
 
     exact: bool
+    takes_weights: bool
     policy_version: int
     max_length: int | None
 
@@ -41,7 +46,7 @@ class GenerationEngine(Protocol):
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the policy's new weights; what is sampled from now on carries ``version``."""
+        """Replace the weights; completions sampled from now on carry ``version``."""
         ...
 
     def close(self) -> None:
@@ -50,38 +55,38 @@ class GenerationEngine(Protocol):
 
 
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:
-    """The engine that ``config`` names, over ``policy`` or a copy of it; one for each of ``ranks``.
+    """Create the engine that ``config.engine`` names, for one rank.
 
     Raises:
         ConfigError: an engine that cannot serve this policy.
         ImportError: an engine that is not installed; names the extra.
     """
+    try:
+        return ENGINES[config.engine](config, policy, ranks)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _make_hf(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> GenerationEngine:
     import torch
 
-    if config.engine != "hf":
-        from rlox_grpo.errors import ConfigError
-
-        try:
-            return _vllm_engine(config, policy, ranks) if config.engine == "vllm" else _vllm_server(config, policy)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
     from rlox_grpo.rollout.engines.hf.engine import HFEngine
 
-    # Of a policy whose parameters lie in shards a rank can sample only from a copy, and so beside an update.
-    is_copy = config.async_steps > 0 or config.shards_weights
+    # The engine needs weights of its own to sample during an update, or where the policy's lie in shards.
+    takes_weights = config.async_steps > 0 or config.shards_weights
     return HFEngine(
-        _copied(policy.model) if is_copy else policy.model,
+        _copy_model(policy.model) if takes_weights else policy.model,
         policy.tokenizer,
         eos_token_ids=policy.eos_token_ids,
         vocab_limit=policy.vocabulary,
         max_rows=config.max_rollout_rows,
         autocast_dtype=torch.bfloat16 if config.dtype == "bfloat16" else None,
-        is_copy=is_copy,
+        takes_weights=takes_weights,
     )
 
 
-def _copied(model: nn.Module) -> nn.Module:
-    """A model of the engine's own, adapters merged, as the weights that it will be given are."""
+def _copy_model(model: nn.Module) -> nn.Module:
+    """Copy the model with its adapters merged, as ``load_weights`` will give it."""
     import copy
 
     copied: Any = copy.deepcopy(model)
@@ -89,7 +94,7 @@ def _copied(model: nn.Module) -> nn.Module:
     return own.eval()
 
 
-def _vllm_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> GenerationEngine:
+def _make_vllm(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> GenerationEngine:
     from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 
     return VLLMEngine(
@@ -107,7 +112,7 @@ def _vllm_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> Gen
     )
 
 
-def _vllm_server(config: GRPOConfig, policy: Policy) -> GenerationEngine:
+def _make_vllm_server(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> GenerationEngine:
     from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
 
     return VLLMServerEngine(
@@ -121,3 +126,9 @@ def _vllm_server(config: GRPOConfig, policy: Policy) -> GenerationEngine:
         sync_dir=config.server_sync_dir,
         nccl_address=config.server_nccl_address,
     )
+
+
+ENGINES: Mapping[str, Callable[[GRPOConfig, Policy, Ranks | None], GenerationEngine]] = MappingProxyType(
+    {"hf": _make_hf, "vllm": _make_vllm, "vllm_server": _make_vllm_server}
+)
+"""Factories by the name that the option ``engine`` takes; each imports its engine when it is called."""

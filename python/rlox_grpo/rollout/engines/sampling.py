@@ -19,7 +19,7 @@ _NUCLEUS_CANDIDATES = 1024
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Refuse values that name no distribution.
+    """Raise ValueError for sampling values out of their range.
 
     Raises:
         ValueError: Names the field and its value.
@@ -38,7 +38,7 @@ def check_sampling(sampling: Sampling) -> None:
         raise ValueError("stop holds an empty string, which every completion contains")
 
 
-def row_uniforms(seed: int, prompt: int, completion: int, count: int) -> NDArray[np.float64]:
+def draw_row_uniforms(seed: int, prompt: int, completion: int, count: int) -> NDArray[np.float64]:
     """Uniforms in [0, 1) of one row, ``float64 [count]``: draw t decides the row's token t.
 
     Philox is counter-based: the key is the seed and the counter starts at (completion, prompt), so a row's draws
@@ -76,7 +76,7 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
     # Weights are relative to the heaviest token, which has 1. Subtracting first keeps a tiny temperature finite.
     weights = (logits - top).div_(sampling.temperature).exp_()  # [R, V]
     weights = _filter(weights, sampling)
-    block_weights = _block_sums(weights)  # [R, V / _BLOCK], float64
+    block_weights = _sum_blocks(weights)  # [R, V / _BLOCK], float64
     block, residual = _invert(block_weights, uniforms)  # [R], [R]
     columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)  # [R, _BLOCK]
     in_vocab = columns < weights.shape[1]
@@ -104,7 +104,7 @@ def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return index.squeeze(-1), residual.squeeze(-1)
 
 
-def _block_sums(weights: Tensor) -> Tensor:
+def _sum_blocks(weights: Tensor) -> Tensor:
     """Sum of each run of ``_BLOCK`` tokens, the last one shorter: ``[R, V]`` to ``float64 [R, ceil(V / _BLOCK)]``."""
     whole = weights.shape[1] // _BLOCK * _BLOCK
     sums = weights[:, :whole].view(len(weights), -1, _BLOCK).sum(dim=-1) if whole else weights[:, :0]
@@ -119,25 +119,25 @@ def _filter(weights: Tensor, sampling: Sampling) -> Tensor:
         threshold = weights.topk(sampling.top_k, dim=-1).values[:, -1:]
         weights = weights.masked_fill(weights < threshold, 0)
     if sampling.top_p < 1:
-        weights = weights.masked_fill(weights < _nucleus_threshold(weights, sampling.top_p), 0)
+        weights = weights.masked_fill(weights < _find_nucleus_threshold(weights, sampling.top_p), 0)
     if sampling.min_p > 0:
         weights = weights.masked_fill(weights < sampling.min_p, 0)  # the heaviest token has weight 1
     return weights
 
 
-def _nucleus_threshold(weights: Tensor, top_p: float) -> Tensor:
+def _find_nucleus_threshold(weights: Tensor, top_p: float) -> Tensor:
     """Lightest weight of the smallest set of heaviest tokens that holds ``top_p`` of the mass: ``[R, 1]``."""
-    wanted = _block_sums(weights).sum(dim=-1, keepdim=True) * top_p  # [R, 1]
+    wanted = _sum_blocks(weights).sum(dim=-1, keepdim=True) * top_p  # [R, 1]
     ordered = weights.topk(min(_NUCLEUS_CANDIDATES, weights.shape[1]), dim=-1).values
-    threshold, reached = _lightest_needed(ordered, wanted)
+    threshold, reached = _find_lightest_needed(ordered, wanted)
     if ordered.shape[1] < weights.shape[1] and not bool(reached.all()):
         wide = (~reached).nonzero().squeeze(-1)
         ordered = weights[wide].sort(dim=-1, descending=True).values
-        threshold[wide] = _lightest_needed(ordered, wanted[wide])[0]
+        threshold[wide] = _find_lightest_needed(ordered, wanted[wide])[0]
     return threshold
 
 
-def _lightest_needed(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def _find_lightest_needed(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """Find the last weight needed to reach ``wanted`` going down ``ordered``, and whether it was reached."""
     cumulative = ordered.cumsum(dim=-1, dtype=torch.float64)
     needed = (cumulative < wanted).sum(dim=-1, keepdim=True).clamp_(max=ordered.shape[1] - 1)

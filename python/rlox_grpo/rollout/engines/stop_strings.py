@@ -1,4 +1,4 @@
-"""Which rows have just completed a stop string."""
+"""Stop strings: find the rows whose last token completed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy's weights as a generation engine takes them: under checkpoint names, checked before the first one moves.
+"""Policy weights for a generation engine: checkpoint names, merged adapters, and checks before the first transfer.
 
 An engine that stops in the middle of a reload holds a mixture of old and new weights, or none at all, and an engine
 that is handed too few of them says nothing. So the whole list is compared with what the engine's own configuration
@@ -25,10 +25,12 @@ _CHUNK = 2**24  # numbers read at once: 128 MiB as int64
 
 
 class WeightMismatchError(ValueError):
-    """Weights that are not those of the engine's model. None of them was handed over."""
+    """The weights do not fit the engine's model. No weight was transferred."""
 
 
-def policy_weights(model: nn.Module, whole: Iterable[tuple[str, Tensor]] | None = None) -> Iterator[tuple[str, Tensor]]:
+def collect_weights(
+    model: nn.Module, whole: Iterable[tuple[str, Tensor]] | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Name and value of every tensor that a checkpoint of ``model`` holds, tied ones once; nothing has a gradient.
 
     A LoRA model gives the names of its base model, and each adapted weight with its active adapters merged in:
@@ -57,17 +59,17 @@ def policy_weights(model: nn.Module, whole: Iterable[tuple[str, Tensor]] | None 
         if id(tensor) in seen:  # a weight that two layers share is one Parameter
             continue
         seen.add(id(tensor))
-        layer, part = _adapted_part(name, adapted)
+        layer, part = _find_adapted_layer(name, adapted)
         if layer is None:
             yield name, values[name].detach()
         elif part.startswith("base_layer."):
             own, prefix = part.removeprefix("base_layer."), name.removesuffix(part)
-            yield f"{prefix}{own}", _merged(prefix, layer, values) if own == "weight" else values[name].detach()
+            yield f"{prefix}{own}", _merge_adapters(prefix, layer, values) if own == "weight" else values[name].detach()
         elif not part.startswith("lora_"):
             raise ValueError(f"{name}: only plain LoRA adapters can be merged for a generation engine")
 
 
-def weights_digest(weights: Iterable[tuple[str, Tensor]]) -> str:
+def digest_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
     """16 hexadecimal digits of names, shapes and every bit of the values; equal on every rank that holds the same.
 
     Two sums over the bits of each tensor, one weighted by position, in wrapping 64-bit arithmetic where the tensor
@@ -85,16 +87,16 @@ def weights_digest(weights: Iterable[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()
 
 
-def expected_manifest(config: Any) -> dict[str, tuple[int, ...]]:
+def build_manifest(config: Any) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a causal LM's checkpoint by its transformers ``config`` alone; no weight is allocated."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    return {name: tuple(tensor.shape) for name, tensor in policy_weights(model)}
+    return {name: tuple(tensor.shape) for name, tensor in collect_weights(model)}
 
 
-def untied(config: Any) -> Any:
+def untie_output_layer(config: Any) -> Any:
     """The transformers ``config`` of the same model with an output layer of its own.
 
     On the CPU vLLM 0.32 packs the output layer when it starts and not when weights are reloaded: tied to the
@@ -106,14 +108,16 @@ def untied(config: Any) -> Any:
     return own
 
 
-def tied_layers(config: Any) -> dict[str, str]:
-    """What :func:`untied` adds to a checkpoint: the name of the output layer, and that of the embeddings it equals."""
-    names = list(expected_manifest(config))
-    return {name: names[0] for name in expected_manifest(untied(config)) if name not in names}  # embeddings come first
+def find_tied_layers(config: Any) -> dict[str, str]:
+    """The output layer that :func:`untie_output_layer` adds: its name, and the name of the embeddings it equals."""
+    names = list(build_manifest(config))
+    return {
+        name: names[0] for name in build_manifest(untie_output_layer(config)) if name not in names
+    }  # embeddings come first
 
 
 def check_weights(weights: Sequence[tuple[str, Tensor]], expected: Manifest) -> None:
-    """Refuse weights that are not exactly the ``expected`` ones.
+    """Check that names, shapes and types are exactly those of ``expected``.
 
     Raises:
         WeightMismatchError: names that are missing, unknown or given twice; shapes, or types that hold no real numbers;
@@ -122,10 +126,10 @@ def check_weights(weights: Sequence[tuple[str, Tensor]], expected: Manifest) -> 
     counts = Counter(name for name, _ in weights)
     given = dict(weights)
     findings = [
-        _listed("missing", sorted(expected.keys() - given.keys())),
-        _listed("unknown", sorted(given.keys() - expected.keys())),
-        _listed("given twice", [name for name, count in counts.items() if count > 1]),
-        _listed(
+        _list_names("missing", sorted(expected.keys() - given.keys())),
+        _list_names("unknown", sorted(given.keys() - expected.keys())),
+        _list_names("given twice", [name for name, count in counts.items() if count > 1]),
+        _list_names(
             "of another shape",
             [
                 f"{name} {tuple(tensor.shape)} instead of {tuple(expected[name])}"
@@ -133,8 +137,10 @@ def check_weights(weights: Sequence[tuple[str, Tensor]], expected: Manifest) -> 
                 if name in expected and tuple(tensor.shape) != tuple(expected[name])
             ],
         ),
-        _listed("not floating point", [f"{n} {t.dtype}" for n, t in given.items() if not t.dtype.is_floating_point]),
-        _listed("without data", [name for name, tensor in given.items() if tensor.is_meta]),
+        _list_names(
+            "not floating point", [f"{n} {t.dtype}" for n, t in given.items() if not t.dtype.is_floating_point]
+        ),
+        _list_names("without data", [name for name, tensor in given.items() if tensor.is_meta]),
     ]
     found = [finding for finding in findings if finding]
     if found:
@@ -143,8 +149,8 @@ def check_weights(weights: Sequence[tuple[str, Tensor]], expected: Manifest) -> 
         )
 
 
-def _adapted_part(name: str, adapted: Mapping[str, Any]) -> tuple[Any, str]:
-    """The adapted layer that the tensor belongs to and its name inside it; (None, name) outside of one."""
+def _find_adapted_layer(name: str, adapted: Mapping[str, Any]) -> tuple[Any, str]:
+    """The adapted layer of a tensor, and the tensor's name inside it; (None, name) if it is in none."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         layer = adapted.get(".".join(parts[:cut]))
@@ -154,7 +160,7 @@ def _adapted_part(name: str, adapted: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 @torch.no_grad()
-def _merged(prefix: str, layer: Any, values: Mapping[str, Tensor]) -> Tensor:
+def _merge_adapters(prefix: str, layer: Any, values: Mapping[str, Tensor]) -> Tensor:
     """W + (alpha / r) B A of each active adapter (LoRA, arXiv:2106.09685, eq. 3)."""
     weight = values[f"{prefix}base_layer.weight"].detach()
     if any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
@@ -173,7 +179,7 @@ def _merged(prefix: str, layer: Any, values: Mapping[str, Tensor]) -> Tensor:
     return merged
 
 
-def _listed(what: str, names: Sequence[str]) -> str:
+def _list_names(what: str, names: Sequence[str]) -> str:
     if not names:
         return ""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -1,30 +1,40 @@
-"""A run's curves and sampled completions as one HTML page that loads nothing from anywhere."""
+"""A run's curves and sampled completions as one HTML page that loads nothing from the network."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import os
-from collections.abc import Iterable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
-from rlox_grpo.run.console import duration
+from rlox_grpo.run.console import duration, shows_accuracy
 from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.report.curves import curves
 from rlox_grpo.run.report.read import Run, known, read_run
 from rlox_grpo.run.report.samples import before_and_after, training_samples
 from rlox_grpo.run.report.text import escape, number
 
-__all__ = ["write_report"]
+__all__ = ["watch_report", "write_comparison", "write_report"]
+
+_MAX_WARNINGS = 100
 
 
-def write_report(run_dir: str | os.PathLike[str]) -> Path:
-    """Write ``run_dir/report.html``: a run's curves, its completions before and after, its configuration.
+def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = None) -> Path:
+    """Write ``run_dir/report.html``: a run's warnings, curves, completions and configuration.
 
-    Reads ``config.toml``, ``metrics.jsonl``, ``evaluations.jsonl`` and ``completions/*.jsonl``; the page names those
-    that are missing. It holds its own style and script, asks nothing of the network, and follows the reader's light
-    or dark theme.
+    Reads ``config.toml``, ``metrics.jsonl``, ``evaluations.jsonl``, ``warnings.jsonl`` and ``completions/*.jsonl``;
+    the page names those that are missing. The page contains its style and its script, loads nothing from the network,
+    and follows the reader's light or dark theme.
+
+    Args:
+        run_dir: The run's folder.
+        refresh_s: Seconds after which a browser loads the page again; None: never.
 
     Returns:
         The page's path.
@@ -34,43 +44,96 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
         ValueError: A file is broken; the message names it and the line.
         OSError: The page cannot be written.
     """
-    folder = Path(run_dir)
-    path = folder / "report.html"
-    replace_file(path, _page(read_run(folder)).encode())
-    return path
-
-
-def _page(run: Run) -> str:
-    script, style = _asset("page.js"), _asset("page.css")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # Should hostile text ever get past the escaping, the browser still runs no script but ours and fetches nothing.
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    run = read_run(Path(run_dir))
     sections = {
-        "Curves": curves(run),
+        "Warnings": _warnings(run),
+        "Curves": curves([run]),
         "Before and after": before_and_after(run.held_out),
         "Training completions": training_samples(run.samples),
         "Numbers": _last_step(run),
         "Configuration": _details("All settings", run.config.items()),
     }
+    head = f"<h1>{escape(run.name)}</h1>{_headline(run)}{_tiles(run)}{_missing(run)}"
+    return _write(Path(run_dir) / "report.html", run.name, head, sections, refresh_s)
+
+
+def write_comparison(
+    run_dirs: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str], *, refresh_s: int | None = None
+) -> Path:
+    """Write a page that compares runs: the settings that differ, and one chart for each curve with a line for each run.
+
+    Args:
+        run_dirs: The runs' folders.
+        path: The page.
+        refresh_s: See :func:`write_report`.
+
+    Raises:
+        FileNotFoundError, ValueError, OSError: See :func:`write_report`.
+    """
+    runs = _with_distinct_names([Path(folder) for folder in run_dirs])
+    sections = {
+        "Runs": _table(["steps", "reward, last 10%", "warnings"], [(run.name, _summary(run)) for run in runs]),
+        "Settings that differ": _different_settings(runs),
+        "Curves": curves(runs),
+    }
+    title = f"{len(runs)} runs"
+    return _write(Path(path), title, f"<h1>{title}</h1>", sections, refresh_s)
+
+
+def watch_report(write: Callable[[int | None], Path], every_s: int, *, say: Callable[[Path], None]) -> None:
+    """Write a page again every ``every_s`` seconds until Ctrl-C, and then once more without the reloading.
+
+    Args:
+        write: Writes the page, which reloads itself after the seconds that it is given, or never; returns its path.
+        every_s: Seconds between two pages.
+        say: Called once with the page's path.
+    """
+    say(write(every_s))
+    try:
+        while True:
+            time.sleep(every_s)
+            write(every_s)
+    except KeyboardInterrupt:
+        write(None)
+
+
+def _write(path: Path, title: str, head: str, sections: dict[str, str], refresh_s: int | None) -> Path:
+    script = f"{_read_uplot('uPlot.iife.js')}\n{_read_asset('page.js')}"
+    style = f"{_read_uplot('uPlot.min.css')}\n{_read_asset('page.css')}"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # If hostile text ever passed the escaping, the browser would still run no other script and fetch nothing.
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
     sections = {title: body for title, body in sections.items() if body}
     anchors = {title: title.lower().replace(" ", "-") for title in sections}
     links = "".join(f'<a href="#{anchors[title]}">{title}</a>' for title in sections)
     bodies = "".join(
         f'<section id="{anchors[title]}"><h2>{title}</h2>{body}</section>\n' for title, body in sections.items()
     )
-    return (
+    page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        + (f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else "")
+        + '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f"<title>{escape(run.name)} · rlox_grpo</title>\n<style>{style}</style></head>\n<body>"
-        f"<header><h1>{escape(run.name)}</h1>{_headline(run)}{_tiles(run)}{_missing(run)}</header>"
+        f"<title>{escape(title)} · rlox_grpo</title>\n<style>{style}</style></head>\n<body><header>{head}</header>"
         f'<nav aria-label="Sections">{links}</nav>\n<main>{bodies}</main>\n<script>{script}</script></body></html>\n'
     )
+    replace_file(path, page.encode())
+    return path
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return resources.files("rlox_grpo.run.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _read_uplot(name: str) -> str:
+    """A file of uPlot as the installed package has it, found without importing that package."""
+    found = find_spec("uplot")
+    folders = [] if found is None else found.submodule_search_locations or []
+    files = [file for folder in folders if (file := Path(folder) / "static" / name).is_file()]
+    if not files:
+        raise FileNotFoundError(f"the report's charts need uPlot's {name}: pip install uplot-python")
+    return files[0].read_text(encoding="utf-8")
 
 
 def _headline(run: Run) -> str:
@@ -85,28 +148,36 @@ def _setting(run: Run, name: str) -> object:
 
 def _tiles(run: Run) -> str:
     tiles: list[tuple[str, str, str]] = []
-    for key, title in (("accuracy", "Held-out accuracy"), ("greedy_accuracy", "Greedy held-out accuracy")):
+    held_out = [("mean_reward", "Held-out reward", "")]
+    if any(shows_accuracy(row) for row in run.evaluations.values()):
+        accuracies = (("accuracy", "Held-out accuracy"), ("greedy_accuracy", "Greedy held-out accuracy"))
+        held_out = [(key, title, "%") for key, title in accuracies]
+    for key, title, unit in held_out:
         measured = known(run.evaluations, key)
         if measured:
             (first, before), (last, after) = measured[0], measured[-1]
-            tiles.append((title, f"{before:.1%} → {after:.1%}", f"steps {first:,} → {last:,}"))
-    rewards = [value for _, value in known(run.metrics, "reward/mean")]
-    if rewards:
-        tenth = max(1, len(rewards) // 10)
-        before, after = sum(rewards[:tenth]) / tenth, sum(rewards[-tenth:]) / tenth
-        tiles.append(
-            (
-                "Training reward",
-                f"{before:.2f} → {after:.2f}",
-                f"means of the first and last {tenth} steps" if tenth > 1 else "first and last step",
-            )
-        )
+            if len(measured) == 1:
+                tiles.append((title, number(before, unit), f"step {first:,}"))
+            else:
+                tiles.append((title, _change(before, after, unit), f"steps {first:,} → {last:,}"))
+    for key, title, unit in (
+        ("reward/mean", "Training reward", ""),
+        ("rollout/frac_reward_zero_std", "Zero-variance groups", "%"),
+    ):
+        values = [value for _, value in known(run.metrics, key)]
+        if values:
+            tenth = max(1, len(values) // 10)
+            before, after = _mean(values[:tenth]), _mean(values[-tenth:])
+            note = f"means of the first and last {tenth} steps" if tenth > 1 else "first and last step"
+            tiles.append((title, _change(before, after, unit), note))
     if run.metrics:
         planned = _setting(run, "max_steps")
-        tiles.append(("Steps", f"{max(run.metrics):,}", f"of {planned:,}" if isinstance(planned, int) else "so far"))
+        tiles.append(
+            ("Steps", f"{max(run.metrics):,}", f"of {number(planned)}" if isinstance(planned, int) else "so far")
+        )
     seconds = [value for _, value in known(run.metrics, "time/step_s")]
     if seconds:
-        tiles.append(("Time in steps", duration(sum(seconds)), f"{sum(seconds) / len(seconds):.3g} s a step"))
+        tiles.append(("Time in steps", duration(sum(seconds)), f"{number(_mean(seconds))} s a step"))
     shown = "".join(
         f'<div><dt>{title}</dt><dd class="value">{value}</dd><dd class="quiet">{note}</dd></div>'
         for title, value, note in tiles
@@ -114,16 +185,35 @@ def _tiles(run: Run) -> str:
     return f'<dl class="tiles">{shown}</dl>' if shown else ""
 
 
+def _change(before: float, after: float, unit: str) -> str:
+    return " → ".join(number(value, unit) if unit else f"{value:.3g}" for value in (before, after))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(value / len(values) for value in values)
+
+
 def _missing(run: Run) -> str:
     wanted = (
         (run.config, "<code>config.toml</code>: the settings"),
         (run.metrics, "<code>metrics.jsonl</code>: the training curves"),
-        (run.evaluations, "<code>evaluations.jsonl</code>: held-out accuracy"),
-        (run.samples, "<code>completions/step_*.jsonl</code>: training completions"),
+        (run.evaluations, "<code>evaluations.jsonl</code>: results on held-out prompts, which need eval_prompts"),
+        (run.samples, "<code>completions/step_*.jsonl</code>: training completions, which need log_completions"),
         (len(run.held_out) > 1, "two of <code>completions/eval_step_*.jsonl</code>: completions before and after"),
     )
     lacking = "".join(f"<li>{what}</li>" for there, what in wanted if not there)
-    return f'<div class="missing"><p>Not in this folder:</p><ul>{lacking}</ul></div>' if lacking else ""
+    return f'<div class="missing quiet"><p>Not in this folder:</p><ul>{lacking}</ul></div>' if lacking else ""
+
+
+def _warnings(run: Run) -> str:
+    rows = "".join(
+        f"<li><b>Step {number(row.get('step'))} · <bdi>{escape(row.get('guard'))}</bdi></b> "
+        f"<bdi>{escape(row.get('message'))}</bdi></li>"
+        for row in run.warnings[:_MAX_WARNINGS]
+    )
+    left = len(run.warnings) - _MAX_WARNINGS
+    more = f'<li class="quiet">and {left:,} more in warnings.jsonl</li>' if left > 0 else ""
+    return f'<ul class="warnings">{rows}{more}</ul>' if rows else ""
 
 
 def _last_step(run: Run) -> str:
@@ -134,10 +224,49 @@ def _last_step(run: Run) -> str:
 
 
 def _details(title: str, items: Iterable[tuple[str, object]]) -> str:
-    rows = "".join(f'<tr><th scope="row">{escape(key)}</th><td>{number(value)}</td></tr>' for key, value in items)
+    table = _table([], [(key, [number(value)]) for key, value in items])
+    return f"<details><summary>{title}</summary>{table}</details>" if table else ""
+
+
+def _table(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Return a table whose cells are HTML and whose row names and column names are text; empty without rows."""
     if not rows:
         return ""
+    head = "".join(f'<th scope="col"><bdi>{escape(column)}</bdi></th>' for column in columns)
+    body = "".join(
+        f'<tr><th scope="row"><bdi>{escape(name)}</bdi></th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+        for name, cells in rows
+    )
     return (
-        f'<details><summary>{title}</summary><div class="scroll" tabindex="0" role="region" aria-label="{title}">'
-        f"<table><tbody>{rows}</tbody></table></div></details>"
+        '<div class="scroll" tabindex="0" role="region" aria-label="Table"><table>'
+        + (f"<thead><tr><td></td>{head}</tr></thead>" if columns else "")
+        + f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _with_distinct_names(run_dirs: Sequence[Path]) -> list[Run]:
+    """Read the runs; runs whose folders have the same name get their paths as names."""
+    runs = [read_run(folder) for folder in run_dirs]
+    count = Counter(run.name for run in runs)
+    named = [
+        replace(run, name=str(folder)) if count[run.name] > 1 else run
+        for run, folder in zip(runs, run_dirs, strict=True)
+    ]
+    if len({run.name for run in named}) < len(named):
+        raise ValueError(f"a run is named twice: {', '.join(map(str, run_dirs))}")
+    return named
+
+
+def _summary(run: Run) -> list[str]:
+    rewards = [value for _, value in known(run.metrics, "reward/mean")]
+    last = _mean(rewards[-max(1, len(rewards) // 10) :]) if rewards else None
+    guards = ", ".join(dict.fromkeys(str(row.get("guard")) for row in run.warnings[:_MAX_WARNINGS]))
+    return [number(max(run.metrics, default=None)), number(last), escape(guards or "none")]
+
+
+def _different_settings(runs: Sequence[Run]) -> str:
+    keys = dict.fromkeys(key for run in runs for key in run.config if key != "output_dir")
+    differing = [key for key in keys if any(run.config.get(key) != runs[0].config.get(key) for run in runs)]
+    return _table(
+        [run.name for run in runs], [(key, [number(run.config.get(key)) for run in runs]) for key in differing]
     )

@@ -1,37 +1,126 @@
-"""Which curves a run has: those that everybody looks at in their order, then one for each metric that is left."""
+"""Which charts a run has: the usual ones in a fixed order, then one for each metric that is left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rlox_grpo.rewards import OUTCOMES, STATUSES
-from rlox_grpo.run.report.charts import Chart, draw
+from rlox_grpo.run.console import shows_accuracy
+from rlox_grpo.run.report.charts import Chart, compare, draw
 from rlox_grpo.run.report.read import Run, Table, column
 
 _UNSCORED = (*STATUSES[1:], *OUTCOMES[1:])
+_MAX_MORE = 200
+_UPDATED = "gaps: steps without an update, as all groups had constant rewards"
+
+# Title, note, unit, and the metrics with their names in the legend.
+_USUAL: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
+    (
+        "Completion length",
+        "tokens; healthy: stable, or growing together with the reward",
+        "",
+        {"completions/mean_length": "mean", "completions/max_length": "longest", "completions/min_length": "shortest"},
+    ),
+    (
+        "Truncated completions",
+        "share cut at the length limit; healthy: under 20%",
+        "%",
+        {"completions/clipped_ratio": "truncated"},
+    ),
+    (
+        "Zero-variance groups",
+        "share of groups whose rewards are all equal; they teach nothing. Healthy: under 50%",
+        "%",
+        {"rollout/frac_reward_zero_std": "zero variance"},
+    ),
+    (
+        "KL",
+        f"from the reference policy, per token; healthy: a slow rise, without jumps; {_UPDATED}",
+        "",
+        {"policy/kl": "KL"},
+    ),
+    (
+        "Entropy",
+        f"of the policy, per token; healthy: a slow fall, not to 0; {_UPDATED}",
+        "",
+        {"policy/entropy": "entropy"},
+    ),
+    (
+        "Clipped tokens",
+        f"share of tokens whose ratio leaves the clip range; healthy: under 20%; {_UPDATED}",
+        "%",
+        {"policy/clip_fraction": "clipped", "policy/clip_fraction_low": "below", "policy/clip_fraction_high": "above"},
+    ),
+    (
+        "Gradient norm",
+        f"before clipping; healthy: no growth over the run; {_UPDATED}",
+        "",
+        {"update/grad_norm": "gradient norm"},
+    ),
+    ("Learning rate", "of each step", "", {"update/learning_rate": "learning rate"}),
+    (
+        "Throughput",
+        "tokens per second",
+        "",
+        {
+            "perf/tokens_per_s": "whole step",
+            "perf/rollout_tokens_per_s": "rollout",
+            "perf/update_tokens_per_s": "update, prompts included",
+        },
+    ),
+    (
+        "Padding and shared tokens of the update",
+        "share",
+        "%",
+        {
+            "perf/padding_share": "padding",
+            "perf/prompt_tokens_saved_share": "prompt tokens shared",
+            "perf/completion_tokens_saved_share": "completion tokens shared",
+        },
+    ),
+    ("Model FLOP utilization", "of the update, on CUDA", "%", {"perf/mfu": "MFU"}),
+)
 
 
-def curves(run: Run) -> str:
-    """Every chart of a run as HTML, all over the same steps; empty when nothing was recorded."""
-    steps = [*run.metrics, *run.evaluations]
+def curves(runs: Sequence[Run]) -> str:
+    """Return every chart of a run as HTML, all over the same steps; empty when nothing was recorded.
+
+    Several runs get one chart for each curve, with a line for each run.
+    """
+    steps = [step for run in runs for step in (*run.metrics, *run.evaluations)]
     if not steps:
         return ""
     first, last = min(steps), max(steps)
-    left = dict.fromkeys(key for row in run.metrics.values() for key in row if not key.startswith("eval/"))
-    charts = [*_held_out(run.evaluations), *_training(run.metrics, left)]
+    charts, more = {}, {}
+    for run in runs:
+        left = dict.fromkeys(
+            key for row in run.metrics.values() for key in row if not key.startswith(("eval/", "guard/"))
+        )
+        charts[run.name] = [*_held_out(run.evaluations), *_training(run.metrics, left)]
+        more[run.name] = [
+            Chart(key, "", list(run.metrics), {key: column(run.metrics, key)}, from_zero=False)
+            for key in [*left][:_MAX_MORE]
+        ]
     note = (
-        "Faint lines: every step. Bold lines: a running mean over a twentieth of the run. Legends give the last value."
+        "Faint lines: every step. Bold lines: a running mean over a twentieth of the run. Legends give the last value, "
+        "or the value under the pointer. Drag over a chart to zoom all of them in; double-click to zoom out. Click a "
+        "name to hide its line."
     )
-    body = (
-        f'<p class="quiet">{note}</p><div class="charts">{"".join(draw(chart, first, last) for chart in charts)}</div>'
-        if charts
-        else ""
+    usual, others = _draw_all(charts, first, last), _draw_all(more, first, last)
+    count = others.count("<figure")
+    return (
+        f'<p class="quiet">{note}</p><noscript><p>The charts need JavaScript; the tables below do not.</p></noscript>'
+        f'<div class="charts">{usual}</div>'
+        + (
+            f'<details><summary><h3>{count} more</h3></summary><div class="charts">{others}</div></details>'
+            * bool(count)
+        )
     )
-    more = [Chart(key, "", list(run.metrics), {key: column(run.metrics, key)}, from_zero=False) for key in left]
-    if more:
-        drawn = "".join(draw(chart, first, last) for chart in more)
-        body += f'<details><summary><h3>{len(more)} more</h3></summary><div class="charts">{drawn}</div></details>'
-    return body
+
+
+def _draw_all(charts: Mapping[str, Sequence[Chart]], first: int, last: int) -> str:
+    chosen = compare(charts) if len(charts) > 1 else next(iter(charts.values()))
+    return "".join(draw(chart, first, last) for chart in chosen)
 
 
 def _held_out(evaluations: Table) -> list[Chart]:
@@ -40,11 +129,12 @@ def _held_out(evaluations: Table) -> list[Chart]:
         series = {key.replace("_", " "): column(evaluations, key) for key in keys}
         return Chart(title, note, list(evaluations), series, unit=unit, kind="dots")
 
+    is_accuracy_shown = any(shows_accuracy(row) for row in evaluations.values())
     charts = [
         chart(
             "Held-out accuracy",
-            "on problems that training never sees",
-            lambda key: "accuracy" in key or key.startswith("pass@"),
+            "share of right samples on prompts that are not trained on",
+            lambda key: is_accuracy_shown and ("accuracy" in key or key.startswith("pass@")),
             "%",
         ),
         chart("Held-out reward", "mean of the weighted total", lambda key: key == "mean_reward"),
@@ -53,83 +143,40 @@ def _held_out(evaluations: Table) -> list[Chart]:
 
 
 def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:
-    """Make the known charts, and take the metrics that they show out of ``left``."""
+    """Make the usual charts, and remove the metrics that they show from ``left``."""
     steps = list(metrics)
 
-    def chart(title: str, note: str, names: Mapping[str, str], unit: str = "", *, smooth: bool = True) -> Chart:
+    def chart(title: str, note: str, unit: str, names: Mapping[str, str]) -> Chart:
         series = {name: column(metrics, key) for key, name in names.items() if key in left}
         for key in names:
             left.pop(key, None)
-        return Chart(title, note, steps, series, unit, smooth=smooth)
+        return Chart(title, note, steps, series, unit, smooth=title != "Learning rate")
 
-    components = {
-        key: key[len("rewards/") : -len("/mean")]
-        for key in left
-        if key.startswith("rewards/") and key.endswith("/mean")
-    }
+    def named(prefix: str, suffix: str) -> dict[str, str]:
+        return {key: key[len(prefix) : -len(suffix)] for key in left if key.startswith(prefix) and key.endswith(suffix)}
+
     unscored = {
         key: key[len("rewards/") :].replace("/", ": ").replace("_", " ")
         for key in left
         if key.startswith("rewards/") and key.rpartition("/")[2] in _UNSCORED and any(column(metrics, key))
     }
-    durations = {
-        key: key[len("rewards/") : -len("/time_s")]
-        for key in left
-        if key.startswith("rewards/") and key.endswith("/time_s")
-    }
-    stages = {
-        key: key[len("time/") :].removesuffix("_s") for key in left if key.startswith("time/") and key != "time/step_s"
-    }
-    lengths = {
-        "completions/mean_length": "mean",
-        "completions/max_length": "longest",
-        "completions/min_length": "shortest",
-    }
-    clipped = {
-        "policy/clip_fraction": "clipped",
-        "policy/clip_fraction_low": "below",
-        "policy/clip_fraction_high": "above",
-    }
-    throughput = {
-        "perf/tokens_per_s": "whole step",
-        "perf/rollout_tokens_per_s": "rollout",
-        "perf/update_tokens_per_s": "update, prompts included",
-    }
-    spared = {
-        "perf/padding_share": "places that are padding",
-        "perf/prompt_tokens_saved_share": "prompt tokens shared",
-        "perf/completion_tokens_saved_share": "completion tokens shared",
-    }
+    durations = named("rewards/", "/time_s")
+    stages = {key: name for key, name in named("time/", "_s").items() if name != "step"}
     charts = [
-        chart("Reward", "mean of the weighted total", {"reward/mean": "reward"}),
-        chart("Reward components", "mean of each, before its weight", components),
-        chart("Unscored samples", "share that a reward could not read, decide or finish", unscored, "%"),
-        chart("Completion length", "tokens", lengths),
-        chart(
-            "Truncated completions", "share cut at the length limit", {"completions/clipped_ratio": "truncated"}, "%"
+        chart("Reward", "mean of the weighted total; healthy: rising", "", {"reward/mean": "reward"}),
+        chart("Reward components", "mean of each, before its weight", "", named("rewards/", "/mean")),
+        chart("Unscored samples", "share that a reward could not read, decide or finish", "%", unscored),
+        *(chart(*usual) for usual in _USUAL),
+        chart("Time of each reward", "seconds of a step, within its rewards", "s", durations),
+        Chart(
+            "Time of a step",
+            "seconds by stage, stacked",
+            steps,
+            {name: column(metrics, key) for key, name in stages.items()},
+            "s",
+            kind="stack",
         ),
-        chart(
-            "Zero-variance groups",
-            "share whose rewards are all equal: they teach nothing",
-            {"rollout/frac_reward_zero_std": "zero variance"},
-            "%",
-        ),
-        chart("KL", "from the reference policy, per token", {"policy/kl": "KL"}),
-        chart("Entropy", "of the policy, per token", {"policy/entropy": "entropy"}),
-        chart("Clipped tokens", "share whose ratio leaves the clip range", clipped, "%"),
-        chart("Gradient norm", "before clipping", {"update/grad_norm": "gradient norm"}),
-        chart("Learning rate", "as used", {"update/learning_rate": "learning rate"}, smooth=False),
-        chart("Throughput", "tokens per second", throughput),
-        chart("What the update forwards", "share", spared, "%"),
-        chart("Model FLOP utilisation", "of the update, on CUDA", {"perf/mfu": "MFU"}, "%"),
-        chart("Time of each reward", "seconds of a step, within its rewards", durations, "s"),
-        _stacked(metrics, stages),
     ]
     for key in (*stages, "time/step_s"):
         left.pop(key, None)
     return [chart for chart in charts if chart.series]
-
-
-def _stacked(metrics: Table, stages: Mapping[str, str]) -> Chart:
-    series = {name: column(metrics, key) for key, name in stages.items()}
-    return Chart("Time of a step", "seconds by stage, stacked", list(metrics), series, "s", kind="stack")

@@ -1,17 +1,17 @@
-"""Read a run's folder: what is there, and what is missing."""
+"""Read a run's folder, which may come from somebody else: any file may be missing, broken or hostile."""
 
 from __future__ import annotations
 
 import math
-import os
 import re
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.run.files import open_regular, read_jsonl
+from rlox_grpo.run.files import read_jsonl
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,6 +24,11 @@ LARGEST_SHOWN = 1e100
 Table = dict[int, dict[str, float | None]]
 """Step → metric → value; None where it was not finite."""
 
+MAX_BYTES = 2**28
+"""Largest file that a report reads: the metrics of about a hundred thousand steps."""
+
+_MAX_STEP = 2**53  # JavaScript holds integers up to here
+
 
 @dataclass(frozen=True)
 class Run:
@@ -34,6 +39,7 @@ class Run:
         config: The resolved configuration, flat: ``section.key`` → value; empty when there is no file.
         metrics: Training metrics by step, in ascending order.
         evaluations: Held-out metrics by step, in ascending order.
+        warnings: What the guards warned of: rows with ``step``, ``guard`` and ``message``, in the file's order.
         samples: Training step → its file of completions, ascending.
         held_out: Step of an evaluation → its file of completions, ascending.
     """
@@ -42,6 +48,7 @@ class Run:
     config: dict[str, Any]
     metrics: Table
     evaluations: Table
+    warnings: list[dict[str, Any]]
     samples: dict[int, Path]
     held_out: dict[int, Path]
 
@@ -51,7 +58,8 @@ def read_run(run_dir: Path) -> Run:
 
     Raises:
         FileNotFoundError: There is no such folder.
-        ValueError: A file is broken; the message names it and the line.
+        ValueError: A file is broken, larger than ``MAX_BYTES``, or not a regular file; the message names the file and,
+            where there is one, the line.
     """
     if not run_dir.is_dir():
         raise FileNotFoundError(f"{run_dir}: no such folder; a report is made from the output_dir of a run")
@@ -66,43 +74,64 @@ def read_run(run_dir: Path) -> Run:
         config=_read_config(run_dir / "config.toml"),
         metrics=metrics,
         evaluations=dict(sorted(evaluations.items())),
-        samples=_completion_files(run_dir, "step"),
-        held_out=_completion_files(run_dir, "eval_step"),
+        warnings=read_rows(run_dir / "warnings.jsonl"),
+        samples=_completion_files(run_dir / "completions", "step"),
+        held_out=_completion_files(run_dir / "completions", "eval_step"),
     )
+
+
+def read_rows(path: Path, *, limit: int | None = None) -> list[dict[str, Any]]:
+    """Read a file of JSON objects, one on each line, at most ``limit`` of them; none when there is no file.
+
+    Raises:
+        ValueError: See :func:`read_run`.
+    """
+    try:
+        return read_jsonl(path, limit=limit) if _is_there(path) else []
+    except RecursionError as error:
+        raise ValueError(f"{path}: a line is nested too deeply") from error
+
+
+def _is_there(path: Path) -> bool:
+    """Tell whether ``path`` is a file to read. Raises ValueError for a link, a pipe, a device, or a file too large."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path}: not a regular file; a report reads no symbolic links, pipes or devices")
+    if status.st_size > MAX_BYTES:
+        raise ValueError(f"{path}: {status.st_size:,} bytes; a report reads files of at most {MAX_BYTES:,}")
+    return True
 
 
 def _read_table(path: Path) -> Table:
     table: Table = {}
-    for number, row in enumerate(read_jsonl(path) if os.path.lexists(path) else [], start=1):
+    for number, row in enumerate(read_rows(path), start=1):
         step = row.pop("step", None)
-        if not isinstance(step, int):
-            raise ValueError(f"{path}:{number}: no integer 'step'")
-        if abs(step) > 2**53:
-            raise ValueError(f"{path}:{number}: 'step' has {len(str(step))} digits")
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= _MAX_STEP:
+            raise ValueError(f"{path}:{number}: no integer 'step' of 0 to 2**53")
         values = table.setdefault(step, {})
         for key, value in row.items():
             if value is not None and not isinstance(value, (int, float)):
-                raise ValueError(f"{path}:{number}: {key!r} is not a number: {value!r}")
-            values[key] = _shown(value)
+                raise ValueError(f"{path}:{number}: {key!r} is not a number: {value!r:.80}")
+            values[key] = _finite(value)
     return dict(sorted(table.items()))
 
 
-def _shown(value: float | None) -> float | None:
-    """A number that a chart can show: finite, and so far from the largest float that sums of it are finite too."""
+def _finite(value: float | None) -> float | None:
     try:
-        number = math.nan if value is None else float(value)
-    except OverflowError:  # an integer of more than 308 digits
+        return None if value is None or not math.isfinite(value) else float(value)
+    except OverflowError:  # an integer past 1.8e308
         return None
-    return number if abs(number) <= LARGEST_SHOWN else None
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    if not os.path.lexists(path):
+    if not _is_there(path):
         return {}
     try:
-        with open_regular(path) as file:
-            return dict(_flatten(tomllib.loads(file.read().decode("utf-8")), ""))
-    except ValueError as error:  # TOML's own error, and bytes that are not UTF-8
+        return dict(_flatten(tomllib.loads(path.read_text(encoding="utf-8")), ""))
+    except (ValueError, RecursionError) as error:  # TOML's own error, and bytes that are not UTF-8
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -113,17 +142,19 @@ def _flatten(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
     return flat
 
 
-def _completion_files(run_dir: Path, kind: str) -> dict[int, Path]:
+def _completion_files(folder: Path, kind: str) -> dict[int, Path]:
+    if folder.is_symlink():
+        raise ValueError(f"{folder}: a symbolic link; a report reads none")
     found = {}
-    for path in (run_dir / "completions").glob(f"{kind}_*.jsonl"):
-        match = re.fullmatch(rf"{kind}_(\d+)\.jsonl", path.name)
+    for path in folder.glob(f"{kind}_*.jsonl"):
+        match = re.fullmatch(rf"{kind}_(\d{{1,15}})\.jsonl", path.name)
         if match:
             found[int(match[1])] = path
     return dict(sorted(found.items()))
 
 
 def column(table: Table, key: str) -> list[float | None]:
-    """One metric at each step of ``table``, None at the steps that do not have it."""
+    """Return one metric at each step of ``table``, None at the steps that do not have it."""
     return [row.get(key) for row in table.values()]
 
 

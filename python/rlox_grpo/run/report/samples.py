@@ -1,4 +1,4 @@
-"""Sampled completions on the page: held-out prompts before and after training, and training groups."""
+"""Sampled completions on the page: held-out prompts before and after training, and groups of training prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.run.files import read_jsonl
+from rlox_grpo.run.report.read import read_rows
 from rlox_grpo.run.report.text import escape, model_text, number
 
 _MAX_PAIRS = 8
@@ -28,7 +28,7 @@ def before_and_after(held_out: Mapping[int, Path]) -> str:
     if len(held_out) < 2:
         return ""
     first, last = min(held_out), max(held_out)
-    before, after = _by_prompt(read_jsonl(held_out[first])), _by_prompt(read_jsonl(held_out[last]))
+    before, after = _by_prompt(read_rows(held_out[first])), _by_prompt(read_rows(held_out[last]))
     shared = [prompt for prompt in before if prompt in after]
     pairs = "".join(
         f'<article class="pair"><h3>Prompt {place}</h3>{model_text(before[prompt]["prompt"])}<div class="columns">'
@@ -56,7 +56,7 @@ def training_samples(samples: Mapping[int, Path]) -> str:
 
 
 def _step(step: int, path: Path, *, is_open: bool) -> str:
-    rows = [{**row, "prompt": row.get("prompt")} for row in read_jsonl(path, limit=_MAX_ROWS)]
+    rows = [{**row, "prompt": row.get("prompt")} for row in read_rows(path, limit=_MAX_ROWS)]
     groups = [list(group) for _, group in groupby(rows, key=lambda row: json.dumps(row["prompt"]))]
     body = "".join(
         f'<article class="group">{model_text(group[0]["prompt"])}'

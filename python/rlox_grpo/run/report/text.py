@@ -1,4 +1,4 @@
-"""Text and numbers for a page: everything a run holds may be hostile model output, so all of it passes here."""
+"""Text and numbers for a page. What a run holds may be hostile model output, so all of it is escaped here."""
 
 from __future__ import annotations
 
@@ -10,24 +10,31 @@ from typing import Any
 
 MAX_CHARACTERS = 4000
 
-# Shown by name and not acted on: characters that reorder, hide or break the text around them.
+# Characters that reorder, hide or break the text around them; the page shows their code points.
 _INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
-# A zero-width joiner holds emoji and several scripts together.
+# Zero-width joiners belong to emoji and to several scripts.
 _KEPT = "\t\n\u200c\u200d"
 _MAYBE_INVISIBLE = re.compile(r"[^\t\n\x20-\x7e\xa1-\xac\xae-\u05ff]")
 
 
 def escape(value: object) -> str:
-    """Text that is safe in HTML, in an element or in a quoted attribute.
+    """Return text that is safe in HTML, in an element or in a quoted attribute.
 
-    ``& < > " '`` become entities. Control characters, bidirectional overrides, lone surrogates and other
-    invisible characters are spelled out, ``⟨U+202E⟩``: they neither act on the page nor stop it from being UTF-8.
+    ``& < > " '`` become entities, and invisible characters are spelled out; see :func:`visible`.
     """
-    return html.escape(_MAYBE_INVISIBLE.sub(_spell_out, str(value)), quote=True)
+    return html.escape(visible(value), quote=True)
+
+
+def visible(value: object) -> str:
+    """Spell out control characters, bidirectional overrides, lone surrogates and other invisible characters.
+
+    U+202E becomes ``⟨U+202E⟩``. The result can be encoded as UTF-8.
+    """
+    return _MAYBE_INVISIBLE.sub(_spell_out, str(value))
 
 
 def model_text(value: object) -> str:
-    """Make an HTML block of a prompt or completion: text or token ids, cut at ``MAX_CHARACTERS``."""
+    """Return the HTML block of a prompt or completion: text or token ids, cut at ``MAX_CHARACTERS``."""
     if isinstance(value, list):
         text = " ".join(str(token) for token in value)
     else:
@@ -38,10 +45,10 @@ def model_text(value: object) -> str:
 
 
 def number(value: Any, unit: str = "") -> str:
-    """Write a number in about four digits: ``0.4012``, ``12,345``, ``1e-6``; ``—`` for none; other values as they are.
+    """Return a number in about four digits: ``0.4012``, ``12,345``, ``1e-6``; ``—`` for None; other values as text.
 
     Args:
-        value: What a run's file holds; a number unless the file was not written by us.
+        value: What a run's file holds: a number of any size, unless another program wrote the file.
         unit: ``%`` shows a share of 1 as a percentage; other units follow the number.
     """
     if value is None:
@@ -49,11 +56,11 @@ def number(value: Any, unit: str = "") -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return escape(value)
     try:
-        float(value)
-    except OverflowError:
-        return escape(f"an integer past 1e308{' ' + unit if unit else ''}")
+        value = float(value)
+    except OverflowError:  # an integer past 1.8e308
+        return "over 1.8e308" if value > 0 else "under −1.8e308"
     if unit == "%":
-        return f"{value:.1%}"
+        return f"{value:.1%}" if abs(value) < 1e5 else f"{100 * value:.3g}%"
     size = abs(value)
     if size >= 1e7 or 0 < size < 1e-3:
         text = re.sub(r"e([+-])0*(\d)", lambda m: f"e{m[1].strip('+')}{m[2]}", f"{value:.3g}")

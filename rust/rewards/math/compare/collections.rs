@@ -23,8 +23,8 @@ impl Comparer<'_> {
                 Value::Number(_) | Value::Text(_),
                 Value::List { items, shape: Shape::Set | Shape::Brackets | Shape::Bare },
             ) if items.len() == 1 => self.values(gold, &items[0]),
-            (Value::Text(text), Value::Number(number)) => Equality::of(spelled(self.answer, number, text)),
-            (Value::Number(number), Value::Text(text)) => Equality::of(spelled(self.gold, number, text)),
+            (Value::Text(text), Value::Number(number)) => Equality::of(spelled(self.answer, number, text, true)),
+            (Value::Number(number), Value::Text(text)) => Equality::of(spelled(self.gold, number, text, false)),
             _ => self.regions_of(gold, answer),
         }
     }
@@ -221,11 +221,16 @@ impl Comparer<'_> {
     }
 }
 
-/// Whether a text and a letter are spelled alike: names, and the letters of options in either case.
-fn spelled(exprs: &Exprs, number: &Number, text: &str) -> bool {
-    let option = matches!(text, "a" | "b" | "c" | "d" | "e");
+/// Whether a text and a letter are spelled alike: names in either case, single letters in the same one. Of a gold that is
+/// the label of a choice, case does not count.
+fn spelled(exprs: &Exprs, number: &Number, text: &str, text_is_gold: bool) -> bool {
+    let label = text_is_gold && matches!(text.as_bytes(), [b'a'..=b'j' | b'A'..=b'J']);
     let super::super::expr::Kind::Symbol(hash) = exprs.kind(number.id) else { return false };
-    let same = |name: &str| name.to_lowercase() == *text && (text.len() > 1 || option || *name == *text);
+    let same = |name: &str| match text.len() {
+        1 if label => name.eq_ignore_ascii_case(text),
+        1 => name == text,
+        _ => name.to_lowercase() == *text,
+    };
     exprs.names().iter().any(|(known, name)| known == hash && same(name))
 }
 

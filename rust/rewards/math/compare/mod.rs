@@ -2,12 +2,14 @@
 
 mod collections;
 mod numbers;
+mod proportional;
 mod statements;
+mod systems;
 
 use dashu_ratio::RBig;
 
-use super::expr::identity::{Equality, Part};
-use super::expr::{Exprs, Id};
+use super::expr::identity::Equality;
+use super::expr::{Exprs, Id, Part};
 use super::fuel::{Fuel, Stop};
 use super::value::{Mark, Number, Reading, Region, Shape, Value};
 
@@ -90,7 +92,13 @@ impl Comparer<'_> {
         match (gold, answer) {
             (Value::Number(gold), Value::Number(answer)) => self.numbers(gold, answer),
             (Value::Infinite { negative: a }, Value::Infinite { negative: b }) => Equality::of(a == b),
-            (Value::Text(gold), Value::Text(answer)) => Equality::of(gold == answer),
+            (Value::Text(gold), Value::Text(answer)) => {
+                let letters = gold.len() == 1 && gold.eq_ignore_ascii_case(answer);
+                Equality::of(gold == answer || letters)
+            }
+            (Value::Time { seconds: a, known: p, .. }, Value::Time { seconds: b, known: q, .. }) => {
+                Equality::of(a == b && p == q)
+            }
             (Value::Ellipsis, Value::Ellipsis) => Equality::Equal,
             (Value::Named(a, p), Value::Named(b, q)) => Equality::of(a == b && p == q),
             // Statements stand for what they state.
@@ -118,7 +126,10 @@ impl Comparer<'_> {
                 self.numbers(number, &Number { id: *id, mark: Mark::Bare })
             }
             (Value::Related { operator: p, sides: a }, Value::Related { operator: q, sides: b }) => {
-                Equality::of(p == q).and(self.values(&a.0, &b.0)).and(self.values(&a.1, &b.1))
+                let straight = || self.values(&a.0, &b.0).and(self.values(&a.1, &b.1));
+                let crossed = || self.values(&a.0, &b.1).and(self.values(&a.1, &b.0));
+                let sides = if p.is_symmetric() { straight().or(crossed()) } else { straight() };
+                Equality::of(p == q).and(sides)
             }
             (Value::Builder { element: a, conditions: p }, Value::Builder { element: b, conditions: q }) => {
                 self.values(a, b).and(self.values(p, q))
@@ -136,6 +147,9 @@ impl Comparer<'_> {
             (Value::List { items, shape }, Value::Matrix { columns, entries }) => {
                 self.vector_as_list(*columns, entries, items, *shape, false)
             }
+            // A time is a ratio only beside what can be nothing else; as a gold, in lowest terms.
+            (Value::Time { ratio: Some(ratio), lowest: true, .. }, _) => self.values(ratio, answer),
+            (_, Value::Time { ratio: Some(ratio), .. }) => self.values(gold, ratio),
             (Value::Ratio { quotients: gold, .. }, Value::Ratio { quotients: answer, .. }) => {
                 self.in_order(gold, answer)
             }

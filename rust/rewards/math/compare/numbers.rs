@@ -57,7 +57,7 @@ impl Comparer<'_> {
     }
 
     fn quantities(&self, gold: Id, left: &Unit, answer: Id, right: &Unit) -> Equality {
-        let same_unit = left == right || left.placeholder || right.placeholder;
+        let same_unit = left == right || left.stands_for(right);
         if same_unit || self.options.units == Units::Ignore {
             return self.same(gold, answer);
         }

@@ -1,40 +1,15 @@
 //! Functions: exact where the argument allows, else by others, else an atom of the argument.
 
 use dashu_int::IBig;
-use dashu_int::ops::{Abs, BitTest, Gcd, UnsignedAbs};
+use dashu_int::ops::BitTest;
 use dashu_ratio::RBig;
 
 use super::super::fuel::{Fuel, Stop};
 use super::super::modular::{Residue, mix};
+use super::exact::{exact, product_down};
 use super::factor::factors_of;
+use super::op::Op;
 use super::{Class, Exprs, Id, Kind, MOST_BITS};
-
-/// A function that is evaluated as itself.
-#[expect(missing_docs, reason = "the names say it")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Op {
-    Sin,
-    Cos,
-    Arcsin,
-    Arccos,
-    Arctan,
-    Ln,
-    Abs,
-    Floor,
-    Ceil,
-    Sign,
-    Max,
-    Min,
-    Gcd,
-    Lcm,
-    Re,
-    Im,
-    Conj,
-    Arg,
-    Factorial,
-    DoubleFactorial,
-}
 
 impl Exprs {
     /// `op(arguments)`.
@@ -256,6 +231,9 @@ impl Exprs {
     /// # Errors
     /// [`Stop::Undefined`], [`Stop::Fuel`]
     pub fn binomial(&mut self, n: Id, k: Id, fuel: &Fuel) -> Result<Id, Stop> {
+        if let Some(value) = self.exact_binomial(n, k, fuel)? {
+            return self.rational(value, fuel);
+        }
         let falling = self.falling(n, k, fuel)?;
         if let Some(falling) = falling {
             let factorial = self.function(Op::Factorial, &[k], fuel)?;
@@ -268,18 +246,34 @@ impl Exprs {
             if part < IBig::ZERO || part > whole {
                 return self.integer(0, fuel);
             }
+            // C(n, k) = C(n, n − k), so that both spellings are one expression.
             let other = &whole - &part;
             if other < part {
                 let other = self.rational(RBig::from(other), fuel)?;
-                if let Some(falling) = self.falling(n, other, fuel)? {
-                    let factorial = self.function(Op::Factorial, &[other], fuel)?;
-                    return self.quotient(falling, factorial, fuel);
-                }
+                return self.binomial(n, other, fuel);
             }
         }
         let arrangements = self.permutations(n, k, fuel)?;
         let factorial = self.function(Op::Factorial, &[k], fuel)?;
         self.quotient(arrangements, factorial, fuel)
+    }
+
+    /// The value of C(n, k) of whole numbers, where it is not too long.
+    fn exact_binomial(&self, n: Id, k: Id, fuel: &Fuel) -> Result<Option<RBig>, Stop> {
+        let small = |id: Id| self.as_integer(id).and_then(|value| u32::try_from(value).ok());
+        let (Some(n), Some(k)) = (small(n), small(k)) else { return Ok(None) };
+        if k > n {
+            return Ok(None);
+        }
+        let k = k.min(n - k);
+        let bits = (n.max(1).ilog2() as usize + 1) * k as usize;
+        if bits > MOST_BITS {
+            return Ok(None);
+        }
+        let top = product_down(n, k, 1, fuel)?;
+        let bottom = product_down(k, k, 1, fuel)?;
+        fuel.spend(4 + Fuel::product(bits, bits))?;
+        Ok(Some(RBig::from(top / bottom)))
     }
 
     /// `n! / (n − k)!`.
@@ -325,81 +319,4 @@ impl Exprs {
 
 fn half() -> RBig {
     RBig::from_parts_signed(IBig::ONE, IBig::from(2))
-}
-
-/// The exact value of a function of rationals, where it is rational by definition.
-fn exact(op: Op, numbers: &[RBig], fuel: &Fuel) -> Result<Option<RBig>, Stop> {
-    let [first, ..] = numbers else { return Ok(None) };
-    fuel.spend(numbers.iter().map(|n| 4 + (n.numerator().bit_len() + n.denominator().bit_len()) as u64 / 32).sum())?;
-    let zero_only = |value: RBig| first.is_zero().then_some(value);
-    Ok(match op {
-        Op::Sin | Op::Arcsin | Op::Arctan => zero_only(RBig::ZERO),
-        Op::Cos => zero_only(RBig::ONE),
-        Op::Abs => Some(first.clone().abs()),
-        Op::Floor => Some(RBig::from(first.floor())),
-        Op::Ceil => Some(RBig::from(first.ceil())),
-        Op::Sign => Some(RBig::from(first.numerator().signum())),
-        Op::Max => numbers.iter().max().cloned(),
-        Op::Min => numbers.iter().min().cloned(),
-        Op::Gcd | Op::Lcm => {
-            if !numbers.iter().all(|n| n.denominator().is_one()) {
-                return Err(Stop::Undefined);
-            }
-            let mut result = first.numerator().clone().unsigned_abs();
-            for number in &numbers[1..] {
-                let other = number.numerator().clone().unsigned_abs();
-                fuel.spend(40 + 4 * Fuel::product(result.bit_len(), other.bit_len()))?;
-                if result.is_zero() || other.is_zero() {
-                    result = if op == Op::Lcm { dashu_int::UBig::ZERO } else { result + other };
-                    continue;
-                }
-                let divisor = (&result).gcd(&other);
-                if op == Op::Gcd {
-                    result = divisor;
-                } else {
-                    if result.bit_len() + other.bit_len() > MOST_BITS {
-                        return Err(Stop::Fuel);
-                    }
-                    result = result * other / divisor;
-                }
-            }
-            Some(RBig::from(result))
-        }
-        Op::Re | Op::Conj => Some(first.clone()),
-        Op::Im => Some(RBig::ZERO),
-        Op::Factorial => factorial(first, 1, fuel)?,
-        Op::DoubleFactorial => factorial(first, 2, fuel)?,
-        Op::Arccos | Op::Ln | Op::Arg => None,
-    })
-}
-
-/// n (n − step) (n − 2·step) … where it has at most [`MOST_BITS`].
-fn factorial(n: &RBig, step: u32, fuel: &Fuel) -> Result<Option<RBig>, Stop> {
-    if !n.denominator().is_one() {
-        return Err(Stop::Fuel);
-    }
-    if n.numerator() < &IBig::ZERO {
-        return Err(Stop::Undefined);
-    }
-    let Some(n) = u32::try_from(n.numerator()).ok().filter(|n| *n < 10_000) else { return Ok(None) };
-    let length = (n.max(1).ilog2() as usize + 1) * (n / step) as usize;
-    if length > MOST_BITS {
-        return Ok(None);
-    }
-    let mut product = dashu_int::UBig::ONE;
-    let mut chunk = 1u64;
-    let mut k = n;
-    // A word of factors at a time, so that there are few long products.
-    while k > 1 {
-        match chunk.checked_mul(u64::from(k)) {
-            Some(more) => chunk = more,
-            None => {
-                fuel.spend(4 + product.bit_len() as u64 / 256)?;
-                product *= chunk;
-                chunk = u64::from(k);
-            }
-        }
-        k = k.saturating_sub(step);
-    }
-    Ok(Some(RBig::from(product * chunk)))
 }

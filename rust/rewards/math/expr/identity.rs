@@ -1,6 +1,17 @@
 //! Whether two expressions are the same number or the same function.
-
-use std::cmp::Ordering;
+//!
+//! Worked example, `\sqrt{3+2\sqrt2}` and `1+\sqrt2`:
+//! 1. Neither is a rational, so their residues are compared: the value of each expression in two finite fields, in which
+//!    √2 has a value. The outer root is no square root of a prime: it is drawn as a random element of its own, and
+//!    the residues differ, which proves nothing yet.
+//! 2. Both are constants, so both are evaluated in balls: 2.41421356237… ± 2^-94 each. The ball of the difference holds 0,
+//!    so the two are not known to differ.
+//! 3. Both are algebraic numbers. Their separation bound says that a difference other than zero is larger than some
+//!    2^-k, where k grows with the sizes of both, and the ball of the difference is smaller than that: they are equal.
+//!
+//! With `1+\sqrt2+10^{-200}` on the right the ball of the difference at 96 bits holds 0 as well, but the bound asks for a
+//! smaller one; at 1600 bits the ball no longer holds 0, and the two are different. `(x+1)^2` and `x^2+2x+1` end at step 1:
+//! rational functions of letters are equal where their residues are.
 
 use dashu_ratio::RBig;
 
@@ -10,7 +21,7 @@ use super::super::modular::{Residue, mix};
 use super::evaluate::{Evaluator, MOST_SMALL, Point};
 use super::points::{Sample, in_every_piece};
 use super::separation::bits_to_separate;
-use super::{Class, Exprs, Id, Kind};
+use super::{Class, Id, Kind, Part};
 
 /// What a comparison found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,13 +63,10 @@ impl Equality {
 }
 
 /// Precisions, each tried when the one before decides nothing.
-const BITS: [usize; 4] = [96, 256, 640, 1600];
+pub(super) const BITS: [usize; 4] = [96, 256, 640, 1600];
 /// Points at which letters are tried, and those that must agree; of piecewise functions in the second pair.
 const MOST_POINTS: [u32; 2] = [16, 36];
 const ENOUGH_POINTS: [u32; 2] = [4, 12];
-
-/// An expression with its arena.
-pub type Part<'e> = (&'e Exprs, Id);
 
 /// Whether `gold` and `answer` are the same number, or the same function of their letters where `gold` is real.
 ///
@@ -242,37 +250,9 @@ fn is_defined(part: Part<'_>, fuel: &Fuel) -> bool {
     })
 }
 
-/// The order of two real constants; none when it cannot be told, or one is not real.
-#[must_use]
-pub fn order(left: Part<'_>, right: Part<'_>, fuel: &Fuel) -> Option<Ordering> {
-    if let (Some(left), Some(right)) = (left.0.as_rational(left.1), right.0.as_rational(right.1)) {
-        return Some(left.cmp(right));
-    }
-    if (left.0.class(left.1) | right.0.class(right.1)).has(Class::SYMBOL) {
-        return (left.0.residue(left.1) == right.0.residue(right.1)).then_some(Ordering::Equal);
-    }
-    if compare(left, right, fuel) == Equality::Equal {
-        return Some(Ordering::Equal);
-    }
-    let point = Point { seed: 0, range: 0, natural: false };
-    for bits in BITS {
-        let context = Context { bits, fuel };
-        let left = Evaluator::new(left.0, point, context).value(left.1).ok()?;
-        let right = Evaluator::new(right.0, point, context).value(right.1).ok()?;
-        if !left.is_real() || !right.is_real() {
-            return None;
-        }
-        match left.re.minus(&right.re, context).ok()?.sign() {
-            Some(sign) => return Some(sign.cmp(&0)),
-            None => continue,
-        }
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::Op;
+    use super::super::{Exprs, Op};
     use super::*;
 
     /// A reverse Polish reader of expressions, for tests alone.

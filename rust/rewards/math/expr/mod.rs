@@ -8,9 +8,12 @@
 mod apply;
 mod build;
 mod evaluate;
+mod exact;
 mod factor;
 mod function;
 pub mod identity;
+mod op;
+pub mod order;
 mod points;
 mod radical;
 mod residues;
@@ -26,7 +29,7 @@ use super::fuel::{Fuel, Stop};
 use super::modular::{Residue, hash_text, mix};
 
 pub use evaluate::{Evaluator, Point};
-pub use function::Op;
+pub use op::Op;
 
 /// Bits of a numerator or denominator that is still written out; beyond them powers and factorials stay symbolic.
 pub const MOST_BITS: usize = 1 << 16;
@@ -62,6 +65,9 @@ pub enum Kind {
     /// `Σ` or `Π` of the body over the bound letter, where a bound has letters.
     Range(Range),
 }
+
+/// An expression with its arena.
+pub type Part<'e> = (&'e Exprs, Id);
 
 /// A sum or product that is written out where its bounds have values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,8 +5,7 @@ use std::collections::HashSet;
 use super::super::ball::{Ball, Context};
 use super::super::fuel::Fuel;
 use super::evaluate::{Evaluator, Point};
-use super::identity::Part;
-use super::{Class, Exprs, Id, Kind, Op};
+use super::{Class, Exprs, Id, Kind, Op, Part};
 
 /// Pieces of one function that get a point of their own.
 const MOST_PIECES: usize = 64;

@@ -61,8 +61,18 @@ impl<'t> Lexer<'t> {
 
     fn command(&mut self, name_length: usize) {
         let name = &self.text[self.at + 1..self.at + 1 + name_length];
-        let length = name_length + 1;
-        match command::action(name) {
+        if matches!(name, "text" | "mathrm") && self.mode != Mode::Text && self.numeral() {
+            return;
+        }
+        let mut action = command::action(name);
+        let mut length = name_length + 1;
+        // `\leqx`: a command whose argument is glued to it.
+        if action == Action::Emit(Kind::Unknown)
+            && let Some((glued, known)) = command::glued(name)
+        {
+            (action, length) = (known, glued + 1);
+        }
+        match action {
             Action::Emit(kind) => {
                 let start = self.out.tokens.len();
                 self.emit(kind, length);

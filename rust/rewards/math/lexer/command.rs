@@ -55,6 +55,8 @@ pub fn action(name: &str) -> Action {
         "ddot" => Emit(Kind::Arrow(Some(".."))),
         "angle" | "measuredangle" => Emit(Kind::Figure("angle")),
         "triangle" => Emit(Kind::Figure("triangle")),
+        "aleph" => Emit(Kind::Name { name: "aleph", style: Style::Plain }),
+        "ker" | "dim" | "deg" | "hom" | "coker" | "sup" | "inf" => Emit(Kind::Operator(operator(name))),
         "sum" => Emit(Kind::Sum),
         "prod" => Emit(Kind::Product),
         "pi" => Emit(Kind::Constant(Constant::Pi)),
@@ -87,6 +89,7 @@ pub fn action(name: &str) -> Action {
         "circ" => Emit(Kind::Circ),
         "degree" | "degrees" | "textdegree" => Emit(Kind::Degree),
         "prime" => Emit(Kind::Prime),
+        "colon" => Emit(Kind::Colon),
         "ldots" | "dots" | "cdots" | "dotsc" | "dotsb" | "textellipsis" | "ddots" | "vdots" => Emit(Kind::Ellipsis),
         "land" | "wedge" => Emit(Kind::And),
         "lor" | "vee" => Emit(Kind::Or),
@@ -112,7 +115,8 @@ pub fn action(name: &str) -> Action {
         | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr" | "biggl" | "biggr" | "Biggl" | "Biggr" | "bigm"
         | "hline" | "rm" | "bf" | "it" | "sf" | "tt" | "cal" | "normalfont" | "bfseries" | "em" | "large" | "Large"
         | "huge" | "Huge" | "small" | "tiny" | "normalsize" | "boldmath" | "unboldmath" | "nonumber" | "noindent"
-        | "negthinspace" | "therefore" | "because" | "strut" | "mathstrut" | "centering" | "protect" | "cancel" => Skip,
+        | "num" | "negthinspace" | "therefore" | "because" | "strut" | "mathstrut" | "centering" | "protect"
+        | "cancel" => Skip,
         "color" | "textcolor" | "colorbox" | "hspace" | "vspace" | "label" | "tag" | "phantom" | "hphantom"
         | "vphantom" | "kern" | "fontsize" => SkipArgument,
         "text" | "textbf" | "textit" | "textrm" | "textsf" | "texttt" | "textnormal" | "mbox" | "hbox" | "emph"
@@ -126,14 +130,66 @@ pub fn action(name: &str) -> Action {
         }
         "boxed" | "fbox" | "framebox" => Action::Group,
         "mathbb" | "Bbb" | "mathds" => Action::Blackboard,
-        "left" | "bigleft" => Action::Left,
-        "right" | "bigright" => Action::Right,
+        "left" | "bigleft" | "mleft" => Action::Left,
+        "right" | "bigright" | "mright" => Action::Right,
         "middle" => Action::Middle,
         "not" => Action::Not,
         "begin" => Action::Begin,
         "end" => Action::End,
         _ => relation(name).map_or(Emit(Kind::Unknown), |sign| Emit(Kind::Relation(sign))),
     }
+}
+
+/// The name of an operator that is known and not evaluated.
+fn operator(name: &str) -> &'static str {
+    ["ker", "dim", "deg", "hom", "coker", "sup", "inf"].into_iter().find(|known| *known == name).unwrap_or("operator")
+}
+
+/// Commands that are not read, or are words of their own, and begin like one that is read.
+const NOT_READ: [&str; 28] = [
+    "int", "iint", "iiint", "oint", "partial", "nabla", "infer", "limsup", "liminf", "lim", "notag", "parbox",
+    "inline", "section", "neg", "dotfill", "mathop", "let", "get", "gets", "new", "net", "toc", "trans", "Ref", "ref",
+    "leads", "inj",
+];
+
+/// The command that a name without meaning begins with, by its length, where a variable or two are glued to it: `\leqx`,
+/// `\piR`, `\timesab`. Only what has one reading: the longest known command counts, at most three letters are left (one
+/// behind a relation of two letters), and no name of a command that LaTeX has is cut.
+pub fn glued(name: &str) -> Option<(usize, Action)> {
+    const MOST_LETTERS: usize = 3;
+    const SHORTEST: usize = 2;
+    let shortest = name.len().saturating_sub(MOST_LETTERS).max(SHORTEST);
+    for length in (shortest..name.len()).rev() {
+        let head = &name[..length];
+        if NOT_READ.contains(&head) || NOT_READ.contains(&name) {
+            return None;
+        }
+        let found = action(head);
+        let known = match found {
+            Action::Emit(Kind::Unknown) => continue,
+            Action::Emit(Kind::Relation(_)) => length > SHORTEST || name.len() == length + 1,
+            Action::Emit(Kind::Function(_) | Kind::Log(_)) => length > SHORTEST || matches!(head, "ln" | "lg" | "tg"),
+            Action::Emit(
+                Kind::Name { .. }
+                | Kind::Constant(_)
+                | Kind::Det
+                | Kind::Times
+                | Kind::Divide
+                | Kind::PlusMinus
+                | Kind::MinusPlus
+                | Kind::Sqrt
+                | Kind::Cup
+                | Kind::Cap
+                | Kind::SetMinus
+                | Kind::Ellipsis
+                | Kind::Circ,
+            )
+            | Action::Space => true,
+            _ => false,
+        };
+        return known.then_some((length, found));
+    }
+    None
 }
 
 fn relation(name: &str) -> Option<Comparison> {
@@ -149,9 +205,10 @@ fn relation(name: &str) -> Option<Comparison> {
         "approx" | "simeq" | "doteq" | "cong" | "thickapprox" => Comparison::Approx,
         "equiv" => Comparison::Identical,
         "sim" | "propto" => Comparison::Similar,
-        "to" | "rightarrow" | "longrightarrow" | "mapsto" | "Rightarrow" | "Longrightarrow" | "implies" => {
-            Comparison::To
-        }
+        "parallel" => Comparison::Parallel,
+        "perp" | "bot" => Comparison::Perpendicular,
+        "to" | "rightarrow" | "longrightarrow" | "mapsto" | "Rightarrow" | "Longrightarrow" | "implies" | "iff"
+        | "Leftrightarrow" | "Longleftrightarrow" => Comparison::To,
         "coloneqq" => Comparison::Equal,
         _ => return None,
     })

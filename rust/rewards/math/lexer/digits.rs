@@ -3,13 +3,25 @@
 use super::Lexer;
 use super::token::Kind;
 
-/// Thousands marks; those that can be nothing else come first.
-const MARKS: [&str; 11] = ["{,}", ",\\!", "\\!,", "{\\,}", "\\,", "\\ ", "\\;", "\\:", "~", ",", " "];
+/// What may stand beside the comma of a thousands mark, or alone in its place.
+const SPACINGS: [&str; 9] = ["\\!", "\\,", "\\ ", "\\;", "\\:", "{\\,}", "{\\!}", "~", " "];
+/// Pieces of one thousands mark: `,\! ` has three.
+const LONGEST_MARK: usize = 4;
 
+/// What separates two groups of digits.
+#[derive(Clone, Copy)]
+struct Mark<'t> {
+    text: &'t str,
+    /// Whether it may as well be the comma of a list: `,` and `,\,`, but not `{,}`, `,\!` or a space.
+    doubtful: bool,
+}
+
+/// Parts of a numeral in fonts of their own.
+const MOST_PARTS: usize = 4;
 /// Digits of a numeral with letters in it.
 const LONGEST_NUMERAL: usize = 256;
 
-impl Lexer<'_> {
+impl<'t> Lexer<'t> {
     fn digits_at(&self, at: usize) -> usize {
         self.bytes.get(at..).unwrap_or_default().iter().take_while(|byte| byte.is_ascii_digit()).count()
     }
@@ -56,23 +68,23 @@ impl Lexer<'_> {
             return None;
         }
         let mut end = start + lead;
-        let follows = |at: usize, mark: &str| self.text[at..].starts_with(mark) && self.digits_at(at + mark.len()) > 0;
-        let mark = MARKS.iter().find(|mark| follows(end, mark))?;
+        let mark = self.mark_at(end)?;
+        let follows = |at: usize| self.text[at..].starts_with(mark.text) && self.digits_at(at + mark.text.len()) > 0;
         let (mut good, mut zero) = (true, false);
-        while follows(end, mark) {
-            let count = self.digits_at(end + mark.len());
+        while follows(end) {
+            let count = self.digits_at(end + mark.text.len());
             // No number of a list starts with 0, but groups of thousands do.
-            zero |= self.bytes[end + mark.len()] == b'0';
+            zero |= self.bytes[end + mark.text.len()] == b'0';
             good &= count == 3;
-            end += mark.len() + count;
+            end += mark.text.len() + count;
         }
-        if *mark == " " && self.bytes.get(end) == Some(&b'/') {
+        if mark.text == " " && self.bytes.get(end) == Some(&b'/') {
             good = false;
         }
         if !good {
             self.ungrouped_until = end;
         }
-        if *mark == "," {
+        if mark.doubtful {
             let currency = matches!(self.last(), Some(Kind::Currency(_)));
             let clear = zero || currency || (self.bytes.get(end) == Some(&b'.') && self.digits_at(end + 1) > 0);
             self.out.has_groups |= good && !clear;
@@ -82,6 +94,34 @@ impl Lexer<'_> {
             }
         }
         good.then_some(end)
+    }
+
+    /// The thousands mark here, if a digit follows it: a comma, spacing, or a comma with thin or negative space behind it.
+    fn mark_at(&self, start: usize) -> Option<Mark<'t>> {
+        let rest: &'t str = &self.text[start..];
+        let mut length = 0;
+        let (mut comma, mut braced, mut negative, mut wide) = (false, false, false, false);
+        for _ in 0..LONGEST_MARK {
+            let here = &rest[length..];
+            if here.starts_with(|c: char| c.is_ascii_digit()) {
+                break;
+            }
+            if let Some(mark) = ["{,}", ","].iter().find(|mark| here.starts_with(**mark)).filter(|_| !comma) {
+                comma = true;
+                braced |= mark.len() > 1;
+                length += mark.len();
+            } else {
+                let spacing = SPACINGS.iter().find(|spacing| here.starts_with(**spacing))?;
+                negative |= spacing.contains('!');
+                wide |= !(spacing.contains('!') || spacing.contains("\\,"));
+                length += spacing.len();
+            }
+        }
+        let text = &rest[..length];
+        // `1, 2` is a list, and so is `1,\ 2`.
+        let list = comma && wide && !negative;
+        (length > 0 && self.digits_at(start + length) > 0 && !list)
+            .then_some(Mark { text, doubtful: comma && !braced && !negative })
     }
 
     /// The end of a point and its decimals, a repeating part and dots that go on included.
@@ -162,15 +202,41 @@ impl Lexer<'_> {
         Some(digits + count)
     }
 
-    /// Digits and capital letters with a base above ten: `2BF_{16}`. Emits the token if that is what stands here.
+    /// Digits and capital letters with a base above ten: `2BF_{16}`, also `\text{A5}_{11}` and `5\text{A}_{11}`. Emits the
+    /// token if that is what stands here.
     pub(super) fn numeral(&mut self) -> bool {
-        let run = self.bytes[self.at..].iter().take(LONGEST_NUMERAL);
-        let length = run.take_while(|byte| byte.is_ascii_digit() || byte.is_ascii_uppercase()).count();
-        let digits = &self.text[self.at..self.at + length];
-        if length < 2 || !digits.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        let rest = self.rest();
+        let (mut length, mut letters, mut plain) = (0, false, true);
+        for _ in 0..MOST_PARTS {
+            let run = |text: &str| {
+                text.bytes().take(LONGEST_NUMERAL).take_while(|c| c.is_ascii_digit() || c.is_ascii_uppercase()).count()
+            };
+            let bare = run(&rest[length..]);
+            let font = ["\\text{", "\\mathrm{"].iter().find(|font| rest[length..].starts_with(**font));
+            let (inside, next) = match font {
+                Some(font) if bare == 0 => {
+                    let inside = length + font.len();
+                    let count = run(&rest[inside..]);
+                    if count == 0 || rest.as_bytes().get(inside + count) != Some(&b'}') {
+                        break;
+                    }
+                    plain = false;
+                    (inside..inside + count, inside + count + 1)
+                }
+                _ if bare > 0 => (length..length + bare, length + bare),
+                _ => break,
+            };
+            letters |= rest[inside].bytes().any(|byte| byte.is_ascii_uppercase());
+            length = next;
+            if length > LONGEST_NUMERAL {
+                return false;
+            }
+        }
+        let digits = &rest[..length];
+        if !letters || (plain && length < 2) {
             return false;
         }
-        let Some(subscript) = self.text[self.at + length..].strip_prefix('_') else { return false };
+        let Some(subscript) = rest[length..].strip_prefix('_') else { return false };
         let base = subscript.trim_start_matches('{');
         let braces = subscript.len() - base.len();
         let count = base.bytes().take_while(u8::is_ascii_digit).count();
@@ -178,7 +244,8 @@ impl Lexer<'_> {
         let Some(value) = base[..count].parse::<u8>().ok().filter(|base| (11..=36).contains(base)) else {
             return false;
         };
-        if braces > 1 || closes < braces || !digits.chars().all(|c| c.is_digit(u32::from(value))) {
+        let fits = |c: char| !(c.is_ascii_digit() || c.is_ascii_uppercase()) || c.is_digit(u32::from(value));
+        if braces > 1 || closes < braces || !digits.chars().all(fits) {
             return false;
         }
         self.emit(Kind::Numeral { digits, base: value }, length + 1 + braces + count + braces);

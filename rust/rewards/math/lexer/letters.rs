@@ -16,6 +16,12 @@ impl<'t> Lexer<'t> {
             let length = rest.chars().next().map_or(1, char::len_utf8);
             return self.emit(Kind::Unknown, length);
         }
+        // `5万元` is fifty thousand of something.
+        if let Some(first) = rest.chars().next().filter(|c| word::magnitude(c.encode_utf8(&mut [0; 4])).is_some())
+            && matches!(self.last(), Some(Kind::Number(_) | Kind::Word(_)))
+        {
+            return self.emit(Kind::Word(&rest[..first.len_utf8()]), first.len_utf8());
+        }
         let run = &rest[..length];
         if matches!(run, "a" | "p" | "A" | "P") && matches!(rest.get(1..3), Some(".m" | ".M")) {
             let length = if rest.as_bytes().get(3) == Some(&b'.') { 4 } else { 3 };

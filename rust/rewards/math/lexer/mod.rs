@@ -292,6 +292,12 @@ impl<'t> Lexer<'t> {
     }
 
     fn open_group(&mut self) {
+        // `10{:}15`: braces that only take away the space around a colon.
+        if self.rest().starts_with("{:}") {
+            self.skip(1);
+            self.emit(Kind::Colon, 1);
+            return self.skip(1);
+        }
         let saved = Frame { mode: self.mode, style: self.style, single: self.single, emits: true };
         let (mode, style, emits) = self.opening.take().unwrap_or((self.mode, self.style, true));
         if emits {

@@ -40,6 +40,8 @@ pub enum Kind<'t> {
     Function(Function),
     /// `\log`, with a base that its name implies (`\lg`, `log2`).
     Log(Option<u8>),
+    /// `\ker`, `\dim`: an operator that is read and not evaluated.
+    Operator(&'static str),
     /// `\det`
     Det,
     /// π, ∞

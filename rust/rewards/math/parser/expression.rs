@@ -81,6 +81,11 @@ impl<'t> Parser<'_, 't> {
 
     /// `a : b : c`, `3 to 4`.
     fn ratio(&mut self) -> Parsed<NodeId> {
+        if !self.context.set
+            && let Some(time) = self.time()?
+        {
+            return Ok(time);
+        }
         let first = self.sum()?;
         let mut parts = vec![first];
         while !self.context.set && !matches!(self.previous(), Some(Kind::Word(_))) && self.ratio_sign() {

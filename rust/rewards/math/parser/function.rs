@@ -13,6 +13,15 @@ impl<'t> Parser<'_, 't> {
         self.at += 1;
         let power = self.power_of_name()?;
         if matches!(name, Function::Gcd | Function::Lcm | Function::Max | Function::Min) {
+            let brackets = matches!(
+                self.peek(),
+                Some(Kind::Open(Bracket::Round | Bracket::Curly | Bracket::Group | Bracket::Square))
+            );
+            if !brackets && matches!(name, Function::Max | Function::Min) {
+                // `\max_{x} f(x)`, `\max f`
+                self.at -= 1;
+                return self.operator(if name == Function::Max { "max" } else { "min" });
+            }
             let arguments = self.arguments()?;
             return self.push(Node::Function { name, arguments });
         }
@@ -26,6 +35,19 @@ impl<'t> Parser<'_, 't> {
         }
         let value = self.push(Node::Function { name, arguments: vec![argument] })?;
         self.raised(value, power)
+    }
+
+    /// `\ker T`, `\dim(V)`, `\max_{x \in S} f(x)`, at the name: an unknown function, its subscript part of the name.
+    pub(super) fn operator(&mut self, name: &str) -> Parsed<NodeId> {
+        self.at += 1;
+        let mut name = name.to_owned();
+        if self.eat(Kind::Underscore) {
+            let subscript = self.subscript()?;
+            name = format!("{name}_{subscript}");
+        }
+        let argument = self.bare_argument(false)?;
+        let name = self.ast.intern(&name)?;
+        self.push(Node::Apply { name, arguments: vec![argument], product: false })
     }
 
     pub(super) fn logarithm(&mut self, base: Option<u8>) -> Parsed<NodeId> {
@@ -168,15 +190,23 @@ impl<'t> Parser<'_, 't> {
         let (mut lower, mut to) = (None, None);
         for _ in 0..2 {
             if self.eat(Kind::Underscore) && self.eat(Kind::Open(Bracket::Group)) {
-                let (Some(Kind::Name { name, .. }), Some(Kind::Relation(Comparison::Equal))) =
+                if let (Some(Kind::Name { name, .. }), Some(Kind::Relation(Comparison::Equal))) =
                     (self.peek(), self.kind_at(1))
-                else {
-                    return Err(Status::Unparseable);
-                };
-                self.at += 2;
-                let from = self.within(Context::default(), Self::sum)?;
+                {
+                    self.at += 2;
+                    let from = self.within(Context::default(), Self::sum)?;
+                    lower = Some((name, from));
+                } else {
+                    // `1 \le k \le n`
+                    let from = self.within(Context::default(), Self::sum)?;
+                    self.expect(Kind::Relation(Comparison::LessEqual))?;
+                    let Some(Kind::Name { name, .. }) = self.peek() else { return Err(Status::Unparseable) };
+                    self.at += 1;
+                    self.expect(Kind::Relation(Comparison::LessEqual))?;
+                    lower = Some((name, from));
+                    to = Some(self.within(Context::default(), Self::sum)?);
+                }
                 self.expect(Kind::Close(Bracket::Group))?;
-                lower = Some((name, from));
             } else if self.eat(Kind::Caret) {
                 to = Some(self.exponent()?);
             }

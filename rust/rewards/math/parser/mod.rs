@@ -2,7 +2,8 @@
 //!
 //! From the outside in: [`statement`] (lists, relations), [`expression`] (sets, ratios, sums), [`product`], [`power`],
 //! [`primary`] (numbers, roots, named sets), [`name`] (letters), [`function`], [`bracket`] (everything in brackets),
-//! [`suffix`] and [`measure`] (what stands behind a value: degrees, bases, money, units), [`prose`] (words).
+//! [`suffix`] and [`measure`] (what stands behind a value: degrees, bases, money, units), [`time`] (times of day), [`prose`]
+//! (words).
 
 mod bracket;
 mod expression;
@@ -15,6 +16,7 @@ mod product;
 mod prose;
 mod statement;
 mod suffix;
+mod time;
 
 use super::super::Status;
 use super::ast::{Ast, Node, NodeId};
@@ -25,6 +27,10 @@ pub(super) use prose::{is_text, value_start};
 /// Steps into brackets, arguments and exponents that are still read; a bracket takes two.
 pub const MAX_NESTING: u16 = 200;
 
+/// Bits of all long literals together: `1e999` is written in five characters and takes as long as 3,319 bits.
+const MOST_LITERAL_BITS: usize = 1 << 17;
+/// A literal of fewer bits costs no more than its tokens.
+const LONG_LITERAL: usize = 1024;
 const LEAST_STEPS: usize = 256;
 const STEPS_PER_TOKEN: usize = 8;
 
@@ -60,6 +66,8 @@ pub(super) struct Parser<'a, 't> {
     depth: u16,
     /// Nested things read so far, those of abandoned attempts included.
     steps: usize,
+    /// Bits of the long literals read so far.
+    literal_bits: usize,
     /// Letters that `f(x) = …` has made functions.
     defined: Vec<String>,
     context: Context<'t>,
@@ -101,6 +109,7 @@ impl<'t> Parser<'_, 't> {
             seen: Seen::default(),
             depth: 0,
             steps: 0,
+            literal_bits: 0,
             defined: Vec::new(),
             context,
         };

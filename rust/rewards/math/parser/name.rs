@@ -197,8 +197,21 @@ impl<'t> Parser<'_, 't> {
         self.push(node)
     }
 
+    /// A letter with the subscript that stands here.
+    pub(super) fn indexed(&mut self, letter: NodeId) -> Parsed<NodeId> {
+        let Node::Symbol(symbol) = self.ast.node(letter) else { return Err(Status::Unparseable) };
+        let name = self.ast.name(*symbol).to_owned();
+        if name.contains('_') {
+            return Err(Status::Unparseable);
+        }
+        self.at += 1;
+        let subscript = self.subscript()?;
+        let symbol = self.ast.intern(&format!("{name}_{subscript}"))?;
+        self.push(Node::Symbol(symbol))
+    }
+
     /// The text of a subscript without spaces, braces and font commands.
-    fn subscript(&mut self) -> Parsed<String> {
+    pub(super) fn subscript(&mut self) -> Parsed<String> {
         let (start, end);
         if self.opens(Bracket::Group) {
             let mut depth = 0u32;

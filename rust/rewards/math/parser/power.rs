@@ -34,7 +34,14 @@ impl<'t> Parser<'_, 't> {
                     self.degrees(value)?
                 }
                 Some(Kind::Prime) => self.minutes(value)?,
-                Some(Kind::Underscore) => self.base_numeral(value)?,
+                Some(Kind::Underscore) => match *self.ast.node(value) {
+                    // `a^2_n` is `a_n^2`.
+                    Node::Pow(base, exponent) if matches!(self.ast.node(base), Node::Symbol(_)) => {
+                        let base = self.indexed(base)?;
+                        self.push(Node::Pow(base, exponent))?
+                    }
+                    _ => self.base_numeral(value)?,
+                },
                 _ => return Ok(value),
             };
         }

@@ -1,12 +1,13 @@
 //! The smallest values: numbers, names, roots, fractions, decorated letters, named sets.
 
+use dashu_int::ops::BitTest;
 use dashu_ratio::RBig;
 
 use super::super::super::Status;
 use super::super::ast::{Comparison, NamedSet, Node, NodeId, NumberForm, SetPart};
 use super::super::lexer::token::{Bracket, Kind};
 use super::super::literal;
-use super::{Context, Parsed, Parser};
+use super::{Context, LONG_LITERAL, MOST_LITERAL_BITS, Parsed, Parser};
 
 impl<'t> Parser<'_, 't> {
     /// A value without anything behind it.
@@ -20,6 +21,13 @@ impl<'t> Parser<'_, 't> {
             Kind::Number(raw) => {
                 self.at += 1;
                 let (value, form) = literal::value(raw)?;
+                let bits = value.numerator().bit_len() + value.denominator().bit_len();
+                if bits > LONG_LITERAL {
+                    self.literal_bits += bits;
+                    if self.literal_bits > MOST_LITERAL_BITS {
+                        return Err(Status::Undecided);
+                    }
+                }
                 self.push(Node::Number { value, form })
             }
             Kind::Numeral { digits, base } => {
@@ -74,6 +82,7 @@ impl<'t> Parser<'_, 't> {
             Kind::Arrow(dots) => self.arrow(dots),
             Kind::Figure(name) => self.figure(name),
             Kind::Sum | Kind::Product => self.series(),
+            Kind::Operator(name) => self.operator(name),
             Kind::Open(_) | Kind::Close(Bracket::Square) | Kind::Bar | Kind::DoubleBar => self.brackets(),
             Kind::Relation(Comparison::Less) => self.angle(),
             Kind::Begin(environment) => self.environment(environment),
@@ -146,8 +155,10 @@ impl<'t> Parser<'_, 't> {
     }
 
     fn numeral(&mut self, digits: &str, base: u8) -> Parsed<NodeId> {
-        let value = literal::in_base(digits, base).ok_or(Status::Unparseable)?;
-        self.push(Node::BaseNumeral { digits: digits.to_owned(), base, value })
+        // `\text{A5}_{11}`: the font says nothing.
+        let digits = digits.replace("\\text", "").replace("\\mathrm", "").replace(['{', '}'], "");
+        let value = literal::in_base(&digits, base).ok_or(Status::Unparseable)?;
+        self.push(Node::BaseNumeral { digits, base, value })
     }
 
     /// `52_8`, `52_{\text{eight}}`, `52_{(8)}`, at the underscore behind a value.
@@ -213,7 +224,13 @@ impl<'t> Parser<'_, 't> {
                 },
                 (Some(Kind::Plus), _) => SetPart::Positive,
                 (Some(Kind::Number("0")), _) => SetPart::NonNegative,
-                _ => return Err(Status::Unparseable),
+                // `\mathbb{Z}_n`, integers modulo n: a name.
+                _ => {
+                    self.at += 1;
+                    let index = self.subscript()?;
+                    let symbol = self.ast.intern(&format!("{set:?}_{index}"))?;
+                    return self.push(Node::Symbol(symbol));
+                }
             };
             let sign = matches!(self.kind_at(1 + grouped), Some(Kind::Relation(_)));
             self.at += 2 + 2 * grouped + usize::from(sign);

@@ -1,6 +1,7 @@
 //! Products and quotients, with and without signs; mixed numbers.
 
 use dashu_int::IBig;
+use dashu_int::ops::UnsignedAbs;
 use dashu_ratio::RBig;
 
 use super::super::super::Status;
@@ -98,7 +99,9 @@ impl<'t> Parser<'_, 't> {
         if let (Some(a), Some(b)) = (integer(self.ast.node(top)), integer(self.ast.node(bottom)))
             && !b.is_zero()
         {
-            return self.push(Node::Number { value: a / b, form: NumberForm::Fraction });
+            let value = a / &b;
+            let lowest = value.denominator() == &b.numerator().unsigned_abs();
+            return self.push(Node::Number { value, form: NumberForm::Fraction { lowest } });
         }
         self.push(Node::Div(top, bottom))
     }
@@ -122,11 +125,11 @@ impl<'t> Parser<'_, 't> {
                 if bottom.is_zero() {
                     return Err(Status::Unparseable);
                 }
-                self.push(Node::Number { value: top / bottom, form: NumberForm::Fraction })?
+                self.push(Node::Number { value: top / bottom, form: NumberForm::Fraction { lowest: true } })?
             }
             _ => return Ok(None),
         };
-        if let Node::Number { value, form: NumberForm::Fraction } = self.ast.node(part)
+        if let Node::Number { value, form: NumberForm::Fraction { .. } } = self.ast.node(part)
             && *value > RBig::ZERO
             && *value < RBig::ONE
         {
@@ -163,6 +166,13 @@ impl<'t> Parser<'_, 't> {
             Some(Kind::Number(_) | Kind::Numeral { .. }) => match self.previous() {
                 Some(Kind::Name { .. } | Kind::Constant(_)) => self.space_at(0) || self.kind_at(1) == Some(Kind::Caret),
                 Some(Kind::Close(_) | Kind::Bar | Kind::DoubleBar | Kind::Bang | Kind::Prime | Kind::Degree) => true,
+                // `2^6 3^5`: a power beside a power.
+                Some(Kind::Number(_)) => {
+                    let power = self.at.checked_sub(2).and_then(|at| self.tokens.get(at));
+                    self.space_at(0)
+                        && self.kind_at(1) == Some(Kind::Caret)
+                        && power.is_some_and(|token| token.kind == Kind::Caret)
+                }
                 _ => false,
             },
             Some(Kind::Name { name: "U", .. }) => {
@@ -193,6 +203,7 @@ impl<'t> Parser<'_, 't> {
                 | Kind::Arrow(_)
                 | Kind::Sum
                 | Kind::Product
+                | Kind::Operator(_)
                 | Kind::Open(_)
                 | Kind::Enclose(_)
                 | Kind::Begin(_),

@@ -89,6 +89,9 @@ impl<'t> Parser<'_, 't> {
 
     /// Sets and values that have a common name.
     fn meaning(&mut self, text: &str) -> Parsed<Option<NodeId>> {
+        if let Some(time) = self.time_word(text)? {
+            return Ok(Some(time));
+        }
         let set = |set| Some(Node::NamedSet { set, part: SetPart::All });
         let node = match text {
             "no solution"

@@ -115,6 +115,11 @@ impl<'t> Parser<'_, 't> {
             return self.push(Node::List { items, separator });
         }
         let ors = separators.iter().filter(|separator| **separator == Separator::Or).count();
+        if ors == 0
+            && let Some(systems) = self.repeated_systems(&items, &separators)?
+        {
+            return Ok(systems);
+        }
         if ors == 0 {
             return if separators.contains(&Separator::And) {
                 self.push(Node::And(items))
@@ -145,6 +150,41 @@ impl<'t> Parser<'_, 't> {
             [only] => Ok(only),
             _ => self.push(Node::Or(parts)),
         }
+    }
+
+    /// `p = 5, q = 2 and p = 7, q = 2` is two solutions, as with a semicolon: every part between two `and` is about the
+    /// same letters in the same order.
+    fn repeated_systems(&mut self, items: &[NodeId], separators: &[Separator]) -> Parsed<Option<NodeId>> {
+        let ands = separators.iter().filter(|separator| **separator == Separator::And).count();
+        let size = items.len() / (ands + 1);
+        if ands == 0 || size < 2 || size * (ands + 1) != items.len() {
+            return Ok(None);
+        }
+        let between = |at: usize| (at + 1) % size == 0;
+        if separators.iter().enumerate().any(|(at, separator)| (*separator == Separator::And) != between(at)) {
+            return Ok(None);
+        }
+        let letter = |id: NodeId| match self.ast.node(id) {
+            Node::Relation { operands, operators } if operators[..] == [Comparison::Equal] => {
+                match self.ast.node(operands[0]) {
+                    Node::Symbol(symbol) => Some(*symbol),
+                    _ => None,
+                }
+            }
+            _ => None,
+        };
+        let letters: Option<Vec<_>> = items.iter().map(|item| letter(*item)).collect();
+        let Some(letters) = letters else { return Ok(None) };
+        let first = &letters[..size];
+        let distinct = first.iter().enumerate().all(|(at, letter)| !first[..at].contains(letter));
+        if !distinct || letters.chunks(size).any(|chunk| chunk != first) {
+            return Ok(None);
+        }
+        let mut systems = Vec::with_capacity(ands + 1);
+        for chunk in items.chunks(size) {
+            systems.push(self.push(Node::List { items: chunk.to_vec(), separator: Separator::Comma })?);
+        }
+        self.push(Node::List { items: systems, separator: Separator::Semicolon }).map(Some)
     }
 
     /// Whether all are relations with the same left side.

@@ -38,7 +38,7 @@ impl<'t> Parser<'_, 't> {
 
     fn word_suffix(&mut self, value: NodeId, text: &'t str) -> Parsed<Option<NodeId>> {
         match text.to_ascii_lowercase().as_str() {
-            "percent" | "percents" | "pct" => {
+            "percent" | "percents" | "percentage" | "pct" => {
                 self.at += 1;
                 return self.push(Node::Percent(value)).map(Some);
             }

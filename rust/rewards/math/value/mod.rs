@@ -11,6 +11,7 @@ mod region;
 mod solve;
 mod statement;
 mod table;
+mod time;
 
 use dashu_ratio::RBig;
 
@@ -192,7 +193,18 @@ pub enum Value {
         /// Both sides.
         sides: Box<(Value, Value)>,
     },
-    /// Words.
+    /// A time of day.
+    Time {
+        /// Seconds since midnight; of an hour on the dial where `known` is false.
+        seconds: u32,
+        /// Whether the half of the day is known.
+        known: bool,
+        /// The ratio that the text may be instead.
+        ratio: Option<Box<Value>>,
+        /// Whether that is in lowest terms.
+        lowest: bool,
+    },
+    /// Words; a single letter in its case.
     Text(String),
     /// `…` in a list.
     Ellipsis,

@@ -4,21 +4,49 @@ use dashu_int::IBig;
 use dashu_ratio::RBig;
 
 use super::super::expr::{Class, Id, Kind, Op};
+use super::super::lexer::command;
 use super::read::Reader;
 use super::{Name, NameKind, Shape, Value};
 
+/// What [`Reader::formula`] found in the left side of a statement.
+#[derive(Debug, Default)]
+struct Letters {
+    letters: Vec<u64>,
+    /// Whether there is an absolute value or a part of a complex number.
+    size: bool,
+    /// Whether there is a sine or a cosine.
+    functions: bool,
+    /// Whether there is a power.
+    powers: bool,
+}
+
 impl Reader<'_> {
-    /// What `AB = 5`, `a + b = 5` or `dy/dx = 2x` is about: letters alone, at least two of them, worth a number; or a
-    /// quotient of differentials.
+    /// What `AB = 5`, `a + b = 5`, `|z| = 5`, `\sin A = 1/2` or `dy/dx = 2x` is about: a formula of letters without
+    /// numbers, worth a number; or a quotient of differentials. An equation that a problem asks to solve is none: letters
+    /// other than the capitals of points occur once, and functions are of an angle.
     pub(super) fn formula(&self, left: Id, right: Id) -> Option<Name> {
-        let mut letters = Vec::new();
-        let plain = self.is_formula(left, &mut letters);
+        let mut found = Letters::default();
+        let plain = self.is_formula(left, &mut found);
+        let mut letters = found.letters;
         letters.sort_unstable();
         let repeated = letters.windows(2).any(|pair| pair[0] == pair[1]);
-        let d = self.exprs.names().iter().find(|(_, name)| **name == *"d").map(|(hash, _)| *hash);
-        let differential = d.is_some_and(|d| letters.iter().filter(|letter| **letter == d).count() == 2);
+        let spelling = |hash: u64| {
+            let known = self.exprs.names().iter().find(|(known, _)| *known == hash);
+            known.map_or("", |(_, name)| &**name)
+        };
+        let points = letters.iter().all(|letter| matches!(spelling(*letter).as_bytes(), [b'A'..=b'Z']));
+        let angles = || {
+            letters.iter().all(|letter| {
+                let name = spelling(*letter);
+                name.starts_with("angle ") || matches!(name.as_bytes(), [b'A'..=b'Z']) || command::greek(name).is_some()
+            })
+        };
+        let differential = letters.iter().filter(|letter| spelling(**letter) == "d").count() == 2;
         let constant = !self.exprs.class(right).has(Class::SYMBOL);
-        (plain && letters.len() > 1 && (constant && !repeated || differential))
+        // A tangent repeats its angle.
+        let simple = if found.functions { angles() } else { (!repeated || points) && (!found.powers || points) };
+        let several = letters.len() > 1 || found.size || found.functions && !letters.is_empty();
+        (plain && several && (constant && simple || differential && letters.len() > 1))
             .then(|| Name { spelling: format!("{:x}", self.exprs.residue(left).key()), kind: NameKind::Formula })
     }
 
@@ -39,19 +67,27 @@ impl Reader<'_> {
         }
     }
 
-    /// Sums, products and quotients of letters; collects them.
-    fn is_formula(&self, id: Id, letters: &mut Vec<u64>) -> bool {
+    /// Sums, products and quotients of letters, their absolute values and functions of angles; collects the letters.
+    fn is_formula(&self, id: Id, found: &mut Letters) -> bool {
         match self.exprs.kind(id) {
             Kind::Symbol(hash) => {
-                letters.push(*hash);
-                letters.len() < 64
+                found.letters.push(*hash);
+                found.letters.len() < 64
             }
             Kind::Rational(value) => *value == RBig::NEG_ONE,
-            Kind::Sum(items) | Kind::Product(items) | Kind::Function(Op::Abs, items) => {
-                items.iter().all(|item| self.is_formula(*item, letters))
+            Kind::Sum(items) | Kind::Product(items) => items.iter().all(|item| self.is_formula(*item, found)),
+            Kind::Function(op, items) => {
+                match op {
+                    Op::Abs | Op::Re | Op::Im | Op::Arg | Op::Conj => found.size = true,
+                    Op::Sin | Op::Cos => found.functions = true,
+                    _ => return false,
+                }
+                items.iter().all(|item| self.is_formula(*item, found))
             }
             Kind::Power(base, exponent) => {
-                self.exprs.as_integer(*exponent) == Some(&IBig::NEG_ONE) && self.is_formula(*base, letters)
+                let Some(exponent) = self.exprs.as_integer(*exponent) else { return false };
+                found.powers |= *exponent != IBig::NEG_ONE;
+                *exponent <= IBig::from(4) && *exponent >= IBig::NEG_ONE && self.is_formula(*base, found)
             }
             _ => false,
         }

@@ -3,7 +3,7 @@
 use dashu_int::IBig;
 use dashu_ratio::RBig;
 
-use super::super::ast::{Constant, DegreePart, Function, Node, NodeId, Range};
+use super::super::ast::{Ast, Constant, DegreePart, Function, Node, NodeId, Range};
 use super::super::expr::{self, Id, Op};
 use super::super::fuel::Stop;
 use super::read::{Fail, Reader};
@@ -275,6 +275,10 @@ impl Reader<'_> {
 
     /// A sum or product with integer bounds, written out.
     fn range(&mut self, range: &Range, product: bool) -> Result<Id, Fail> {
+        // What an infinite sum is worth is not known here: it equals its own text alone.
+        if [range.from, range.to].iter().any(|end| is_unbounded(self.ast, *end)) {
+            return Err(Fail::NotNumber);
+        }
         let (first, last) = (self.number(range.from)?, self.number(range.to)?);
         let bound = |id| self.exprs.as_integer(id).and_then(|n| i64::try_from(n).ok());
         let (Some(from), Some(to)) = (bound(first), bound(last)) else {
@@ -307,6 +311,14 @@ impl Reader<'_> {
         }
         terms.push(total);
         Ok(if product { self.exprs.product(&terms, self.fuel)? } else { self.exprs.sum(&terms, self.fuel)? })
+    }
+}
+
+fn is_unbounded(ast: &Ast, end: NodeId) -> bool {
+    match ast.node(end) {
+        Node::Constant { value: Constant::Infinity, .. } => true,
+        Node::Neg(inner) => is_unbounded(ast, *inner),
+        _ => false,
     }
 }
 

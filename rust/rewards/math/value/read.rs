@@ -107,6 +107,7 @@ impl Reader<'_> {
                 self.value(*item)
             }
             Node::Text(text) => Ok(Value::Text(text.clone())),
+            Node::Time { seconds, known, ratio } => self.time(*seconds, *known, *ratio),
             Node::Ellipsis => Ok(Value::Ellipsis),
             Node::Constant { value: Constant::Infinity, .. } => Ok(Value::Infinite { negative: false }),
             Node::Neg(inner) if is_infinity(ast, *inner) => Ok(Value::Infinite { negative: true }),

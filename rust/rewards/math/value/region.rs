@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::super::expr::identity::order;
+use super::super::expr::order::order;
 use super::super::expr::{Exprs, Id};
 use super::super::fuel::{Fuel, Stop};
 

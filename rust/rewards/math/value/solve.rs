@@ -10,7 +10,7 @@ use dashu_ratio::RBig;
 
 use super::super::ast::Comparison;
 use super::super::ball::{Ball, Context};
-use super::super::expr::identity::order;
+use super::super::expr::order::order;
 use super::super::expr::{Class, Evaluator, Exprs, Id, Kind, Op, Point};
 use super::super::fuel::Stop;
 use super::number::ratio;

@@ -3,9 +3,11 @@
 use super::super::ast::{Comparison, Constant, Node, NodeId, Separator};
 
 use super::super::expr::Id;
+use super::super::expr::identity::{Equality, compare};
+use super::super::expr::order::is_near;
 use super::choices::defined_arguments;
 use super::read::{Fail, Reader};
-use super::{End, Name, NameKind, Piece, Region, Shape, Value};
+use super::{End, Mark, Name, NameKind, Piece, Region, Shape, Value};
 
 impl Reader<'_> {
     /// The value of a relation, or of several.
@@ -50,6 +52,10 @@ impl Reader<'_> {
                 let statements = items.iter().filter(|item| is_statement(ast.node(**item))).count();
                 let values = self.items(items)?;
                 if statements == 0 {
+                    // `1/4 or 0.25` is one value in two spellings.
+                    if *separator == Separator::Or && self.is_one_value(&values) {
+                        return values.into_iter().next().ok_or(Fail::NotNumber);
+                    }
                     return Ok(Value::List { items: values, shape: Shape::Bare });
                 }
                 if statements < items.len() {
@@ -82,14 +88,33 @@ impl Reader<'_> {
         }
     }
 
+    /// Whether all are numbers without different units, and equal.
+    fn is_one_value(&self, values: &[Value]) -> bool {
+        let [Value::Number(first), rest @ ..] = values else { return false };
+        let unit = |mark: &Mark| match mark {
+            Mark::Unit(unit) => Some(unit.clone()),
+            _ => None,
+        };
+        rest.iter().all(|value| match value {
+            Value::Number(number) => {
+                unit(&first.mark) == unit(&number.mark)
+                    && compare((self.exprs, first.id), (self.exprs, number.id), self.fuel) == Equality::Equal
+            }
+            _ => false,
+        })
+    }
+
     fn relation(&mut self, operands: &[NodeId], operators: &[Comparison]) -> Result<Value, Fail> {
         use Comparison::{Approx, Equal, Greater, GreaterEqual, Identical, In, Less, LessEqual, NotEqual, NotIn};
         self.letters_before_equals(operands, operators);
         let is = |operator: &Comparison| matches!(operator, Equal | Approx | Identical);
         if operators.iter().all(is) {
-            // `5 = 5` calculates nothing.
+            // `5 = 5` calculates nothing; `52/120 = 13/30` and `1/2 = 0.5` do.
             if let [left, right] = operands
-                && let (Node::Number { .. }, Node::Number { .. }) = (self.ast.node(*left), self.ast.node(*right))
+                && let (Node::Number { value: a, form: p }, Node::Number { value: b, form: q }) =
+                    (self.ast.node(*left), self.ast.node(*right))
+                && a == b
+                && p == q
             {
                 let sides = Box::new((self.value(*left)?, self.value(*right)?));
                 return Ok(Value::Related { operator: operators[0], sides });
@@ -100,6 +125,9 @@ impl Reader<'_> {
                 && !self.choices.rounded
                 && (at > 0 || self.name_of(&sides[0]).is_none())
             {
+                if !self.is_rounded(&sides[at], &sides[at + 1..]) {
+                    return Err(Fail::NotNumber);
+                }
                 sides.truncate(at + 1);
             } else if self.choices.rounded && sides.len() > 2 {
                 sides.drain(1..sides.len() - 1);
@@ -164,6 +192,19 @@ impl Reader<'_> {
         }
     }
 
+    /// Whether constants are near what is said to be about them: `1/3 ≈ 0.33`, but not `5 ≈ 7`.
+    fn is_rounded(&self, exact: &Value, rounded: &[Value]) -> bool {
+        /// One significant digit is within a third.
+        const SHARE: f64 = 0.35;
+        let near = |value: &Value| match (exact, value) {
+            (Value::Number(exact), Value::Number(value)) => {
+                is_near((self.exprs, exact.id), (self.exprs, value.id), SHARE, self.fuel)
+            }
+            _ => true,
+        };
+        rounded.iter().all(near)
+    }
+
     /// `x > a`, `a < x < b` with letters in the bounds.
     fn bounds(&mut self, sides: &[Value], operators: &[Comparison]) -> Result<Option<(Name, Region)>, Fail> {
         use Comparison::{Greater, GreaterEqual, Less, LessEqual};
@@ -222,6 +263,13 @@ impl Reader<'_> {
         {
             self.letters.push(*letter);
         }
+        // `3 = i` states i as `i = 3` does.
+        if let (&[first, last], [Comparison::Equal]) = (operands, operators)
+            && let Node::Number { .. } = self.ast.node(first)
+            && let Node::Constant { value: Constant::E | Constant::I, letter: Some(letter) } = self.ast.node(last)
+        {
+            self.letters.push(*letter);
+        }
     }
 
     fn equality(&mut self, mut sides: Vec<Value>) -> Result<Value, Fail> {
@@ -266,7 +314,7 @@ impl Reader<'_> {
 
     /// Statements as one: solutions of one letter as its values, its inequalities as one region.
     fn together(&mut self, items: Vec<Value>, any: bool) -> Result<Value, Fail> {
-        if let Some(value) = self.solutions(&items) {
+        if let Some(value) = self.solutions(&items, any) {
             return Ok(value);
         }
         if let Some(value) = self.region_of_all(&items, any)? {
@@ -279,7 +327,7 @@ impl Reader<'_> {
     }
 
     /// `x = 1, x = 2` as `x = 1, 2`.
-    fn solutions(&self, items: &[Value]) -> Option<Value> {
+    fn solutions(&self, items: &[Value], any: bool) -> Option<Value> {
         let mut values = Vec::with_capacity(items.len());
         let mut first: Option<(&Name, &Value)> = None;
         for item in items {
@@ -295,7 +343,11 @@ impl Reader<'_> {
             }
         }
         let (name, side) = first?;
-        let value = Value::List { items: values, shape: Shape::Bare };
+        // `x = 1/2 or x = 0.5` is one solution.
+        let value = match values.first() {
+            Some(first) if any && self.is_one_value(&values) => first.clone(),
+            _ => Value::List { items: values, shape: Shape::Bare },
+        };
         Some(Value::Equality { names: vec![name.clone()], sides: vec![side.clone(), value], difference: None })
     }
 

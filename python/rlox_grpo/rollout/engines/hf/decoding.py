@@ -1,4 +1,4 @@
-"""The two ways to run a model over live rows: with its key-value cache, and without any."""
+"""Decoding loops: with a key-value cache, and without one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from rlox_grpo.model.forward import can_pack, close_activations, split_model
+from rlox_grpo.model.forward import are_activations_close, can_pack, split_model
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, RowId
 from rlox_grpo.rollout.engines.hf.shared_lines import SharedLines
@@ -47,7 +47,7 @@ def decode_with_cache(
     *,
     share_prefixes: bool = False,
 ) -> None:
-    """Sample every row by continuous batching: a finished row's place goes to a waiting one.
+    """Sample every row with continuous batching: a waiting row takes the place of a finished one.
 
     Each prompt is run once; its keys and values are shared by the rows of its group, or copied to each. Rows go on as
     one while they sample the same tokens. Longest prompts start first, so that prompts prefilled together are of like
@@ -103,7 +103,7 @@ def can_share_prefixes(model: nn.Module) -> bool:
     finally:
         for module in training:
             module.training = True
-    return close_activations(*logits)
+    return are_activations_close(*logits)
 
 
 class _WaitingRows:
@@ -157,7 +157,7 @@ def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list
     distinct = sorted({id.prompt for id in ids})
     which = torch.tensor([distinct.index(id.prompt) for id in ids], device=rows.device)
     prefix = torch.from_numpy(np.stack([prompts[index] for index in distinct])).to(rows.device)  # [prompts, L]
-    rows.add(ids, _last_logits(model(prefix)).index_select(0, which))
+    rows.add(ids, _select_last_logits(model(prefix)).index_select(0, which))
     sequences = prefix.index_select(0, which)  # [rows, L]
     while True:
         sequences = torch.cat([sequences, rows.last_tokens()], dim=1)
@@ -168,10 +168,10 @@ def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list
             sequences = sequences[: len(rows)]
         if not len(rows):
             return
-        rows.draw(_last_logits(model(sequences)))
+        rows.draw(_select_last_logits(model(sequences)))
 
 
-def _last_logits(output: Any) -> Tensor:
+def _select_last_logits(output: Any) -> Tensor:
     logits: Tensor = output if isinstance(output, Tensor) else output.logits
     return logits[:, -1]
 

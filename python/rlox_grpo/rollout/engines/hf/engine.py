@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlox_grpo.model.load import max_positions
+from rlox_grpo.model.load import find_max_positions
 from rlox_grpo.rollout.engines.hf.decoding import (
     can_decode_with_cache,
     can_share_prefixes,
@@ -22,7 +22,7 @@ from rlox_grpo.rollout.engines.hf.decoding import (
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, NonFiniteLogitsError, RowId, SampledRow
 from rlox_grpo.rollout.engines.sampling import check_sampling
 from rlox_grpo.rollout.engines.stop_strings import StopStrings, decode
-from rlox_grpo.rollout.engines.weight_sync import policy_weights
+from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
 
 __all__ = ["HFEngine", "NonFiniteLogitsError"]
@@ -51,6 +51,7 @@ class HFEngine:
 
     Attributes:
         exact: True unless ``autocast_dtype`` makes the log-probs differ from the trainer's.
+        takes_weights: False when the module is the trainer's own.
         policy_version: Version of the weights that it samples from.
         max_length: The model's positions, where it states them.
         vocab_limit: Token ids from here on are never sampled, as they have no text: the model's vocabulary is padded
@@ -70,7 +71,7 @@ class HFEngine:
         vocab_limit: int | None = None,
         max_rows: int | None = None,
         autocast_dtype: torch.dtype | None = None,
-        is_copy: bool = False,
+        takes_weights: bool = False,
     ) -> None:
         """Hold the model; nothing is allocated before ``generate``.
 
@@ -83,8 +84,7 @@ class HFEngine:
             vocab_limit: Ids from here on are never sampled; by default those past the tokenizer's last.
             max_rows: Completions decoded at once, 256 by default; the others wait.
             autocast_dtype: Run the forward under ``torch.autocast`` in this type (``torch.bfloat16``).
-            is_copy: ``model`` is not the trainer's own but a copy, as where ranks hold its parameters in shards:
-                ``load_weights`` then copies.
+            takes_weights: ``model`` is a copy of the trainer's, and ``load_weights`` writes into it.
 
         Raises:
             ValueError: ``max_rows`` is below 1.
@@ -95,9 +95,9 @@ class HFEngine:
         self._tokenizer = tokenizer
         self._max_rows = DEFAULT_MAX_ROWS if max_rows is None else max_rows
         self._autocast_dtype = autocast_dtype
-        self._is_copy = is_copy
-        self._vocab_size = _vocab_size(model)
-        self._end_ids = _end_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
+        self.takes_weights = takes_weights
+        self._vocab_size = _find_vocab_size(model)
+        self._end_ids = _find_end_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
         self.vocab_limit = vocab_limit
         if tokenizer is not None and vocab_limit is None:
             limit = max(tokenizer.get_vocab().values()) + 1
@@ -112,7 +112,7 @@ class HFEngine:
         self.shares_prefixes = self.uses_cache and can_share_prefixes(model)
         self.exact = autocast_dtype is None
         self.policy_version = 0
-        self.max_length = max_positions(model)
+        self.max_length = find_max_positions(model)
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
@@ -135,7 +135,7 @@ class HFEngine:
         self._check_prompts(token_ids, sampling.max_new_tokens)
         max_rows = min(self._max_rows, len(prompts) * group_size)
         longest = max(len(prompt) for prompt in token_ids) + sampling.max_new_tokens
-        share_prefixes = self.shares_prefixes and group_size > 1 and longest <= _sliding_window(self._model)
+        share_prefixes = self.shares_prefixes and group_size > 1 and longest <= _find_sliding_window(self._model)
         decode_rows: Any = decode_without_cache
         if self.uses_cache:
             decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes)
@@ -145,12 +145,12 @@ class HFEngine:
         return self._groups(prompts, group_size, rows.finished)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Note the new version. The trainer's own module has the weights in place already, and they are not read.
+        """Copy the weights if the engine ``takes_weights``, and set the version.
 
         Raises:
             ValueError: the names or shapes are not those of the copy; nothing has changed.
         """
-        if self._is_copy:
+        if self.takes_weights:
             _copy_weights(self._model, dict(weights))
         self.policy_version = version
 
@@ -180,7 +180,7 @@ class HFEngine:
                 )
 
     def _live_rows(self, max_rows: int, sampling: Sampling, seed: int, first_prompt: int) -> LiveRows:
-        device = _device(self._model)
+        device = _find_device(self._model)
         stop_strings = None
         if sampling.stop:
             known = max(self._tokenizer.get_vocab().values()) + 1
@@ -199,7 +199,7 @@ class HFEngine:
     def _autocast(self) -> torch.autocast | nullcontext[None]:
         if self._autocast_dtype is None:
             return nullcontext()
-        return torch.autocast(_device(self._model).type, dtype=self._autocast_dtype)
+        return torch.autocast(_find_device(self._model).type, dtype=self._autocast_dtype)
 
     def _groups(
         self, prompts: Sequence[Prompt], group_size: int, finished: dict[RowId, SampledRow]
@@ -235,14 +235,14 @@ def _inference(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _device(model: nn.Module) -> torch.device:
+def _find_device(model: nn.Module) -> torch.device:
     parameter = next(model.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
 
 
 @torch.no_grad()
 def _copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    own = dict(policy_weights(model))
+    own = dict(collect_weights(model))
     if own.keys() != weights.keys():
         raise ValueError(f"weights differ from the engine's in {sorted(own.keys() ^ weights.keys())[:4]}")
     for name, tensor in own.items():
@@ -252,7 +252,7 @@ def _copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         tensor.copy_(weights[name])
 
 
-def _vocab_size(model: nn.Module) -> int | None:
+def _find_vocab_size(model: nn.Module) -> int | None:
     """Rows of a transformers model's input embedding; unknown for a plain module."""
     if not hasattr(model, "get_input_embeddings"):
         return None
@@ -260,14 +260,14 @@ def _vocab_size(model: nn.Module) -> int | None:
     return int(embeddings().weight.shape[0])
 
 
-def _sliding_window(model: nn.Module) -> float:
+def _find_sliding_window(model: nn.Module) -> float:
     """Tokens that every layer attends to; infinite without a sliding window."""
     config: Any = model.config
     window = getattr(config.get_text_config(decoder=True), "sliding_window", None)
     return float("inf") if window is None else window
 
 
-def _end_ids(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
+def _find_end_ids(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
     """End tokens of the generation config, the config and the tokenizer, all of them: chat models have several."""
     sources = (getattr(model, "generation_config", None), getattr(model, "config", None), tokenizer)
     found: set[int] = set()

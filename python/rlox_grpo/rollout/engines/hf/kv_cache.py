@@ -1,4 +1,4 @@
-"""A preallocated key-value cache whose rows come and go while the others decode."""
+"""Preallocated key-value cache for continuous batching: rows join and leave while the others decode."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MIN_SPARE_COLUMNS = 64
 
 @dataclass(frozen=True, eq=False)
 class PrefilledPrompts:
-    """Prompts after their one forward pass, padded on the left to a common width.
+    """Prompts after prefill, padded on the left to a common width.
 
     Attributes:
-        keys, values: One tensor a layer, ``[P, heads, width, head_dim]``; what lies in the padding is not read.
-        logits: ``[P, V]``, of the token after each prompt.
-        lengths: ``int64 [P]``, prompt lengths.
+        keys, values: One tensor per layer, ``[P, heads, width, head_dim]``; the padding is not read.
+        logits: ``[P, V]``, logits of the token after each prompt.
+        lengths: ``int64 [P]``, prompt lengths in tokens.
     """
 
     keys: list[Tensor]
@@ -33,18 +33,18 @@ class PrefilledPrompts:
 
     @property
     def width(self) -> int:
-        """Columns, the padding included."""
+        """Number of columns, padding included."""
         return self.keys[0].shape[2]
 
     def without_tokens(self) -> PrefilledPrompts:
-        """The same prompts as if they had no tokens: for rows that keep theirs elsewhere."""
+        """The same prompts with zero columns, for rows whose prompt is stored elsewhere."""
         keys, values = ([tensor[:, :, :0] for tensor in tensors] for tensors in (self.keys, self.values))
         return PrefilledPrompts(keys, values, self.logits, np.zeros_like(self.lengths))
 
 
 @dataclass
 class _Extent:
-    """The part of the buffers in use, shared by the layers: rows [0, rows), columns [begin, end)."""
+    """Part of the buffers in use, shared by all layers: rows [0, rows) and columns [begin, end)."""
 
     rows: int = 0
     begin: int = 0
@@ -52,15 +52,25 @@ class _Extent:
 
 
 class RowCache:
-    """Keys and values of the live rows, for the model's own forward.
+    """Keys and values of the live rows, for the model's own forward pass.
 
-    Row r's tokens lie in columns [start_r, end): every row ends at the same column, whenever it joined, which is left
-    padding. A step writes one column for all rows, and the model's own masks, sliding windows included, hold, as they
-    depend on distances between columns. Live rows are dense: one that leaves is replaced by the last (``move_rows``),
-    so leaving costs a copy of one row at most and no threshold decides when to compact.
+    The tokens of row r are in columns [start_r, end). All rows end at the same column, whenever they joined: the rows
+    are padded on the left. A decoding step writes one column for all rows. The model's own masks, sliding windows
+    included, stay valid because they depend on distances between columns. The live rows have no gaps: the last row
+    takes the place of a row that leaves (``move_rows``), which copies at most one row.
 
-    When the columns run out, the live ones move to the front of new buffers half as large again: less than two
-    copies of a column over its life, where concatenation copies every column at every step.
+    Example: rows A (3 tokens) and B (2 tokens) join, both decode one token, then C (2 tokens) joins, then A leaves::
+
+        column        0 1 2 3          column        0 1 2 3          column        0 1 2 3
+        row 0   A     a a a a          row 0   A     a a a a          row 0   C     _ _ c c
+        row 1   B     _ b b b          row 1   B     _ b b b          row 1   B     _ b b b
+                                       row 2   C     _ _ c c
+        end 4, starts 0 1              end 4, starts 0 1 2            end 4, starts 2 1, begin 1
+
+    ``begin`` is the smallest start. Columns before it are not read.
+
+    When the columns run out, the live ones move to new buffers with 50% more columns. Each column is copied less than
+    twice over its life; concatenation would copy every column at every step.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -73,7 +83,7 @@ class RowCache:
         self._cache: Cache | None = None
 
     def model_options(self) -> dict[str, Any]:
-        """Keywords of the forward of one token for each live row; after it, ``advance``."""
+        """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
         if self._cache is None:
             raise RuntimeError("no row was ever added")
         return {
@@ -116,7 +126,7 @@ class RowCache:
         self._starts_changed()
 
     def copy_rows(self, source: Int64Array) -> None:
-        """Append live rows: copies of rows ``source``."""
+        """Append copies of rows ``source`` as live rows."""
         extent = self._extent
         rows, columns = slice(extent.rows, extent.rows + len(source)), slice(extent.begin, extent.end)
         device_source = torch.from_numpy(source).to(self._device)
@@ -128,12 +138,12 @@ class RowCache:
         self._starts_changed()
 
     def make_room(self) -> None:
-        """Make sure that one more column can be written."""
+        """Reserve space for one more column."""
         if self._extent.end == self._layers[0].keys.shape[2]:
             self._relocate(None, min_end=0)
 
     def _attention_mask(self) -> Tensor | None:
-        """``bool [rows, columns + 1]`` over the live columns and the token to come; None when no row has padding."""
+        """``bool [rows, columns + 1]`` over the live columns and the next token; None when no row has padding."""
         extent = self._extent
         if bool((self._starts[: extent.rows] == extent.begin).all()):
             return None
@@ -141,7 +151,7 @@ class RowCache:
         return columns >= self._device_starts[: extent.rows, None]
 
     def advance(self) -> None:
-        """Count the column that the forward has written as live."""
+        """Mark the column that the forward pass wrote as live."""
         self._extent.end += 1
 
     def _starts_changed(self) -> None:
@@ -151,7 +161,11 @@ class RowCache:
             self._device_starts[: extent.rows] = torch.from_numpy(self._starts[: extent.rows]).to(self._device)
 
     def _relocate(self, like: PrefilledPrompts | None, min_end: int) -> None:
-        """Move the live columns to new buffers, so that they end at ``min_end`` or as near the front as they can."""
+        """Move the live columns to new buffers. They end at column ``min_end``, or start at column 0 if they are more.
+
+        Example: columns [60, 64) are live and the buffers are full. The live columns move to [0, 4) of new buffers with
+        4 + 64 columns, and the starts shrink by 60. With ``min_end`` 10, for prompts of width 10, they move to [6, 10).
+        """
         extent = self._extent
         live = extent.end - extent.begin
         end = max(live, min_end)
@@ -160,7 +174,7 @@ class RowCache:
         for index, layer in enumerate(self._layers):
             old_keys = like.keys[index] if like is not None else layer.keys
             old_values = like.values[index] if like is not None else layer.values
-            # Zeros, not empty: a masked column weighs 0, and 0 times a stray NaN is NaN.
+            # Zeros, not empty: attention weighs a masked column with 0, and 0 times a leftover NaN is NaN.
             keys = old_keys.new_zeros(self._max_rows, old_keys.shape[1], capacity, old_keys.shape[3])
             values = old_values.new_zeros(self._max_rows, old_values.shape[1], capacity, old_values.shape[3])
             if extent.rows:
@@ -173,9 +187,9 @@ class RowCache:
 
 
 class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer of a ``RowCache``, as transformers' attention modules see it."""
+    """One layer of a ``RowCache`` with the interface of transformers' cache layers."""
 
-    # Windows are kept by the mask: a sliding layer stores all columns too, which its row may need after a move.
+    # The mask implements sliding windows: such a layer also stores all columns, which a row may need after a move.
     is_sliding = False
 
     def __init__(self, extent: _Extent) -> None:
@@ -186,7 +200,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write one column, and return the live ones with it."""
+        """Write one column and return the live columns, the new one included."""
         extent = self._extent
         if key_states.shape[2] != 1:
             raise ValueError(f"a live row takes one token at a time, got {key_states.shape[2]}")
@@ -199,7 +213,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._extent.end - self._extent.begin
 
     def get_mask_sizes(self, query: int | Tensor) -> tuple[int, int]:
-        """Length and offset of what ``update`` returns; transformers before 5 pass the positions, not their number."""
+        """Length and offset of the result of ``update``. Transformers before 5 pass the positions, not their number."""
         query_length = query if isinstance(query, int) else query.shape[0]
         return self.get_seq_length() + query_length, 0
 
@@ -210,4 +224,4 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
     def lazy_initialization(self, *args: Any) -> None:
-        """Nothing to do: ``RowCache`` allocates."""
+        """No-op: ``RowCache`` allocates the buffers."""

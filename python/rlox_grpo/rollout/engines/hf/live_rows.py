@@ -1,4 +1,4 @@
-"""The rows being sampled now: their tokens so far, and which of them are done."""
+"""State of the rows being sampled: their tokens, log-probs and which are finished."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlox_grpo.rollout.engines.sampling import row_uniforms, sample_tokens
+from rlox_grpo.rollout.engines.sampling import draw_row_uniforms, sample_tokens
 from rlox_grpo.rollout.engines.stop_strings import StopStrings
 from rlox_grpo.types import Float32Array, Int64Array, Sampling
 
@@ -17,7 +17,7 @@ BoolArray = NDArray[np.bool_]
 
 
 class NonFiniteLogitsError(FloatingPointError):
-    """The model gave a NaN or +inf logit, or nothing but -inf."""
+    """A logit is NaN or +inf, or every logit is -inf."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class LiveRows:
         first, length = len(self), self._sampling.max_new_tokens
         rows = slice(first, first + len(ids))
         uniforms = np.stack(
-            [row_uniforms(self._seed, self._first_prompt + id.prompt, id.completion, length) for id in ids]
+            [draw_row_uniforms(self._seed, self._first_prompt + id.prompt, id.completion, length) for id in ids]
         )
         self._uniforms[rows] = torch.from_numpy(uniforms).to(self.device)
         self._lengths[rows] = 0

@@ -1,8 +1,18 @@
-"""Rows that have sampled the same tokens so far are decoded as one line of the cache, and part when their tokens do.
+"""Prefix sharing during generation: rows with the same tokens so far share one line of the cache.
 
-The rows of a group begin as one line, their prompt. Drawing tokens stays each row's own affair: by its own uniforms,
-from its line's logits. A sharp policy, or completions of a fixed format, keep rows together for long; rows of free text
-are all apart after a few tokens, and from then on nothing is looked at any more.
+A line is a row of the key-value cache. The rows of a group start on one line, their prompt. Each row samples its own
+token from the logits of its line, with its own random numbers. Rows whose tokens differ then move to other lines.
+Low-entropy policies and fixed formats keep rows on shared lines for long. Free-form completions diverge after a few
+tokens; once every row has its own line, the search stops.
+
+Example: four rows of one prompt::
+
+    rows               0 1 2 3
+    line of each row   0 0 0 0     `add_rows`: one line, the prompt
+    sampled tokens     5 5 7 5
+    line of each row   0 0 1 0     `part`: row 2 moves to line 1, a copy of line 0
+    sampled tokens     8 9 6 8
+    line of each row   0 2 1 0     `part`: row 1 moves to line 2, a copy of line 0
 """
 
 from __future__ import annotations
@@ -17,7 +27,7 @@ from rlox_grpo.types import Int64Array
 
 
 class SharedLines:
-    """Which line of ``cache`` each live row reads; both are dense, and the lines are the cache's rows."""
+    """The line of ``cache`` that each live row reads. Rows and lines are both numbered from 0 without gaps."""
 
     def __init__(self, cache: RowCache | SharedPrefixCache, device: torch.device) -> None:
         self._cache = cache
@@ -26,14 +36,18 @@ class SharedLines:
         self._line_of_row: Int64Array = np.empty(0, dtype=np.int64)
 
     def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
-        """Append live rows: row i continues ``prompts[which[i]]``; those of one prompt share a line."""
+        """Append live rows: row i continues ``prompts[which[i]]``; rows of one prompt share a line."""
         distinct, line = np.unique(which, return_inverse=True)
         self._cache.add_rows(prompts, distinct)
         self._line_of_row = np.concatenate([self._line_of_row, self._num_lines + line])
         self._num_lines += len(distinct)
 
     def move_rows(self, to: Int64Array, source: Int64Array, remaining: int) -> None:
-        """Put rows ``source`` where rows ``to`` were; the first ``remaining`` rows stay live, and so do their lines."""
+        """Move rows ``source`` to the places of rows ``to``; the first ``remaining`` rows and their lines stay live.
+
+        Example: the rows read lines ``0 2 1 0``. Row 2 ends: ``to`` is [2], ``source`` [3] and ``remaining`` 3, which
+        leaves ``0 2 0``. No row reads line 1, so line 2, the last, moves into it: ``0 1 0``.
+        """
         self._line_of_row[to] = self._line_of_row[source]
         self._line_of_row = self._line_of_row[:remaining]
         live = np.bincount(self._line_of_row, minlength=self._num_lines) > 0
@@ -47,7 +61,13 @@ class SharedLines:
         self._cache.move_rows(free, moving, self._num_lines)
 
     def part(self, tokens: Tensor) -> None:
-        """Give rows whose newest ``tokens [rows, 1]`` differ from their line's first row lines of their own."""
+        """Split the lines by the newest ``tokens [rows, 1]``: rows with the token of a line's first row stay on it.
+
+        Example: the rows read lines ``0 0 0 1`` and sampled ``5 7 7 5``. The branches, pairs of line and token, are
+        (0, 5), (0, 7) and (1, 5), so ``first_row`` is ``0 1 3``, ``of_row`` is ``0 1 1 2`` and ``line`` is ``0 0 1``.
+        Branches 0 and 2 hold the first rows of lines 0 and 1 and stay. Branch 1 gets line 2, a copy of line 0: the rows
+        now read ``0 2 2 1``.
+        """
         if self._num_lines == len(self._line_of_row):
             return
         newest = tokens[:, 0].cpu().numpy()
@@ -64,13 +84,13 @@ class SharedLines:
             self._line_of_row = line[of_row]
 
     def tokens(self, tokens: Tensor) -> Tensor:
-        """Newest token of each line, from those of the rows, ``[rows, 1]``; they agree within a line after `part`."""
+        """Newest token of each line, from the tokens of the rows ``[rows, 1]``. After `part`, rows of a line agree."""
         if self._apart:
             return tokens
         return tokens[self._index(np.unique(self._line_of_row, return_index=True)[1])]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """``[rows, V]`` from those of the lines."""
+        """Logits of the rows ``[rows, V]``, from the logits of the lines."""
         if self._apart:
             return logits
         return logits[self._index(self._line_of_row)]

@@ -25,12 +25,12 @@ from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, Server
 from rlox_grpo.rollout.engines.vllm.requests import (
     MODEL_NAME,
     check_request,
-    completion_of,
-    prompt_seeds,
-    request_fields,
-    texts_of,
+    decode_texts,
+    derive_prompt_seeds,
+    make_request_fields,
+    read_completion,
 )
-from rlox_grpo.rollout.engines.weight_sync import check_weights, expected_manifest, weights_digest
+from rlox_grpo.rollout.engines.weight_sync import build_manifest, check_weights, digest_weights
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
@@ -57,12 +57,14 @@ class VLLMServerEngine:
 
     Attributes:
         exact: False: vLLM's kernels are not the trainer's.
+        takes_weights: True.
         policy_version: Version of the weights that it samples from; −1 before the first.
         max_length: Tokens that a prompt and its completion may have together.
         sync_seconds: How long the last ``load_weights`` took, writing the file included.
     """
 
     exact = False
+    takes_weights = True
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class VLLMServerEngine:
         sync_dir: str | Path | None = None,
         nccl_address: str | None = None,
     ) -> None:
-        """Reach every server, and compare its model with the policy.
+        """Connect to every server and check that it serves the policy's model.
 
         Args:
             urls: ``http://host:port`` of each server.
@@ -91,7 +93,6 @@ class VLLMServerEngine:
             nccl_address: This host's address; weights then go from GPU to GPU by NCCL, and no folder is needed.
 
         Raises:
-            ImportError: httpx is missing; names the extra.
             ValueError: no transformers model, no token for a server, or servers elsewhere without ``sync_dir``.
             EngineError: a server that does not answer, or serves another model.
         """
@@ -107,7 +108,7 @@ class VLLMServerEngine:
         self._vocab_limit = vocab_limit
         self.max_length = max_length or getattr(text_config, "max_position_embeddings", None)
         self._timeout = timeout
-        self._expected = expected_manifest(model.config)
+        self._expected = build_manifest(model.config)
         self._nccl_address = nccl_address
         self._rank = int(os.environ.get("RANK", "0"))
         self._servers = [ServerConnection(url, REQUESTS_PER_SERVER) for url in urls]
@@ -149,8 +150,8 @@ class VLLMServerEngine:
 
         places = range(len(prompts))
         with ThreadPoolExecutor(min(len(prompts), REQUESTS_PER_SERVER * len(self._servers))) as pool:
-            sampled = list(pool.map(group, places, prompts, prompt_seeds(prompts, seed)))
-        texts = iter(texts_of(self._tokenizer, [completion for group in sampled for completion in group]))
+            sampled = list(pool.map(group, places, prompts, derive_prompt_seeds(prompts, seed)))
+        texts = iter(decode_texts(self._tokenizer, [completion for group in sampled for completion in group]))
         return [
             RolloutGroup(prompt, tuple(replace(one, text=next(texts)) for one in completions), self.policy_version)
             for prompt, completions in zip(prompts, sampled, strict=True)
@@ -169,7 +170,7 @@ class VLLMServerEngine:
         if self._file is not None:
             self._file.unlink(missing_ok=True)
         self._weights, self._file = given, None
-        self._mark = f"{version}:{weights_digest(given)}"
+        self._mark = f"{version}:{digest_weights(given)}"
         self.policy_version = version
         if self._nccl_address is None and self._rank == 0:
             self._file = self._write_file()
@@ -192,7 +193,7 @@ class VLLMServerEngine:
     def _body(self, prompt: Prompt, group_size: int, sampling: Sampling, prompt_seed: int) -> dict[str, Any]:
         without_text = range(self._vocab_limit or self._vocab_size, self._vocab_size)
         return {
-            **request_fields(sampling, group_size, prompt_seed, self._end_ids),
+            **make_request_fields(sampling, group_size, prompt_seed, self._end_ids),
             "model": MODEL_NAME,
             "prompt": prompt.token_ids.tolist(),
             "return_token_ids": True,
@@ -202,7 +203,7 @@ class VLLMServerEngine:
     def _ask_any(
         self, place: int, body: dict[str, Any], group_size: int, sampling: Sampling, deadline: float
     ) -> list[Completion]:
-        """Ask the servers in turn, beginning with the prompt's own, until one answers."""
+        """Try the servers in turn until one answers."""
         for attempt in range(2 * len(self._servers)):
             up = [server for server in self._servers if server.is_up]
             if not up or time.monotonic() >= deadline:
@@ -226,7 +227,7 @@ class VLLMServerEngine:
         if len(choices) != group_size:
             raise EngineError(f"{server.url}: {len(choices)} completions instead of {group_size}")
         return [
-            completion_of(
+            read_completion(
                 np.asarray(choice["token_ids"], np.int64),
                 choice["logprobs"]["token_logprobs"],
                 str(choice["finish_reason"]),

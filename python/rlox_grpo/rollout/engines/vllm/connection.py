@@ -1,4 +1,4 @@
-"""One vLLM server as a trainer sees it: requests with a deadline and a token, and what became of the last one."""
+"""A connection to one vLLM server: requests with a deadline and a bearer token, and its last failure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.vllm.auth import WEIGHTS_HEADER
-from rlox_grpo.rollout.engines.vllm.records import find_record, token_for
+from rlox_grpo.rollout.engines.vllm.records import find_record, find_token
 
 MARK = WEIGHTS_HEADER.decode()
 """The header that names the weights that a server held when it was asked."""
@@ -39,20 +39,17 @@ class ServerConnection:
         """Prepare to connect; nothing is sent yet.
 
         Raises:
-            ImportError: httpx is missing; names the extra.
             ValueError: there is no token for the server.
         """
-        try:
-            import httpx
-        except ImportError:
-            raise ImportError("engine='vllm_server' needs httpx: pip install \"rlox-grpo[server]\"") from None
+        import httpx
+
         self.url = url.rstrip("/")
         self.failures = (httpx.TransportError, Unavailable)
         self._timeout = httpx.Timeout
         # No proxy of the environment: servers are on this host or its private network, and the token is theirs alone.
         self._client = httpx.Client(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {token_for(self.url)}"},
+            headers={"Authorization": f"Bearer {find_token(self.url)}"},
             limits=httpx.Limits(max_connections=2 * max_requests),
             trust_env=False,
         )
@@ -84,7 +81,7 @@ class ServerConnection:
         return str(self.get("/v1/models", deadline).headers.get(MARK, ""))
 
     def note(self, error: Exception) -> None:
-        """Remember why it failed."""
+        """Store why the last request failed."""
         self.trouble = f"{type(error).__name__}: {error}"
 
     def report(self) -> str:

@@ -22,8 +22,14 @@ from torch import Tensor
 
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import EngineError
-from rlox_grpo.rollout.engines.vllm.requests import check_request, completion_of, prompt_seeds, request_fields, texts_of
-from rlox_grpo.rollout.engines.weight_sync import check_weights, expected_manifest, tied_layers, untied
+from rlox_grpo.rollout.engines.vllm.requests import (
+    check_request,
+    decode_texts,
+    derive_prompt_seeds,
+    make_request_fields,
+    read_completion,
+)
+from rlox_grpo.rollout.engines.weight_sync import build_manifest, check_weights, find_tied_layers, untie_output_layer
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
@@ -60,12 +66,14 @@ class VLLMEngine:
 
     Attributes:
         exact: False: vLLM's kernels are not the trainer's.
+        takes_weights: True.
         policy_version: Version of the weights that it samples from; −1 before the first.
         max_length: Tokens that a prompt and its completion may have together.
         sync_seconds: How long the last ``load_weights`` took, a start included.
     """
 
     exact = False
+    takes_weights = True
 
     def __init__(
         self,
@@ -117,9 +125,9 @@ class VLLMEngine:
         self._vocab_size = int(text_config.vocab_size)
         self._vocab_limit = vocab_limit
         self.max_length = max_length or getattr(text_config, "max_position_embeddings", None)
-        self._expected = expected_manifest(model.config)
-        self._config = model.config if torch.cuda.is_available() else untied(model.config)
-        self._tied_layers = {} if torch.cuda.is_available() else tied_layers(model.config)
+        self._expected = build_manifest(model.config)
+        self._config = model.config if torch.cuda.is_available() else untie_output_layer(model.config)
+        self._tied_layers = {} if torch.cuda.is_available() else find_tied_layers(model.config)
         self._llm: Any = None
         self._sleeps = sleep and torch.cuda.is_available()
         self._asleep: set[str] = set()
@@ -171,19 +179,19 @@ class VLLMEngine:
         without_text = range(self._vocab_limit or self._vocab_size, self._vocab_size)
         parameters = [
             SamplingParams(
-                **request_fields(sampling, group_size, prompt_seed, self._end_ids),
+                **make_request_fields(sampling, group_size, prompt_seed, self._end_ids),
                 logit_bias=dict.fromkeys(without_text, -float("inf")) or None,
                 flat_logprobs=True,
                 detokenize=bool(sampling.stop),
             )
-            for prompt_seed in prompt_seeds(prompts, seed)
+            for prompt_seed in derive_prompt_seeds(prompts, seed)
         ]
         self._wake({"weights", "kv_cache"})
         requests = [{"prompt_token_ids": prompt.token_ids.tolist()} for prompt in prompts]
         outputs = self._llm.generate(requests, parameters, use_tqdm=False)
         self._sleep()
         sampled = [self._completion(output, sampling) for request in outputs for output in request.outputs]
-        texts = texts_of(self._tokenizer, sampled)
+        texts = decode_texts(self._tokenizer, sampled)
         completions = [replace(one, text=text) for one, text in zip(sampled, texts, strict=True)]
         return [
             RolloutGroup(prompt, tuple(completions[place * group_size : (place + 1) * group_size]), self.policy_version)
@@ -278,7 +286,7 @@ class VLLMEngine:
         token_ids = np.asarray(output.token_ids, np.int64)
         if list(flat.token_ids) != token_ids.tolist():
             raise EngineError("vLLM reported log-probs of other tokens than it sampled")
-        return completion_of(token_ids, flat.logprobs, str(output.finish_reason), sampling, self._vocab_limit, "vLLM")
+        return read_completion(token_ids, flat.logprobs, str(output.finish_reason), sampling, self._vocab_limit, "vLLM")
 
 
 def check_vllm_version() -> None:

@@ -66,7 +66,7 @@ def remove_record(url: str) -> None:
     _path(url).unlink(missing_ok=True)
 
 
-def token_for(url: str) -> str:
+def find_token(url: str) -> str:
     """The token of the server at ``url``: the environment's, else its record's.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a vLLM engine is asked for one prompt, in process or over HTTP, and what a completion is made of."""
+"""Requests to vLLM and their completions, for the in-process and the HTTP engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_request(
     max_length: int | None,
     has_tokenizer: bool,
 ) -> None:
-    """Refuse what vLLM would refuse half-way, or quietly do otherwise.
+    """Raise ValueError for a request that vLLM would refuse later or treat differently without a message.
 
     Raises:
         ValueError: names the argument, the prompt's position in ``prompts`` and the value.
@@ -59,7 +59,7 @@ def check_request(
             raise ValueError(f"prompts[{place}] holds token id {wrong}, outside the model's vocabulary of {vocab_size}")
 
 
-def prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
+def derive_prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
     """A 62-bit seed for each prompt, of ``seed`` and the prompt's index, so that neighbours and order do not matter.
 
     A prompt that comes twice in one call gets a second seed. vLLM adds a completion's place in its group to its
@@ -74,7 +74,7 @@ def prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
     return seeds
 
 
-def request_fields(sampling: Sampling, group_size: int, seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
+def make_request_fields(sampling: Sampling, group_size: int, seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
     """The sampling parameters that vLLM's Python and HTTP faces have in common.
 
     End tokens are ours alone: vLLM's own notion of them comes of files that the trainer may not have.
@@ -94,7 +94,7 @@ def request_fields(sampling: Sampling, group_size: int, seed: int, end_ids: Sequ
     }
 
 
-def completion_of(
+def read_completion(
     token_ids: Int64Array, log_probs: Any, finish_reason: str, sampling: Sampling, vocab_limit: int | None, source: str
 ) -> Completion:
     """One completion as the trainer takes it, without its text.
@@ -118,7 +118,7 @@ def completion_of(
     return Completion(token_ids, values, "stop" if finish_reason == "stop" else "length")
 
 
-def texts_of(tokenizer: Any, completions: Sequence[Completion]) -> Sequence[str | None]:
+def decode_texts(tokenizer: Any, completions: Sequence[Completion]) -> Sequence[str | None]:
     """Text of each completion, or None throughout without a tokenizer."""
     if tokenizer is None:
         return [None] * len(completions)

@@ -12,8 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,11 +51,11 @@ class _Server:
             )
 
     def is_healthy(self) -> bool:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        import httpx
+
         try:
-            with opener.open(f"{self.url}/health", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+            return httpx.get(f"{self.url}/health", timeout=2, trust_env=False).status_code == 200
+        except httpx.TransportError:
             return False
 
     def how_it_ended(self) -> str | None:
@@ -251,7 +249,7 @@ def _refuse_taken(host: str, port: int) -> None:
 def _own_output_layer(model: str) -> list[str]:
     """Arguments that give vLLM an output layer of its own where the model's is its embeddings.
 
-    See :func:`rlox_grpo.rollout.engines.weight_sync.untied`. The checkpoint has no weights for it, so they all come by sync.
+    See :func:`.weight_sync.untie_output_layer`. The checkpoint has no weights for it, so all weights come by sync.
     """
     from transformers import AutoConfig
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, check_weights, expected_manifest, tied_layers
+from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, build_manifest, check_weights, find_tied_layers
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class WeightReceiver:
 
         if not hasattr(self, "_rlox_manifest"):
             config = AutoConfig.from_pretrained(self.model_config.model)
-            self._rlox_manifest = expected_manifest(config)
+            self._rlox_manifest = build_manifest(config)
             # Where the launcher gave vLLM an output layer of its own, it takes the embeddings' weights.
             is_tied = getattr(self.model_config.hf_config, "tie_word_embeddings", False)
-            self._rlox_tied_layers = {} if is_tied else tied_layers(config)
+            self._rlox_tied_layers = {} if is_tied else find_tied_layers(config)
         return self._rlox_manifest

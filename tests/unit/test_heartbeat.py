@@ -1,4 +1,4 @@
-"""The lifeline beside a store that no longer answers, as one beyond a broken network. Doubles: torch's would hang."""
+"""The heartbeat beside a store that no longer answers, as one beyond a broken network. Doubles: torch's would hang."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlox_grpo.distributed import heartbeat as module
-from rlox_grpo.distributed.heartbeat import Lifeline
+from rlox_grpo.distributed.heartbeat import Heartbeat
 from rlox_grpo.distributed.ranks import Ranks
 
 
@@ -42,21 +42,21 @@ class Store:
 
 @pytest.fixture
 def two(monkeypatch):
-    """The stores and lifelines of two ranks that have seen each other."""
+    """The stores and heartbeats of two ranks that have seen each other."""
     monkeypatch.setenv("MASTER_ADDR", "host0")
     monkeypatch.setenv("MASTER_PORT", "29500")
     shared = {}
     stores = [Store(shared), Store(shared)]
-    lifelines = [Lifeline(store, rank, 2, timeout=2.0) for rank, store in enumerate(stores)]
-    for lifeline in lifelines:
-        lifeline.start()
-    while not all(lifeline._names for lifeline in lifelines):
+    heartbeats = [Heartbeat(store, rank, 2, timeout=2.0) for rank, store in enumerate(stores)]
+    for heartbeat in heartbeats:
+        heartbeat.start()
+    while not all(heartbeat._names for heartbeat in heartbeats):
         time.sleep(0.01)
-    yield stores, lifelines
+    yield stores, heartbeats
     for store in stores:
         store.broken.clear()
-    for lifeline in lifelines:
-        lifeline.stop()
+    for heartbeat in heartbeats:
+        heartbeat.stop()
 
 
 def test_a_store_that_does_not_answer_is_named_within_the_timeout(two):
@@ -101,7 +101,7 @@ def test_a_rank_that_hangs_says_so_before_its_launcher_kills_it(asked, monkeypat
     ended = threading.Event()
     monkeypatch.setattr(module.os, "_exit", lambda status: ended.set())
     store = Store({"alive/1": b"7", "name/1": b"rank 1 (there, process 5)"})
-    first = Lifeline(store, 0, 2, timeout=60.0)
+    first = Heartbeat(store, 0, 2, timeout=60.0)
     if asked:
         module.signalled.set()
     first.start()
@@ -112,7 +112,7 @@ def test_a_rank_that_hangs_says_so_before_its_launcher_kills_it(asked, monkeypat
     assert ("its main thread hangs in threading.py" in said) == asked
 
 
-def test_the_place_of_the_main_thread_is_what_it_waits_in_and_the_innermost_call_of_this_library():
+def test_the_locate_main_thread_is_what_it_waits_in_and_the_innermost_call_of_this_library():
     waiting, ended, found = threading.Event(), threading.Event(), []
 
     def gather_bytes(data):
@@ -123,7 +123,7 @@ def test_the_place_of_the_main_thread_is_what_it_waits_in_and_the_innermost_call
     def read():
         waiting.wait(20.0)
         time.sleep(0.2)  # until it waits
-        found.append(module._place_of_the_main_thread())
+        found.append(module._locate_main_thread())
         ended.set()
 
     reader = threading.Thread(target=read)

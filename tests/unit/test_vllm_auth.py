@@ -13,8 +13,8 @@ from rlox_grpo.rollout.engines.vllm.records import (
     FOLDER_VARIABLE,
     ServerRecord,
     find_record,
+    find_token,
     remove_record,
-    token_for,
     write_record,
 )
 
@@ -124,9 +124,9 @@ def test_records_are_the_users_own(monkeypatch, tmp_path):
     assert find_record("http://127.0.0.1:8001") is None
     assert record.launcher_is_alive()
     assert record.log_tail().splitlines() == [str(line) for line in range(25, 40)]
-    assert token_for(record.url) == "secret"
+    assert find_token(record.url) == "secret"
     monkeypatch.setenv(TOKEN_VARIABLE, "other")
-    assert token_for(record.url) == "other"
+    assert find_token(record.url) == "other"
     path.write_text('{"url": ')
     assert find_record(record.url) is None
     remove_record(record.url)

@@ -11,12 +11,12 @@ from rlox_grpo.batch import microbatches
 from rlox_grpo.model.flops import (
     ModelSize,
     UpdateWork,
-    model_size,
-    peak_flops,
-    peak_flops_of,
-    training_flops,
-    update_profile,
-    update_work,
+    count_training_flops,
+    count_update_work,
+    find_peak_flops,
+    look_up_peak_flops,
+    measure_model,
+    profile_update,
 )
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
@@ -48,14 +48,34 @@ def test_padded_work_by_hand():
     (batch,) = batches_of(GROUPS, 1000, share_prompts=False)
     # rows of 9, 6, 12, 5 and 2 tokens in a rectangle of 5 x 12
     pairs = 45 + 21 + 78 + 15 + 3
-    assert update_work([batch], shares_prompts=False) == UpdateWork(34, 34, 60 - 34, 19, 0, 15, 0, 15, pairs)
+    assert count_update_work([batch], shares_prompts=False) == UpdateWork(
+        row_tokens=34,
+        forwarded=34,
+        padding=60 - 34,
+        prompt_tokens=19,
+        saved=0,
+        completion_tokens=15,
+        completion_saved=0,
+        predicted=15,
+        pairs=pairs,
+    )
 
 
 def test_packed_work_by_hand():
     (batch,) = batches_of(GROUPS, 1000, share_prompts=True)
     # prompts 5 + 2 and completions without their last tokens 3 + 0 + 6, 2 + 0
     pairs = (15 + 3) + (3 * 5 + 6) + (6 * 5 + 21) + (2 * 2 + 3)
-    assert update_work([batch], shares_prompts=True) == UpdateWork(34, 18, 0, 19, 5 + 5 + 2, 15, 0, 15, pairs)
+    assert count_update_work([batch], shares_prompts=True) == UpdateWork(
+        row_tokens=34,
+        forwarded=18,
+        padding=0,
+        prompt_tokens=19,
+        saved=5 + 5 + 2,
+        completion_tokens=15,
+        completion_saved=0,
+        predicted=15,
+        pairs=pairs,
+    )
 
 
 def test_work_of_completions_that_begin_alike_by_hand():
@@ -63,14 +83,24 @@ def test_work_of_completions_that_begin_alike_by_hand():
     (batch,) = batches_of(groups, 1000, share_prompts=True)
     # prompts 5 + 2 and the longest completion of each without its last token, 6 + 2; 3 + 0 and 0 + 2 are in them
     pairs = (15 + 3) + (6 * 5 + 21) + (2 * 2 + 3)
-    assert update_work([batch], shares_prompts=True) == UpdateWork(39, 15, 0, 21, 14, 18, 5, 7 + 3, pairs)
-    metrics = update_profile([batch], num_updates=1, seconds=1.0, shares_prompts=True)
+    assert count_update_work([batch], shares_prompts=True) == UpdateWork(
+        row_tokens=39,
+        forwarded=15,
+        padding=0,
+        prompt_tokens=21,
+        saved=14,
+        completion_tokens=18,
+        completion_saved=5,
+        predicted=7 + 3,
+        pairs=pairs,
+    )
+    metrics = profile_update([batch], num_updates=1, seconds=1.0, shares_prompts=True)
     assert metrics["perf/completion_tokens_saved_share"] == 5 / 18
 
 
 def test_a_group_that_is_cut_forwards_its_prompt_again():
     batches = batches_of(GROUPS, 12, share_prompts=True)
-    work = update_work(batches, shares_prompts=True)
+    work = count_update_work(batches, shares_prompts=True)
     # 5 + [3, 0] | 5 + [7], alone and so not packed: its last token too | 2 + [2, 0]
     assert (len(batches), work.saved, work.prompt_tokens, work.forwarded) == (3, 5 + 2, 19, 18 + 5 + 1)
 
@@ -79,7 +109,7 @@ def test_masked_tokens_are_forwarded_and_not_predicted():
     (batch,) = batches_of(GROUPS, 1000, share_prompts=True)
     loss_mask = batch.loss_mask.clone()
     loss_mask[0] = False
-    masked = update_work([dataclasses.replace(batch, loss_mask=loss_mask)], shares_prompts=True)
+    masked = count_update_work([dataclasses.replace(batch, loss_mask=loss_mask)], shares_prompts=True)
     assert (masked.forwarded, masked.predicted) == (18, 15 - 4)
 
 
@@ -94,13 +124,13 @@ def test_counts_are_what_the_model_is_given(make_tiny_model, share_prompts, toke
     model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].numel()))
     for batch in batches:
         forward(batch)
-    work = update_work(batches, shares_prompts=share_prompts)
+    work = count_update_work(batches, shares_prompts=share_prompts)
     assert work.forwarded + work.padding == sum(seen)
 
 
 def test_metrics_by_hand():
     batches = batches_of(GROUPS, 1000, share_prompts=False)
-    found = update_profile(batches, num_updates=2, seconds=4.0, shares_prompts=False)
+    found = profile_update(batches, num_updates=2, seconds=4.0, shares_prompts=False)
     assert found == pytest.approx(
         {
             "perf/padding_share": 26 / 60,
@@ -111,7 +141,7 @@ def test_metrics_by_hand():
     )
     batches = batches_of(GROUPS, 1000, share_prompts=True)
     size = ModelSize(body=100, body_trained=100, head=10, head_trained=10, attention_width=3)
-    found = update_profile(batches, num_updates=2, seconds=4.0, shares_prompts=True, size=size, peak_flops=1e5)
+    found = profile_update(batches, num_updates=2, seconds=4.0, shares_prompts=True, size=size, peak_flops=1e5)
     flops = 6 * 100 * 18 + 6 * 10 * 15 + 12 * 3 * 97
     assert found == pytest.approx(
         {
@@ -126,9 +156,9 @@ def test_metrics_by_hand():
 
 def test_what_has_no_value_is_left_out():
     batches = batches_of(GROUPS, 1000, share_prompts=True)
-    assert update_profile([], num_updates=0, seconds=1.0, shares_prompts=True) == {}
-    assert update_profile(batches, num_updates=0, seconds=1.0, shares_prompts=True) == {}
-    instant = update_profile(
+    assert profile_update([], num_updates=0, seconds=1.0, shares_prompts=True) == {}
+    assert profile_update(batches, num_updates=0, seconds=1.0, shares_prompts=True) == {}
+    instant = profile_update(
         batches, num_updates=1, seconds=0.0, shares_prompts=True, size=ModelSize(1, 1), peak_flops=1.0
     )
     shares = {"perf/padding_share", "perf/prompt_tokens_saved_share", "perf/completion_tokens_saved_share"}
@@ -137,26 +167,26 @@ def test_what_has_no_value_is_left_out():
 
 def test_frozen_parameters_cost_no_gradient_of_their_own():
     work = UpdateWork(forwarded=7, predicted=3)
-    assert training_flops(ModelSize(100, 10, 20, 0), work) == (4 * 100 + 2 * 10) * 7 + 4 * 20 * 3
+    assert count_training_flops(ModelSize(100, 10, 20, 0), work) == (4 * 100 + 2 * 10) * 7 + 4 * 20 * 3
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_model_size(make_tiny_model, tied):
     model = make_tiny_model("qwen3", tie_word_embeddings=tied)
-    size = model_size(model)
+    size = measure_model(model)
     embedding = model.model.embed_tokens.weight.numel()
     total = sum(parameter.numel() for parameter in model.parameters())
     assert size.body == size.body_trained == total - embedding * (1 if tied else 2)
     assert size.head == size.head_trained == embedding
     assert size.attention_width == 2 * 4 * 8  # layers, heads, head_dim
-    assert model_size(make_tiny_model("mistral")).attention_width == 0
+    assert measure_model(make_tiny_model("mistral")).attention_width == 0
 
 
 def test_model_size_under_adapters(make_tiny_model):
     peft = pytest.importorskip("peft")
-    bare = model_size(make_tiny_model("llama"))
+    bare = measure_model(make_tiny_model("llama"))
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    size = model_size(peft.get_peft_model(make_tiny_model("llama"), config))
+    size = measure_model(peft.get_peft_model(make_tiny_model("llama"), config))
     adapters = 2 * (2 * 32 + 32 * 2)  # two layers, A [2, 32] and B [32, 2]
     assert (size.body, size.body_trained) == (bare.body + adapters, adapters)
     assert (size.head, size.head_trained, size.attention_width) == (bare.head, 0, bare.attention_width)
@@ -166,8 +196,8 @@ def test_experts_are_not_guessed():
     class Mixture(torch.nn.Linear):
         config = type("Config", (), {"num_local_experts": 8})()
 
-    assert model_size(Mixture(2, 2)) is None
-    assert model_size(torch.nn.Linear(2, 2)) == ModelSize(6, 6)
+    assert measure_model(Mixture(2, 2)) is None
+    assert measure_model(torch.nn.Linear(2, 2)) == ModelSize(6, 6)
 
 
 @pytest.mark.parametrize(
@@ -191,13 +221,13 @@ def test_experts_are_not_guessed():
     ],
 )
 def test_peaks(name, tflops):
-    assert peak_flops(name) == (None if tflops is None else tflops * 1e12)
+    assert look_up_peak_flops(name) == (None if tflops is None else tflops * 1e12)
 
 
 def test_only_cuda_has_a_peak(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-40GB")
-    assert peak_flops_of(torch.device("cpu")) is None
-    assert peak_flops_of(torch.device("cuda", 0)) == 312e12
+    assert find_peak_flops(torch.device("cpu")) is None
+    assert find_peak_flops(torch.device("cuda", 0)) == 312e12
 
 
 @pytest.mark.parametrize("device_peak", [None, 1e12])

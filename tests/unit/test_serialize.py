@@ -1,14 +1,16 @@
-"""Scored groups as bytes and back; shares of prompts."""
+"""Scored groups as JSON and back; shares of prompts."""
+
+import json
 
 import numpy as np
 import pytest
 import torch
 
-from rlox_grpo.batch.build import microbatches, stand_in
+from rlox_grpo.batch.build import make_dummy_batch, microbatches
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.distributed.ranks import LAUNCHER_VARIABLES, Ranks, join_ranks
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.rollout.exchange import exchange_scores, pack_groups, unpack_groups
+from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group, gather_scored_groups
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
 
@@ -36,7 +38,8 @@ def group(index, lengths, text="a\ud800é"):
 @pytest.mark.parametrize("lengths", [[[3, 1], [2, 5]], [[1]], [[4, 4, 4], [0, 2, 1]], []])
 def test_groups_come_back_to_the_bit(lengths):
     groups = [group(index, of) for index, of in enumerate(lengths)]
-    back = unpack_groups(pack_groups(groups), [scored.group.prompt for scored in groups])
+    records = json.loads(json.dumps([*map(encode_scored_group, groups)]))
+    back = [decode_scored_group(record, scored.group.prompt) for record, scored in zip(records, groups, strict=True)]
     assert len(back) == len(groups)
     for left, right in zip(groups, back, strict=True):
         assert right.group.prompt is left.group.prompt
@@ -66,7 +69,7 @@ def test_shares_are_a_partition_in_order_of_like_sizes(count, size):
 
 def test_one_process_exchanges_nothing():
     groups = [group(0, [2, 3])]
-    assert exchange_scores(groups, [groups[0].group.prompt], Ranks())[0] is groups[0]
+    assert gather_scored_groups(groups, [groups[0].group.prompt], Ranks())[0] is groups[0]
     assert Ranks().gather({"a": 1}) == [{"a": 1}]
     assert not Ranks().any(False)
 
@@ -78,7 +81,7 @@ def test_a_stand_in_teaches_nothing_and_keeps_the_denominators():
         for rank in range(3)
     ]
     empty = next(batch for of in batches for batch in of if not len(batch.row_index))
-    batch = stand_in(groups[0], empty)
+    batch = make_dummy_batch(groups[0], empty)
     assert not batch.loss_mask.any()
     assert len(batch.row_index) == 2
     assert torch.equal(batch.advantages, torch.zeros(2))
@@ -97,8 +100,14 @@ def test_a_half_set_launcher_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"offload_optimizer": True}, "offload_optimizer=True needs updater='deepspeed', got 'torch'"),
-        ({"updater": "deepspeed", "shard_parameters": True}, "shard_parameters=True needs updater='torch'"),
+        (
+            {"offload_optimizer": True},
+            "offload_optimizer=True is read only with updater='deepspeed'; here updater='torch'",
+        ),
+        (
+            {"updater": "deepspeed", "shard_parameters": True},
+            "shard_parameters=True is read only with updater='torch'; here updater='deepspeed'",
+        ),
         ({"shard_parameters": True, "torch_compile": True}, "shard_parameters=True with torch_compile=True"),
         ({"updater": "deepspeed", "offload_params": True}, "offload_params=True needs zero_stage=3, got 2"),
         ({"updater": "deepspeed", "zero_stage": 0, "offload_optimizer": True}, "needs zero_stage of 1 to 3, got 0"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.rollout.async_generation import Ahead, BackgroundEngine, Pending, joined_states, staleness
+from rlox_grpo.rollout.async_generation import Ahead, BackgroundEngine, Pending, join_states, measure_staleness
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 PROMPTS = [Prompt(np.array([index + 1]), index) for index in range(6)]
@@ -18,7 +18,7 @@ PROMPTS = [Prompt(np.array([index + 1]), index) for index in range(6)]
 class Engine:
     """Samples the value of its one weight; notes what happens in which thread."""
 
-    exact, policy_version, max_length = True, 0, None
+    exact, takes_weights, policy_version, max_length = True, True, 0, None
 
     def __init__(self, fails=False):
         self.weight, self.calls, self.threads, self.fails = 0.0, [], set(), fails
@@ -131,7 +131,7 @@ def test_the_states_of_ranks_join_and_each_takes_its_share_back():
         ahead = Ahead()
         ahead.put(Pending.done(PROMPTS[:2], groups([rank])[rank : rank + 1]))
         states.append(json.loads(json.dumps(ahead.state())))
-    (joined,) = joined_states(states)
+    (joined,) = join_states(states)
     assert joined["prompts"] == [0, 1]
     for rank in range(2):
         again = Ahead()
@@ -140,9 +140,9 @@ def test_the_states_of_ranks_join_and_each_takes_its_share_back():
         assert group.prompt.index == rank
         assert group.completions[0].token_ids.tolist() == [rank]
     states[1][0]["groups"] = None  # a rank whose sampling failed: the batch is sampled anew, on every rank
-    assert joined_states(states) == [{"prompts": [0, 1], "groups": None}]
+    assert join_states(states) == [{"prompts": [0, 1], "groups": None}]
 
 
 def test_staleness():
-    found = staleness([*groups([1], version=4), *groups([1], version=7)], version=7)
+    found = measure_staleness([*groups([1], version=4), *groups([1], version=7)], version=7)
     assert found == {"rollout/staleness_mean": 1.5, "rollout/staleness_max": 3.0}

@@ -4,84 +4,62 @@
 //! mean of the others (RLOO, arXiv:2402.14740); the scale is `1 / (sd + std_epsilon)` over the group or over the
 //! whole batch, or 1 (Dr. GRPO, arXiv:2503.20783). Means and standard deviations take two passes in `f64`.
 
+use super::real::{Real, is_nan};
+use super::sums::{all_equal, sum, sum_of_squares};
 use crate::error::KernelError;
 use crate::ragged::Ragged;
 use crate::threads::worth_splitting;
 use rayon::prelude::*;
 
-/// Independent accumulators of a sum; fixed, so that a sum has one order on every machine.
-const LANES: usize = 8;
-/// Rewards that one task takes: below it a second thread costs more than it saves (an estimate; `benches/kernels.rs` can tell).
+/// Rewards per task: for fewer, a second thread costs more than it saves (an estimate; measure with `benches/kernels.rs`).
 const GRAIN: usize = 1 << 15;
 /// Rewards in one partial sum of the batch statistics; partial sums are combined in order.
 const CHUNK: usize = 1 << 12;
 
-/// A reward's type: `f32` or `f64`.
-pub trait Real: Copy + PartialOrd + Default + Send + Sync + Into<f64> {
-    /// A square in `f64` whose root this type surely holds.
-    const SAFE_SQUARE: f64;
-
-    /// Round to this type.
-    fn from_f64(value: f64) -> Self;
-}
-
-impl Real for f32 {
-    const SAFE_SQUARE: f64 = 1e76;
-
-    fn from_f64(value: f64) -> Self {
-        value as f32
-    }
-}
-
-impl Real for f64 {
-    const SAFE_SQUARE: f64 = 1e300;
-
-    fn from_f64(value: f64) -> Self {
-        value
-    }
-}
-
-/// What centred rewards are divided by.
+/// Divisor of the centred rewards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scaling {
-    /// The group's own standard deviation.
+    /// Standard deviation of the group.
     Group,
-    /// The standard deviation of every valid reward of the batch; the mean stays the group's.
+    /// Standard deviation of all valid rewards of the batch; the mean is still the group's.
     Batch,
-    /// Nothing.
+    /// No division.
     None,
 }
 
-/// What is subtracted from each reward.
+/// Value subtracted from each reward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Baseline {
-    /// The mean of the group.
+    /// Mean of the group.
     Mean,
-    /// The mean of the group's other rewards.
+    /// Mean of the group's other rewards (RLOO).
     LeaveOneOut,
 }
 
-/// How rewards become advantages.
+/// Options of the normalisation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Normalisation {
-    /// What centred rewards are divided by.
+    /// Divisor of the centred rewards.
     pub scaling: Scaling,
-    /// What is subtracted.
+    /// Value subtracted from each reward.
     pub baseline: Baseline,
-    /// Degrees of freedom taken from the count in the variance: 1 for the sample's, 0 for the population's.
+    /// Delta degrees of freedom: the variance divides by `count - ddof`. 1: sample variance; 0: population variance.
     pub ddof: usize,
-    /// Added to the standard deviation.
+    /// Constant added to the standard deviation.
     pub std_epsilon: f64,
 }
 
-/// A group whose statistics are not finite; [`diagnose`] finds the reason.
+/// Error of the inner loops: a statistic is not finite. [`diagnose`] finds the cause.
 struct NotFinite;
 
-/// Advantages of groups of equal size, `rewards` prompt-major, written to `out` of the same length.
+/// Compute the advantages of groups of equal size. `rewards` is prompt-major; `out` has the same length.
 ///
-/// A NaN reward is a rule that did not apply: it is left out of every statistic and its advantage is 0. So is the
-/// advantage in a group whose valid rewards are all equal (exactly 0), or one, or no more than `ddof` where a standard
-/// deviation is taken. The result is the same, bit for bit, for any number of threads.
+/// A NaN reward means that the rule did not apply: the statistics leave it out and its advantage is 0. The advantage is
+/// exactly 0 in a group whose valid rewards are all equal or only one, and 0 where a standard deviation is taken and
+/// the group has at most `ddof` valid rewards. The result is bit-identical for any number of threads.
+///
+/// Example with `ddof` 1 and `std_epsilon` 0: the group `[1, NaN, 3]` has mean 2 and standard deviation `sqrt(2)`, so
+/// its advantages are `[-0.707, 0, 0.707]`.
 ///
 /// # Errors
 /// [`KernelError`] for a group size of 0 or one that does not divide the rewards, an infinite reward, a `std_epsilon`
@@ -101,7 +79,7 @@ pub fn group_advantages<T: Real>(
     normalise(rewards, 0..rewards.len() / group_size, &|group| group * group_size, how, out)
 }
 
-/// [`group_advantages`] for groups of different sizes: group `g` is `rewards[offsets[g]..offsets[g + 1]]`.
+/// Compute the advantages of groups of different sizes: group `g` is `rewards[offsets[g]..offsets[g + 1]]`.
 ///
 /// # Errors
 /// As [`group_advantages`], and [`KernelError::BadOffset`].
@@ -139,7 +117,7 @@ fn normalise<T: Real>(
     kernel.split(rewards, groups, start_of, out).map_err(|NotFinite| diagnose(rewards))
 }
 
-/// The first infinity, or else an overflow.
+/// The error for rewards with statistics that are not finite: the first infinity, else an overflow.
 fn diagnose<T: Real>(rewards: &[T]) -> KernelError {
     let values = rewards.iter().map(|&reward| reward.into());
     match values.enumerate().find(|(_, value): &(usize, f64)| value.is_infinite()) {
@@ -150,12 +128,12 @@ fn diagnose<T: Real>(rewards: &[T]) -> KernelError {
 
 struct Kernel<'a> {
     how: &'a Normalisation,
-    /// The scale shared by every group, or None when each has its own.
+    /// Scale shared by all groups; None when each group has its own.
     batch_scale: Option<f64>,
 }
 
 impl Kernel<'_> {
-    /// Halve the groups until a task is small: threads share groups, never a sum.
+    /// Halve the groups until a task is small. Threads split between groups, never inside a sum.
     fn split<T: Real>(
         &self,
         rewards: &[T],
@@ -207,13 +185,13 @@ impl Kernel<'_> {
         Ok(())
     }
 
-    /// The map from reward to advantage, of scale 0 where the advantage is defined as 0; None when a statistic or an
-    /// advantage is not finite, as with a NaN among the rewards.
+    /// The map from reward to advantage, with scale 0 where the advantage is defined as 0. None when a statistic or an
+    /// advantage is not finite; a NaN among the rewards is one cause.
     #[inline(always)]
     fn affine<T: Real>(&self, rewards: &[T]) -> Option<Affine> {
         let zero = Affine { mean: 0.0, scale: 0.0 };
         let Some(&first) = rewards.first() else { return Some(zero) };
-        // An exact test: the squares of 0.3, 0.3, 0.3 can leave a residue, which 1 / (sd + std_epsilon) magnifies.
+        // An exact test: the squared deviations of 0.3, 0.3, 0.3 can round to more than 0, which the scale magnifies.
         if all_equal(rewards, first) {
             return first.into().is_finite().then_some(zero);
         }
@@ -225,7 +203,7 @@ impl Kernel<'_> {
             // r_i - mean of the others = (r_i - mean) n / (n - 1); two rewards differ, so n > 1.
             scale *= count as f64 / (count - 1) as f64;
         }
-        // No deviation is above the root of the squares; only near the end of the range is each advantage looked at.
+        // No deviation exceeds the root of the squares, so single advantages are checked only near the end of the range.
         let advantage = |&reward: &T| -> f64 { T::from_f64((reward.into() - mean) * scale).into() };
         let finite = squares * scale * scale <= T::SAFE_SQUARE || rewards.iter().all(|r| advantage(r).is_finite());
         finite.then_some(Affine { mean, scale })
@@ -237,7 +215,7 @@ struct Affine {
     scale: f64,
 }
 
-/// `1 / (sd + std_epsilon)`, or 0 where there is no deviation to divide by; NaN when the squares overflow.
+/// `1 / (sd + std_epsilon)`; 0 where no deviation is defined or the divisor is 0; NaN when the squares overflow.
 #[inline(always)]
 fn scale(squares: f64, count: usize, how: &Normalisation) -> f64 {
     if count <= how.ddof {
@@ -251,7 +229,7 @@ fn scale(squares: f64, count: usize, how: &Normalisation) -> f64 {
     }
 }
 
-/// The scale over every valid reward of the batch.
+/// The scale from all valid rewards of the batch.
 fn batch_scale<T: Real>(rewards: &[T], how: &Normalisation) -> Result<f64, NotFinite> {
     let parts = chunked(rewards, |chunk| {
         let sum = sum(chunk);
@@ -280,110 +258,13 @@ fn batch_scale<T: Real>(rewards: &[T], how: &Normalisation) -> Result<f64, NotFi
     Ok(scale(squares.into_iter().sum(), count, how))
 }
 
-/// `part` of each fixed-size chunk, in order.
+/// `part` of each chunk of fixed size, in order.
 fn chunked<T: Real, P: Send>(rewards: &[T], part: impl Fn(&[T]) -> P + Sync + Send) -> Vec<P> {
     if worth_splitting(rewards.len(), GRAIN) {
         rewards.par_chunks(CHUNK).map(part).collect()
     } else {
         rewards.chunks(CHUNK).map(part).collect()
     }
-}
-
-/// Without an early exit, so that it vectorises and no branch depends on the values.
-#[inline(always)]
-fn all_equal<T: Real>(values: &[T], first: T) -> bool {
-    let mut differs = [false; LANES];
-    let mut chunks = values.chunks_exact(LANES);
-    for chunk in &mut chunks {
-        for lane in 0..LANES {
-            differs[lane] |= chunk[lane] != first;
-        }
-    }
-    differs == [false; LANES] && chunks.remainder().iter().all(|&value| value == first)
-}
-
-#[inline(always)]
-fn sum<T: Real>(values: &[T]) -> f64 {
-    let mut sums = [0.0; LANES];
-    let mut chunks = values.chunks_exact(LANES);
-    for chunk in &mut chunks {
-        for lane in 0..LANES {
-            sums[lane] += chunk[lane].into();
-        }
-    }
-    for (lane, &value) in chunks.remainder().iter().enumerate() {
-        sums[lane] += value.into();
-    }
-    combine(sums)
-}
-
-#[inline(always)]
-fn sum_of_squares<T: Real>(values: &[T], mean: f64) -> f64 {
-    let mut sums = [0.0; LANES];
-    let mut chunks = values.chunks_exact(LANES);
-    for chunk in &mut chunks {
-        for lane in 0..LANES {
-            let deviation = chunk[lane].into() - mean;
-            sums[lane] += deviation * deviation;
-        }
-    }
-    for (lane, &value) in chunks.remainder().iter().enumerate() {
-        let deviation = value.into() - mean;
-        sums[lane] += deviation * deviation;
-    }
-    combine(sums)
-}
-
-#[inline(always)]
-fn combine(lanes: [f64; LANES]) -> f64 {
-    ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]))
-}
-
-#[allow(clippy::eq_op)]
-fn is_nan<T: Real>(value: T) -> bool {
-    value != value
-}
-
-/// Repeat each value over the tokens of its row: `[N]` and lengths `[N]` to `[sum of lengths]`, written to `out`.
-///
-/// # Errors
-/// [`KernelError::LengthMismatch`] for lengths or an `out` of another size, [`KernelError::BadElement`] for a negative
-/// length.
-pub fn broadcast<T: Copy>(values: &[T], lengths: &[i64], out: &mut [T]) -> Result<(), KernelError> {
-    let total = broadcast_len(values.len(), lengths)?;
-    if out.len() != total {
-        return Err(KernelError::LengthMismatch {
-            argument: "out",
-            length: out.len(),
-            other: "the sum of lengths",
-            expected: total,
-        });
-    }
-    let mut rest = out;
-    for (&value, &length) in values.iter().zip(lengths) {
-        let (row, tail) = rest.split_at_mut(length as usize);
-        row.fill(value);
-        rest = tail;
-    }
-    Ok(())
-}
-
-/// Number of values that [`broadcast`] writes.
-///
-/// # Errors
-/// As [`broadcast`].
-pub fn broadcast_len(num_values: usize, lengths: &[i64]) -> Result<usize, KernelError> {
-    if lengths.len() != num_values {
-        let (length, expected) = (lengths.len(), num_values);
-        return Err(KernelError::LengthMismatch { argument: "lengths", length, other: "advantages", expected });
-    }
-    let mut total = 0usize;
-    for (index, &value) in lengths.iter().enumerate() {
-        let bad = |reason| KernelError::BadElement { argument: "lengths", index, value, reason };
-        let length = usize::try_from(value).map_err(|_| bad("a length is not negative"))?;
-        total = total.checked_add(length).ok_or_else(|| bad("the lengths add up to more than can be addressed"))?;
-    }
-    Ok(total)
 }
 
 #[cfg(test)]
@@ -479,16 +360,5 @@ mod tests {
         ragged_group_advantages(&rewards, &[0, 4, 4, 6], &GRPO, &mut out).unwrap();
         assert_eq!(out[..4], run(&rewards[..4], 4, GRPO).unwrap());
         assert_eq!(out[4..], run(&rewards[4..], 2, GRPO).unwrap());
-    }
-
-    #[test]
-    fn broadcast_repeats_and_refuses() {
-        let mut out = [0.0; 3];
-        broadcast(&[1.0, 9.0, 2.0], &[1, 0, 2], &mut out).unwrap();
-        assert_eq!(out, [1.0, 2.0, 2.0]);
-        assert_eq!(broadcast_len(2, &[1, -1]).unwrap_err().to_string(), "lengths[1] is -1: a length is not negative");
-        assert!(broadcast_len(2, &[i64::MAX, i64::MAX]).is_ok() || cfg!(target_pointer_width = "32"));
-        assert!(broadcast_len(3, &[i64::MAX; 3]).is_err());
-        assert!(broadcast_len(1, &[1, 2]).unwrap_err().to_string().starts_with("lengths has 2 values"));
     }
 }

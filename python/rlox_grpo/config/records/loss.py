@@ -1,0 +1,209 @@
+"""Options of the loss: policy term, KL penalty, importance weights and reference policy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rlox_grpo.config.records.option import SET, Condition, Record, option
+
+PolicyLoss = Literal[
+    "clip",
+    "gspo",
+    "gspo_token",
+    "cispo_clip",
+    "cispo_upper",
+    "cispo_cap",
+    "sapo",
+    "vespo",
+    "gmpo",
+    "dppo",
+    "reinforce",
+]
+LossAggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum", "sequence_mean_shifted"]
+KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "k1_inverted", "k3_clamped", "full"]
+KLSchedule = Literal["constant", "linear", "cosine", "cosine_inverted", "adaptive"]
+
+_CLIPS_LOW = {"policy_loss": ("clip", "gspo", "gspo_token", "cispo_clip", "gmpo", "dppo")}
+_CLIPS_HIGH = {"policy_loss": (*_CLIPS_LOW["policy_loss"], "cispo_upper", "cispo_cap")}
+# The KL is also measured, as a metric, with a reference and kl_coef=0.
+_MEASURES_KL: tuple[Condition, ...] = (
+    {"kl_coef": SET},
+    {"reference": ("frozen", "periodic", "adapter_off", "server")},
+    {"reference": ("auto",), "ref_model": SET},
+)
+_KEEPS_A_COPY: tuple[Condition, ...] = (
+    {"reference": ("frozen", "periodic")},
+    {"reference": ("auto",), "kl_coef": SET},
+    {"reference": ("auto",), "ref_model": SET},
+)
+_CORRECTS: tuple[Condition, ...] = (
+    {"importance_correction": ("token", "sequence", "sequence_mean")},
+    {"importance_correction": ("auto",), "engine": ("vllm", "vllm_server"), "bypass_old_log_probs": (False,)},
+    {"importance_correction": ("auto",), "dtype": ("bfloat16",), "bypass_old_log_probs": (False,)},
+)
+_PERIODIC = {"reference": ("periodic",)}
+_SERVER = {"reference": ("server",)}
+
+
+class LossConfig(Record, title="Loss"):
+    """The objective: policy term, aggregation, KL penalty and entropy."""
+
+    policy_loss: PolicyLoss = option(
+        "clip",
+        "Policy term of a token; rlox_grpo.loss.policy has the formulas.",
+        source="DeepSeekMath, arXiv:2402.03300, eq. 3",
+    )
+    clip_low: float = option(
+        0.2,
+        "Lower clipping range ε: the ratio is clipped at 1 − clip_low.",
+        ge=0,
+        le=1,
+        only_with=_CLIPS_LOW,
+        source="PPO, arXiv:1707.06347, section 6.1",
+    )
+    clip_high: float = option(
+        0.2,
+        "Upper clipping range ε: the ratio is clipped at 1 + clip_high.",
+        ge=0,
+        only_with=_CLIPS_HIGH,
+        source="PPO, arXiv:1707.06347, section 6.1",
+    )
+    dual_clip: float | None = option(
+        None,
+        "Dual clip c: the loss of a token with A < 0 is at most −c·A.",
+        gt=1,
+        only_with={"policy_loss": ("clip",)},
+        source="arXiv:1912.09729",
+    )
+    delta: float | None = option(
+        None,
+        "Upper bound of the ratio in the unclipped branch, as in TRL; dppo: upper bound of its weight.",
+        gt=0,
+        only_with={"policy_loss": ("clip", "gspo", "gspo_token", "dppo")},
+        source="INTELLECT-2, arXiv:2505.07291",
+    )
+    sapo_temperatures: tuple[float, float] = option(
+        (1.0, 1.05),
+        "sapo: τ for A > 0, and τ for the other tokens.",
+        only_with={"policy_loss": ("sapo",)},
+        source="SAPO, arXiv:2511.20347",
+    )
+    vespo_shape: tuple[float, float, float, float] = option(
+        (2.0, 3.0, 3.0, 2.0),
+        "vespo: k and λ for A ≥ 0, k and λ for A < 0.",
+        only_with={"policy_loss": ("vespo",)},
+        source="VESPO, arXiv:2602.10693",
+    )
+    loss_aggregation: LossAggregation = option(
+        "sequence_mean",
+        "How token losses become one number; rlox_grpo.loss.aggregate has the formulas.",
+        source="DeepSeekMath, arXiv:2402.03300, eq. 3",
+    )
+    entropy_coef: float = option(0.0, "Weight of the entropy bonus, per token; below 0 it is a penalty.")
+    top_entropy_share: float = option(
+        1.0,
+        "Share of the tokens, those with the highest entropy, that the policy term counts.",
+        gt=0,
+        le=1,
+        source="arXiv:2506.01939",
+    )
+    train_end_token: bool = option(True, "Train on the token that ends a completion.")
+    mask_truncated: bool = option(False, "Leave truncated completions out of the loss.")
+    kl_coef: float = option(0.0, "Weight β of the KL penalty against the reference policy.", ge=0)
+    kl_estimator: KLEstimator = option(
+        "k3",
+        "Estimator of the KL per token; full: the KL over the whole vocabulary.",
+        only_with=_MEASURES_KL,
+        source="DeepSeekMath, arXiv:2402.03300, eq. 4",
+    )
+    kl_in: Literal["loss", "reward"] = option(
+        "loss",
+        "loss: the penalty is a term of the loss; reward: it is subtracted from the reward.",
+        only_with={"kl_coef": SET},
+    )
+    kl_bias_correction: bool = option(
+        False,
+        "Multiply the KL estimate by the ratio.",
+        only_with=_MEASURES_KL,
+        source="DeepSeek-V3.2, arXiv:2512.02556, section 3.1",
+    )
+    kl_schedule: KLSchedule = option(
+        "constant",
+        "How kl_coef changes over the run; rlox_grpo.loss.kl_weight has the formulas.",
+        only_with={"kl_coef": SET},
+    )
+    kl_coef_end: float = option(
+        0.0,
+        "linear, cosine and cosine_inverted: kl_coef at the end of the run.",
+        ge=0,
+        only_with={"kl_schedule": ("linear", "cosine", "cosine_inverted")},
+    )
+    kl_target: float | None = option(
+        None, "adaptive: target of the KL, in nats per token.", gt=0, only_with={"kl_schedule": ("adaptive",)}
+    )
+    kl_horizon: float = option(
+        10_000.0,
+        "adaptive: number of completions over which kl_coef follows the error.",
+        gt=0,
+        only_with={"kl_schedule": ("adaptive",)},
+        source="arXiv:1909.08593, section 2.2",
+    )
+
+
+class ImportanceConfig(Record, title="Train/inference mismatch"):
+    """Importance weights that correct for the difference between the sampler's log-probs and the trainer's."""
+
+    importance_correction: Literal["auto", "none", "token", "sequence", "sequence_mean"] = option(
+        "auto",
+        "Weight the policy term by the ratio of the trainer's probability to the sampler's: of each token, of the "
+        "sequence, or the sequence's geometric mean. auto: token, and none when the engine's log-probs are exact.",
+    )
+    importance_mode: Literal["truncate", "mask"] = option(
+        "truncate", "truncate: clip the ratio to its bounds; mask: set it to zero.", only_with=_CORRECTS
+    )
+    importance_cap: float = option(2.0, "Upper bound of the ratio.", gt=0, only_with=_CORRECTS)
+    importance_floor: float = option(0.0, "Lower bound of the ratio.", ge=0, only_with=_CORRECTS)
+    bypass_old_log_probs: bool = option(
+        False,
+        "Use the sampler's log-probs as the old policy's: saves one forward pass, and leaves nothing to correct.",
+    )
+
+
+class ReferenceConfig(Record, title="Reference policy"):
+    """The policy that the KL penalty measures against."""
+
+    reference: Literal["auto", "none", "frozen", "periodic", "adapter_off", "server"] = option(
+        "auto",
+        "auto: a frozen copy, or the model without its adapter, when kl_coef is above 0, else none. periodic: a copy "
+        "that is refreshed. server: `rlox-grpo serve-reference`.",
+    )
+    reference_offload: bool = option(
+        False, "Keep the reference's copy in host memory between uses.", only_with=_KEEPS_A_COPY, resumable=True
+    )
+    reference_refresh_steps: int | None = option(
+        None, "Steps between refreshes of a periodic reference.", ge=1, only_with=_PERIODIC
+    )
+    reference_mix: float = option(
+        1.0,
+        "Share of the policy's weights in a refresh; 1 replaces the reference's weights.",
+        gt=0,
+        le=1,
+        only_with=_PERIODIC,
+        source="TR-DPO, arXiv:2404.09656",
+    )
+    reference_url: str | None = option(
+        None, "URL of the reference server: http(s)://host:port.", only_with=_SERVER, resumable=True
+    )
+    reference_token_file: str | None = option(
+        None,
+        "File with the reference server's token; None: the environment variable RLOX_GRPO_REFERENCE_TOKEN.",
+        only_with=_SERVER,
+        resumable=True,
+    )
+    reference_timeout: float = option(
+        120.0,
+        "Timeout of an answer of the reference server, retries included, in seconds.",
+        gt=0,
+        only_with=_SERVER,
+        resumable=True,
+    )

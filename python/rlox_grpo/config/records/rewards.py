@@ -1,0 +1,79 @@
+"""Options of rewards and advantages."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rlox_grpo.config.defaults import DDOF, STD_EPSILON
+from rlox_grpo.config.records.option import SET, Record, option
+
+
+class RewardConfig(Record, title="Rewards"):
+    """How reward functions are called."""
+
+    reward_weights: tuple[float, ...] | None = option(
+        None, "Weight of each reward function; None: each function's own."
+    )
+    reward_timeout: float | None = option(
+        None,
+        "Timeout of your own reward functions for one completion, in seconds; they then run in worker processes, one "
+        "completion a call. None: call them in this process with the whole batch, without a timeout.",
+        gt=0,
+        resumable=True,
+    )
+    reward_workers: int | None = option(
+        None,
+        "Worker processes for each reward function; None: one for each core.",
+        ge=1,
+        only_with={"reward_timeout": SET},
+        resumable=True,
+    )
+    on_reward_error: Literal["stop", "none"] = option(
+        "stop",
+        "When one of your own reward functions fails: stop the run, or score the completion None.",
+        resumable=True,
+    )
+
+
+class AdvantageConfig(Record, title="Advantages"):
+    """How rewards become advantages."""
+
+    reward_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = option(
+        "sum_then_normalize",
+        "sum_then_normalize: advantages of the weighted sum of the rewards; normalize_then_sum: normalize each reward "
+        "in its group first (GDPO, arXiv:2601.05242).",
+    )
+    reward_scaling: Literal["group", "batch", "whiten", "none"] = option(
+        "group",
+        "Divide by the standard deviation of the rewards in the group, in the batch, or of the batch's advantages "
+        "(whiten, REINFORCE++), or do not divide.",
+        source="DeepSeekMath, arXiv:2402.03300, section 4.1.2",
+    )
+    ddof: int = option(
+        DDOF,
+        "Delta degrees of freedom of the standard deviation.",
+        ge=0,
+        only_with={"reward_scaling": ("group", "batch", "whiten")},
+        source="TRL; verl",
+    )
+    std_epsilon: float = option(
+        STD_EPSILON,
+        "Added to the standard deviation.",
+        ge=0,
+        only_with={"reward_scaling": ("group", "batch", "whiten")},
+        source="TRL",
+    )
+    baseline: Literal["mean", "leave_one_out", "batch"] = option(
+        "mean",
+        "Subtracted from each reward: the mean of its group, of the others in its group (RLOO, arXiv:2402.14740), or "
+        "of the batch (REINFORCE++, arXiv:2501.03262).",
+        source="DeepSeekMath, arXiv:2402.03300, section 4.1.2",
+    )
+    zero_variance: Literal["drop", "keep", "refill"] = option(
+        "drop",
+        "Zero-variance groups: drop, keep, or refill with new prompts (dynamic sampling).",
+        source="DAPO, arXiv:2503.14476, section 3.2",
+    )
+    max_refills: int = option(
+        3, "Maximum number of times that a step samples new prompts.", ge=1, only_with={"zero_variance": ("refill",)}
+    )

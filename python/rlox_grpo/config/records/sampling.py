@@ -1,0 +1,108 @@
+"""Options of presets, sampling and generation engines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rlox_grpo.config.records.option import Record, option
+
+_VLLM = {"engine": ("vllm",)}
+_VLLM_SERVER = {"engine": ("vllm_server",)}
+
+
+class PresetConfig(Record, title="Preset and prompts"):
+    """What the other options start from, and how rows become prompts."""
+
+    preset: str = option("grpo", "Published variant of GRPO that sets other options; `rlox-grpo presets` lists them.")
+    published: bool = option(False, "Reproduce the defects of the preset's source; docs/presets.md names them.")
+    prompt_template: str | None = option(
+        None, "Template for rows without a prompt column; rlox_grpo.prompts.templates has each."
+    )
+
+
+class SamplingConfig(Record, title="Sampling"):
+    """How many completions are sampled, from which distribution, for which prompts."""
+
+    group_size: int = option(8, "Completions for each prompt (G).", ge=1)
+    prompts_per_step: int = option(16, "Prompts in a step (B); a step samples B·G completions.", ge=1)
+    max_new_tokens: int = option(512, "Maximum length of a completion in tokens, its end token included.", ge=1)
+    temperature: float = option(
+        1.0,
+        "Sampling temperature; the update computes log-probs at the same temperature.",
+        gt=0,
+        hint="for greedy decoding in evaluations set eval_greedy=True or call evaluate(greedy=True)",
+    )
+    top_p: float = option(1.0, "Nucleus sampling: keep the smallest set of tokens with this probability.", gt=0, le=1)
+    top_k: int = option(0, "Keep the k most likely tokens; 0 keeps all.", ge=0)
+    min_p: float = option(
+        0.0, "Keep tokens whose probability is at least this share of the most likely token's.", ge=0, lt=1
+    )
+    stop: tuple[str, ...] = option((), "Strings that end a completion.")
+    async_steps: int = option(
+        0, "Steps that generation may run ahead of the update; 0 samples each batch from the current weights.", ge=0
+    )
+    curriculum: Literal["none", "pass_rate"] = option(
+        "none", "none: draw prompts in random order; pass_rate: skip prompts that are always or never solved."
+    )
+    curriculum_floor: float = option(
+        0.1,
+        "Minimum probability with which the curriculum takes a prompt.",
+        gt=0,
+        le=1,
+        only_with={"curriculum": ("pass_rate",)},
+    )
+    max_group_size: int | None = option(
+        None, "Sample hard and easy prompts up to this often; None: group_size for every prompt.", ge=1
+    )
+
+
+class EngineConfig(Record, title="Generation engine"):
+    """Where completions are generated."""
+
+    engine: Literal["hf", "vllm", "vllm_server"] = option(
+        "hf", "hf: built in; vllm: vLLM in this process; vllm_server: vLLM servers behind HTTP."
+    )
+    max_rollout_rows: int | None = option(
+        None,
+        "Maximum number of sequences that the engine decodes at once; None: the engine's own limit.",
+        ge=1,
+        only_with={"engine": ("hf", "vllm")},
+        resumable=True,
+    )
+    engine_max_length: int | None = option(
+        None,
+        "Maximum length of a prompt and its completion in vLLM, in tokens; None: the model's own limit.",
+        ge=2,
+        only_with={"engine": ("vllm", "vllm_server")},
+    )
+    engine_sleep: bool = option(
+        True, "On a GPU, vLLM frees its memory during updates.", only_with=_VLLM, resumable=True
+    )
+    gpu_memory_utilization: float = option(
+        0.3, "Share of the GPU's memory for vLLM.", gt=0, le=1, only_with=_VLLM, resumable=True
+    )
+    tensor_parallel_size: int = option(
+        1, "Ranks that share one vLLM model, under torchrun.", ge=1, only_with=_VLLM, resumable=True
+    )
+    server_urls: tuple[str, ...] = option(
+        (), "URL of each vLLM server: http://host:port.", only_with=_VLLM_SERVER, resumable=True
+    )
+    server_timeout: float = option(
+        600.0,
+        "Timeout of a rollout or a weight sync on the servers, retries included, in seconds.",
+        gt=0,
+        only_with=_VLLM_SERVER,
+        resumable=True,
+    )
+    server_sync_dir: str | None = option(
+        None,
+        "Folder shared with the servers for new weights; needed when they run on other hosts.",
+        only_with=_VLLM_SERVER,
+        resumable=True,
+    )
+    server_nccl_address: str | None = option(
+        None,
+        "Address of this host; new weights then go from GPU to GPU by NCCL. Untested.",
+        only_with=_VLLM_SERVER,
+        resumable=True,
+    )

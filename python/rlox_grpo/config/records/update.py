@@ -1,0 +1,98 @@
+"""Options of the update: batches, optimizer, sharding over ranks and LoRA."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rlox_grpo.config.records.option import SET, Record, option
+
+_DEEPSPEED = {"updater": ("deepspeed",)}
+
+
+class UpdateConfig(Record, title="Update"):
+    """How a step's completions are split into optimizer steps and forward passes."""
+
+    updates_per_batch: int = option(1, "Passes over each batch of completions (μ).", ge=1)
+    mini_batches: int = option(
+        1, "Parts of a batch, split by prompts; each pass takes one optimizer step for each part.", ge=1
+    )
+    micro_batch_tokens: int = option(
+        16_384, "Maximum number of tokens in one forward pass, padding included.", ge=1, resumable=True
+    )
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "Precision of forward and backward; weights and optimizer state stay float32."
+    )
+    gradient_checkpointing: bool = option(False, "Recompute activations in the backward pass, to save memory.")
+    torch_compile: bool = option(False, "Compile forward and backward with torch.compile (transformers models).")
+
+
+class OptimizerConfig(Record, title="Optimizer"):
+    """AdamW, its learning-rate schedule and gradient clipping."""
+
+    learning_rate: float = option(1e-6, "Peak learning rate.", gt=0, source="TRL")
+    lr_schedule: Literal["constant", "linear", "cosine"] = option(
+        "constant", "Decay of the learning rate after the warm-up."
+    )
+    warmup_steps: int = option(0, "Steps of linear warm-up.", ge=0)
+    min_lr_ratio: float = option(
+        0.0,
+        "Learning rate at the end of the decay, as a share of the peak.",
+        ge=0,
+        le=1,
+        only_with={"lr_schedule": ("linear", "cosine")},
+    )
+    weight_decay: float = option(0.0, "Weight decay of AdamW, on matrices only.", ge=0)
+    decay_vectors: bool = option(
+        False, "Apply the weight decay to norms and biases too.", only_with={"weight_decay": SET}
+    )
+    adam_beta1: float = option(0.9, "Decay rate of AdamW's first moment.", ge=0, lt=1)
+    adam_beta2: float = option(0.999, "Decay rate of AdamW's second moment.", ge=0, lt=1)
+    adam_epsilon: float = option(1e-8, "Added to the root of AdamW's second moment.", gt=0)
+    max_grad_norm: float = option(1.0, "Clip the norm of the gradient at this value; 0 does not clip.", ge=0)
+
+
+class UpdaterConfig(Record, title="Ranks and sharding"):
+    """What applies the gradient, and what is sharded over ranks."""
+
+    updater: Literal["torch", "deepspeed"] = option("torch", "What applies the gradient.")
+    shard_parameters: bool = option(
+        False,
+        "Shard parameters, gradients and optimizer state over ranks (FSDP2).",
+        only_with={"updater": ("torch",)},
+        resumable=True,
+    )
+    zero_stage: int = option(
+        2,
+        "What DeepSpeed shards over ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.",
+        ge=0,
+        le=3,
+        only_with=_DEEPSPEED,
+        resumable=True,
+    )
+    offload_optimizer: bool = option(
+        False,
+        "DeepSpeed keeps optimizer state and master weights in host memory; zero_stage 1 to 3.",
+        only_with=_DEEPSPEED,
+        resumable=True,
+    )
+    offload_params: bool = option(
+        False, "DeepSpeed keeps parameters in host memory; zero_stage 3.", only_with=_DEEPSPEED, resumable=True
+    )
+    rank_timeout: float = option(30.0, "Heartbeat timeout between ranks, in seconds.", gt=0, resumable=True)
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether a rank holds only parts of the parameters."""
+        return self.shard_parameters or (self.updater == "deepspeed" and self.zero_stage == 3)
+
+
+class LoraConfig(Record, title="LoRA"):
+    """A trainable adapter on frozen weights."""
+
+    lora_rank: int = option(0, "Rank of the LoRA adapter to train instead of the weights; 0: no adapter.", ge=0)
+    lora_alpha: float | None = option(
+        None, "Scale of the adapter; None: twice the rank.", gt=0, only_with={"lora_rank": SET}
+    )
+    lora_target_modules: str | tuple[str, ...] = option(
+        "all-linear", "Modules that get an adapter.", only_with={"lora_rank": SET}
+    )

@@ -1,0 +1,399 @@
+"""Attention over a packed row on a GPU: variable-length kernel calls, merged by their log-sum-exps.
+
+A packed row is a forest. Each prompt is a root, and completions branch off it and off each other. A token attends to
+the tokens on its path from the root. The row is cut into *segments*, runs of tokens without a branch. A token's softmax
+is computed in parts: one over its own segment, causally, and one over each segment above it, in full. All segments of
+one depth are one kernel call, whatever their number and lengths. There is no mask and no padding:
+
+    prompt  a b c         segments, by depth:  0: [a b c]   1: [d] [h i]   2: [e f] [g]
+    row 0   d e f
+    row 1   d g           call 1  every segment over itself, causal
+    row 2   h i           call 2  queries d e f g h i  over keys a b c
+                          call 3  queries e f g        over keys d
+
+The parts are merged by their log-sum-exps; the backward pass of each part is the kernel's own, given the merged output
+and log-sum-exp (the identity that ring attention rests on, arXiv:2310.01889). torch's autograd of these kernels ignores
+the gradient of the log-sum-exp, so merging under autograd would be silently wrong: hence a Function.
+
+A sliding window is one call: each row's own tokens over the tail of its path, whose keys are gathered.
+
+Two kernels compute the calls: flash attention (float16 and bfloat16) and the memory-efficient one (any other dtype,
+and GPUs without flash attention). :func:`choose_kernel` tries them against the formula once for each kind of call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlox_grpo.types import Int64Array
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One variable-length kernel call: sequence i has queries ``cu_q[i]:cu_q[i + 1]`` and keys ``cu_k[i]:cu_k[i + 1]``.
+
+    Attributes:
+        queries, keys: ``int64`` places in the packed row, sequence after sequence; None: the whole row as it lies.
+        cu_q, cu_k: ``int32 [n + 1]``, where each sequence begins.
+        max_q, max_k: the longest sequence of queries and of keys.
+        num_queries: of all sequences.
+        causal: whether a query sees no later key; the last query and the last key of a sequence are at one position.
+        window: keys that a query sees at most, itself included; None for all.
+    """
+
+    queries: Tensor | None
+    keys: Tensor | None
+    cu_q: Tensor
+    cu_k: Tensor
+    max_q: int
+    max_k: int
+    num_queries: int
+    causal: bool
+    window: int | None = None
+
+    @cached_property
+    def query_slots(self) -> tuple[Tensor, Tensor]:
+        """Sequence and place in it of each query, ``int64 [Q]`` each, by which padded log-sum-exps are read."""
+        lengths = self.cu_q.diff().long()
+        each = torch.arange(len(lengths), device=lengths.device)
+        sequence = torch.repeat_interleave(each, lengths, output_size=self.num_queries)
+        places = torch.arange(self.num_queries, device=lengths.device)
+        return sequence, places - self.cu_q.long()[sequence]
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Who follows whom in a packed row, on the host.
+
+    Attributes:
+        parents: ``int64 [S]``, the place before each token on its path, −1 for a prompt's first token. A parent stands
+            before its children, and a token's only child stands right after it.
+        run_starts: ``int64 [n + 1]``, where each prompt and each row's own tokens begin, and S.
+    """
+
+    parents: Int64Array
+    run_starts: Int64Array
+
+    def plan(self, device: torch.device, window: int | None = None) -> tuple[Call, ...]:
+        """The kernel calls that amount to attention over this row; see the module's example."""
+        return (self._windowed(device, window),) if window is not None else self._by_depth(device)
+
+    def _by_depth(self, device: torch.device) -> tuple[Call, ...]:
+        size = len(self.parents)
+        children = np.bincount(self.parents[self.parents >= 0], minlength=size)
+        # A segment begins at a root, after a branch, and wherever a token's parent is not the one before it.
+        begins = (self.parents != np.arange(size) - 1) | (self.parents < 0)
+        begins[1:] |= children[self.parents[1:]] > 1
+        starts = np.flatnonzero(begins)
+        segment_of = np.cumsum(begins) - 1
+        lengths = np.diff(np.append(starts, size))
+        first_parent = self.parents[starts]
+        above = np.where(first_parent >= 0, segment_of[first_parent], -1)
+        depth = np.zeros(len(starts), np.int64)
+        climbed = [np.arange(len(starts))]  # climbed[k][s]: the segment k above s, −1 past the root
+        while (higher := np.where(climbed[-1] >= 0, above[climbed[-1]], -1)).max(initial=-1) >= 0:
+            climbed.append(higher)
+            depth += higher >= 0
+        ancestors = np.stack(climbed)
+        calls = [_call(device, None, None, lengths, lengths, causal=True)]
+        for level in range(int(depth.max(initial=0))):
+            below = np.flatnonzero(depth > level)
+            ancestor = ancestors[depth[below] - level, below]
+            order = np.argsort(ancestor, kind="stable")
+            below, ancestor = below[order], ancestor[order]
+            keys = np.unique(ancestor)
+            query_lengths = np.bincount(np.searchsorted(keys, ancestor), lengths[below], len(keys)).astype(np.int64)
+            calls.append(
+                _call(
+                    device,
+                    _ranges(starts[below], lengths[below]),
+                    _ranges(starts[keys], lengths[keys]),
+                    query_lengths,
+                    lengths[keys],
+                    causal=False,
+                )
+            )
+        return tuple(calls)
+
+    def _windowed(self, device: torch.device, window: int) -> Call:
+        run_lengths = np.diff(self.run_starts)
+        tails = []
+        for start, end in zip(self.run_starts[:-1].tolist(), self.run_starts[1:].tolist(), strict=True):
+            tail: list[int] = []
+            place = int(self.parents[start]) if end > start else -1
+            while place >= 0 and len(tail) < window - 1:
+                tail.append(place)
+                place = int(self.parents[place])
+            tails.append(np.array([*reversed(tail), *range(start, end)], dtype=np.int64))
+        key_lengths = np.array([len(tail) for tail in tails], dtype=np.int64)
+        keys = np.concatenate(tails) if tails else np.zeros(0, np.int64)
+        kept = run_lengths > 0
+        return _call(device, None, keys, run_lengths[kept], key_lengths[kept], causal=True, window=window)
+
+
+def _ranges(starts: Int64Array, lengths: Int64Array) -> Int64Array:
+    """``[s, s + 1, …, s + l − 1]`` of each pair, one after another."""
+    before = np.cumsum(lengths) - lengths
+    places: Int64Array = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+    return places
+
+
+def _call(
+    device: torch.device,
+    queries: Int64Array | None,
+    keys: Int64Array | None,
+    query_lengths: Int64Array,
+    key_lengths: Int64Array,
+    *,
+    causal: bool,
+    window: int | None = None,
+) -> Call:
+    def offsets(lengths: Int64Array) -> Tensor:
+        return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(device)
+
+    return Call(
+        None if queries is None else torch.from_numpy(queries).to(device),
+        None if keys is None else torch.from_numpy(keys).to(device),
+        offsets(query_lengths),
+        offsets(key_lengths),
+        int(query_lengths.max(initial=0)),
+        int(key_lengths.max(initial=0)),
+        int(query_lengths.sum()),
+        causal,
+        window,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A variable-length attention kernel of torch.
+
+    Attributes:
+        name: for the log.
+        forward: ``(q [Q, H, D], k [K, H_kv, D], v [K, H_kv, D], call, scale)`` → ``out [Q, H, D]``, ``lse [Q, H]``.
+        backward: ``(grad_out, q, k, v, out, lse, call, scale)`` → gradients of q, k and v, given the *merged* output
+            and log-sum-exp.
+    """
+
+    name: str
+    forward: Callable[[Tensor, Tensor, Tensor, Call, float], tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+def _flash_forward(q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> tuple[Tensor, Tensor]:
+    left, right = _flash_window(call)
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        *(q, k, v, call.cu_q, call.cu_k, call.max_q, call.max_k, 0.0, call.causal, False),
+        scale=scale,
+        window_size_left=left,
+        window_size_right=right,
+    )
+    return out, lse.transpose(0, 1)  # [H, Q] → [Q, H]
+
+
+def _flash_backward(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    left, right = _flash_window(call)
+    state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+        *(grad_out, q, k, v, out, lse.transpose(0, 1).contiguous()),
+        *(call.cu_q, call.cu_k, call.max_q, call.max_k, 0.0, call.causal, state, state),
+        scale=scale,
+        window_size_left=left,
+        window_size_right=right,
+    )
+    return grads
+
+
+def _flash_window(call: Call) -> tuple[int | None, int | None]:
+    return (None, None) if call.window is None else (call.window - 1, 0)
+
+
+FLASH = Kernel("flash attention", _flash_forward, _flash_backward)
+
+_FROM_BOTTOM_RIGHT = 2
+"""The memory-efficient kernel's causal mask in which the last query and the last key are at one position."""
+
+
+def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> tuple[Tensor, Tensor]:
+    k, v = (_repeat_heads(tensor, q.shape[1]) for tensor in (k, v))
+    out, padded, *_ = torch.ops.aten._efficient_attention_forward(
+        *(q[None], k[None], v[None], None, call.cu_q, call.cu_k, call.max_q, call.max_k, 0.0),
+        _FROM_BOTTOM_RIGHT if call.causal else 0,
+        True,
+        scale=scale,
+        window_size=call.window,
+    )
+    sequence, place = call.query_slots
+    return out[0], padded[sequence, :, place]  # [n, H, padded max_q] → [Q, H]
+
+
+def _efficient_backward(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    heads, key_heads = q.shape[1], k.shape[1]
+    k, v = (_repeat_heads(tensor, heads) for tensor in (k, v))
+    sequence, place = call.query_slots
+    width = -(-call.max_q // 32) * 32  # the kernel reads its log-sum-exps in blocks of 32 queries
+    padded = lse.new_full((len(call.cu_q) - 1, width, heads), torch.inf)
+    padded[sequence, place] = lse
+    seed = torch.zeros((), dtype=torch.int64, device=q.device)
+    grad_q, grad_k, grad_v, _ = torch.ops.aten._efficient_attention_backward(
+        *(grad_out[None], q[None], k[None], v[None], None, out[None], call.cu_q, call.cu_k, call.max_q, call.max_k),
+        *(padded.transpose(1, 2).contiguous(), 0.0, seed, seed, _FROM_BOTTOM_RIGHT if call.causal else 0, False),
+        scale=scale,
+        window_size=call.window,
+    )
+    return grad_q[0], _sum_heads(grad_k[0], key_heads), _sum_heads(grad_v[0], key_heads)
+
+
+def _repeat_heads(tensor: Tensor, heads: int) -> Tensor:
+    return tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
+
+
+def _sum_heads(grad: Tensor, key_heads: int) -> Tensor:
+    """The gradient of repeated heads ``[K, H, D]`` → of the heads themselves ``[K, H_kv, D]``."""
+    return grad.view(len(grad), key_heads, -1, grad.shape[-1]).sum(dim=2)
+
+
+EFFICIENT = Kernel("memory-efficient attention", _efficient_forward, _efficient_backward)
+
+
+class TreeAttention(torch.autograd.Function):
+    """``apply(q [S, H, D], k [S, H_kv, D], v [S, H_kv, D], calls, kernel, scale)`` → ``[S, H, D]``."""
+
+    @staticmethod
+    def forward(  # noqa: D102 - torch's
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, calls: tuple[Call, ...], kernel: Kernel, scale: float
+    ) -> Tensor:
+        first, *others = calls  # the first covers every query
+        out, lse = kernel.forward(q, _at(k, first.keys), _at(v, first.keys), first, scale)
+        lse = lse.contiguous()
+        for call in others:
+            at, keys = call.queries, call.keys
+            assert at is not None
+            part, part_lse = kernel.forward(_at(q, at), _at(k, keys), _at(v, keys), call, scale)
+            before = lse[at]
+            share = torch.sigmoid(part_lse - before)  # exp(part) / (exp(part) + exp(before))
+            lse = lse.index_copy(0, at, torch.logaddexp(before, part_lse))
+            merged = torch.lerp(out[at].to(share.dtype), part.to(share.dtype), share[..., None])
+            out = out.index_copy(0, at, merged.to(out.dtype))
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.calls, ctx.kernel, ctx.scale = calls, kernel, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # noqa: D102
+        q, k, v, out, lse = ctx.saved_tensors
+        grad_out = grad_outputs[0].contiguous()
+        grads = [torch.zeros(tensor.shape, dtype=torch.float32, device=q.device) for tensor in (q, k, v)]
+        if q.dtype == torch.float64:
+            grads = [grad.double() for grad in grads]
+        for call in ctx.calls:
+            at, keys = call.queries, call.keys
+            parts = ctx.kernel.backward(
+                *(_at(grad_out, at), _at(q, at), _at(k, keys), _at(v, keys), _at(out, at), _at(lse, at)),
+                call,
+                ctx.scale,
+            )
+            for grad, place, part in zip(grads, (at, keys, keys), parts, strict=True):
+                if place is None:
+                    grad += part
+                else:
+                    grad.index_add_(0, place, part.to(grad.dtype))
+        return (*(grad.to(tensor.dtype) for grad, tensor in zip(grads, (q, k, v), strict=True)), None, None, None)
+
+
+def _at(tensor: Tensor, index: Tensor | None) -> Tensor:
+    return tensor.contiguous() if index is None else tensor.index_select(0, index)
+
+
+_chosen: dict[tuple[Any, ...], Kernel | None] = {}
+
+
+def choose_kernel(q: Tensor, k: Tensor, *, windowed: bool) -> Kernel:
+    """The fastest kernel that computes this kind of call right on this device, found by trying it once; logged.
+
+    Args:
+        q: ``[S, H, D]``, as it will be given.
+        k: ``[S, H_kv, D]``.
+        windowed: whether calls have a sliding window.
+
+    Raises:
+        RuntimeError: no kernel does; the caller then forwards each row by itself.
+    """
+    key = (q.device, q.dtype, q.shape[1:], k.shape[1], windowed)
+    if key not in _chosen:
+        candidates = (FLASH, EFFICIENT) if q.dtype in (torch.float16, torch.bfloat16) else (EFFICIENT,)
+        _chosen[key] = next((kernel for kernel in candidates if _computes_right(kernel, q, k, windowed)), None)
+        logger.info(
+            "attention over packed rows on %s in %s, %d heads of %d: %s",
+            *(q.device, str(q.dtype).removeprefix("torch."), q.shape[1], q.shape[2]),
+            "no kernel" if (found := _chosen[key]) is None else found.name,
+        )
+    kernel = _chosen[key]
+    if kernel is None:
+        raise RuntimeError(f"no attention kernel for packed rows on {q.device} in {q.dtype} with heads of {q.shape[2]}")
+    return kernel
+
+
+def _computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> bool:
+    """Whether values and gradients over a small forest agree with the formula."""
+    # Two prompts of 5 and 3 tokens; under the first a shared beginning of 2 tokens with two ends, and a branch of 4.
+    parents = np.array([-1, 0, 1, 2, 3, 4, 5, 6, 7, 6, 9, 10, 4, 12, 13, 14, -1, 16, 17, 18, 19])
+    forest = Forest(parents, np.array([0, 5, 9, 12, 16, 19, 21]))
+    window = 4 if windowed else None
+    scale = q.shape[2] ** -0.5
+    generator = np.random.default_rng(0)
+
+    def draw(heads: int) -> Tensor:
+        values = generator.standard_normal((len(parents), heads, q.shape[2]))
+        return torch.from_numpy(values).to(q.device, q.dtype).requires_grad_()
+
+    tensors = [draw(q.shape[1]), draw(k.shape[1]), draw(k.shape[1])]
+    weights = draw(q.shape[1]).detach()
+    try:
+        with torch.enable_grad():
+            calls = forest.plan(q.device, window)
+            out: Tensor = TreeAttention.apply(*tensors, calls, kernel, scale)  # type: ignore[no-untyped-call]
+            found = [out.detach(), *torch.autograd.grad((out * weights).sum(), tensors)]
+            own_q, own_k, own_v = exact = [tensor.detach().cpu().double().requires_grad_() for tensor in tensors]
+            out = formula(own_q, own_k, own_v, forest, scale, window)
+            expected = [out.detach(), *torch.autograd.grad((out * weights.cpu().double()).sum(), exact)]
+    except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        logger.info("%s: %s", kernel.name, error)
+        return False
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-9}.get(q.dtype, 5e-2)
+    return all(
+        bool((a.cpu().double() - b).abs().max() <= tolerance * max(1.0, float(b.abs().max())))
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def formula(q: Tensor, k: Tensor, v: Tensor, forest: Forest, scale: float, window: int | None = None) -> Tensor:
+    """The attention by its definition, with a dense mask ``[S, S]``: for trials and tests of small rows.
+
+    ``q [S, H, D]``, ``k`` and ``v [S, H_kv, D]`` → ``[S, H, D]``.
+    """
+    size = len(forest.parents)
+    sees = torch.zeros(size, size, dtype=torch.bool)
+    for token in range(size):
+        place, seen = token, 0
+        while place >= 0 and (window is None or seen < window):
+            sees[token, place] = True
+            place, seen = int(forest.parents[place]), seen + 1
+    k, v = (_repeat_heads(tensor, q.shape[1]) for tensor in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    weights = scores.masked_fill(~sees.to(q.device), -torch.inf).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)

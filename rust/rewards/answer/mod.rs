@@ -1,0 +1,117 @@
+//! Answer extraction: find the answer that a completion states, by linear byte scans without backtracking.
+//!
+//! Reasoning states no answer: only the text after the last `</think>` is searched, up to a `<think>` without a
+//! `</think>`. One module for each kind of answer: [`boxes`], [`spoken`] ("the answer is"), [`formula`] (the last formula
+//! or number).
+
+mod boxes;
+mod formula;
+mod pieces;
+mod spoken;
+
+use std::borrow::Cow;
+
+use memchr::memmem;
+
+use super::strip;
+
+pub use boxes::{all_boxes, boxed, listed_boxes};
+pub(super) use formula::last_formula;
+use formula::last_value;
+pub use spoken::said;
+
+/// The text after the last `</think>`, or the whole text; without an unclosed think block.
+#[must_use]
+pub fn after_thinking(text: &str) -> &str {
+    const OPEN: &[u8] = b"<think>";
+    const CLOSE: &[u8] = b"</think>";
+    let text = memmem::rfind(text.as_bytes(), CLOSE).map_or(text, |at| &text[at + CLOSE.len()..]);
+    memmem::find(text.as_bytes(), OPEN).map_or(text, |at| &text[..at])
+}
+
+/// The answer that a completion states, stripped. The first of these that the text contains:
+///
+/// 1. the last balanced `\boxed{…}` or `\fbox{…}`, with the boxes of the same list
+/// 2. the last closed `<answer>`
+/// 3. the last `####` line
+/// 4. the text after the last "answer is" or "answer:"
+/// 5. the last formula (`$…$`, `\(…\)`, `\[…\]`) or number, whichever ends later
+///
+/// Boxes form a list when only `and`, `or`, a comma and math delimiters separate them: `\boxed{2} and \boxed{3}` states
+/// `2, 3`. Equal boxes count once. A number inside an unmarked formula stands for the formula: `x^2 + 1` states
+/// `x^2 + 1`, never 1.
+#[must_use]
+pub fn stated(text: &str) -> Option<Cow<'_, str>> {
+    let text = after_thinking(text);
+    if let Some(answer) = listed_boxes(text) {
+        return Some(answer);
+    }
+    tagged(text, "answer")
+        .or_else(|| hashed(text).next())
+        .or_else(|| said(text).next_back())
+        .or_else(|| last_value(text))
+        .map(|answer| Cow::Borrowed(strip(answer)))
+}
+
+/// Content of the last closed `<tag>`, up to its first closing tag.
+#[must_use]
+pub fn tagged<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
+    let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
+    let last_close = memmem::rfind(text.as_bytes(), close.as_bytes())?;
+    let start = memmem::rfind(&text.as_bytes()[..last_close], open.as_bytes())? + open.len();
+    let end = memmem::find(&text.as_bytes()[start..], close.as_bytes())?;
+    Some(&text[start..start + end])
+}
+
+/// The text after `####` on its line, or the next line that is not blank; from the last `####` line upwards.
+pub fn hashed(text: &str) -> impl Iterator<Item = &str> {
+    let mut before = text;
+    std::iter::from_fn(move || {
+        let at = memmem::rfind(before.as_bytes(), b"####")?;
+        let rest = text[at + 4..].trim_start();
+        before = &before[..before[..at].rfind('\n').unwrap_or(0)];
+        Some(rest.split_once('\n').map_or(rest, |(line, _)| line))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_of_the_markers() {
+        let text = "answer is 5. #### 4\n<answer>3</answer> \\boxed{2} 1";
+        assert_eq!(stated(text).as_deref(), Some("2"));
+        assert_eq!(stated("answer is 5. #### 4\n<answer>3</answer> 1").as_deref(), Some("3"));
+        assert_eq!(stated("the answer is 5. #### 4\n 1").as_deref(), Some("4"));
+        assert_eq!(stated("The Answer is 5. and 1").as_deref(), Some("5"));
+        assert_eq!(stated("so $x = 5$, or rather 1.").as_deref(), Some("1"));
+        assert_eq!(stated("so 1, or rather $x = 5$.").as_deref(), Some("x = 5"));
+        assert_eq!(stated("so 5, or rather 1.").as_deref(), Some("1"));
+        assert_eq!(stated("no idea"), None);
+        assert_eq!(stated(""), None);
+    }
+
+    #[test]
+    fn reasoning_states_no_answer() {
+        assert_eq!(stated("<think>\\boxed{2}</think> 3").as_deref(), Some("3"));
+        assert_eq!(stated("<think>\\boxed{2}</think>"), None);
+        assert_eq!(stated("<think>\\boxed{2}"), None);
+        assert_eq!(stated("<think>a</think>\\boxed{1}<think>\\boxed{2}").as_deref(), Some("1"));
+        assert_eq!(stated("<think>a</think>\\boxed{1}<think>\\boxed{2}</think>"), None);
+    }
+
+    #[test]
+    fn the_last_closed_tag_counts() {
+        assert_eq!(tagged("<answer>1</answer><answer>2</answer>", "answer"), Some("2"));
+        assert_eq!(tagged("<answer>1</answer><answer>2", "answer"), Some("1"));
+        assert_eq!(tagged("<answer>1</answer></answer>", "answer"), Some("1"));
+        assert_eq!(tagged("<answer>1<answer>2</answer>", "answer"), Some("2"));
+        assert_eq!(tagged("</answer><answer>", "answer"), None);
+    }
+
+    #[test]
+    fn hash_lines_come_last_first() {
+        assert_eq!(hashed("#### 1\n#### 2 #### 3\n####\n\n 4 \nx").collect::<Vec<_>>(), ["4 ", "3", "1"]);
+    }
+}

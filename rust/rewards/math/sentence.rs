@@ -1,0 +1,120 @@
+//! Where a sentence, or a statement whose left side cannot be read, says its value.
+
+use super::super::is_ideograph;
+use super::ast::Comparison;
+use super::lexer::token::{Kind, Token};
+use super::word;
+
+/// What stands right of the one `is`, `are` or `equals` of a sentence: `The number of edges of a graph with 10 vertices is
+/// 19`. None where a condition, an alternative or a denial stands in the sentence, or the left side says nothing in words.
+pub(super) fn value(text: &str) -> Option<&str> {
+    if let Some(value) = after_chinese_copula(text) {
+        return Some(value);
+    }
+    const COPULAS: [&str; 5] = ["is", "are", "equals", "was", "were"];
+    const DOUBTS: [&str; 24] = [
+        "if", "when", "where", "whether", "because", "since", "unless", "not", "or", "but", "either", "neither", "nor",
+        "than", "between", "maybe", "perhaps", "possibly", "least", "most", "except", "isn", "what", "which",
+    ];
+    let mut found = None;
+    let mut words = 0;
+    // Braces and dollars: the words of a formula are none of the sentence.
+    let (mut depth, mut math, mut at) = (0i32, false, 0);
+    while let Some(c) = text[at..].chars().next() {
+        let length = c.len_utf8();
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            '$' => math = !math,
+            '\\' => at += text[at + 1..].chars().next().map_or(0, char::len_utf8),
+            c if c.is_alphabetic() => {
+                let run = text[at..].find(|c: char| !c.is_alphabetic()).unwrap_or(text.len() - at);
+                let run_text = &text[at..at + run];
+                at += run;
+                if depth != 0 || math {
+                    continue;
+                }
+                let is = |known: &&str| known.eq_ignore_ascii_case(run_text);
+                if DOUBTS.iter().any(is) {
+                    return None;
+                }
+                if COPULAS.iter().any(is) {
+                    if found.is_some() {
+                        return None;
+                    }
+                    found = Some(at);
+                }
+                words += usize::from(found.is_none() && run_text.chars().count() > 1);
+                continue;
+            }
+            _ => {}
+        }
+        at += length;
+    }
+    let value = text.get(found?..)?.trim();
+    (words > 0 && !value.is_empty()).then_some(value)
+}
+
+/// What follows 是, 为, 等于 or 有 where only Chinese words precede it: 答案是99.
+fn after_chinese_copula(text: &str) -> Option<&str> {
+    let words = text.find(|c: char| !is_ideograph(c))?;
+    let start = ["等于", "是", "为", "有"].iter().find_map(|verb| {
+        let at = text[..words].rfind(verb)? + verb.len();
+        (at == words).then_some(at)
+    })?;
+    text.get(start..)
+}
+
+/// The sides of each `=` or `≈` outside of brackets, from the first: the text before it, and behind it. None past anything
+/// that lists, compares or joins statements, so that no hedge hides in a left side.
+pub(super) fn sides<'t, 'a>(text: &'t str, tokens: &'a [Token<'t>]) -> impl Iterator<Item = (&'t str, &'t str)> + 'a {
+    let mut depth = 0i32;
+    let mut clear = true;
+    let says = move |token: &Token<'t>| match token.kind {
+        Kind::Word(word) => {
+            !word::is_function_word(word) || matches!(word, "and" | "or" | "per" | "in" | "a" | "an" | "of" | "to")
+        }
+        _ => true,
+    };
+    tokens.iter().enumerate().filter_map(move |(at, token)| {
+        match token.kind {
+            Kind::Open(_) | Kind::Begin(_) => depth += 1,
+            Kind::Close(_) | Kind::End(_) => depth -= 1,
+            _ if depth != 0 => {}
+            Kind::Comma | Kind::Semicolon | Kind::And | Kind::Or | Kind::Newline | Kind::Question => clear = false,
+            Kind::Word(word) if ["or", "and"].iter().any(|known| known.eq_ignore_ascii_case(word)) => clear = false,
+            Kind::Relation(Comparison::Equal | Comparison::Approx) => {
+                let right = &tokens[at + 1..];
+                if clear && at > 0 && !right.is_empty() && right.iter().all(says) {
+                    return Some((text.get(..token.start)?, text.get(token.end..)?));
+                }
+            }
+            Kind::Relation(Comparison::To) => {}
+            Kind::Relation(_) => clear = false,
+            _ => {}
+        }
+        None
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentences_end_with_their_value() {
+        for (text, expected) in [
+            ("The maximum number of edges in a graph with 10 vertices is 19", Some("19")),
+            ("The area of $ABC$ with $x = 3$ equals $\\frac{1}{2}$", Some("$\\frac{1}{2}$")),
+            ("The answer is 5 if x is 3", None),
+            ("The number of 3s is 5 or 6", None),
+            ("The number of 3s is not 5", None),
+            ("5 is 6", None),
+            ("答案是99", Some("99")),
+            ("答案不99", None),
+            ("The value of 3x is 4 and of 5x is 6", None),
+        ] {
+            assert_eq!(value(text), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+"""Whole training runs on the simulated device: each option that touches a device, with the metrics of the CPU."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from simulated import to_cuda
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rlox_grpo import GRPO
+from rlox_grpo.rollout import async_generation
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+PROMPTS = torch.arange(48).reshape(8, 6) % 60 + 2
+BASE = {
+    "group_size": 4,
+    "prompts_per_step": 3,
+    "learning_rate": 1e-3,
+    "max_new_tokens": 8,
+    "max_steps": 2,
+    "log_to": (),
+    "guards": False,
+}
+COMPARED = ("policy/loss", "update/grad_norm", "reward/mean", "policy/kl", "completions/mean_length")
+CASES = {
+    "defaults": {},
+    "bfloat16": {"dtype": "bfloat16"},
+    "frozen reference": {"kl_coef": 0.1},
+    "frozen reference in bfloat16": {"kl_coef": 0.1, "dtype": "bfloat16"},
+    "offloaded reference": {"kl_coef": 0.1, "reference_offload": True},
+    "periodic reference": {"kl_coef": 0.1, "reference": "periodic", "reference_refresh_steps": 1},
+    "full KL": {"kl_coef": 0.1, "kl_estimator": "full"},
+    "KL in the reward": {"kl_coef": 0.1, "kl_in": "reward"},
+    "entropy bonus": {"entropy_coef": 0.01},
+    "top entropy tokens": {"top_entropy_share": 0.5},
+    "two updates of two mini-batches": {"updates_per_batch": 2, "mini_batches": 2},
+    "without end tokens": {"train_end_token": False},
+    "truncated masked": {"mask_truncated": True},
+    "activation checkpointing": {"gradient_checkpointing": True},
+    "LoRA": {"lora_rank": 4},
+    "LoRA in bfloat16": {"lora_rank": 4, "dtype": "bfloat16"},
+    "LoRA with the adapter off": {"lora_rank": 4, "kl_coef": 0.1},
+    "async": {"async_steps": 1},
+    "filters of sampling": {"top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    "small micro-batches": {"micro_batch_tokens": 40},
+    "importance weights": {"importance_correction": "token"},
+    "few rollout rows": {"max_rollout_rows": 5},
+}
+
+
+def _model(**sizes):
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**{**SIZES, **sizes}))
+
+
+def _reward(completions, prompts):
+    return [float((completion % 2 == 0).float().mean()) for completion in completions]
+
+
+def _train(model, **options):
+    trainer = GRPO(model, _reward, **{**BASE, **options})
+    metrics = trainer.train(PROMPTS)
+    return trainer, {name: metrics[name] for name in COMPARED if name in metrics}
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Run something as if there were no device, for the figures to compare with."""
+
+    def run(function):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_available", lambda: False)
+            return function()
+
+    return run
+
+
+@pytest.fixture
+def threads_see_the_device(gpu, monkeypatch):
+    """Dispatch modes belong to a thread: the engine's thread enters the device as the test did."""
+
+    def pool(workers, prefix, initializer, arguments):
+        def start():
+            gpu.__enter__()
+            initializer(*arguments)
+
+        return ThreadPoolExecutor(workers, prefix, start)
+
+    monkeypatch.setattr(async_generation, "ThreadPoolExecutor", pool)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_metrics_are_the_cpus(name, on_cpu, request):
+    options = CASES[name]
+    # In bfloat16 a product rounds otherwise and a draw falls otherwise: one step, and what a few draws move.
+    loose = options.get("dtype") == "bfloat16"
+    options = {**options, "max_steps": 1} if loose else options
+    _, expected = on_cpu(lambda: _train(_model(), **options))
+    gpu = request.getfixturevalue("gpu")
+    if options.get("async_steps"):
+        request.getfixturevalue("threads_see_the_device")
+    trainer, found = _train(_model(), **options)
+    assert {parameter.device.type for parameter in trainer.model.parameters()} == {"cuda"}
+    assert gpu.kernels_total > 0
+    assert found == pytest.approx(expected, rel=0.3 if loose else 1e-4, abs=0.1 if loose else 1e-6)
+    assert trainer.evaluate(PROMPTS[:2], samples=2)["mean_length"] > 0
+
+
+def test_a_checkpoint_resumes_on_the_device(gpu, tmp_path):
+    options = {"output_dir": tmp_path / "run", "checkpoint_steps": 1}
+    _train(to_cuda(_model()), **options)
+    trainer, _ = _train(to_cuda(_model()), **{**options, "max_steps": 3})
+    assert trainer.step == 3
+
+
+def test_models_of_the_user_move_to_the_ranks_device(gpu):
+    device = torch.device("cuda", 1)
+    torch.cuda.set_device(1)
+    try:
+        trainer, _ = _train(_model(), ref_model=_model(), kl_coef=0.1)
+        assert {parameter.device for parameter in trainer.model.parameters()} == {device}
+    finally:
+        torch.cuda.set_device(0)
+
+
+def test_the_engines_thread_uses_the_ranks_device_and_a_stream_of_its_own(gpu):
+    torch.cuda.set_device(1)
+    try:
+        engine = async_generation.BackgroundEngine(_Engine())
+        device, stream = engine.submit(lambda _: (torch.cuda.current_device(), torch.cuda.current_stream())).result()
+        engine.close()
+        assert device == 1
+        assert stream != torch.cuda.current_stream()
+    finally:
+        torch.cuda.set_device(0)
+
+
+class _Engine:
+    policy_version, max_length = 0, None
+
+    def close(self):
+        pass
+
+
+def test_a_process_group_of_the_program_takes_the_local_ranks_device(gpu, monkeypatch):
+    from rlox_grpo.distributed import ranks
+
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(ranks.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(ranks.dist, "get_world_size", lambda: 1)
+    try:
+        ranks.join_ranks()
+        assert torch.cuda.current_device() == 1
+    finally:
+        torch.cuda.set_device(0)
+
+
+def test_gradients_are_freed_between_updates(gpu):
+    trainer, _ = _train(to_cuda(_model()))
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())

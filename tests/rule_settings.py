@@ -1,0 +1,52 @@
+"""Each rule of the registry as the tests build it, and columns that every rule can read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlox_grpo.rewards.registry import RULES
+
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "math": [{}, {"tolerance": 1e-3, "units": "convert"}],
+    "majority": [{}, {"group_size": 1}],
+    "multiple_choice": [{"options": "QZ"}],
+    "tag_format": [{}, {"mode": "open_r1"}],
+    "tag_count": [{}, {"mode": "blocks"}],
+    "repetition": [{}, {"unit": "tokens"}],
+    "overlong": [{"max_length": 8, "buffer": 2}],
+    "reasoning_length": [{}, {"unit": "words", "tag": None}, {"unit": "tokens", "tag": None}],
+    "cosine_length": [{"rule": "gsm8k"}, {"rule": {"name": "exact"}, "unit": "tokens"}],
+    "composite": [{"rules": [{"name": "tag_format", "weight": 0.5}, {"name": "tag_count", "weight": 2.0}, "math"]}],
+    "published": [{"system": "nano_aha"}, {"system": "lm_book"}, {"system": "open_r1_cosine"}],
+    "published_answer": [
+        {"system": system}
+        for system in (
+            "simple_grpo",
+            "lm_book",
+            "rl_from_scratch",
+            "verl_gsm8k",
+            "verl_math_dapo",
+            "verl_math_dapo_box",
+        )
+    ],
+    "published_countdown": [{"system": system} for system in ("nano_aha", "grpo_zero", "tinyzero")],
+}
+"""Arguments of rules that need some or are tested in several ways; any other rule is tested without arguments."""
+
+JUDGES_ANSWERS = {
+    "countdown", "gsm8k", "math", "exact", "multiple_choice", "published_answer", "published_countdown",
+}  # fmt: skip
+"""Rules that compare an answer with a gold: none may give a full score to a text that does not state the gold."""
+
+TABLES = [{"name": name, **settings} for name in RULES for settings in SETTINGS.get(name, [{}])]
+"""Every rule as ``rewards`` tables."""
+
+
+def columns(rows: int, answer: Any = "3", nums: list[int] | None = None, target: int = 3) -> dict[str, Any]:
+    """Columns that every rule reads, the same in each of ``rows`` rows."""
+    return {
+        "answer": [answer] * rows,
+        "nums": [nums or [1, 2]] * rows,
+        "target": [target] * rows,
+        "completion_ids": [list(range(1, row + 2)) for row in range(rows)],
+    }
