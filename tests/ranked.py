@@ -68,6 +68,7 @@ def share_of_even(completions, prompts):
 
 
 def options(folder, **changes):
+    saved = {"checkpoint_steps": 5, "keep_checkpoints": 5, "log_completions": 100, "output_dir": str(folder)}
     return {
         "group_size": 4,
         "prompts_per_step": 5,
@@ -76,11 +77,8 @@ def options(folder, **changes):
         "max_new_tokens": 12,
         "kl_coef": 0.05,
         "max_steps": 10,
-        "checkpoint_steps": 5,
-        "keep_checkpoints": 5,
-        "log_completions": 100,
         "log_to": (),
-        "output_dir": str(folder),
+        **({} if folder is None else saved),
         "rank_timeout": 20.0,
         **changes,
     }

@@ -116,7 +116,7 @@ def test_an_adapter_is_sampled_a_step_behind_from_whole_merged_weights():
     trainer = GRPO(
         ranked.tiny_policy(),
         ranked.share_of_even,
-        **ranked.options(None, output_dir=None, lora_rank=4, async_steps=1, learning_rate=0.05, max_steps=steps),
+        **ranked.options(None, lora_rank=4, async_steps=1, learning_rate=0.05, max_steps=steps),
     )
     prompts = [Prompt(row.numpy(), index) for index, row in enumerate(ranked.PROMPTS)]
     for step in range(steps):

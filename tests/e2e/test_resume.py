@@ -237,7 +237,7 @@ def test_a_disk_that_is_full_for_a_moment_tears_no_line(tmp_path):
     assert 4 not in steps(tmp_path / "evaluations.jsonl")
     assert steps(tmp_path / "evaluations.jsonl")[:2] == [0, 2]
     assert (tmp_path / "report.html").exists()
-    assert run(tmp_path, full_at_4, max_steps=6, checkpoint_steps=0, eval_steps=2).step == 6
+    assert run(tmp_path, full_at_4, max_steps=6, checkpoint_steps=0).step == 6
 
 
 def test_torn_and_lost_lines_are_repaired_with_a_word(tmp_path, caplog):

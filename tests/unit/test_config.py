@@ -45,6 +45,7 @@ def test_every_bad_value_is_named():
     [
         ({"preset": "dr_gpro"}, "did you mean 'dr_grpo'"),
         ({"group_size": 1, "baseline": "leave_one_out"}, "group_size of at least 2"),
+        ({"group_size": 1}, "group_size=1 with baseline='mean': every advantage is 0"),
         ({"kl_coef": 0.1, "reference": "none"}, "nothing to be measured against"),
         ({"reference": "adapter_off"}, "set lora_rank"),
         ({"log_to": ["tensorboard"]}, "set output_dir"),

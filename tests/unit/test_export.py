@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from rlox_grpo import GRPO
 from rlox_grpo.demo.examples import format_prompt, solutions
@@ -58,7 +58,7 @@ def assert_loads_the_same(trainer, folder, texts):
 
 
 def test_the_demos_model(tmp_path, caplog):
-    """Of type llama: beside qwen2 AutoTokenizer makes two tokens of "20"."""
+    """Of type seed_oss: beside qwen2 AutoTokenizer makes two tokens of "20"."""
     corpus = demo_corpus()
     trainer, folders = saved(make_model(build_tokenizer(LARGEST)), build_tokenizer(LARGEST), tmp_path, corpus)
     for folder in folders:
@@ -80,3 +80,21 @@ def test_a_type_whose_tokenizer_is_rebuilt_is_warned_of(make_tiny_model, tmp_pat
     trainer = GRPO(make_tiny_model("qwen2", vocab_size=len(tokenizer)), score_length, tokenizer=tokenizer, log_to=())
     trainer.save(tmp_path)
     assert "AutoTokenizer builds a Qwen2Tokenizer of this tokenizer, with other ids" in caplog.text
+
+
+def test_the_demos_model_is_qwen2_by_another_name():
+    """The same parameters and logits to the bit, so that its type changes nothing of what it learns."""
+    tokenizer = build_tokenizer(LARGEST)
+    torch.manual_seed(0)
+    model = make_model(tokenizer).eval()
+    sizes = {
+        name: getattr(model.config, name)
+        for name in (
+            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+            *("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings"),
+        )
+    }
+    qwen2 = Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+    qwen2.load_state_dict(model.state_dict())
+    ids = torch.arange(40).reshape(2, 20)
+    assert torch.equal(model(ids).logits, qwen2(ids).logits)

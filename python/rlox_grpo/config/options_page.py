@@ -72,7 +72,8 @@ def _page() -> Iterator[str]:
     yield "- A preset sets some options; see [presets.md](presets.md). An option that you give overrides the preset."
     yield "- *Read only with* names the options that an option depends on. Setting an option that would be ignored is"
     yield "  an error, unless the value is the default or the preset's."
-    yield "- *Resume*: whether a resumed run may change the option."
+    yield "- *Resume*: whether a resumed run may change the option. An option that an older checkpoint lacks has its"
+    yield "  default there."
     for record in RECORDS:
         yield ""
         yield f"## {_title(record)}"

@@ -1,7 +1,7 @@
 """The demo: a small model learns Countdown from scratch on two CPU cores in minutes.
 
-A Llama-type model is first fine-tuned on worked examples, then trained by GRPO with the rewards of the library. The
-last line of the output is the accuracy on held-out problems before and after GRPO.
+A model of the Qwen2 architecture is first fine-tuned on worked examples, then trained by GRPO with the rewards of the
+library. The last line of the output is the accuracy on held-out problems before and after GRPO.
 """
 
 from __future__ import annotations

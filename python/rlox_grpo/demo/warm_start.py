@@ -1,4 +1,4 @@
-"""Warm start: train a small Llama-type model from scratch on worked examples, on the CPU."""
+"""Warm start: train a small model of the Qwen2 architecture from scratch on worked examples, on the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from rich.progress import track
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, SeedOssConfig, SeedOssForCausalLM
 
 DrawExamples: TypeAlias = Callable[[np.random.Generator, int], Sequence[tuple[str, str]]]
 """``draw(rng, count)`` returns ``count`` pairs of prompt and completion."""
@@ -56,16 +56,16 @@ def warm_start(
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128) -> nn.Module:
-    """Build a Llama-type model of half a million parameters with initial embeddings that encode the numbers' values.
+    """Build a Qwen2 architecture of half a million parameters whose first embeddings encode the numbers' values.
 
-    It has Qwen2's biases of queries, keys and values, but not its type: next to a configuration of type ``qwen2``
-    transformers builds Qwen2's tokenizer of any tokenizer file.
+    Its type is ``seed_oss``, which has the same layers: next to a configuration of type ``qwen2`` transformers builds
+    Qwen2's tokenizer from any tokenizer file, and ``AutoTokenizer`` would split the words.
 
     Each number's embedding starts as sines and cosines of the number and of its logarithm, at several periods. The
     model then learns the examples' arithmetic in a quarter of the steps that random embeddings need.
     """
     words = tokenizer.get_vocab()
-    config = LlamaConfig(
+    config = SeedOssConfig(
         vocab_size=len(words),
         hidden_size=128,
         intermediate_size=512,
@@ -75,13 +75,16 @@ def make_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128) -> nn.M
         max_position_embeddings=positions,
         initializer_range=0.05,
         tie_word_embeddings=True,
+        head_dim=32,
         attention_bias=True,
-        rms_norm_eps=1e-6,
+        attention_out_bias=False,
+        attention_dropout=0.0,
+        residual_dropout=0.0,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    model: Any = SeedOssForCausalLM(config)  # type: ignore[no-untyped-call]
     rows = {index: int(word) for word, index in words.items() if word.strip().isdecimal()}
     numbers = torch.tensor(list(rows.values()), dtype=torch.float32)[:, None]
     periods = torch.tensor([2.0, 3, 4, 5, 6, 7, 9, 10, 13, 20, 33, 50, 100, 200])

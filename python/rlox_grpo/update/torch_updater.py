@@ -20,6 +20,8 @@ from rlox_grpo.update.protocol import LossFn
 from rlox_grpo.update.sharding import shard_parameters
 from rlox_grpo.update.step_metrics import StepReport
 
+_DEFAULTS = OptimizerConfig()
+
 
 class TorchUpdater:
     """AdamW over the trainable parameters of ``model``; weights and moments in the parameters' own dtype.
@@ -36,7 +38,7 @@ class TorchUpdater:
         model: nn.Module,
         forward: Forward,
         loss_fn: LossFn,
-        config: OptimizerConfig,
+        config: OptimizerConfig = _DEFAULTS,
         *,
         shards: bool = False,
         ranks: Ranks | None = None,
