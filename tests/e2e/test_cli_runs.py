@@ -68,7 +68,7 @@ def test_a_changed_run_is_refused_on_one_line(run_file, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--model", "no/such/model"], "model='no/such/model' cannot be loaded"),
+        (["--model", "no/such/model"], "model='no/such/model': no such folder"),
         (["--train_data", "none.jsonl"], "none.jsonl"),
         (["--group_sise", "3"], "did you mean 'group_size'"),
         (["--max_new_tokens", "60"], r"prompts[0] has 5 tokens"),

@@ -16,6 +16,7 @@ import torch
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
 from rlox_grpo.rewards import GSM8KAnswer, RewardError
+from rlox_grpo.run.manifest import write_manifest
 from toy import PROMPTS, TARGET, ToyLM, options, share_of_target
 
 HERE = Path(__file__).parent
@@ -59,9 +60,12 @@ def test_without_learning_nothing_changes():
 
 
 def test_a_report_that_cannot_be_written_does_not_end_the_run(tmp_path):
-    (tmp_path / "completions").mkdir()
-    (tmp_path / "completions" / "step_000009.jsonl").write_text("not JSON\n")
-    trainer = GRPO(ToyLM(), share_of_target, **options(max_steps=2, output_dir=tmp_path))
+    def break_the_folder(completions, prompts):  # while the run holds it: a start removes files of later steps
+        (tmp_path / "completions").mkdir(exist_ok=True)
+        (tmp_path / "completions" / "step_000009.jsonl").write_text("not JSON\n")
+        return share_of_target(completions, prompts)
+
+    trainer = GRPO(ToyLM(), break_the_folder, **options(max_steps=2, output_dir=tmp_path))
     with pytest.warns(RuntimeWarning, match=r"report cannot be written, training goes on: .*step_000009\.jsonl:1"):
         trainer.train(PROMPTS)
     assert trainer.step == 2
@@ -112,6 +116,8 @@ def test_an_older_checkpoint_has_the_default_of_a_new_option(tmp_path):
     state = json.loads(file.read_text())
     del state["config"]["entropy_coef"]
     file.write_text(json.dumps(state))
+    (file.parent / "manifest.json").unlink()
+    write_manifest(file.parent)
     longer = {**first, "max_steps": 8}
     with pytest.raises(CheckpointError, match="entropy_coef: 0.0 there, 0.1 here"):
         GRPO(ToyLM(), share_of_target, **longer, entropy_coef=0.1).train(PROMPTS)

@@ -90,7 +90,7 @@ def test_countdown_undecided(answer: str, numbers: list[int], target: int) -> No
         ("<answer>1+2</answer> no: <answer>1+1</answer>", 0.0, "ok"),
         ("<answer>1+2</answer> <answer>1+1", 1.0, "ok"),
         ("<think><answer>1+2</answer></think>", 0.0, "no_answer"),
-        ("<think><answer>1+2</answer>", 1.0, "ok"),  # never stopped thinking: everything is searched
+        ("<think><answer>1+2</answer>", 0.0, "no_answer"),  # never stopped thinking: it is a draft
         ("<answer>1+2", 0.0, "no_answer"),
         ("1+2", 0.0, "no_answer"),
         ("", 0.0, "no_answer"),

@@ -165,13 +165,14 @@ def join_ranks(timeout: float = 30.0) -> Ranks:
                 f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and {', '.join(missing)} missing: start the ranks by "
                 "torchrun or deepspeed, or unset WORLD_SIZE to train in one process"
             )
+        end_with_launcher()  # first: a rank whose peers are gone waits for them half an hour
         _take_device()
         _enter(timeout=_UPDATE_PATIENCE)
     else:
+        end_with_launcher()
         _take_device()
     if dist.get_world_size() == 1:
         return Ranks(timeout=timeout)
-    end_with_launcher()
     host_group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return Ranks(dist.get_rank(), dist.get_world_size(), timeout, host_group)
 
