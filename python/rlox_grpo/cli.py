@@ -53,6 +53,15 @@ def _make_parser() -> argparse.ArgumentParser:
     train.add_argument("file", metavar="RUN.TOML")
     train.set_defaults(run=_train)
 
+    check = commands.add_parser(
+        "check",
+        help="whether a data file fits reward functions",
+        description="Read the columns of every row as training would, and name each row whose gold cannot be read.",
+    )
+    check.add_argument("data", help="rows, .jsonl or .parquet")
+    check.add_argument("--reward", required=True, action="append", help="as for eval; repeat it for several")
+    check.set_defaults(run=_check)
+
     evaluate = commands.add_parser("eval", help="accuracy and pass@k of a checkpoint")
     evaluate.add_argument("checkpoint")
     evaluate.add_argument("--data", required=True, help="rows with a prompt column, .jsonl or .parquet")
@@ -148,6 +157,21 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     metrics = trainer.evaluate(arguments.data, samples=arguments.samples, greedy=arguments.greedy)
     for name, value in metrics.items():
         print(f"{name:24} {value:.4f}")
+
+
+def _check(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    import numpy as np
+
+    from rlox_grpo.prompts.load import read_rows
+    from rlox_grpo.rewards import check_rewards
+    from rlox_grpo.rewards.registry import make_rewards
+    from rlox_grpo.types import Prompt
+
+    rows = read_rows(arguments.data)
+    token = np.zeros(1, dtype=np.int64)  # no tokenizer is needed to read columns
+    prompts = [Prompt(token, index, columns=row) for index, row in enumerate(rows)]
+    check_rewards(prompts, make_rewards([parse_reward(text) for text in arguments.reward], [Path.cwd()]))
+    print(f"{arguments.data}: all {len(rows)} rows fit {', '.join(arguments.reward)}")
 
 
 def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

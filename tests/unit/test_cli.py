@@ -315,3 +315,28 @@ def test_serve_refuses_a_port_that_is_taken(capsys, monkeypatch, tmp_path):
         port = taken.getsockname()[1]
         assert main(["serve", "model", "--port", str(port), "--log-dir", str(tmp_path)]) == 2
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_check_says_that_all_rows_fit(tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "2 + 2?", "answer": "4"}\n{"question": "3 + 3?", "answer": "6"}\n')
+    assert main(["check", str(file), "--reward", "math_answer", "--reward", "{name='math', tolerance=0.1}"]) == 0
+    assert "all 2 rows fit math_answer" in capsys.readouterr().out
+
+
+def test_check_names_every_row_whose_gold_cannot_be_read(tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    answers = ["4", r"\\int_0^1 x dx", "6", r"\\lim_{x\\to 0} x"]
+    file.write_text("".join(f'{{"answer": "{answer}"}}\n' for answer in answers))
+    assert main(["check", str(file), "--reward", "math"]) == 2
+    error = capsys.readouterr().err
+    assert "answer[1] is" in error
+    assert "answer[3] is" in error
+    assert "2 of 4 golds cannot be read" in error
+
+
+def test_check_names_a_missing_column(tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "2 + 2?"}\n')
+    assert main(["check", str(file), "--reward", "gsm8k"]) == 2
+    assert "'answer' is missing" in capsys.readouterr().err

@@ -41,6 +41,11 @@ RULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
 )
 """Rules by name. ``published`` takes a ``system`` and gives all its parts; every other entry gives one rule."""
 
+_CLASS_NAMES: Mapping[str, str] = MappingProxyType(
+    {rule().__name__: name for name, rule in RULES.items() if name in ("math", "majority", "gsm8k", "exact")}
+)
+"""The rules whose own name, as metrics show it, is not their name here: ``math_answer`` is ``math``."""
+
 _ONE_RULE = ("rule", "accuracy")
 _SEVERAL_RULES = ("rules",)
 
@@ -77,6 +82,7 @@ def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
                 "module; options of the run stand above the first [[rewards]]"
             )
         return [_import_callable(place, name, folders)]
+    name = _CLASS_NAMES.get(name, name)
     if name not in RULES:
         raise ConfigError(f"{place}.name is {name!r}{suggest_nearest(name, list(RULES))}")
     for key in arguments:
