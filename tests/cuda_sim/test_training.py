@@ -150,7 +150,7 @@ def test_the_engines_thread_uses_the_ranks_device_and_a_stream_of_its_own(gpu):
 
 
 class _Engine:
-    policy_version, max_length = 0, None
+    policy_version, max_length, takes_weights = 0, None, False
 
     def close(self):
         pass
