@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -286,10 +287,40 @@ def test_nohup_stays(tmp_path):
 
 def alive(pid):
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_rank_that_waits_for_its_peers_ends_with_its_launcher():
+    """Joining the ranks takes up to half an hour when a peer never comes."""
+    rank = "from rlox_grpo.distributed.ranks import join_ranks; print('joining', flush=True); join_ranks()"
+    script = (
+        "import subprocess, sys, time\n"
+        f"rank = subprocess.Popen([sys.executable, '-c', {rank!r}])\n"
+        "print(rank.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        **{"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test"},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+    }
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with launcher:
+        pid = int(launcher.stdout.readline())
+        assert launcher.stdout.readline() == "joining\n"
+        launcher.kill()
+    deadline = time.monotonic() + 30
+    while alive(pid):
+        assert time.monotonic() < deadline, "the rank outlived its launcher"
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
