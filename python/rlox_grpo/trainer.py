@@ -220,6 +220,8 @@ class GRPO:
         if self.step >= self._total_steps:
             return _add_short_names(run.last_metrics, run.progress_fields)
         draws = PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
+        if run.batches_under_way:
+            self._sync_engine()  # batches whose completions were lost are sampled again, here
         self.sampler.ahead.restore(
             run.batches_under_way,
             train_prompts,

@@ -253,6 +253,8 @@ class Run:
 
     def _save_after(self, error: Exception) -> None:
         """Save what is whole after ``error``, which stays the error of the run."""
+        if self._saved_step == self._progress.step:
+            return
         updater = self._learner.updater
         try:
             if self._ranks.size == 1 or isinstance(error, NonFiniteError):  # every rank has raised that
