@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo import _native
+import rlox_grpo._native as _native
 from rlox_grpo.batch.ragged import to_integers
 from rlox_grpo.config.defaults import DDOF, STD_EPSILON
 

@@ -108,10 +108,13 @@ def test_only_advantages_batch_and_rewards_import_the_extension() -> None:
         path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom)
-        and (
-            (node.module == "rlox_grpo" and "_native" in [alias.name for alias in node.names])
-            or (node.module == "rlox_grpo._native" and [alias.name for alias in node.names] != ["__version__"])
+        if (isinstance(node, ast.Import) and "rlox_grpo._native" in [alias.name for alias in node.names])
+        or (
+            isinstance(node, ast.ImportFrom)
+            and (
+                (node.module == "rlox_grpo" and "_native" in [alias.name for alias in node.names])
+                or (node.module == "rlox_grpo._native" and [alias.name for alias in node.names] != ["__version__"])
+            )
         )
     }
     assert importers == {"advantages", "batch", "rewards"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo import _native
+import rlox_grpo._native as _native
 from rlox_grpo.batch.ragged import as_ragged, concatenate, to_integers
 from rlox_grpo.types import Batch, Completion, Float32Array, Int64Array, ScoredGroup
 

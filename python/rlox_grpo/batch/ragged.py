@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo import _native
+import rlox_grpo._native as _native
 from rlox_grpo.types import Int64Array
 
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from rlox_grpo import _native
+import rlox_grpo._native as _native
 from rlox_grpo.rewards.columns import format_gold
 
 OnBadGold = Literal["stop", "skip"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from rlox_grpo import _native
+import rlox_grpo._native as _native
 from rlox_grpo.rewards.columns import Columns, read_texts
 from rlox_grpo.rewards.verdicts import Verdicts, check_choice, check_tags, to_floats
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rlox_grpo import _native
+import rlox_grpo._native as _native
 from rlox_grpo.rewards.columns import Columns, read_column, read_ragged_whole_numbers, read_texts
 from rlox_grpo.rewards.verdicts import (
     Float64Array,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rlox_grpo import _native
+import rlox_grpo._native as _native
 from rlox_grpo.rewards.bad_golds import OnBadGold, skip_unreadable
 from rlox_grpo.rewards.columns import Columns, format_gold, make_encodable, read_column, read_texts
 from rlox_grpo.rewards.verdicts import Verdicts, check_choice, name_errors, to_floats

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlox_grpo.run.files import cut_after, json_line, read_jsonl
+from rlox_grpo.run.files import append_line, cut_after, json_line, read_jsonl
 
 logger = logging.getLogger(__name__)
 
@@ -307,9 +307,8 @@ def write_warnings(run_dir: Path, step: int, warnings: Mapping[str, str]) -> Non
     Raises:
         OSError: The file cannot be written.
     """
-    with (run_dir / "warnings.jsonl").open("ab") as file:
-        for guard, message in warnings.items():
-            file.write(json_line({"step": step, "guard": guard, "message": message}))
+    for guard, message in warnings.items():
+        append_line(run_dir / "warnings.jsonl", json_line({"step": step, "guard": guard, "message": message}))
 
 
 def _find_format_and_answer(history: History) -> tuple[str | None, str | None]:
