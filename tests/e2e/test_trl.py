@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 import re
@@ -26,9 +27,10 @@ TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['cont
 @pytest.fixture
 def tiny(make_tiny_model: Any, byte_tokenizer: Any) -> dict[str, Any]:
     """A byte model and its tokenizer, as the arguments of a trainer."""
-    byte_tokenizer.chat_template = TEMPLATE
+    tokenizer = copy.deepcopy(byte_tokenizer)  # the fixture is shared with other files
+    tokenizer.chat_template = TEMPLATE
     model = make_tiny_model("qwen2", vocab_size=259, eos_token_id=1, max_position_embeddings=512)
-    return {"model": model, "processing_class": byte_tokenizer}
+    return {"model": model, "processing_class": tokenizer}
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -62,9 +63,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, b
     """A folder that holds a random model and a tokenizer with a chat template."""
     folder = tmp_path_factory.mktemp("model")
     make_tiny_model("qwen2", vocab_size=259, max_position_embeddings=1024, eos_token_id=1).save_pretrained(folder)
-    byte_tokenizer.chat_template = CHAT_TEMPLATE
-    byte_tokenizer.save_pretrained(folder)
-    byte_tokenizer.chat_template = None
+    tokenizer = copy.deepcopy(byte_tokenizer)  # the fixture is shared with other files
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
     return folder
 
 
