@@ -53,15 +53,11 @@ def aggregate(
         raise ValueError(f"values has shape {tuple(values.shape)} and mask {tuple(mask.shape)}: they must be equal")
     kept = torch.where(mask, values, 0).double()
     lengths = mask.sum(dim=-1)  # [N]
-    if num_loss_tokens is None:
-        num_loss_tokens = float(lengths.sum())
-    if num_sequences is None:
-        num_sequences = float((lengths > 0).sum())
-    tokens, sequences = max(num_loss_tokens, 1.0), max(num_sequences, 1.0)
+    if how == "token_mean":  # sequences are not counted: on a GPU that would wait for the device
+        return kept.sum() / max(float(lengths.sum()) if num_loss_tokens is None else num_loss_tokens, 1.0)
+    sequences = max(float((lengths > 0).sum()) if num_sequences is None else num_sequences, 1.0)
     if how == "sequence_mean":
         return (kept.sum(dim=-1) / lengths.clamp(min=1)).sum() / sequences
-    if how == "token_mean":
-        return kept.sum() / tokens
     if how == "sequence_sum":
         return kept.sum() / sequences
     if how not in ("fixed_length", "sequence_mean_shifted"):
