@@ -16,6 +16,7 @@ from rlox_grpo.model.load import find_max_positions
 from rlox_grpo.rollout.engines.hf.decoding import (
     can_decode_with_cache,
     can_share_prefixes,
+    can_use_slots,
     decode_with_cache,
     decode_without_cache,
 )
@@ -60,6 +61,7 @@ class HFEngine:
         uses_cache: Whether the model runs with a key-value cache.
         shares_prefixes: Whether the rows of a group can read one copy of their prompt's keys and values. They do
             unless a group has one row or a sequence can outgrow the model's sliding window.
+        uses_slots: Whether rows decode without padding on a GPU (:mod:`.slot_cache`).
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class HFEngine:
                 type(model).__name__,
             )
         self.shares_prefixes = self.uses_cache and can_share_prefixes(model)
+        self.uses_slots = self.uses_cache and can_use_slots(model, autocast_dtype)
         self.exact = autocast_dtype is None
         self.policy_version = 0
         self.max_length = find_max_positions(model)
@@ -138,7 +141,7 @@ class HFEngine:
         share_prefixes = self.shares_prefixes and group_size > 1 and longest <= _find_sliding_window(self._model)
         decode_rows: Any = decode_without_cache
         if self.uses_cache:
-            decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes)
+            decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes, use_slots=self.uses_slots)
         with _inference(self._model), self._autocast():
             rows = self._live_rows(max_rows, sampling, seed, first_prompt)
             decode_rows(self._model, token_ids, group_size, rows, max_rows)
