@@ -132,15 +132,21 @@ def _computes_right(kernel: DecodingKernel, q: Tensor, k: Tensor) -> bool:
     def draw(count: int, heads: int) -> Tensor:
         return torch.randn(count, heads, q.shape[2], generator=generator, dtype=torch.float64).to(q.dtype)
 
-    slots = RowSlots(*(torch.tensor(x, dtype=torch.int32) for x in ([0, 8, 16, 24], [1, 5, 8], [0, 1, 2, 3])), 8)
-    tensors = (draw(3, q.shape[1]), draw(24, k.shape[1]), draw(24, k.shape[1]))
-    there = RowSlots(*(tensor.to(q.device) for tensor in (slots.starts, slots.lengths, slots.counts)), 8)
+    def make_slots(device: torch.device) -> RowSlots:
+        starts, lengths, counts = (
+            torch.tensor(table, dtype=torch.int32, device=device) for table in ([0, 8, 16, 24], [1, 5, 8], [0, 1, 2, 3])
+        )
+        return RowSlots(starts, lengths, counts, 8)
+
+    own_q, own_k, own_v = draw(3, q.shape[1]), draw(24, k.shape[1]), draw(24, k.shape[1])
+    there_q, there_k, there_v = (tensor.to(q.device) for tensor in (own_q, own_k, own_v))
+    exact_q, exact_k, exact_v = own_q.double(), own_k.double(), own_v.double()
     scale = q.shape[2] ** -0.5
     tolerance = {torch.float32: 1e-4, torch.float64: 1e-9}.get(q.dtype, 2e-2)
     for window in (None, 3):
-        expected = attend_by_formula(*(tensor.double() for tensor in tensors), slots, window, scale)
+        expected = attend_by_formula(exact_q, exact_k, exact_v, make_slots(torch.device("cpu")), window, scale)
         try:
-            found = kernel.attend(*(tensor.to(q.device) for tensor in tensors), there, window, scale)
+            found = kernel.attend(there_q, there_k, there_v, make_slots(q.device), window, scale)
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
             logger.info("%s: %s", kernel.name, error)
             return False
