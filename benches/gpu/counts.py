@@ -61,7 +61,7 @@ def measure_update(name: str) -> dict[str, Any]:
     """The second update of a model without data: one prompt of 1,024 tokens, 16 completions of 1,024 tokens."""
     import torch
     from simulated import SimulatedCuda, swapping_parameters
-    from sizes import MODELS, add_lora, checkpoint_activations, make_batch, make_model
+    from sizes import MODELS, add_lora, checkpoint_activations, make_batch, make_model, store_frozen_in_bfloat16
 
     from rlox_grpo.loss import grpo_loss
     from rlox_grpo.model.forward import make_forward
@@ -76,54 +76,50 @@ def measure_update(name: str) -> dict[str, Any]:
         if checkpointing:
             checkpoint_activations(model)
         updater = TorchUpdater(model, make_forward(model, autocast_dtype=torch.bfloat16), grpo_loss)
-        _cast_frozen_layers(model)
+        store_frozen_in_bfloat16(model)
         batch = make_batch(ROWS, PROMPT, NEW, MODELS[size]["vocab_size"], "cuda")
         updater.step([batch], 1e-6)
         gc.collect()
         held = gpu.live
         gpu.forget()
         updater.step([batch], 1e-6)
-        return {**_counts(gpu, 1), "held_gib": held / GIB, "peak_gib": gpu.peak / GIB}
+        return {**_counts(gpu), "held_gib": held / GIB, "peak_gib": gpu.peak / GIB}
 
 
 def measure_token(name: str) -> dict[str, Any]:
-    """A token of every row: 2 prompts x 4 completions in bfloat16, in the mean over 32 tokens, prefill included."""
+    """A token of every row, after prefill: 2 prompts x 4 completions in bfloat16, in the mean over 8 tokens."""
     import torch
     from simulated import SimulatedCuda, swapping_parameters, to_cuda
-    from sizes import add_lora, make_model, make_prompts
+    from sizes import add_lora, make_model, make_prompts, store_frozen_in_bfloat16
 
     from rlox_grpo.rollout.engines.hf.engine import HFEngine
     from rlox_grpo.types import Sampling
 
     options = dict(DECODES[name])
     lora_rank = options.pop("lora_rank", 0)
-    steps = 32
     with SimulatedCuda() as gpu, swapping_parameters():
         model = to_cuda(make_model("tiny", **options))
         model = add_lora(model, lora_rank) if lora_rank else model
         engine = HFEngine(model, eos_token_ids=[], autocast_dtype=torch.bfloat16)
-        _cast_frozen_layers(model)
-        gpu.forget()
-        engine.generate(make_prompts(2, 24, 1024), 4, Sampling(steps), 0)
-        return _counts(gpu, steps)
+        store_frozen_in_bfloat16(model)
+        found = []
+        for tokens in (1, 9):
+            gpu.forget()
+            engine.generate(make_prompts(2, 24, 1024), 4, Sampling(tokens), 0)
+            found.append(_counts(gpu))
+        first, all_tokens = found
+        each = {what: (all_tokens[what] - first[what]) / 8 for what in ("kernels", "syncs")}
+        decoding = [kind for kind in all_tokens["attention"] if kind not in first["attention"]]
+        return {**all_tokens, **each, "attention": decoding or all_tokens["attention"]}
 
 
-def _cast_frozen_layers(model: Any) -> None:
-    import torch
-
-    with contextlib.suppress(ImportError):  # trees before it cast these weights for every product
-        from rlox_grpo.model.precision import cast_frozen_layers
-
-        cast_frozen_layers(model, torch.bfloat16)
-
-
-def _counts(gpu: Any, steps: int) -> dict[str, Any]:
+def _counts(gpu: Any) -> dict[str, Any]:
     kinds = sorted({_kind(name) for name in gpu.attention if "backward" not in name})
     if any("_softmax" in name for name in gpu.operators) and not kinds:
         kinds = ["math"]
     return {
-        "kernels": gpu.kernels_total / steps,
-        "syncs": sum(gpu.syncs.values()) / steps,
+        "kernels": gpu.kernels_total,
+        "syncs": sum(gpu.syncs.values()),
         "attention": kinds,
         "where_syncs": dict(gpu.syncs.most_common(12)),
     }

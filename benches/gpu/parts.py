@@ -324,11 +324,10 @@ def measure_memory(place: Place) -> Report:
     import gc
 
     import torch
-    from sizes import MODELS, add_lora, checkpoint_activations, make_batch
+    from sizes import MODELS, add_lora, checkpoint_activations, make_batch, store_frozen_in_bfloat16
 
     from rlox_grpo.loss import grpo_loss
     from rlox_grpo.model.forward import make_forward
-    from rlox_grpo.model.precision import cast_frozen_layers
     from rlox_grpo.update.torch_updater import TorchUpdater
 
     cases = [("tiny", 0, True, "tiny")] if place.small else []
@@ -351,7 +350,7 @@ def measure_memory(place: Place) -> Report:
             if checkpointing:
                 checkpoint_activations(model)
             updater = TorchUpdater(model, make_forward(model, autocast_dtype=torch.bfloat16), grpo_loss)
-            cast_frozen_layers(model, torch.bfloat16)
+            store_frozen_in_bfloat16(model)
             tokens = place.size(16, 1024)
             batch = make_batch(place.size(2, 16), tokens, tokens, MODELS[size]["vocab_size"], place.device)
             updater.step([batch], 1e-6)

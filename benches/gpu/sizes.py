@@ -58,6 +58,16 @@ def add_lora(model: Any, rank: int) -> Any:
     return peft.get_peft_model(model, settings)
 
 
+def store_frozen_in_bfloat16(model: Any) -> None:
+    """Frozen weights as the trainer stores them with ``dtype="bfloat16"``."""
+    from rlox_grpo.model import precision
+
+    if hasattr(model, "peft_config") and hasattr(precision, "cast_weights"):
+        precision.cast_weights(model, torch.bfloat16, trained=False)
+    else:
+        precision.cast_frozen_layers(model, torch.bfloat16)
+
+
 def checkpoint_activations(model: Any) -> None:
     """Recompute activations in the backward pass, as ``gradient_checkpointing=True`` does."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -10,6 +10,7 @@ import torch
 from simulated import to_cuda
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+import toy
 from rlox_grpo import GRPO
 from rlox_grpo.reference.server import Measuring, make_server
 from rlox_grpo.rollout import async_generation
@@ -142,6 +143,21 @@ def test_metrics_of_an_architecture_are_the_cpus(architecture, on_cpu, request, 
     assert trainer.evaluate(PROMPTS[:2], samples=1) == pytest.approx(evaluation, rel=1e-4)
     packs = architecture != "gemma2"
     assert packs == any("varlen" in name and "backward" in name for name in gpu.attention)
+
+
+def test_a_plain_module_moves_to_the_device_and_trains_as_on_the_cpu(on_cpu, request):
+    options = {"group_size": 4, "max_steps": 1}
+
+    def train():
+        trainer = GRPO(toy.ToyLM(), _reward, **{**BASE, **options})
+        metrics = trainer.train(toy.PROMPTS)
+        return trainer, {name: metrics[name] for name in COMPARED if name in metrics}
+
+    _, expected = on_cpu(train)
+    request.getfixturevalue("gpu")
+    trainer, found = train()
+    assert {parameter.device.type for parameter in trainer.model.parameters()} == {"cuda"}
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_a_reference_server_answers_a_policy_on_the_device(on_cpu, request, tmp_path):
