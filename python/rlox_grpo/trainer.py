@@ -327,7 +327,16 @@ class GRPO:
             raise kind(f"eval_prompts: {error}") from error
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
-        loaded = load_prompts(prompts, self.policy.tokenizer, self.config.prompt_template)
+        options = self.config.prompts
+        loaded = load_prompts(
+            prompts,
+            self.policy.tokenizer,
+            options.prompt_template,
+            prompt_column=options.prompt_column,
+            columns=options.columns,
+            system_prompt=options.system_prompt,
+            chat_template_kwargs=options.chat_template_kwargs,
+        )
         refuse_too_long(loaded, self.config.max_new_tokens, self._max_length)
         check_rewards(loaded, self.reward_fns)
         return loaded
