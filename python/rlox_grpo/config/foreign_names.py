@@ -84,7 +84,6 @@ TRL: Mapping[str, str] = {
     "vllm_tensor_parallel_size": "tensor_parallel_size",
     # GRPOTrainer
     "args": "give the options as keywords, or config=GRPOConfig(…)",
-    "callbacks": "there is none",
     "eval_dataset": "pass it to train() as eval_prompts",
     "peft_config": "set lora_rank, lora_alpha and lora_target_modules, or pass a PeftModel as model",
     "processing_class": "pass it to GRPO as tokenizer",
