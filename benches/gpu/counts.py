@@ -97,7 +97,7 @@ def measure_token(name: str) -> dict[str, Any]:
 
     options = dict(DECODES[name])
     lora_rank = options.pop("lora_rank", 0)
-    with SimulatedCuda() as gpu, swapping_parameters():
+    with SimulatedCuda(nothing_seen_is_nan=False) as gpu, swapping_parameters():
         model = to_cuda(make_model("tiny", **options))
         model = add_lora(model, lora_rank) if lora_rank else model
         engine = HFEngine(model, eos_token_ids=[], autocast_dtype=torch.bfloat16)
@@ -153,7 +153,7 @@ def checkout(base: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="rlox_base_") as name:
         tree = Path(name) / "tree"
-        subprocess.run(["git", "worktree", "add", "--detach", str(tree), base], cwd=ROOT, check=True)
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), base], cwd=ROOT, check=True)
         try:
             _build_extension(tree, base)
             yield tree

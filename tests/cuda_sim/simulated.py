@@ -104,9 +104,9 @@ VARLEN = {
 class SimulatedCuda(TorchDispatchMode):
     active: SimulatedCuda | None = None
 
-    def __init__(self, values=True, watch=LIBRARY):
+    def __init__(self, values=True, watch=LIBRARY, nothing_seen_is_nan=True):
         super().__init__()
-        self.values, self.watch = values, watch
+        self.values, self.watch, self.nothing_seen_is_nan = values, watch, nothing_seen_is_nan
         self.live = self.peak = 0
         self.kernels, self.syncs, self.copies, self.attention, self.peak_by = (
             Counter(),
@@ -416,8 +416,10 @@ class SimulatedCuda(TorchDispatchMode):
             scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        # A query that sees no key gives NaN, as some kernels do.
-        return (scores.softmax(-1) @ v.double()).to(q.dtype), scores.logsumexp(-1).float()
+        weights = scores.softmax(-1)
+        if not self.nothing_seen_is_nan:  # kernels differ in what a query gives that sees no key
+            weights = weights.nan_to_num(0)
+        return (weights @ v.double()).to(q.dtype), scores.logsumexp(-1).float()
 
     def _plain_backward(self, grad, q, k, v, mask, causal, scale):
         group, scale = q.shape[1] // k.shape[1], scale if scale is not None else q.shape[-1] ** -0.5
