@@ -24,7 +24,7 @@ from rlox_grpo.rewards.calls import RewardError, function_name
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.async_generation import Pending, measure_staleness
 from rlox_grpo.rollout.engines import make_engine
-from rlox_grpo.rollout.engines.weight_sync import collect_weights
+from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.rollout.generate import Rollout, refill_groups
 from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.rollout.serialize import gather_scored_groups
@@ -270,11 +270,10 @@ class GRPO:
 
         Call this on every rank; rank 0 writes.
         """
-        whole = self.learner.whole_weights()
+        whole, updater = self.learner.whole_weights(), self.learner.updater
         if self.ranks.is_first:
-            export_model(
-                Path(path), self.model, self.policy.tokenizer, whole if self.learner.updater.is_sharded else None
-            )
+            has_own = not updater.is_sharded and not updater.masters
+            export_model(Path(path), self.model, self.policy.tokenizer, None if has_own else whole)
 
     def _scored(self, batch: Pending) -> list[ScoredGroup]:
         """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""
@@ -286,9 +285,8 @@ class GRPO:
         """Push the current weights to the engine if they changed since the last push."""
         if self._engine_step != self.step:
             updater = self.learner.updater
-            sharded = updater.weights() if updater.is_sharded else None
-            weights = collect_weights(self.model, sharded) if self.engine.takes_weights else ()
-            self.engine.load_weights(weights, version=self.step)
+            weights = WeightStream(self.model, updater.weights if updater.is_sharded else None)
+            self.engine.load_weights(weights if self.engine.takes_weights else (), version=self.step)
             self.ranks.gather(None)  # wait until every engine has them
             self._engine_step = self.step
 

@@ -70,12 +70,16 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) 
 def _make_hf(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> GenerationEngine:
     import torch
 
+    from rlox_grpo.model.precision import cast_weights, stores_bfloat16
     from rlox_grpo.rollout.engines.hf.engine import HFEngine
 
     # The engine needs weights of its own to sample during an update, or where the policy's lie in shards.
     takes_weights = config.async_steps > 0 or config.shards_weights
+    model = _copy_model(policy.model) if takes_weights else policy.model
+    if takes_weights and stores_bfloat16(config, config, policy.model):
+        cast_weights(model, torch.bfloat16, trained=True)
     return HFEngine(
-        _copy_model(policy.model) if takes_weights else policy.model,
+        model,
         policy.tokenizer,
         eos_token_ids=policy.eos_token_ids,
         vocab_limit=policy.vocabulary,

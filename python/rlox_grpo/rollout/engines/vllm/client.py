@@ -30,7 +30,13 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     make_request_fields,
     read_completion,
 )
-from rlox_grpo.rollout.engines.weight_sync import build_manifest, check_weights, digest_weights
+from rlox_grpo.rollout.engines.weight_sync import (
+    WeightStream,
+    build_manifest,
+    check_weights,
+    digest_weights,
+    make_repeatable,
+)
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
@@ -112,7 +118,7 @@ class VLLMServerEngine:
         self._nccl_address = nccl_address
         self._rank = int(os.environ.get("RANK", "0"))
         self._servers = [ServerConnection(url, REQUESTS_PER_SERVER) for url in urls]
-        self._weights: Sequence[tuple[str, Tensor]] = ()
+        self._weights: Iterable[tuple[str, Tensor]] = ()
         self._mark = "none"
         self._file: Path | None = None
         self.policy_version = -1
@@ -165,7 +171,9 @@ class VLLMServerEngine:
             EngineError: no server took them, or one cannot read the file; names each with the end of its log.
         """
         start = time.perf_counter()
-        given = list(weights)
+        # Servers that start again get them once more: kept here where that would be a gather over ranks.
+        is_collective = isinstance(weights, WeightStream) and weights.is_collective
+        given = list(weights) if is_collective else make_repeatable(weights)
         check_weights(given, self._expected)
         if self._file is not None:
             self._file.unlink(missing_ok=True)

@@ -29,7 +29,13 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     make_request_fields,
     read_completion,
 )
-from rlox_grpo.rollout.engines.weight_sync import build_manifest, check_weights, find_tied_layers, untie_output_layer
+from rlox_grpo.rollout.engines.weight_sync import (
+    build_manifest,
+    check_weights,
+    find_tied_layers,
+    make_repeatable,
+    untie_output_layer,
+)
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
@@ -209,21 +215,19 @@ class VLLMEngine:
             EngineError: vLLM cannot be started again.
         """
         start = time.perf_counter()
-        tensors = list(weights)
-        check_weights(tensors, self._expected)
-        given = dict(tensors)
-        tensors += [(layer, given[embeddings]) for layer, embeddings in self._tied_layers.items()]
+        weights = make_repeatable(weights)
+        check_weights(weights, self._expected)
         if self._llm is None:
             self._start()
         failure = ""
         try:
-            self._reload(tensors)
+            self._reload(weights)
         except _RELOAD_FAILURES as error:
             failure = f"{type(error).__name__}: {error}"
         failures = [f"rank {rank}: {told}" for rank, told in enumerate(self._ranks.gather(failure)) if told]
         if failures:
             logger.warning("the sync of version %d failed (%s): vLLM is started again", version, "; ".join(failures))
-            self._restart(tensors, version)
+            self._restart(weights, version)
         self.policy_version = version
         self.sync_seconds = time.perf_counter() - start
 
@@ -254,24 +258,38 @@ class VLLMEngine:
             self._llm = LLM(model=folder, **settings)
         atexit.register(self.close)  # else vLLM ends after the process groups that it is in, and prints a traceback
 
-    def _restart(self, tensors: Sequence[tuple[str, Tensor]], version: int) -> None:
+    def _restart(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.close()
         try:
             self._start()
-            self._reload(tensors)
+            self._reload(weights)
         except _RELOAD_FAILURES as error:
             self.close()
             raise EngineError(f"vLLM does not take version {version} of the weights, started anew: {error}") from error
 
-    def _reload(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self._wake({"weights"})
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
+        stream = self._with_tied_layers(weights)
+        try:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
+        finally:
+            for _ in stream:  # of shards: the other ranks gather all of them
+                pass
         # Blocks of the cache hold keys and values of the old weights.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not clear its prefix cache: requests are still running")
 
+    def _with_tied_layers(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            yield name, tensor
+            for layer, embeddings in self._tied_layers.items():
+                if embeddings == name:
+                    yield layer, tensor
+
     def _wake(self, parts: set[str]) -> None:
         if asleep := parts & self._asleep:  # vLLM must not be woken where it is awake
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # vLLM takes its memory from the driver, where torch's cache is not free
             self._llm.wake_up(tags=sorted(asleep))
             self._asleep -= asleep
 
