@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on standard error and exit status 2."""
     parser = _make_parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.command not in ("train", "serve"):
+    if rest and arguments.command not in ("train", "serve", "memory"):
         parser.error(f"unrecognised arguments: {' '.join(rest)}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -61,6 +61,20 @@ def _make_parser() -> argparse.ArgumentParser:
     check.add_argument("data", help="rows, .jsonl or .parquet")
     check.add_argument("--reward", required=True, action="append", help="as for eval; repeat it for several")
     check.set_defaults(run=_check)
+
+    memory = commands.add_parser(
+        "memory",
+        help="estimated GPU memory of training a model, by option",
+        description="Print the estimated GPU memory of training MODEL with any options of a run (--dtype bfloat16), "
+        "and of the usual layouts. Reads the model's configuration alone.",
+    )
+    memory.add_argument("model", metavar="MODEL", help="a folder, a config.json, or a hub id")
+    memory.add_argument(
+        "--gpu-memory", type=float, metavar="GIB", help="of each GPU (default: this machine's, else 80)"
+    )
+    memory.add_argument("--ranks", type=int, default=1, help="GPUs of the run (default: %(default)s)")
+    memory.add_argument("--prompt-tokens", type=int, default=1024, help="longest prompt (default: %(default)s)")
+    memory.set_defaults(run=_memory)
 
     evaluate = commands.add_parser("eval", help="accuracy and pass@k of a checkpoint")
     evaluate.add_argument("checkpoint")
@@ -141,6 +155,26 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     train_data, eval_data = load_data(origin, config)
     metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
     print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value == value))
+
+
+def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from transformers import AutoConfig
+
+    from rlox_grpo.config.schema import GRPOConfig
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.model.memory import read_shape
+    from rlox_grpo.model.memory_plan import GIB, find_gpu_bytes, format_table
+
+    if arguments.gpu_memory is not None and arguments.gpu_memory <= 0:
+        raise ConfigError(f"--gpu-memory is {arguments.gpu_memory:g}: expected GiB above 0")
+    if arguments.ranks < 1 or arguments.prompt_tokens < 1:
+        raise ConfigError(f"--ranks {arguments.ranks}, --prompt-tokens {arguments.prompt_tokens}: expected at least 1")
+    config = GRPOConfig.create(**parse_overrides(rest))
+    shape = read_shape(AutoConfig.from_pretrained(arguments.model), config.lora_target_modules)
+    found = find_gpu_bytes() or 80 * GIB
+    gpu_bytes = found if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
+    print(f"{arguments.model}: {shape.parameters / 1e9:.2f} billion parameters; GPU memory {gpu_bytes / GIB:.1f} GiB")
+    print(format_table(shape, config, gpu_bytes, ranks=arguments.ranks, prompt_tokens=arguments.prompt_tokens))
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

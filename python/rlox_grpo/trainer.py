@@ -18,6 +18,7 @@ from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.model.load import load_policy
+from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts, load_prompts, refuse_too_long
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.calls import RewardError, function_name
@@ -85,7 +86,7 @@ class GRPO:
             given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
         self.ranks = join_ranks(self.config.rank_timeout)
-        self.policy = load_policy(model, tokenizer, self.config)
+        self.policy = load_policy(model, tokenizer, self.config, num_ranks=self.ranks.size)
         self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model
         self.sampler = Sampler(
@@ -179,7 +180,8 @@ class GRPO:
             ``resumed_from_step`` (0 for a new run) and ``steps_trained`` say what this call did.
 
         Raises:
-            ConfigError: an option that would be ignored, such as ``eval_steps`` without ``eval_prompts``.
+            ConfigError: an option that would be ignored, such as ``eval_steps`` without ``eval_prompts``; a model whose
+                weights, gradients and moments are larger than the GPU.
             ValueError: prompts that cannot be used; the message names their index.
             NonFiniteError: the loss or the gradient of a step is not finite; the step was not applied.
             CheckpointError: another run holds ``output_dir``, or a checkpoint cannot be written or continued.
@@ -195,6 +197,13 @@ class GRPO:
         held_out = None if eval_prompts is None else self._eval_prompts(eval_prompts)
         if n_epochs < 1:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
+        check_fit(
+            self.model,
+            self.config,
+            checkpointing=self.policy.recomputes,
+            ranks=self.ranks.size,
+            prompt_tokens=max(len(prompt.token_ids) for prompt in train_prompts),
+        )
         per_step = min(self.config.prompts_per_step, len(train_prompts))
         reference = None if self.learner.reference is None else self.learner.reference.fingerprint
         run = Run(

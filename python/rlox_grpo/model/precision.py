@@ -72,7 +72,5 @@ def _find_float32_parameters(model: nn.Module) -> set[int]:
     for module in model.modules():
         strict |= set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
     return {
-        id(parameter)
-        for name, parameter in model.named_parameters()
-        if any(part in strict for part in name.split("."))
+        id(parameter) for name, parameter in model.named_parameters() if any(part in strict for part in name.split("."))
     }

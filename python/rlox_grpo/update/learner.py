@@ -105,7 +105,7 @@ class Learner:
         elif config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
             cast_frozen_layers(self._model, torch.bfloat16)
         # No dropout: the policy in training must be the policy that sampled.
-        self._model.train(config.gradient_checkpointing)
+        self._model.train(policy.recomputes)
 
     def advantages(self, scored: Sequence[ScoredGroup], step: int, total_steps: int) -> Float32Array:
         """Return the advantage of each completion, ``float32 [N]``, prompt-major; ``step`` counts from 0."""

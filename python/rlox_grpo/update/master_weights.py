@@ -1,7 +1,7 @@
 """Float32 weights and AdamW's moments in host memory, of parameters that the device holds in bfloat16.
 
-As ZeRO-Offload does (arXiv:2101.06840): the device keeps the weights in 2 bytes, and during an update their gradients;
-the host keeps 12 bytes a weight and takes the step. Updates smaller than bfloat16 resolves add up in the float32 weight.
+As ZeRO-Offload does (arXiv:2101.06840): the device keeps 2 bytes a weight, and during an update 4 bytes of gradient;
+the host keeps 12 bytes a weight and takes the step. Updates too small for bfloat16 add up in the float32 weight.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ class MasterWeights:
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         """Copy the trained parameters of ``model`` to the host, and store the model in bfloat16, in place."""
         self.weights = {
-            name: copy_to_host(parameter)
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
+            name: copy_to_host(parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
         }
         cast_weights(model, torch.bfloat16, trained=True)
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -43,9 +41,7 @@ class MasterWeights:
         for name, parameter in self._parameters.items():
             parameter.register_post_accumulate_grad_hook(partial(self._add_gradient, name))
         # One optimizer each, so that one gradient at a time is on the host.
-        self._optimizers = {
-            name: make_adamw([nn.Parameter(weight)], config) for name, weight in self.weights.items()
-        }
+        self._optimizers = {name: make_adamw([nn.Parameter(weight)], config) for name, weight in self.weights.items()}
         self._staging = Staging(max(weight.numel() for weight in self.weights.values()))
 
     def _add_gradient(self, name: str, parameter: Tensor) -> None:
