@@ -14,6 +14,7 @@ import torch
 from simulated import SimulatedCuda, swapping_parameters
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
+from rlox_grpo import GRPO
 from rlox_grpo.batch import build_batch
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.loss import grpo_loss
@@ -98,7 +99,7 @@ def _batch(rows: int = 16, length: int = 1024):
     rng = np.random.default_rng(0)
 
     def ids() -> np.ndarray:
-        return rng.integers(3, 150_000, length).astype(np.int64)
+        return rng.integers(3, 120_000, length).astype(np.int64)
 
     completions = tuple(Completion(ids(), np.full(length, -1.0, np.float32), "stop") for _ in range(rows))
     group = ScoredGroup(RolloutGroup(Prompt(ids(), 0), completions), np.zeros(rows, np.float32), {})
@@ -166,12 +167,12 @@ TOKENS = UpdateLayout(tokens=1024 + 16 * 1023, predicted=16 * 1024, accumulates=
         pytest.param("7B", None, {"checkpointing": True, "lora_rank": 32}, 26.0, id="7B LoRA, checkpointing"),
         pytest.param("7B", None, {"checkpointing": True, "offload": True}, 62.0, id="7B in full, offloaded"),
         # Few layers for speed: the estimate alone.
-        pytest.param("1.5B", 6, {}, None, id="1.5B"),
-        pytest.param("1.5B", 6, {"lora_rank": 16}, None, id="1.5B LoRA"),
-        pytest.param("7B", 4, {"checkpointing": True}, None, id="7B in full, float32 weights"),
-        pytest.param("0.5B", 4, {"bfloat16": False}, None, id="0.5B, float32 arithmetic"),
-        pytest.param("1.5B", 4, {"offload": True, "accumulates": True}, None, id="1.5B offloaded, two micro-batches"),
-        pytest.param("llama", 4, {"checkpointing": True, "accumulates": True}, None, id="Llama, two micro-batches"),
+        pytest.param("1.5B", 3, {}, None, id="1.5B"),
+        pytest.param("1.5B", 3, {"lora_rank": 16}, None, id="1.5B LoRA"),
+        pytest.param("7B", 2, {"checkpointing": True}, None, id="7B in full, float32 weights"),
+        pytest.param("0.5B", 3, {"bfloat16": False}, None, id="0.5B, float32 arithmetic"),
+        pytest.param("1.5B", 2, {"offload": True, "accumulates": True}, None, id="1.5B offloaded, two micro-batches"),
+        pytest.param("llama", 3, {"checkpointing": True, "accumulates": True}, None, id="Llama, two micro-batches"),
     ],
 )
 def test_the_peak_of_an_update_is_below_its_ceiling_and_near_the_estimate(monkeypatch, name, layers, changes, most):
@@ -194,7 +195,8 @@ def test_a_sync_of_merged_adapters_holds_one_weight_at_a_time():
         engine.load_weights(WeightStream(model), version=3)
         largest = 18944 * 3584 * 2
         assert engine.taken == len(build_manifest(model.get_base_model().config))
-        assert gpu.peak - held <= 4 * largest  # one merged weight, and what its product needs
+        # The weight before it, its own copy, and B A in float32 (twice its size), cast, and scaled.
+        assert gpu.peak - held <= 6.5 * largest
 
 
 def _make_engine(model):
@@ -213,3 +215,23 @@ def _make_engine(model):
 
     engine._llm = LLM()
     return engine
+
+
+def test_an_offloaded_run_keeps_bfloat16_on_the_device_and_float32_on_the_host(gpu):
+    torch.manual_seed(0)
+    sizes = {**MODELS["0.5B"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**{**sizes, "num_attention_heads": 4}))
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainer = GRPO(
+        model,
+        lambda completions, prompts: [float((completion % 2 == 0).float().mean()) for completion in completions],
+        **{"dtype": "bfloat16", "offload_optimizer": True, "learning_rate": 1e-3, "kl_coef": 0.1},
+        **{"group_size": 4, "prompts_per_step": 2, "max_new_tokens": 6, "max_steps": 2, "log_to": (), "guards": False},
+    )
+    assert trainer.train(torch.arange(24).reshape(4, 6) % 60 + 2)["update/grad_norm"] > 0
+    masters = trainer.learner.updater.masters
+    for name, parameter in trainer.model.named_parameters():
+        assert (parameter.device.type, parameter.dtype, parameter.grad) == ("cuda", torch.bfloat16, None)
+        assert (masters[name].device.type, masters[name].dtype) == ("cpu", torch.float32)
+        assert not torch.equal(masters[name], before[name])
+        assert torch.equal(parameter.cpu(), masters[name].bfloat16())

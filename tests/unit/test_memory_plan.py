@@ -1,4 +1,4 @@
-"""The memory estimate of a run: sizes read from a model, what fits on a GPU, and what a run is told before it starts."""
+"""The memory estimate of a run: sizes read from a model, what fits on a GPU, and what a run is told beforehand."""
 
 from __future__ import annotations
 

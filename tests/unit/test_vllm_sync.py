@@ -1,4 +1,4 @@
-"""New weights on their way into vLLM, which a double stands for: streamed, checked first, and into memory that is free."""
+"""New weights on their way into vLLM, which a double stands for: streamed, checked first, into memory that is free."""
 
 from __future__ import annotations
 
