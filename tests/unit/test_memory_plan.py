@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,14 @@ def test_an_adapter_is_counted_and_changes_no_other_size(make_tiny_model, target
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules=wanted, task_type="CAUSAL_LM"))
     trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
     assert 3 * before.adapted_width == trained
-    assert measure_shape(adapted, targets) == before
+    assert measure_shape(adapted, targets) == replace(before, adapter=trained)
+    # A model that comes with an adapter needs what one with a new adapter needs.
+    config = GRPOConfig.create(dtype="bfloat16", kl_coef=0.1, lora_target_modules=targets, lora_rank=3)
+    expected = estimate_run(before, config, GIB, checkpointing=True)
+    bare = config.model_copy(update={"lora_rank": 0})
+    found = estimate_run(measure_shape(adapted, targets), bare, GIB, checkpointing=True)
+    assert found.update.held == expected.update.held
+    assert found.total == pytest.approx(expected.total, rel=0.01)
 
 
 def test_a_module_of_ones_own_has_no_known_sizes():

@@ -27,6 +27,7 @@ class ModelShape:
         head: those of an output layer of its own; 0 where it shares the embeddings' weight.
         adapted_width: sum of inputs and outputs over the linear layers that take an adapter: parameters of LoRA of rank
             1.
+        adapter: parameters of the adapter that the model has already and trains; 0 without one.
         layers, hidden, intermediate, vocabulary: sizes; ``intermediate`` of all experts that run on a token.
         query_width, key_width: heads times head size, of queries and of keys.
         heads: of queries.
@@ -36,6 +37,7 @@ class ModelShape:
     embedding: int
     head: int
     adapted_width: int
+    adapter: int
     layers: int
     hidden: int
     intermediate: int
@@ -58,7 +60,7 @@ class UpdateLayout:
         tokens: tokens forwarded at a time.
         predicted: those of them whose log-probs are computed.
         bfloat16: whether arithmetic is bfloat16; else float32.
-        lora_rank: of the adapter; 0: the weights are trained.
+        lora_rank: of a new adapter; 0: what the model has is trained, an adapter or the weights.
         checkpointing: whether activations are recomputed.
         offload: whether float32 weights and moments lie in host memory.
         zero_stage: what is sharded over ranks: 0 nothing, 1 moments, 2 gradients too, 3 weights too.
@@ -133,6 +135,7 @@ def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear
         embedding=embedding.numel(),
         head=0 if head is None or head is embedding else head.numel(),
         adapted_width=_count_adapted_width(base, head, targets),
+        adapter=sum(p.numel() for p in model.parameters() if p.requires_grad) if hasattr(model, "peft_config") else 0,
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         intermediate=_find_intermediate_size(text),
@@ -184,7 +187,7 @@ def _find_intermediate_size(text: Any) -> int:
 
 def estimate_update(shape: ModelShape, layout: UpdateLayout) -> UpdateMemory:
     """Return the device memory of an update with AdamW."""
-    lora = layout.lora_rank * shape.adapted_width
+    lora = shape.adapter or layout.lora_rank * shape.adapted_width
     trained = lora or shape.parameters
     in_bfloat16 = layout.bfloat16 and (layout.offload or layout.deepspeed or (lora > 0 and layout.zero_stage == 0))
     weight_bytes = 2 if in_bfloat16 else 4
@@ -251,7 +254,7 @@ def _count_saved_bytes(shape: ModelShape, layout: UpdateLayout, *, in_bfloat16: 
         # Two norms: input, normalised input, output. Queries, keys, values, attention. Gate, SiLU, up, product.
         return 24 * hidden + 8 * queries + 8 * keys + normalisers + 16 * inner
     attention_and_mlp = 4 * queries + 4 * keys + normalisers + 8 * inner
-    if layout.lora_rank:
+    if layout.lora_rank or shape.adapter:
         # Norms in float32, and an input cast for each adapter; frozen layers keep no input.
         return 18 * hidden + 2 * queries + attention_and_mlp + 14 * layout.lora_rank
     # A norm keeps its input in float32 and, in the dtype of the stream, its normalised input and its output; from a

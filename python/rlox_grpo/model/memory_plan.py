@@ -86,7 +86,7 @@ def estimate_run(
             zero_stage=config.zero_stage if deepspeed else 3 if config.shard_parameters and ranks > 1 else 0,
             deepspeed=deepspeed,
             ranks=ranks,
-            reference=_keeps_reference(config),
+            reference=_keeps_reference(config, has_adapter=config.lora_rank > 0 or shape.adapter > 0),
             tile_bytes=min(max(gpu_bytes // 64, least), most),
         ),
     )
@@ -107,10 +107,10 @@ def estimate_run(
     return RunMemory(update, cache + copied, total)
 
 
-def _keeps_reference(config: GRPOConfig) -> bool:
+def _keeps_reference(config: GRPOConfig, *, has_adapter: bool) -> bool:
     if config.kl_coef == 0 or config.reference_offload or config.reference in ("none", "adapter_off", "server"):
         return False
-    return config.reference != "auto" or config.lora_rank == 0
+    return config.reference != "auto" or not has_adapter
 
 
 def choose_checkpointing(
@@ -182,7 +182,7 @@ def find_fitting_changes(
         changed = {name: value for name, value in change.items() if getattr(config, name) != value}
         if changed.get("micro_batch_tokens", 0) > config.micro_batch_tokens:
             del changed["micro_batch_tokens"]
-        if config.lora_rank and {"lora_rank", "offload_optimizer"} & changed.keys():
+        if (config.lora_rank or shape.adapter) and {"lora_rank", "offload_optimizer"} & changed.keys():
             continue
         if config.shard_parameters and "offload_optimizer" in changed:
             continue
