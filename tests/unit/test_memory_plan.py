@@ -18,7 +18,7 @@ from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.schema import is_resumable
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model import load, memory_plan
-from rlox_grpo.model.memory import measure_shape, read_shape
+from rlox_grpo.model.memory import _find_intermediate_size, measure_shape, read_shape
 from rlox_grpo.model.memory_plan import (
     GIB,
     USABLE,
@@ -82,6 +82,17 @@ def test_an_adapter_is_counted_and_changes_no_other_size(make_tiny_model, target
     assert found.total == pytest.approx(expected.total, rel=0.05)  # but for its rank
 
 
+def test_sizes_that_differ_by_layer_and_experts():
+    class Config:
+        hidden_size, intermediate_size = 8, [16, 48, 32]
+
+    assert _find_intermediate_size(Config) == 48
+    Config.num_experts_per_tok, Config.moe_intermediate_size = 4, 10
+    assert _find_intermediate_size(Config) == 40
+    Config.num_experts_per_tok, Config.intermediate_size = None, None
+    assert _find_intermediate_size(Config) == 32
+
+
 def test_a_module_of_ones_own_has_no_known_sizes():
     assert measure_shape(torch.nn.Linear(2, 2)) is None
     assert not choose_checkpointing(None, GRPOConfig(), 80 * GIB)
@@ -113,6 +124,9 @@ def test_auto_leaves_a_cpu_as_it_was(make_tiny_model):
 
 def test_auto_switches_it_on_for_a_small_gpu(make_tiny_model, monkeypatch):
     monkeypatch.setattr(load, "find_gpu_bytes", lambda: 10_000_000)
+    unable = make_tiny_model("qwen2")
+    unable.supports_gradient_checkpointing = False
+    assert not load.load_policy(unable, None, GRPOConfig()).recomputes
     trainer = GRPO(make_tiny_model("qwen2"), even_share, log_to=(), lora_rank=2)
     assert trainer.policy.recomputes
     assert trainer.model.training

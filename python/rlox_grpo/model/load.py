@@ -86,9 +86,9 @@ def load_policy(
     if gpu_bytes is not None and not config.offload_optimizer and stores_bfloat16(config, config, model):
         cast_weights(model, torch.bfloat16, trained=False)  # before the move: the GPU never holds them in float32
     model = _move_to_gpu(model)
-    recomputes = choose_checkpointing(
-        measure_shape(model, config.lora_target_modules), config, gpu_bytes, ranks=num_ranks
-    )
+    can_choose = gpu_bytes is not None and getattr(model, "supports_gradient_checkpointing", False)
+    shape = measure_shape(model, config.lora_target_modules) if can_choose else None
+    recomputes = choose_checkpointing(shape, config, gpu_bytes, ranks=num_ranks)
     if recomputes:
         if config.gradient_checkpointing == "auto":
             logger.info("gradient_checkpointing='auto': on, as activations are estimated not to fit on this GPU")

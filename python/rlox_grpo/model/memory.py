@@ -129,7 +129,7 @@ def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear
     embedding, head = base.get_input_embeddings().weight, getattr(base.get_output_embeddings(), "weight", None)
     own = [p for name, p in base.named_parameters() if "lora_" not in name]
     heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    head_dim = _read_size(text, "head_dim", text.hidden_size // heads)
     return ModelShape(
         parameters=sum(parameter.numel() for parameter in own),
         embedding=embedding.numel(),
@@ -141,7 +141,7 @@ def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear
         intermediate=_find_intermediate_size(text),
         vocabulary=text.vocab_size,
         query_width=heads * head_dim,
-        key_width=(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
+        key_width=_read_size(text, "num_key_value_heads", heads) * head_dim,
         heads=heads,
     )
 
@@ -178,11 +178,16 @@ def _count_adapted_width(base: Any, head: Any, targets: str | tuple[str, ...]) -
 
 def _find_intermediate_size(text: Any) -> int:
     """Width of the MLP that a token goes through: of all its experts, where there are several."""
-    dense: int = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    experts = getattr(text, "num_experts_per_tok", None)
-    if not experts:
-        return dense
-    return int(experts * (getattr(text, "moe_intermediate_size", None) or dense))
+    dense = _read_size(text, "intermediate_size", 4 * text.hidden_size)
+    experts = _read_size(text, "num_experts_per_tok", 0)
+    return experts * _read_size(text, "moe_intermediate_size", dense) if experts else dense
+
+
+def _read_size(text: Any, name: str, default: int) -> int:
+    """A size of the configuration, of the largest layer where they differ; ``default`` where it has none."""
+    value = getattr(text, name, None)
+    value = max(value, default=None) if isinstance(value, (list, tuple)) else value
+    return value if isinstance(value, int) and value > 0 else default
 
 
 def estimate_update(shape: ModelShape, layout: UpdateLayout) -> UpdateMemory:

@@ -140,7 +140,8 @@ def check_fit(
     Raises:
         ConfigError: weights, gradients and moments alone are larger; names options that would make the run fit.
     """
-    shape, gpu_bytes = measure_shape(model, config.lora_target_modules), find_gpu_bytes()
+    gpu_bytes = find_gpu_bytes()
+    shape = None if gpu_bytes is None else measure_shape(model, config.lora_target_modules)
     if shape is None or gpu_bytes is None:
         return
     memory = estimate_run(

@@ -39,7 +39,9 @@ class MasterWeights:
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.gradients: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
-            parameter.register_post_accumulate_grad_hook(partial(self._add_gradient, name))
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._add_gradient, name)
+            )
         # One optimizer each, so that one gradient at a time is on the host.
         self._optimizers = {name: make_adamw([nn.Parameter(weight)], config) for name, weight in self.weights.items()}
         self._staging = Staging(max(weight.numel() for weight in self.weights.values()))
