@@ -225,3 +225,16 @@ def test_values_go_through_one_page_locked_buffer(monkeypatch):
     assert room.dtype == torch.bfloat16
     assert staging._room(here, torch.float32).data_ptr() == room.data_ptr()
     assert len(locked) == 1
+
+
+def test_saved_adapters_hold_the_float32_weights(make_tiny_model, tmp_path):
+    trainer = GRPO(make_tiny_model("qwen2"), even_share, **OPTIONS, lora_rank=2, max_steps=1)
+    trainer.train(PROMPTS)
+    trainer.save(tmp_path / "adapter")
+    saved = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    masters = {name.replace(".default", ""): value for name, value in trainer.learner.updater.masters.items()}
+    assert saved.keys() == masters.keys()
+    assert all(torch.equal(saved[name], masters[name]) for name in saved)
+    trainer.save(tmp_path / "merged", merged=True)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert sum(parameter.numel() for parameter in merged.parameters()) > 0
