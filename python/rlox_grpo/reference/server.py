@@ -111,10 +111,12 @@ class Measuring:
             for place in range(0, len(log_probs), rows):
                 part = _slice_batch(batch, slice(place, place + rows))
                 log_probs[place : place + rows, : part.loss_mask.shape[1]] = forward(part)[0].float().cpu()
-        split = log_probs.split([len(question.input_ids) for question in questions])
-        return [
-            rows[:, : question.loss_mask.shape[1]].contiguous() for question, rows in zip(questions, split, strict=True)
-        ]
+        answers, first = [], 0
+        for question in questions:
+            count, width = question.loss_mask.shape
+            answers.append(log_probs[first : first + count, :width].contiguous())
+            first += count
+        return answers
 
     def _forward(self, question: Question) -> Forward:
         settings = (question.temperature, question.vocabulary)
