@@ -188,8 +188,9 @@ def _load_pretrained(
         # Master weights are float32 whatever the checkpoint holds: bfloat16 drops updates of 1e-6.
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError) as error:
-        there = "" if Path(source).exists() else "; there is no folder of this name either"
-        raise ValueError(f"model={source!r} cannot be loaded: {error}{there}") from error
+        there = "" if Path(source).exists() else "; nor is there a folder of this name: without network, pass a folder"
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(f"model={source!r} cannot be loaded: {reason}{there}") from error
     tokenizer = tokenizer or _load_tokenizer(source)
     if tokenizer is None:
         raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")
@@ -220,7 +221,7 @@ def _import_peft(what: str) -> Any:
     try:
         import peft
     except ImportError:
-        raise ImportError(f'{what} needs peft: pip install "rlox-grpo[lora]"') from None
+        raise ImportError(f"{what} needs peft: pip install peft (the extra 'lora' of rlox-grpo)") from None
     return peft
 
 

@@ -269,7 +269,9 @@ def _import_deepspeed() -> Any:
     try:
         import deepspeed
     except ImportError:
-        raise ImportError("updater='deepspeed' needs DeepSpeed: pip install \"rlox-grpo[deepspeed]\"") from None
+        raise ImportError(
+            "updater='deepspeed' needs DeepSpeed: pip install deepspeed (the extra 'deepspeed' of rlox-grpo)"
+        ) from None
     if not torch.cuda.is_available():
         # Else its collectives within one machine are compiled at start, which takes g++ and a minute.
         with contextlib.suppress(AttributeError, KeyError):
