@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -16,8 +15,6 @@ from ranked import torchrun
 pytestmark = pytest.mark.cluster
 
 SAVED = ("--checkpoint_steps", "1", "--output_dir")
-END_WITHIN_S = 150.0
-"""rank_timeout (20 s) and 45 s, the start of Python and Ray's client, on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +77,12 @@ def test_one_rank_takes_the_steps_of_one_process(train, cluster, folder, by_torc
     ],
 )
 def test_a_dead_rank_ends_the_run_and_the_same_command_continues_it(how, told, train, cluster, folder, by_torchrun):
-    start = time.monotonic()
     done = train("--ray", cluster, *SAVED, how, RLOX_GRPO_DIE_AT="3", RLOX_GRPO_HOW=how)
     assert done.returncode == 2, done.stdout
-    assert time.monotonic() - start < END_WITHIN_S
     error = done.stderr[done.stderr.index("rlox-grpo: rank 1 on ") :]
     for words in told:
         assert words in error
-    assert f"the logs of all ranks: {folder / how / 'logs'}" in error
+    assert f"the logs of all ranks: {folder / how / 'logs'}; the same command continues the run" in error
     again = train("--ray", cluster, *SAVED, how)
     assert again.returncode == 0, again.stderr
     assert "resuming at step" in again.stdout

@@ -102,7 +102,7 @@ def failure(endings, lost=None):
     places = number_ranks(dict.fromkeys(range(3), NODES[0].id), NODES)
     watched = launch._Watched(places, [], {}, endings, lost or {})
     with pytest.raises((RankError, KeyboardInterrupt)) as found:
-        launch._raise_failure(watched, "runs/first/logs")
+        launch._raise_failure(watched, "the logs of all ranks: runs/first/logs")
     return found.value
 
 
@@ -113,7 +113,7 @@ def test_the_rank_that_died_is_named_first_and_its_victims_after_it():
     assert told[0] == "rank 2 on 10.0.0.1 (process 12) ended with status 2"
     assert told[1] == "    rlox-grpo: reward function f raised ArithmeticError: one"
     assert told[2].startswith("then rank 0 on 10.0.0.1 (process 11)")
-    assert told[-1] == "the logs of all ranks: runs/first/logs; the same command continues the run"
+    assert told[-1] == "the logs of all ranks: runs/first/logs"
     killed = str(failure({0: culprit, 1: Ending(-9, 13, "step 3")}))
     assert killed.startswith("rank 1 on 10.0.0.1 (process 13) was killed by signal 9")
     lost = str(failure({0: Ending(130, 11, "stopped"), 1: culprit}, {2: "was lost with its actor: the node is dead"}))

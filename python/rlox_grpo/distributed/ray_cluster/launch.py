@@ -99,7 +99,12 @@ def launch_ranks(
         finally:
             for actor in actors:
                 ray.kill(actor)
-        _raise_failure(watched, folder)
+        how = (
+            "nothing was saved: the run has no output_dir"
+            if log_folder is None
+            else "the same command continues the run"
+        )
+        _raise_failure(watched, f"the logs of all ranks: {folder}; {how}")
 
 
 def _make_actor(ray: Any, group: Any, place: Place, cpus: float, gpus: float) -> Any:
@@ -196,7 +201,7 @@ def _show_output(ray: Any, watched: _Watched, say: Callable[[str], None]) -> Non
         say(text)
 
 
-def _raise_failure(watched: _Watched, folder: Path) -> None:
+def _raise_failure(watched: _Watched, how_to_go_on: str) -> None:
     """Raise the error of the run: first the rank that died or failed by itself, then those that ended because of it."""
     bad = {rank: ending for rank, ending in watched.endings.items() if ending.status}
     if not bad and not watched.lost:
@@ -214,7 +219,7 @@ def _raise_failure(watched: _Watched, folder: Path) -> None:
     addresses = {place.rank: place.node.address for place in watched.places}
     lines = [f"rank {first} on {addresses[first]} {found[first]}"]
     lines += [f"then rank {rank} on {addresses[rank]} {found[rank]}" for rank in others]
-    raise RankError("\n".join([*lines, f"the logs of all ranks: {folder}; the same command continues the run"]))
+    raise RankError("\n".join([*lines, how_to_go_on]))
 
 
 def _describe_ending(ending: Ending) -> str:
