@@ -154,13 +154,14 @@ def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.run_file import load_data, read_run_file
-    from rlox_grpo.rewards.registry import make_rewards
-    from rlox_grpo.trainer import GRPO
 
     origin, config = read_run_file(arguments.file, parse_overrides(rest))
     if _is_launched_by_ray(arguments, origin):
         _train_on_ray(arguments, rest, origin, config)
         return
+    from rlox_grpo.rewards.registry import make_rewards
+    from rlox_grpo.trainer import GRPO
+
     folders = (Path(arguments.file).parent, Path.cwd())
     trainer = GRPO(origin.model, make_rewards(origin.rewards, folders), config=config)
     trainer.origin = origin.model_dump(exclude_none=True)
