@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from tiny_run import REWARDS, RUN, environment
 
+STARTS = 4
+"""Tries to start a cluster: Ray gives its own processes 15 s, which a busy machine may not keep."""
+
 
 @pytest.fixture(scope="session")
 def folder(make_tiny_model, byte_tokenizer, tmp_path_factory):
@@ -27,14 +30,13 @@ def folder(make_tiny_model, byte_tokenizer, tmp_path_factory):
 @pytest.fixture(scope="session")
 def cluster():
     """The address of a Ray cluster: a node of 2 CPUs and 2 GPUs, and one of 2 CPUs and 1 GPU."""
-    holder = subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("two_nodes.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    address = holder.stdout.readline().strip()
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("two_nodes.py"))]
+    for _ in range(STARTS):
+        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
+        address = holder.stdout.readline().strip()
+        if address:
+            break
+        holder.communicate()
     assert address, "the cluster did not start"
     yield address
     holder.stdin.close()
