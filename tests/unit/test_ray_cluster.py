@@ -11,6 +11,7 @@ import pytest
 from rlox_grpo import cli
 from rlox_grpo.config.layout import Layout
 from rlox_grpo.config.run_file import read_run_file
+from rlox_grpo.distributed import ranks
 from rlox_grpo.distributed.ray_cluster import launch
 from rlox_grpo.distributed.ray_cluster.launch import LAUNCHER_VARIABLE
 from rlox_grpo.distributed.ray_cluster.placement import (
@@ -125,6 +126,14 @@ def test_ranks_that_were_all_asked_to_stop_are_no_failure():
     found = failure(stopped)
     assert isinstance(found, KeyboardInterrupt)
     assert str(found) == "stopped by SIGTERM, rank 0"
+
+
+def test_a_single_rank_ends_with_its_launcher_too(monkeypatch):
+    watched = []
+    monkeypatch.setattr(ranks, "end_with_launcher", lambda: watched.append(True))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert ranks.join_ranks().size == 1
+    assert watched
 
 
 RUN = """

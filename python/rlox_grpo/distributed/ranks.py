@@ -171,6 +171,7 @@ def join_ranks(timeout: float = 30.0, engine_size: int = 1) -> Ranks:
         ConfigError: some of the launcher's variables are there and others are missing, or ``engine_size`` does not
             divide the number of ranks.
     """
+    end_with_launcher()  # first: a rank whose peers are gone waits for them half an hour
     if not dist.is_initialized():
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         _refuse_uneven(engine_size, world_size)
@@ -182,11 +183,9 @@ def join_ranks(timeout: float = 30.0, engine_size: int = 1) -> Ranks:
                 f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and {', '.join(missing)} missing: start the ranks by "
                 "torchrun or deepspeed, or unset WORLD_SIZE to train in one process"
             )
-        end_with_launcher()  # first: a rank whose peers are gone waits for them half an hour
         _take_device()
         _enter(timeout=_UPDATE_PATIENCE)
     else:
-        end_with_launcher()
         _take_device()
     _refuse_uneven(engine_size, dist.get_world_size())
     if dist.get_world_size() == 1:
