@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlox_grpo._native import __version__
+
+if TYPE_CHECKING:
+    from rlox_grpo.config.run_file import Origin
+    from rlox_grpo.config.schema import GRPOConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +56,13 @@ def _make_parser() -> argparse.ArgumentParser:
         "`rlox-grpo options` lists every option, `rlox-grpo options NAME` shows one in full.",
     )
     train.add_argument("file", metavar="RUN.TOML")
+    train.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="start the ranks of [layout] as Ray actors: auto joins the running cluster or starts one on this machine; "
+        "local starts one; HOST:PORT joins that one",
+    )
+    train.add_argument("--dry-run", action="store_true", help="with --ray: show where the ranks would run")
     train.set_defaults(run=_train)
 
     check = commands.add_parser(
@@ -156,10 +168,14 @@ def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.run_file import load_data, read_run_file
+
+    origin, config = read_run_file(arguments.file, parse_overrides(rest))
+    if _is_launched_by_ray(arguments, origin):
+        _train_on_ray(arguments, rest, origin, config)
+        return
     from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.trainer import GRPO
 
-    origin, config = read_run_file(arguments.file, parse_overrides(rest))
     folders = (Path(arguments.file).parent, Path.cwd())
     trainer = GRPO(origin.model, make_rewards(origin.rewards, folders), config=config)
     trainer.origin = origin.model_dump(exclude_none=True)
@@ -186,6 +202,43 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     gpu_bytes = found if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
     print(f"{arguments.model}: {shape.parameters / 1e9:.2f} billion parameters; GPU memory {gpu_bytes / GIB:.1f} GiB")
     print(format_table(shape, config, gpu_bytes, ranks=arguments.ranks, prompt_tokens=arguments.prompt_tokens))
+
+
+def _is_launched_by_ray(arguments: argparse.Namespace, origin: Origin) -> bool:
+    """Whether this process only starts the ranks.
+
+    Raises:
+        ConfigError: ``--dry-run`` or ``[layout]`` without Ray, which would be ignored.
+    """
+    from rlox_grpo.distributed.ray_cluster.launch import LAUNCHER_VARIABLE
+    from rlox_grpo.errors import ConfigError
+
+    if os.environ.get(LAUNCHER_VARIABLE) == "ray":  # a rank that it started
+        return False
+    if arguments.ray is not None or origin.launcher == "ray":
+        return True
+    if arguments.dry_run:
+        raise ConfigError("--dry-run shows the placement on a Ray cluster: add --ray auto")
+    if origin.layout is not None:
+        raise ConfigError(f"{arguments.file}: [layout] is read only with --ray auto or launcher = 'ray'")
+    return False
+
+
+def _train_on_ray(arguments: argparse.Namespace, rest: Sequence[str], origin: Origin, config: GRPOConfig) -> None:
+    from rlox_grpo.config.layout import Layout
+    from rlox_grpo.distributed.ray_cluster.launch import launch_ranks
+
+    layout = origin.layout or Layout()
+    launch_ranks(
+        ["-m", "rlox_grpo.cli", "train", arguments.file, *rest],
+        address=arguments.ray or "auto",
+        trainers=layout.trainers,
+        cpus_per_trainer=layout.cpus_per_trainer,
+        rank_timeout=config.rank_timeout,
+        log_folder=None if config.output_dir is None else Path(config.output_dir) / "logs",
+        dry_run=arguments.dry_run,
+        say=lambda text: print(text, end="", flush=True),
+    )
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -90,7 +90,7 @@ class GRPO:
         self.reward_fns: list[RewardFn] = in_workers(
             given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
-        self.ranks = join_ranks(self.config.rank_timeout)
+        self.ranks = join_ranks(self.config.rank_timeout, engine_size=self.config.tensor_parallel_size)
         self.policy = load_policy(model, tokenizer, self.config, num_ranks=self.ranks.size)
         self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model

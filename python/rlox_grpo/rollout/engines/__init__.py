@@ -99,8 +99,10 @@ def _copy_model(model: nn.Module) -> nn.Module:
 
 
 def _make_vllm(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> GenerationEngine:
+    from rlox_grpo.distributed.ranks import Ranks
     from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 
+    ranks = ranks or Ranks()
     return VLLMEngine(
         policy.model,
         policy.tokenizer,
@@ -110,9 +112,10 @@ def _make_vllm(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> Gener
         max_length=config.engine_max_length,
         max_rows=config.max_rollout_rows,
         gpu_memory_utilization=config.gpu_memory_utilization,
-        tensor_parallel_size=config.tensor_parallel_size,
         sleep=config.engine_sleep,
-        ranks=ranks,
+        # Of their own: with async_steps the engine runs in a thread beside the trainer's.
+        ranks=ranks.new_host_group(),
+        sharing_ranks=ranks.new_host_group(ranks.engine_size),
     )
 
 

@@ -133,6 +133,8 @@ class VLLMServerEngine:
     ) -> list[RolloutGroup]:
         """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
 
+        The prompts of a step go to the servers in turn, over all ranks.
+
         Raises:
             ValueError: what :func:`rlox_grpo.rollout.engines.vllm.requests.check_request` refuses.
             EngineError: no weights were loaded yet; no server answered within the deadline; or one refused a request.
@@ -154,7 +156,8 @@ class VLLMServerEngine:
             body = self._body(prompt, group_size, sampling, prompt_seed)
             return self._ask_any(place, body, group_size, sampling, deadline)
 
-        places = range(len(prompts))
+        # Among all prompts of the step: if each rank counted from 0, all would begin with the same servers.
+        places = range(first_prompt, first_prompt + len(prompts))
         with ThreadPoolExecutor(min(len(prompts), REQUESTS_PER_SERVER * len(self._servers))) as pool:
             sampled = list(pool.map(group, places, prompts, derive_prompt_seeds(prompts, seed)))
         texts = iter(decode_texts(self._tokenizer, [completion for group in sampled for completion in group]))
