@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import rlox_grpo._native as _native
 from rlox_grpo.batch.ragged import as_ragged, concatenate, to_integers
+from rlox_grpo.turns import check_turns
 from rlox_grpo.types import Batch, Completion, Float32Array, Int64Array, ScoredGroup
 
 if TYPE_CHECKING:
@@ -284,6 +285,7 @@ class _Rows:
             [c.log_probs for c in completions], np.float32, "completions.log_probs"
         )
         _check_log_probs(id_offsets, log_prob_offsets)
+        check_turns(completions)
         prompts, prompt_offsets = concatenate([g.prompt.token_ids for g in groups], np.int64, "prompts.token_ids")
         return _Rows(
             prompts=prompts,
