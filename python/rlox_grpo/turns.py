@@ -13,7 +13,7 @@ Completions without ``sampled`` and ``turns`` have one turn, and all their token
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -54,6 +54,21 @@ def number_turns(completion: Completion) -> Int64Array:
     """Return the turn of each token, ``int64 [T]``, from 0."""
     steps = np.arange(len(completion.token_ids))
     return np.maximum(np.searchsorted(np.asarray(completion.turns, np.int64), steps, side="right") - 1, 0)
+
+
+def find_end_tokens(completion: Completion, end_ids: Collection[int] = ()) -> list[int]:
+    """Return the offsets of the tokens that ended the completion's turns.
+
+    The last turn ended by its last sampled token if ``finish_reason`` is ``"stop"``. An earlier turn has no finish
+    reason of its own: it ended by its last sampled token if that is one of ``end_ids``.
+    """
+    length = len(completion.token_ids)
+    flags = np.ones(length, np.bool_) if completion.sampled is None else completion.sampled
+    bounds = zip(completion.turns or (0,), (*completion.turns[1:], length), strict=True)
+    spans = [np.flatnonzero(flags[start:stop]) + start for start, stop in bounds]
+    last_sampled = [int(span[-1]) for span in spans if len(span)]
+    ends = [place for place in last_sampled[:-1] if int(completion.token_ids[place]) in end_ids]
+    return ends + last_sampled[-1:] if completion.finish_reason == "stop" else ends
 
 
 def check_turns(completions: Sequence[Completion]) -> None:

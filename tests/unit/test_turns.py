@@ -1,11 +1,17 @@
 """Turns of completions: what is sampled, which turn a token belongs to, and what is refused."""
 
+import json
+
 import numpy as np
 import pytest
 
 from rlox_grpo.batch import build_batch
+from rlox_grpo.rewards import CosineLength, ExactAnswer, Overlong, ReasoningLength, Repetition, score
+from rlox_grpo.run.evaluation import evaluate
+from rlox_grpo.run.files import write_completions
+from rlox_grpo.run.metrics import step_metrics
 from rlox_grpo.turns import check_turns, count_sampled, count_turns, mark_sampled, number_turns, select_sampled
-from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup
 
 SAMPLED = [1, 1, 1, 0, 0, 1, 1]
 
@@ -62,3 +68,90 @@ def test_what_does_not_fit_is_refused(wrong, error, message):
     group = RolloutGroup(Prompt(np.array([1]), 0), (one_turn(), wrong))
     with pytest.raises(error, match=message):
         build_batch([ScoredGroup(group, np.zeros(2, np.float32), {})], [0.0, 0.0])
+
+
+# What counts tokens counts sampled ones: the episode has 5 of 7, and its observation repeats nothing of the policy's.
+
+
+def scored_episodes():
+    episodes = (episode(), one_turn(9))
+    return [ScoredGroup(RolloutGroup(Prompt(np.array([1]), 0), episodes), np.array([1.0, 0.0], np.float32), {})]
+
+
+def test_metrics_count_sampled_tokens():
+    found = step_metrics(scored_episodes(), np.zeros(2, np.float32), [], {"rollout": 2.0, "step": 4.0})
+    assert (found["completions/mean_length"], found["completions/min_length"]) == (7.0, 5.0)
+    assert found["completions/mean_terminated_length"] == 7.0
+    assert (found["perf/tokens_per_s"], found["perf/rollout_tokens_per_s"]) == (14 / 4, 14 / 2)
+    assert found["episode/observation_token_share"] == 2 / 16
+    assert (found["episode/turns_mean"], found["episode/turns_max"]) == (1.5, 2.0)
+
+
+def test_a_step_of_one_turn_has_no_episode_metrics():
+    group = RolloutGroup(Prompt(np.array([1]), 0), (one_turn(),))
+    found = step_metrics([ScoredGroup(group, np.ones(1, np.float32), {})], np.zeros(1, np.float32), [], {})
+    assert not [name for name in found if name.startswith("episode/")]
+
+
+def test_repeats_are_those_of_the_policy():
+    flags = [1, 1, 1, 1, 0, 0, 0, 0, 1]
+    ids, log_probs = np.array([1, 2, 3, 4, 1, 2, 3, 4, 5]), -np.array(flags, np.float32)
+    own = Completion(ids, log_probs, "stop", None, np.array(flags, bool), (0, 8))
+    group = ScoredGroup(RolloutGroup(Prompt(np.array([1]), 0), (own,)), np.ones(1, np.float32), {})
+    assert step_metrics([group], np.zeros(1, np.float32), [], {})["completions/repeated_share"] == 0.0
+
+
+def test_the_length_in_the_completions_file(tmp_path):
+    path = write_completions(tmp_path, 1, scored_episodes(), None)
+    assert [json.loads(line)["length"] for line in path.read_text().splitlines()] == [5, 9]
+
+
+def test_the_length_in_an_evaluation():
+    class Engine:
+        def generate(self, prompts, group_size, sampling, seed, *, first_prompt=0):
+            return [RolloutGroup(prompt, (episode(),) * group_size) for prompt in prompts]
+
+    metrics, _ = evaluate(
+        Engine(), [Prompt(np.array([1]), 0)], [lambda completions, prompts: [1.0]], Sampling(9), samples=1, seed=0
+    )
+    assert metrics["mean_length"] == 5.0
+
+
+def test_length_rules_count_sampled_tokens():
+    groups = [scored.group for scored in scored_episodes()]
+    seen = {}
+
+    def look(completion_ids, sampled_mask):
+        seen.update(ids=completion_ids, mask=sampled_mask)
+        return [0.0, 0.0]
+
+    rules = [Overlong(6, 2), ReasoningLength(10, unit="tokens", tag=None), look]
+    (scored,) = score(groups, rules)
+    assert scored.components["overlong"].tolist() == [-0.5, -1.0]  # 5 and 9 tokens: over 4, over 6
+    assert scored.components["reasoning_length"].tolist() == pytest.approx([0.5, 0.9])
+    assert seen["ids"][0] == [5, 6, 7, 8, 9, 10, 11]
+    assert seen["mask"] == [[bool(flag) for flag in SAMPLED], [True] * 9]
+
+
+def test_length_rules_by_hand():
+    columns = {
+        "completion_ids": [[1, 2, 7, 7, 1, 2, 3], [1, 2, 1, 2]],
+        "sampled_mask": [[True, True, False, False, True, True, True], [True] * 4],
+        "answer": ["1", "1"],
+    }
+    texts = ["<answer>1</answer>", "<answer>2</answer>"]
+    # 1 2 1 2 3: of the pairs 12 21 12 23 one of four occurred before; 1 2 1 2: one of three.
+    found = Repetition(ngram_size=2, unit="tokens").verdicts(texts, columns).scores
+    assert found.tolist() == pytest.approx([-1 / 4, -1 / 3])
+    cosine = CosineLength(rule=ExactAnswer(tag="answer"), max_length=5, unit="tokens").verdicts(texts, columns).scores
+    assert cosine[0] == pytest.approx(0.5)  # all 5 tokens: the least that a right answer earns
+    with pytest.raises(
+        ValueError, match=r"overlong: sampled_mask\[0\] has shape \(1,\), but completion_ids\[0\] has 7"
+    ):
+        Overlong(4, 2).verdicts(texts, {**columns, "sampled_mask": [[True], [True] * 4]})
+
+
+def test_a_column_of_that_name_is_refused():
+    prompt = Prompt(np.array([1]), 0, columns={"sampled_mask": 1})
+    with pytest.raises(ValueError, match="a column is named 'sampled_mask'"):
+        score([RolloutGroup(prompt, (one_turn(),))], lambda completions, prompts: [0.0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 import rlox_grpo._native as _native
 from rlox_grpo.batch.ragged import as_ragged, concatenate, to_integers
-from rlox_grpo.turns import check_turns
-from rlox_grpo.types import Batch, Completion, Float32Array, Int64Array, ScoredGroup
+from rlox_grpo.turns import mark_sampled
+from rlox_grpo.types import Batch, BoolArray, Completion, Float32Array, Int64Array, ScoredGroup
 
 if TYPE_CHECKING:
     import torch
 
     from rlox_grpo.distributed.ranks import Ranks
-
-BoolArray = NDArray[np.bool_]
 
 # What a token costs beside the square of its row's length: 6 * hidden_size for a dense transformer, here of 4,096.
 LINEAR_COST = 24_576
@@ -225,21 +223,22 @@ def microbatches(
     ]
 
 
-def drop_end_tokens(batches: Sequence[Batch], ended: BoolArray, ranks: Ranks | None = None) -> list[Batch]:
-    """The micro-batches with the last token of each row that ended by itself left out of loss and denominators.
+def drop_end_tokens(batches: Sequence[Batch], ends: Sequence[Sequence[int]], ranks: Ranks | None = None) -> list[Batch]:
+    """The micro-batches with the end tokens left out of loss and denominators.
 
     Args:
         batches: all micro-batches of an optimizer step, or this rank's.
-        ended: ``[N]``, whether the completion with this ``row_index`` ended by an end token or a stop string.
+        ends: for each ``row_index`` the offsets of the completion's end tokens; see
+            :func:`rlox_grpo.turns.find_end_tokens`.
+        ranks: the ranks that have the step's other micro-batches.
     """
-    import torch
-
     masks = []
     for batch in batches:
-        ends = batch.completion_mask.sum(dim=-1, keepdim=True) - 1  # [N, 1]
-        steps = torch.arange(batch.loss_mask.shape[1], device=ends.device)
-        dropped = (steps == ends) & torch.from_numpy(ended).to(ends.device)[batch.row_index, None]
-        masks.append(batch.loss_mask & ~dropped)
+        places = [(place, end) for place, row in enumerate(batch.row_index.tolist()) for end in ends[row]]
+        mask = batch.loss_mask.clone()
+        if places:
+            mask[tuple(zip(*places, strict=True))] = False
+        masks.append(mask)
     mine = [int(sum(mask.sum() for mask in masks)), int(sum(mask.any(dim=-1).sum() for mask in masks))]
     counts = [mine] if ranks is None else ranks.gather(mine)
     tokens, sequences = (float(sum(count[place] for count in counts)) for place in (0, 1))
@@ -265,13 +264,17 @@ def make_dummy_batch(scored: ScoredGroup, empty: Batch) -> Batch:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows of an optimizer step, flat: token ids and log-probs with offsets, and one entry of the rest for each."""
+    """The rows of an optimizer step, flat: what each token has, with offsets, and one entry of the rest for each row.
+
+    ``sampled`` is None where the policy sampled every token.
+    """
 
     prompts: Int64Array
     prompt_offsets: Int64Array
     completions: Int64Array
     completion_offsets: Int64Array
     log_probs: Float32Array
+    sampled: BoolArray | None
     prompt_of_row: Int64Array
     train: BoolArray
     advantages: Float32Array
@@ -285,7 +288,6 @@ class _Rows:
             [c.log_probs for c in completions], np.float32, "completions.log_probs"
         )
         _check_log_probs(id_offsets, log_prob_offsets)
-        check_turns(completions)
         prompts, prompt_offsets = concatenate([g.prompt.token_ids for g in groups], np.int64, "prompts.token_ids")
         return _Rows(
             prompts=prompts,
@@ -293,6 +295,7 @@ class _Rows:
             completions=ids,
             completion_offsets=id_offsets,
             log_probs=log_probs,
+            sampled=mark_sampled(completions),
             prompt_of_row=np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups]),
             train=_mark_trained(completions, train_truncated),
             advantages=_check_advantages(advantages, len(completions)),
@@ -307,6 +310,10 @@ class _Rows:
         prompt = self.prompt_of_row[rows[0]]
         completions = sum(self.completion_offsets[row + 1] - self.completion_offsets[row] for row in rows)
         return int(self.prompt_offsets[prompt + 1] - self.prompt_offsets[prompt] + completions)
+
+    def _bounds(self, rows: Int64Array) -> Iterator[tuple[int, int]]:
+        """Where each row's tokens begin and end among the flat ones."""
+        return zip(self.completion_offsets[rows], self.completion_offsets[rows + 1], strict=True)
 
     def parts(self, token_budget: int) -> list[list[int]]:
         """Rows of each group, cut where the next one would pass the budget."""
@@ -324,7 +331,10 @@ class _Rows:
 
     def denominators(self, num_loss_tokens: float | None, num_sequences: float | None) -> tuple[float, float]:
         """Loss tokens and sequences that hold one, counted here where they are not given."""
-        tokens = np.diff(self.completion_offsets) * self.train
+        lengths = np.diff(self.completion_offsets)
+        if self.sampled is not None:
+            lengths = np.diff(np.append(0, np.cumsum(self.sampled))[self.completion_offsets])
+        tokens = lengths * self.train
         return (
             float(tokens.sum()) if num_loss_tokens is None else num_loss_tokens,
             float(np.count_nonzero(tokens)) if num_sequences is None else num_sequences,
@@ -353,6 +363,10 @@ class _Rows:
                 _check_at_least(multiple_of, 1, "multiple_of"),
             )
         )
+        if self.sampled is not None:
+            # Boolean indexing goes through the rectangle row by row, as the flags do.
+            flags = [self.sampled[start:stop] for start, stop in self._bounds(rows)]
+            loss_mask[completion_mask] &= np.concatenate([np.zeros(0, np.bool_), *flags])
         width = completion_ids.shape[1]
         log_probs = _native.pad_values(self.log_probs, self.completion_offsets, rows, width, 0.0)
 

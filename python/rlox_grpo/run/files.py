@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from rlox_grpo.turns import count_sampled
 from rlox_grpo.types import Float32Array, ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -213,9 +214,9 @@ def write_completions(
 ) -> Path:
     """Write one step's completions to ``run_dir/completions/<kind>_<step>.jsonl``, a JSON object for each.
 
-    Keys: ``step``, ``prompt``, ``completion``, ``finish_reason``, ``length`` (tokens), ``rewards`` (each component
-    by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that did not apply is
-    null, and so is every advantage when none are given. Where there is no tokenizer, ``prompt`` and ``completion``
+    Keys: ``step``, ``prompt``, ``completion``, ``finish_reason``, ``length`` (sampled tokens), ``rewards`` (each
+    component by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that did not apply
+    is null, and so is every advantage when none are given. Where there is no tokenizer, ``prompt`` and ``completion``
     are lists of token ids. The text is ASCII with escapes: a lone surrogate comes back as it was.
 
     Args:
@@ -245,7 +246,7 @@ def write_completions(
                     "prompt": prompt.text if prompt.text is not None else prompt.token_ids.tolist(),
                     "completion": completion.text if completion.text is not None else completion.token_ids.tolist(),
                     "finish_reason": completion.finish_reason,
-                    "length": len(completion.token_ids),
+                    "length": count_sampled(completion),
                     "rewards": {name: finite(values[place]) for name, values in scored.components.items()},
                     "reward": finite(scored.rewards[place]),
                     "advantage": None if advantages is None else finite(advantages[len(rows)]),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import has_zero_std
 from rlox_grpo.rewards import OUTCOMES, STATUSES
+from rlox_grpo.turns import count_sampled, count_turns, select_sampled
 from rlox_grpo.types import Float32Array, Int64Array, ScoredGroup, UpdateStats
 
 REPETITION_SAMPLES = 64
@@ -36,7 +37,7 @@ def step_metrics(
     Returns:
         Means and standard deviations are over completions. ``std`` is the sample standard deviation (ddof 1), of at
         least two values. ``time/step_s`` is always the sum of the other ``time/*_s``. ``perf/tokens_per_s`` is the
-        number of completion tokens per second of the whole step, ``perf/rollout_tokens_per_s`` per second of the
+        number of sampled tokens per second of the whole step, ``perf/rollout_tokens_per_s`` per second of the
         rollout.
     """
     times = _time_metrics(timings)
@@ -47,7 +48,7 @@ def step_metrics(
         **_update_metrics((updates,) if isinstance(updates, UpdateStats) else updates),
         **times,
     }
-    num_tokens = sum(len(completion.token_ids) for scored in groups for completion in scored.group.completions)
+    num_tokens = sum(count_sampled(completion) for scored in groups for completion in scored.group.completions)
     if times["time/step_s"] > 0:
         metrics["perf/tokens_per_s"] = num_tokens / times["time/step_s"]
     if times.get("time/rollout_s", 0.0) > 0:
@@ -86,7 +87,7 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     completions = [completion for scored in groups for completion in scored.group.completions]
     if not completions:
         return {}
-    lengths = np.array([len(completion.token_ids) for completion in completions], np.float64)
+    lengths = np.array([count_sampled(completion) for completion in completions], np.float64)
     truncated = np.array([completion.finish_reason == "length" for completion in completions])
     metrics = {
         "completions/mean_length": float(lengths.mean()),
@@ -97,9 +98,15 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     if not truncated.all():
         metrics["completions/mean_terminated_length"] = float(lengths[~truncated].mean())
     shown = completions[:: max(1, len(completions) // REPETITION_SAMPLES)]
-    repeated = [share for completion in shown if (share := repeated_share(completion.token_ids)) is not None]
+    repeated = [share for completion in shown if (share := repeated_share(select_sampled(completion))) is not None]
     if repeated:
         metrics["completions/repeated_share"] = float(np.mean(repeated))
+    if any(completion.sampled is not None or completion.turns for completion in completions):
+        turns = [count_turns(completion) for completion in completions]
+        metrics["episode/turns_mean"] = _mean(turns)
+        metrics["episode/turns_max"] = float(max(turns))
+        all_tokens = sum(len(completion.token_ids) for completion in completions)
+        metrics["episode/observation_token_share"] = 1.0 - float(lengths.sum()) / max(all_tokens, 1)
     return metrics
 
 

@@ -28,6 +28,7 @@ from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import Policy
 from rlox_grpo.model.precision import cast_frozen_layers
 from rlox_grpo.reference.local import make_reference
+from rlox_grpo.turns import find_end_tokens
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.learning_rate import learning_rate_at
 from rlox_grpo.update.updaters import make_updater
@@ -64,6 +65,7 @@ class Learner:
             ranks: the processes that share the micro-batches.
         """
         self._config, self._model, self._ranks = config, policy.model, ranks
+        self._end_ids = policy.eos_token_ids
         self._level = correction_level(config.importance, exact=exact_engine)
         self._needs_old_log_probs = not config.bypass_old_log_probs and (
             self._level is not None or not exact_engine or config.updates_per_batch * config.mini_batches > 1
@@ -128,8 +130,8 @@ class Learner:
             groups, part_rows = [scored[index] for index in part], np.concatenate([rows[index] for index in part])
             batches = self._microbatches(groups, advantages[part_rows], train_truncated=not self._config.mask_truncated)
             if not self._config.train_end_token:
-                ended = [c.finish_reason == "stop" for group in groups for c in group.group.completions]
-                batches = drop_end_tokens(batches, np.array(ended), self._ranks)
+                ends = [find_end_tokens(c, self._end_ids) for group in groups for c in group.group.completions]
+                batches = drop_end_tokens(batches, ends, self._ranks)
             # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
             numbers = torch.from_numpy(part_rows)
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
