@@ -164,7 +164,7 @@ class Batch:
             from lengths, never ids. It is for attention and positions; everything that counts tokens or averages over
             them uses ``loss_mask``.
         loss_mask: ``bool [N, T]``, the tokens trained on: a subset of the sampled tokens, never an observation.
-        advantages: ``float32 [N]``.
+        advantages: ``float32 [N]``, or ``[N, T]`` where each turn has its own; then 0 outside ``loss_mask``.
         row_index: ``int64 [N]``, each row's place among the rows of the optimizer step.
         prompt_index: ``int64 [N]``, ascending; rows with the same value share their prompt.
         num_loss_tokens: Denominator: loss tokens of the whole optimizer step, over micro-batches and ranks.

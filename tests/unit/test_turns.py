@@ -1,17 +1,26 @@
 """Turns of completions: what is sampled, which turn a token belongs to, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from rlox_grpo import GRPO
 from rlox_grpo.batch import build_batch
+from rlox_grpo.config import GRPOConfig
+from rlox_grpo.errors import ConfigError, NonFiniteError
 from rlox_grpo.rewards import CosineLength, ExactAnswer, Overlong, ReasoningLength, Repetition, score
+from rlox_grpo.rollout.generate import refill_groups
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.files import write_completions
 from rlox_grpo.run.metrics import step_metrics
+from rlox_grpo.run.report.samples import training_samples
 from rlox_grpo.turns import check_turns, count_sampled, count_turns, mark_sampled, number_turns, select_sampled
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup
+from rlox_grpo.update.learner import Learner
+from toy import ToyLM
 
 SAMPLED = [1, 1, 1, 0, 0, 1, 1]
 
@@ -155,3 +164,81 @@ def test_a_column_of_that_name_is_refused():
     prompt = Prompt(np.array([1]), 0, columns={"sampled_mask": 1})
     with pytest.raises(ValueError, match="a column is named 'sampled_mask'"):
         score([RolloutGroup(prompt, (one_turn(),))], lambda completions, prompts: [0.0])
+
+
+# turn_credit="turn" from the rewards to the step
+
+
+def paid_by_turn(paid):
+    """Episodes of two turns, one sampled token each, and an observation between; equal rewards in all."""
+    completions = tuple(
+        Completion(np.array([3 + row, 1, 7 - row]), np.zeros(3, np.float32), "stop", None, np.arange(3) != 1, (0, 2))
+        for row in range(len(paid))
+    )
+    group = RolloutGroup(Prompt(np.array([1, 2]), 0), completions)
+    rewards = np.array([sum(own) for own in paid], np.float32)
+    return ScoredGroup(group, rewards, {}, turn_rewards=tuple(np.array(own, np.float32) for own in paid))
+
+
+def learner_of(**options):
+    config = {"max_steps": 1, "group_size": 2, "learning_rate": 0.1, "log_to": (), **options}
+    model = ToyLM()
+    trainer = GRPO(model, lambda completions, prompts: [0.0], **config)
+    own = GRPOConfig.create(**config, turn_credit="turn", reward_scaling="none")
+    return Learner(own, trainer.policy, [1.0], None, exact_engine=True, ranks=trainer.ranks), model
+
+
+def test_equal_rewards_that_differ_by_turn_are_trained(tmp_path):
+    learner, model = learner_of()
+    groups = [paid_by_turn([[1, 0], [0, 1]]), paid_by_turn([[0.5, 0.5], [0.5, 0.5]])]
+    advantages = learner.advantages(groups, 0, 1)
+    assert advantages.tolist() == [[0, -0.5], [0, 0.5], [0, 0], [0, 0]]
+    (part,) = learner.batches(groups, advantages)
+    assert torch.cat([batch.row_index for batch in part]).tolist() == [0, 1]  # the other group teaches nothing
+    before = model(torch.tensor([[1, 2, 3, 1], [1, 2, 4, 1]])).detach().log_softmax(-1)
+    (stats,) = learner.update([part], groups, 0, 1)
+    after = model(torch.tensor([[1, 2, 3, 1], [1, 2, 4, 1]])).detach().log_softmax(-1)
+    change = after - before
+    assert change[0, 3, 7] < 0 < change[1, 3, 6]  # the second tokens, of advantages −0.5 and 0.5
+    found = step_metrics(groups, advantages, stats, {}, by_turn=True)
+    assert found["rollout/frac_reward_zero_std"] == 0.5
+    assert step_metrics(groups, advantages, stats, {})["rollout/frac_reward_zero_std"] == 1.0
+    path = write_completions(tmp_path, 1, groups, advantages)
+    assert [json.loads(line)["advantage"] for line in path.read_text().splitlines()] == advantages.tolist()
+    assert "0 · -0.5" in training_samples({1: path}).replace("−", "-")
+
+
+def test_the_rows_of_shorter_episodes_have_no_place_for_later_turns(tmp_path):
+    groups = scored_episodes()
+    advantages = np.array([[1.0, 0.25], [-1.0, np.nan]], np.float32)
+    path = write_completions(tmp_path, 1, groups, advantages)
+    assert [json.loads(line)["advantage"] for line in path.read_text().splitlines()] == [[1.0, 0.25], [-1.0]]
+    found = step_metrics(groups, advantages, [], {})
+    assert (found["advantages/mean"], found["advantages/max"]) == (0.25 / 3, 1.0)
+
+
+def test_a_loss_that_is_not_finite_names_its_rows_with_advantages_by_turn():
+    learner, _ = learner_of()
+    groups = [paid_by_turn([[1, 0], [0, 1]])]
+    batch = learner.batches(groups, learner.advantages(groups, 0, 1))[0][0]
+    wrong = replace(batch, advantages=torch.where(torch.arange(2)[:, None] == 1, torch.nan, batch.advantages))
+    with pytest.raises(NonFiniteError, match=r"not finite in rows \[1\]; row 1 is completion 1 of prompts\[0\]"):
+        learner.update([[wrong]], groups, 0, 1)
+
+
+def test_zero_variance_is_judged_by_turn_where_turns_are_credited():
+    equal, constant = paid_by_turn([[1, 0], [0, 1]]), paid_by_turn([[1, 0], [1, 0]])
+    asked = []
+
+    def more(count):
+        asked.append(count)
+        return [equal] * count
+
+    assert refill_groups([equal, constant], more, most_refills=1, by_turn=True).chosen == [equal, equal]
+    assert refill_groups([equal, constant], more, most_refills=1).chosen == []
+    assert asked == [1, 2]
+
+
+def test_turn_credit_needs_an_environment():
+    with pytest.raises(ConfigError, match="turn_credit='turn' is read only with environment; here no environment"):
+        GRPO(ToyLM(), lambda completions, prompts: [0.0], turn_credit="turn", log_to=())

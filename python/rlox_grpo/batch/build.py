@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import rlox_grpo._native as _native
 from rlox_grpo.batch.ragged import as_ragged, concatenate, to_integers
-from rlox_grpo.turns import mark_sampled
+from rlox_grpo.turns import count_turns, mark_sampled, number_turns
 from rlox_grpo.types import Batch, BoolArray, Completion, Float32Array, Int64Array, ScoredGroup
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ def build_batch(
 
     Args:
         scored_groups: Prompts and their completions.
-        advantages: ``[N]``, one for each completion, prompt-major over the groups.
+        advantages: ``[N]``, one for each completion, prompt-major over the groups; or ``[N, K]``, one for each of its
+            turns and NaN after the last, K the most turns of any.
         train_truncated: Whether completions cut off at the length limit are trained on (DAPO's overlong filtering,
             arXiv:2503.14476, is False).
         pad_token_id: What padding is made of; masks come from lengths.
@@ -164,8 +165,8 @@ def build_batch(
 
     Raises:
         TypeError: An array of the wrong type, naming it and its index.
-        ValueError: Advantages that are not finite or not one for each completion, an empty prompt, log-probs that do
-            not match their tokens.
+        ValueError: Advantages that are not finite or not one for each completion or turn, an empty prompt, log-probs
+            that do not match their tokens, turns that do not fit their completion.
     """
     step = _Rows.of(scored_groups, advantages, train_truncated)
     denominators = step.denominators(num_loss_tokens, num_sequences)
@@ -266,7 +267,8 @@ def make_dummy_batch(scored: ScoredGroup, empty: Batch) -> Batch:
 class _Rows:
     """The rows of an optimizer step, flat: what each token has, with offsets, and one entry of the rest for each row.
 
-    ``sampled`` is None where the policy sampled every token.
+    ``sampled`` is None where the policy sampled every token. ``advantages`` have one value for each row, or for each
+    token if ``by_turn``.
     """
 
     prompts: Int64Array
@@ -278,6 +280,7 @@ class _Rows:
     prompt_of_row: Int64Array
     train: BoolArray
     advantages: Float32Array
+    by_turn: bool
 
     @staticmethod
     def of(scored_groups: Sequence[ScoredGroup], advantages: Any, train_truncated: bool) -> _Rows:
@@ -288,6 +291,8 @@ class _Rows:
             [c.log_probs for c in completions], np.float32, "completions.log_probs"
         )
         _check_log_probs(id_offsets, log_prob_offsets)
+        sampled = mark_sampled(completions)
+        rows = _check_advantages(advantages, completions)
         prompts, prompt_offsets = concatenate([g.prompt.token_ids for g in groups], np.int64, "prompts.token_ids")
         return _Rows(
             prompts=prompts,
@@ -295,10 +300,11 @@ class _Rows:
             completions=ids,
             completion_offsets=id_offsets,
             log_probs=log_probs,
-            sampled=mark_sampled(completions),
+            sampled=sampled,
             prompt_of_row=np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups]),
             train=_mark_trained(completions, train_truncated),
-            advantages=_check_advantages(advantages, len(completions)),
+            advantages=rows if rows.ndim == 1 else _spread_over_tokens(rows, completions),
+            by_turn=rows.ndim == 2,
         )
 
     @property
@@ -370,6 +376,14 @@ class _Rows:
         width = completion_ids.shape[1]
         log_probs = _native.pad_values(self.log_probs, self.completion_offsets, rows, width, 0.0)
 
+        advantages = (
+            self.advantages[rows]
+            if not self.by_turn
+            else np.where(
+                loss_mask, _native.pad_values(self.advantages, self.completion_offsets, rows, width, 0.0), np.float32(0)
+            )
+        )
+
         def tensor(array: NDArray[Any]) -> torch.Tensor:
             return torch.from_numpy(array).to(device)
 
@@ -381,7 +395,7 @@ class _Rows:
             completion_ids=tensor(completion_ids),
             completion_mask=tensor(completion_mask),
             loss_mask=tensor(loss_mask),
-            advantages=tensor(self.advantages[rows]),
+            advantages=tensor(advantages),
             row_index=tensor(rows),
             prompt_index=tensor(self.prompt_of_row[rows]),
             num_loss_tokens=denominators[0],
@@ -404,18 +418,32 @@ def _check_log_probs(id_offsets: Int64Array, log_prob_offsets: Int64Array) -> No
         )
 
 
-def _check_advantages(advantages: Any, count: int) -> Float32Array:
-    array = np.asarray(advantages)
-    if array.ndim != 1 or array.dtype.kind not in "iuf":
+def _spread_over_tokens(advantages: Float32Array, completions: Sequence[Completion]) -> Float32Array:
+    """The advantage of each token's turn, ``float32 [sum T]``, of ``advantages [N, K]``."""
+    own = [row[number_turns(completion)] for row, completion in zip(advantages, completions, strict=True)]
+    return np.concatenate([np.zeros(0, np.float32), *own])
+
+
+def _check_advantages(advantages: Any, completions: Sequence[Completion]) -> Float32Array:
+    array, count = np.asarray(advantages), len(completions)
+    if array.ndim not in (1, 2) or array.dtype.kind not in "iuf":
         raise TypeError(
-            f"advantages has dtype {array.dtype} and shape {array.shape}: expected float32 in one dimension"
+            f"advantages has dtype {array.dtype} and shape {array.shape}: expected float32 in one dimension, or in two "
+            "with a column for each turn"
         )
     if len(array) != count:
         raise ValueError(f"advantages has {len(array)} values, but scored_groups hold {count} completions")
     values = array.astype(np.float32)
-    if not np.isfinite(values).all():
-        index = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ValueError(f"advantages[{index}] is not finite: {values[index]}")
+    needed = np.ones(count, np.bool_)
+    if array.ndim == 2:
+        turns = np.array([count_turns(completion) for completion in completions], np.int64)
+        if turns.max(initial=0) > array.shape[1]:
+            row = int(turns.argmax())
+            raise ValueError(f"advantages has {array.shape[1]} columns, but completion {row} has {turns[row]} turns")
+        needed = np.arange(array.shape[1]) < turns[:, None]
+    if (wrong := np.argwhere(needed & ~np.isfinite(values))).size:
+        place = tuple(wrong[0].tolist())
+        raise ValueError(f"advantages[{', '.join(map(str, place))}] is not finite: {values[place]}")
     return values
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.groups import has_zero_std
+from rlox_grpo.groups import has_zero_variance
 from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.turns import count_sampled, count_turns, select_sampled
 from rlox_grpo.types import Float32Array, Int64Array, ScoredGroup, UpdateStats
@@ -24,13 +24,17 @@ def step_metrics(
     advantages: Float32Array,
     updates: UpdateStats | Sequence[UpdateStats],
     timings: Mapping[str, float],
+    *,
+    by_turn: bool = False,
 ) -> dict[str, float]:
     """Compute the metrics of one training step. A metric without a value in this step is left out, never NaN.
 
     Args:
         groups: The step's scored groups, before filtering.
         advantages: ``float32 [N]``, one for each completion trained on; N may be less than the number of completions.
+            Or ``[N, K]``, one for each turn and NaN after the last.
         updates: The optimizer steps, in order; empty when all groups have constant rewards.
+        by_turn: Whether turns have advantages of their own.
         timings: Seconds by stage, ``{"rollout": 1.2, "update": 3.4, "step": 5.0}``. ``step``, if given, is the
             wall-clock time of the whole step; the part of it that is in no stage becomes ``time/other_s``.
 
@@ -42,7 +46,7 @@ def step_metrics(
     """
     times = _time_metrics(timings)
     metrics = {
-        **_reward_metrics(groups),
+        **_reward_metrics(groups, by_turn),
         **_completion_metrics(groups),
         **_spread("advantages", advantages, ("mean", "std", "min", "max")),
         **_update_metrics((updates,) if isinstance(updates, UpdateStats) else updates),
@@ -56,7 +60,7 @@ def step_metrics(
     return metrics
 
 
-def _reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+def _reward_metrics(groups: Sequence[ScoredGroup], by_turn: bool) -> dict[str, float]:
     if not groups:
         return {}
     metrics = _spread("reward", np.concatenate([scored.rewards for scored in groups]), ("mean", "std"))
@@ -69,7 +73,8 @@ def _reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     for name in names:
         if all(name in scored.seconds for scored in groups):
             metrics[f"rewards/{name}/time_s"] = float(sum(scored.seconds[name] for scored in groups))
-    metrics["rollout/frac_reward_zero_std"] = float(np.mean([has_zero_std(scored.rewards) for scored in groups]))
+    constant = [has_zero_variance(scored, by_turn=by_turn) for scored in groups]
+    metrics["rollout/frac_reward_zero_std"] = float(np.mean(constant))
     return metrics
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlox_grpo.advantages import make_advantages
+from rlox_grpo.advantages import make_advantages, make_turn_advantages
 from rlox_grpo.batch.build import drop_end_tokens, make_dummy_batch, microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.groups import compute_group_offsets, describe_sample
+from rlox_grpo.groups import compute_group_offsets, compute_turn_returns, describe_sample
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
 from rlox_grpo.loss.kl import make_kl, sequence_kl
 from rlox_grpo.loss.kl_weight import KLWeight
@@ -98,6 +98,7 @@ class Learner:
         self._forward = self.updater.forward
         self.weights_are_whole = True
         self._normalised = make_advantages(config.advantages, reward_weights)
+        self._of_turns = make_turn_advantages(config.advantages)
         self._size, self._peak_flops = measure_model(self._model), find_peak_flops(self._device)
         if config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
             cast_frozen_layers(self._model, torch.bfloat16)  # after all that tried the model in its own dtype
@@ -105,10 +106,16 @@ class Learner:
         self._model.train(config.gradient_checkpointing)
 
     def advantages(self, scored: Sequence[ScoredGroup], step: int, total_steps: int) -> Float32Array:
-        """Return the advantage of each completion, ``float32 [N]``, prompt-major; ``step`` counts from 0."""
+        """Return the advantage of each completion, ``float32 [N]``, prompt-major; ``step`` counts from 0.
+
+        With ``turn_credit="turn"`` that of each turn, ``[N, K]``; see :func:`rlox_grpo.advantages.turn_advantages`.
+        """
         self.kl_weight.begin(step, total_steps)
         if not scored:
             return np.zeros(0, np.float32)
+        if self._config.turn_credit == "turn":
+            returns, turns = compute_turn_returns(scored, self._rewards(scored))
+            return self._of_turns(returns, turns, compute_group_offsets(scored))
         components = {
             name: np.concatenate([group.components[name] for group in scored]) for name in scored[0].components
         }
@@ -122,7 +129,7 @@ class Learner:
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
         keep_all = self._config.zero_variance == "keep"
         # The advantages of a group whose rewards are all equal are exactly 0.
-        kept = [index for index, own in enumerate(rows) if keep_all or advantages[own].any()]
+        kept = [index for index, own in enumerate(rows) if keep_all or np.nan_to_num(advantages[own]).any()]
         parts: list[list[Batch]] = []
         for part in np.array_split(kept, self._config.mini_batches):
             if part.size == 0:

@@ -69,11 +69,12 @@ def _step(step: int, path: Path, *, is_open: bool) -> str:
 
 
 def _completion(row: Row, title: str) -> str:
-    rewards = row.get("rewards")
+    rewards, advantage = row.get("rewards"), row.get("advantage")
+    by_turn = advantage if isinstance(advantage, list) else [advantage]
     facts = [
         ("reward", number(row.get("reward"))),
         *((str(name), number(value)) for name, value in (rewards.items() if isinstance(rewards, dict) else ())),
-        ("advantage", number(row.get("advantage"))),
+        ("advantage" if len(by_turn) < 2 else "advantages by turn", " · ".join(map(number, by_turn))),
         ("tokens", number(row.get("length"))),
         ("ended by", number(row.get("finish_reason"))),
     ]
@@ -81,7 +82,7 @@ def _completion(row: Row, title: str) -> str:
         f"<div><dt><bdi>{escape(name)}</bdi></dt><dd>{value}</dd></div>" for name, value in facts if value != "—"
     )
     return (
-        f'<section class="completion {_sign(row.get("advantage"))}"><h4>{escape(title)}</h4>'
+        f'<section class="completion {_sign(by_turn[0] if by_turn else None)}"><h4>{escape(title)}</h4>'
         f'<dl class="facts">{listed}</dl>{model_text(row.get("completion"))}</section>'
     )
 
