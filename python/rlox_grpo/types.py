@@ -104,6 +104,7 @@ class ScoredGroup:
         statuses: How each rule's scores came about, ``uint8 [G]``, indices of ``rewards.STATUSES``; rules only.
         outcomes: How each other function's calls ended, ``uint8 [G]``, indices of ``rewards.OUTCOMES``.
         seconds: Each function's time, its batch's shared out evenly over the completions, so that groups add up.
+        measures: What functions measured beside their scores, ``float32 [G]`` by ``function/name``, NaN where nothing.
         turn_rewards: For each completion the reward that each of its turns was paid, ``float32 [turns]``, in the unit
             of ``rewards``; None: no turn was paid on its own. They are a part of ``rewards``, not an addition to it:
             the rest, ``rewards[i] - turn_rewards[i].sum()``, is paid at the last turn.
@@ -115,6 +116,7 @@ class ScoredGroup:
     statuses: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     outcomes: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    measures: Mapping[str, Float32Array] = field(default_factory=dict)
     turn_rewards: tuple[Float32Array, ...] | None = None
 
 

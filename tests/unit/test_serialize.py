@@ -35,7 +35,7 @@ def group(index, lengths, text="a\ud800é", *, observed=False):
         {"a": np.arange(count, dtype=np.uint8)},
         {"b": np.zeros(count, np.uint8)},
         {"a": 0.1},
-        tuple(np.full(2, index, np.float32) for index in range(count)) if observed else None,
+        turn_rewards=tuple(np.full(2, index, np.float32) for index in range(count)) if observed else None,
     )
 
 

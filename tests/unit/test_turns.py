@@ -92,14 +92,6 @@ def test_metrics_count_sampled_tokens():
     assert (found["completions/mean_length"], found["completions/min_length"]) == (7.0, 5.0)
     assert found["completions/mean_terminated_length"] == 7.0
     assert (found["perf/tokens_per_s"], found["perf/rollout_tokens_per_s"]) == (14 / 4, 14 / 2)
-    assert found["episode/observation_token_share"] == 2 / 16
-    assert (found["episode/turns_mean"], found["episode/turns_max"]) == (1.5, 2.0)
-
-
-def test_a_step_of_one_turn_has_no_episode_metrics():
-    group = RolloutGroup(Prompt(np.array([1]), 0), (one_turn(),))
-    found = step_metrics([ScoredGroup(group, np.ones(1, np.float32), {})], np.zeros(1, np.float32), [], {})
-    assert not [name for name in found if name.startswith("episode/")]
 
 
 def test_repeats_are_those_of_the_policy():
@@ -190,21 +182,27 @@ def learner_of(**options):
 
 def test_equal_rewards_that_differ_by_turn_are_trained(tmp_path):
     learner, model = learner_of()
-    groups = [paid_by_turn([[1, 0], [0, 1]]), paid_by_turn([[0.5, 0.5], [0.5, 0.5]])]
+    ended = RolloutGroup(Prompt(np.array([1, 2]), 0), (one_turn(), one_turn()))
+    groups = [
+        paid_by_turn([[1, 0], [0, 1]]),
+        paid_by_turn([[0.5, 0.5], [0.5, 0.5]]),
+        ScoredGroup(ended, np.ones(2, np.float32), {}),
+    ]
     advantages = learner.advantages(groups, 0, 1)
-    assert advantages.tolist() == [[0, -0.5], [0, 0.5], [0, 0], [0, 0]]
+    np.testing.assert_array_equal(advantages, [[0, -0.5], [0, 0.5], [0, 0], [0, 0], [0, np.nan], [0, np.nan]])
     (part,) = learner.batches(groups, advantages)
-    assert torch.cat([batch.row_index for batch in part]).tolist() == [0, 1]  # the other group teaches nothing
+    assert torch.cat([batch.row_index for batch in part]).tolist() == [0, 1]  # the other groups teach nothing
     before = model(torch.tensor([[1, 2, 3, 1], [1, 2, 4, 1]])).detach().log_softmax(-1)
     (stats,) = learner.update([part], groups, 0, 1)
     after = model(torch.tensor([[1, 2, 3, 1], [1, 2, 4, 1]])).detach().log_softmax(-1)
     change = after - before
     assert change[0, 3, 7] < 0 < change[1, 3, 6]  # the second tokens, of advantages −0.5 and 0.5
     found = step_metrics(groups, advantages, stats, {}, by_turn=True)
-    assert found["rollout/frac_reward_zero_std"] == 0.5
+    assert found["rollout/frac_reward_zero_std"] == pytest.approx(2 / 3)
     assert step_metrics(groups, advantages, stats, {})["rollout/frac_reward_zero_std"] == 1.0
     path = write_completions(tmp_path, 1, groups, advantages)
-    assert [json.loads(line)["advantage"] for line in path.read_text().splitlines()] == advantages.tolist()
+    rows = [json.loads(line)["advantage"] for line in path.read_text().splitlines()]
+    assert rows == [*advantages[:4].tolist(), [0], [0]]
     assert "0 · -0.5" in training_samples({1: path}).replace("−", "-")
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import has_zero_variance
 from rlox_grpo.rewards import OUTCOMES, STATUSES
-from rlox_grpo.turns import count_sampled, count_turns, select_sampled
+from rlox_grpo.turns import count_sampled, select_sampled
 from rlox_grpo.types import Float32Array, Int64Array, ScoredGroup, UpdateStats
 
 REPETITION_SAMPLES = 64
@@ -68,6 +68,10 @@ def _reward_metrics(groups: Sequence[ScoredGroup], by_turn: bool) -> dict[str, f
     for name in names:
         values = np.concatenate([scored.components[name] for scored in groups if name in scored.components])
         metrics |= _spread(f"rewards/{name}", values, ("mean", "std"))
+    for name in dict.fromkeys(name for scored in groups for name in scored.measures):
+        values = np.concatenate([scored.measures[name] for scored in groups if name in scored.measures])
+        if not np.isnan(values).all():
+            metrics[f"rewards/{name}"] = float(np.nanmean(values.astype(np.float64)))
     metrics |= _shares([scored.statuses for scored in groups], STATUSES)
     metrics |= _shares([scored.outcomes for scored in groups], OUTCOMES)
     for name in names:
@@ -106,12 +110,6 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     repeated = [share for completion in shown if (share := repeated_share(select_sampled(completion))) is not None]
     if repeated:
         metrics["completions/repeated_share"] = float(np.mean(repeated))
-    if any(completion.sampled is not None or completion.turns for completion in completions):
-        turns = [count_turns(completion) for completion in completions]
-        metrics["episode/turns_mean"] = _mean(turns)
-        metrics["episode/turns_max"] = float(max(turns))
-        all_tokens = sum(len(completion.token_ids) for completion in completions)
-        metrics["episode/observation_token_share"] = 1.0 - float(lengths.sum()) / max(all_tokens, 1)
     return metrics
 
 
