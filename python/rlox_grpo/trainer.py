@@ -83,7 +83,7 @@ class GRPO:
         if config is not None and options:
             raise ConfigError(f"config is given: leave out {', '.join(sorted(options))}, or set them in config")
         self.config = config if config is not None else GRPOConfig.create(**options)
-        self.config.refuse_ignored(ref_model=ref_model is not None)
+        self.config.refuse_ignored(ref_model=ref_model is not None, environment=False)
         self.callbacks = Callbacks(callbacks)
         given = [reward_fn] if callable(reward_fn) else list(reward_fn)
         _check_reward_fns(given, self.config)
@@ -139,6 +139,7 @@ class GRPO:
                     rollout.groups,
                     lambda missing: self._scored(self.sampler.ask(more(missing), self.step, next(refills))),
                     most_refills=self.config.max_refills,
+                    by_turn=self.config.turn_credit == "turn",
                 )
         scored = rollout.chosen
         with clock("advantages"):
@@ -159,12 +160,12 @@ class GRPO:
         measured = {**mine, **self.learner.profile(batches, updates, mine["update"]), **mismatch_metrics(batches)}
         everywhere = over_ranks(measured, self.ranks)
         timings = {stage: max(everywhere.pop(stage)) for stage in mine}
-        metrics = step_metrics(rollout.groups, advantages, updates, timings)
+        metrics = step_metrics(rollout.groups, advantages, updates, timings, by_turn=self.config.turn_credit == "turn")
         return {
             # Also of a step without an update, when all groups have constant rewards.
             "update/learning_rate": self.learner.learning_rate(self.step - 1, self._total_steps),
             **metrics,
-            **self.learner.kl_weight.finish(metrics, advantages.size),
+            **self.learner.kl_weight.finish(metrics, len(advantages)),
             **combined(everywhere),
             **rollout.metrics(),
             **measure_staleness([scored.group for scored in rollout.groups], self.step - 1),

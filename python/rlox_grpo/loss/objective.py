@@ -120,7 +120,9 @@ def grpo_loss(
     log_probs = log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs
     old_log_probs = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    term = policy_term(config, log_probs, log_ratio, batch.advantages.to(log_probs.dtype).unsqueeze(-1), mask)
+    advantages = batch.advantages.to(log_probs.dtype)
+    advantages = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
+    term = policy_term(config, log_probs, log_ratio, advantages, mask)
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     if batch.importance_weights is not None:
         token_loss = token_loss * batch.importance_weights

@@ -27,6 +27,7 @@ from rlox_grpo.rewards.calls import (
     split_measures,
     to_list,
 )
+from rlox_grpo.rewards.columns import SAMPLED
 from rlox_grpo.rewards.verdicts import (
     ERROR,
     OK,
@@ -43,7 +44,7 @@ from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup
 
 logger = logging.getLogger(__name__)
 
-_OWN = ("prompts", "completions", "completion_ids")
+_OWN = ("prompts", "completions", "completion_ids", SAMPLED)
 
 
 def score(
@@ -56,7 +57,8 @@ def score(
     """Score every completion with every function, each called once on the whole batch, prompt-major.
 
     A function receives ``prompts`` ``completions`` (texts, or lists of one assistant message where
-    the prompt is chat messages), ``completion_ids`` (lists of ints) and each column, repeated per completion. Where the
+    the prompt is chat messages), ``completion_ids`` (lists of ints) and each column, repeated per completion. Where a
+    completion holds observations there is also ``sampled_mask`` (lists of bools, True on sampled tokens). Where the
     completions have no text, ``completions`` are 1-D int64 tensors and ``prompts`` their stacked ``[N, prompt_len]``
     tokens (a list, if lengths differ), as rlox passes them. A function :class:`~rlox_grpo.rewards.InWorkers` is called
     there instead, as it says.
@@ -284,7 +286,11 @@ def _collect_arguments(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
         raise ValueError(f"completion {has_text.index(False)} has no text while others have; expected all or none")
     given: dict[str, Any] = _collect_texts(groups) if all(has_text) else _collect_tensors(groups)
     given["completion_ids"] = [completion.token_ids.tolist() for completion in completions]
-    return given | _collect_columns([(group.prompt, len(group.completions)) for group in groups])
+    columns = _collect_columns([(group.prompt, len(group.completions)) for group in groups])
+    if any(completion.sampled is not None for completion in completions):
+        flags = [np.ones(len(c.token_ids), np.bool_) if c.sampled is None else c.sampled for c in completions]
+        columns[SAMPLED] = [own.tolist() for own in flags]
+    return given | columns
 
 
 def _collect_columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[Any]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlox_grpo.groups import has_zero_std
+from rlox_grpo.groups import has_zero_variance
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
 
@@ -83,6 +83,7 @@ def refill_groups(
     more: Callable[[int], list[ScoredGroup]],
     *,
     most_refills: int,
+    by_turn: bool = False,
 ) -> Rollout:
     """Dynamic sampling: replace zero-variance groups by groups of new prompts.
 
@@ -95,11 +96,14 @@ def refill_groups(
         groups: the step's own.
         more: samples and scores that many groups of prompts not yet drawn.
         most_refills: times that it is called; a step may end with fewer groups than it began with.
+        by_turn: whether a group is judged by the returns of each turn instead; see
+            :func:`rlox_grpo.groups.has_zero_variance`.
     """
-    sampled, chosen, refills = list(groups), [group for group in groups if not has_zero_std(group.rewards)], 0
+    sampled, refills = list(groups), 0
+    chosen = [group for group in groups if not has_zero_variance(group, by_turn=by_turn)]
     while len(chosen) < len(groups) and refills < most_refills:
         refills += 1
         found = more(len(groups) - len(chosen))
         sampled += found
-        chosen += [group for group in found if not has_zero_std(group.rewards)]
+        chosen += [group for group in found if not has_zero_variance(group, by_turn=by_turn)]
     return Rollout(sampled, chosen, refills)

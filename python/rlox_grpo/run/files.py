@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import numpy as np
+
+from rlox_grpo.turns import count_sampled
 from rlox_grpo.types import Float32Array, ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -251,16 +254,17 @@ def write_completions(
 ) -> Path:
     """Write one step's completions to ``run_dir/completions/<kind>_<step>.jsonl``, a JSON object for each.
 
-    Keys: ``step``, ``prompt``, ``completion``, ``finish_reason``, ``length`` (tokens), ``rewards`` (each component
-    by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that did not apply is
-    null, and so is every advantage when none are given. Where there is no tokenizer, ``prompt`` and ``completion``
+    Keys: ``step``, ``prompt``, ``completion``, ``finish_reason``, ``length`` (sampled tokens), ``rewards`` (each
+    component by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that did not apply
+    is null, and so is every advantage when none are given. Where there is no tokenizer, ``prompt`` and ``completion``
     are lists of token ids. The text is ASCII with escapes: a lone surrogate comes back as it was.
 
     Args:
         run_dir: The run's folder; ``completions`` in it is made when it is missing.
         step: The training step that sampled them.
         groups: Scored groups in the order of the step.
-        advantages: ``float32 [N]``, prompt-major over all of ``groups``, or None for held-out prompts.
+        advantages: ``float32 [N]``, prompt-major over all of ``groups``, or None for held-out prompts. ``[N, K]``: one
+            for each turn, NaN after the last; ``advantage`` is then a list.
         limit: Most rows that are written: the first ones, so that groups stay together.
         kind: ``step`` for training rollouts, ``eval_step`` for held-out prompts.
 
@@ -283,10 +287,10 @@ def write_completions(
                     "prompt": prompt.text if prompt.text is not None else prompt.token_ids.tolist(),
                     "completion": completion.text if completion.text is not None else completion.token_ids.tolist(),
                     "finish_reason": completion.finish_reason,
-                    "length": len(completion.token_ids),
+                    "length": count_sampled(completion),
                     "rewards": {name: finite(values[place]) for name, values in scored.components.items()},
                     "reward": finite(scored.rewards[place]),
-                    "advantage": None if advantages is None else finite(advantages[len(rows)]),
+                    "advantage": None if advantages is None else _list_advantages(advantages[len(rows)]),
                     "policy_version": scored.group.policy_version,
                 }
             )
@@ -295,6 +299,11 @@ def write_completions(
     path = folder / f"{kind}_{step:06d}.jsonl"
     replace_file(path, b"".join(json_line(row) for row in rows[:limit]))
     return path
+
+
+def _list_advantages(own: Any) -> float | list[float | None] | None:
+    """A completion's advantage, or those of its turns."""
+    return finite(own) if np.ndim(own) == 0 else [finite(value) for value in own[~np.isnan(own)]]
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:
