@@ -413,12 +413,17 @@ def test_the_engine_keeps_the_protocol(make_tiny_model: Any) -> None:
     ("prompts", "group_size", "sampling", "message"),
     [
         ([], 1, Sampling(4), "prompts is empty"),
-        ([MIXED[0], Prompt(np.array([], dtype=np.int64), 1)], 1, Sampling(4), r"prompts\[1\] must hold at least one"),
-        (MIXED, 0, Sampling(4), "group_size must be at least 1, got 0"),
-        (MIXED, 1, Sampling(240), r"prompts\[1\] has 17 tokens: .*max_new_tokens=240 .*max_position_embeddings=256"),
+        (
+            [MIXED[0], Prompt(np.array([], dtype=np.int64), 1)],
+            1,
+            Sampling(4),
+            r"prompts\[1\] has shape \(0,\), expected",
+        ),
+        (MIXED, 0, Sampling(4), "group_size is 0, expected at least 1"),
+        (MIXED, 1, Sampling(240), r"prompts\[1\] has 17 tokens: .*max_new_tokens=240 .*256 positions"),
         ([MIXED[0], Prompt(np.array([5, VOCAB]), 1)], 1, Sampling(4), r"prompts\[1\].token_ids\[1\] is 97, outside"),
         ([Prompt(np.array([-1, 5]), 1)], 1, Sampling(4), r"prompts\[0\].token_ids\[0\] is -1, outside"),
-        (MIXED, 1, Sampling(4, stop=("x",)), "stop strings need a tokenizer"),
+        (MIXED, 1, Sampling(4, stop=("x",)), r"stop is \('x',\) and there is no tokenizer"),
         (MIXED, 1, Sampling(4, temperature=-1.0), "temperature"),
     ],
 )
@@ -433,7 +438,7 @@ def test_bad_input_is_refused_before_any_work(
 
 def test_bad_seed_and_max_rows_are_refused(make_tiny_model: Any) -> None:
     model = make_tiny_model("qwen2")
-    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="seed is -1, expected at least 0"):
         HFEngine(model).generate(MIXED, 1, Sampling(1), seed=-1)
-    with pytest.raises(ValueError, match="max_rows must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_rows is 0, expected at least 1"):
         HFEngine(model, max_rows=0)

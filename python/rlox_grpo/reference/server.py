@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from rlox_grpo.model.forward import Forward, make_forward
-from rlox_grpo.reference.client import Question, unpack_question
+from rlox_grpo.reference.client import Question, read_token, unpack_question
 from rlox_grpo.reference.protocol import fingerprint_model
 from rlox_grpo.types import Batch
 
@@ -246,17 +246,21 @@ def make_server(
     return ThreadingHTTPServer((host, port), Handler)
 
 
-def serve(model: str, token: str, *, host: str, port: int, token_budget: int, bfloat16: bool) -> None:
+def serve(model: str, *, host: str, port: int, token_file: str | None, token_budget: int, dtype: str) -> None:
     """Load ``model`` and answer until interrupted; prints the address once it listens.
 
+    The options are those of ``rlox-grpo serve-reference``; the defaults are there.
+
     Raises:
-        ValueError: a model that cannot be loaded.
-        OSError: an address that cannot be had.
+        ConfigError: There is no token, in neither the environment nor the file.
+        ValueError: The model cannot be loaded.
+        OSError: The server cannot listen on this address.
     """
     from transformers import AutoModelForCausalLM
 
+    token = read_token(token_file)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if bfloat16 else torch.float32)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
         raise ValueError(f"model={model!r} cannot be loaded: {error}") from error
     if torch.cuda.is_available():

@@ -5,7 +5,6 @@ A row has the columns of the public Countdown sets, ``nums`` (list of int) and `
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from rlox_grpo.prompts.load import read_rows
+from rlox_grpo.prompts.tasks.split import split_by_key
 
 Operator = Literal["+", "-", "*", "/"]
 OPERATORS: tuple[Operator, ...] = ("+", "-", "*", "/")
@@ -120,20 +120,11 @@ def enumerate_problems(
 def split_rows(
     rows: Iterable[CountdownRow], *, held_out: float = 0.1, seed: int = 0
 ) -> tuple[list[CountdownRow], list[CountdownRow]]:
-    """Part rows into train and held-out so that no set of numbers, in any order, is on both sides.
+    """Split rows into training and held-out rows so that no set of numbers, in any order, is on both sides.
 
-    A set's side depends on ``seed`` and its numbers alone, so two calls on different lists never disagree.
-    ``held_out`` is the share expected, not an exact count.
+    See :func:`.split.split_by_key`.
     """
-    if not 0.0 <= held_out <= 1.0:
-        raise ValueError(f"held_out must lie in 0..1: {held_out}")
-    train: list[CountdownRow] = []
-    held: list[CountdownRow] = []
-    for row in rows:
-        name = f"{seed}:{sorted(row['nums'])}".encode()
-        position = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") / 2**64
-        (held if position < held_out else train).append(row)
-    return train, held
+    return split_by_key(rows, lambda row: sorted(row["nums"]), held_out=held_out, seed=seed)
 
 
 def write_solution(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,26 +14,6 @@ _BLOCK = 128
 # A nucleus is looked for among this many of the heaviest tokens before a row is sorted whole: one CPU thread,
 # 64 rows of 151,936: topk(1024) 63 ms, sort 962 ms.
 _NUCLEUS_CANDIDATES = 1024
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Raise ValueError for sampling values out of their range.
-
-    Raises:
-        ValueError: Names the field and its value.
-    """
-    if sampling.max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {sampling.max_new_tokens}")
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        raise ValueError(f"temperature must be finite and at least 0, got {sampling.temperature}")
-    if not 0 < sampling.top_p <= 1:
-        raise ValueError(f"top_p must be in (0, 1], got {sampling.top_p}")
-    if sampling.top_k < 0:
-        raise ValueError(f"top_k must be at least 0 (0 is off), got {sampling.top_k}")
-    if not 0 <= sampling.min_p <= 1:
-        raise ValueError(f"min_p must be in [0, 1], got {sampling.min_p}")
-    if "" in sampling.stop:
-        raise ValueError("stop holds an empty string, which every completion contains")
 
 
 def draw_row_uniforms(seed: int, prompt: int, completion: int, count: int) -> NDArray[np.float64]:

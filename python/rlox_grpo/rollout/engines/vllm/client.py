@@ -20,15 +20,16 @@ import numpy as np
 from torch import Tensor
 
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.vllm.auth import LOADING
 from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, ServerConnection, Unavailable
 from rlox_grpo.rollout.engines.vllm.requests import (
     MODEL_NAME,
-    check_request,
     decode_texts,
     derive_prompt_seeds,
     make_request_fields,
     read_completion,
+    refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.weight_sync import build_manifest, check_weights, digest_weights
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
@@ -128,7 +129,7 @@ class VLLMServerEngine:
         """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
 
         Raises:
-            ValueError: what :func:`rlox_grpo.rollout.engines.vllm.requests.check_request` refuses.
+            ValueError: As :func:`~rlox_grpo.rollout.engines.request.check_request`, or a temperature below 0.01.
             EngineError: no weights were loaded yet; no server answered within the deadline; or one refused a request.
         """
         if self.policy_version < 0:
@@ -142,6 +143,7 @@ class VLLMServerEngine:
             max_length=self.max_length,
             has_tokenizer=self._tokenizer is not None,
         )
+        refuse_low_temperature(sampling)
         deadline = time.monotonic() + self._timeout
 
         def group(place: int, prompt: Prompt, prompt_seed: int) -> list[Completion]:

@@ -22,12 +22,13 @@ from torch import Tensor
 
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.vllm.requests import (
-    check_request,
     decode_texts,
     derive_prompt_seeds,
     make_request_fields,
     read_completion,
+    refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.weight_sync import build_manifest, check_weights, find_tied_layers, untie_output_layer
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
@@ -160,7 +161,7 @@ class VLLMEngine:
         """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
 
         Raises:
-            ValueError: what :func:`rlox_grpo.rollout.engines.vllm.requests.check_request` refuses.
+            ValueError: As :func:`~rlox_grpo.rollout.engines.request.check_request`, or a temperature below 0.01.
             EngineError: no weights were loaded yet, or vLLM gave something that is no completion.
         """
         if self._llm is None:
@@ -174,6 +175,7 @@ class VLLMEngine:
             max_length=self.max_length,
             has_tokenizer=self._tokenizer is not None,
         )
+        refuse_low_temperature(sampling)
         from vllm import SamplingParams
 
         without_text = range(self._vocab_limit or self._vocab_size, self._vocab_size)

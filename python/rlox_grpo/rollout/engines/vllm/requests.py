@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.errors import EngineError
-from rlox_grpo.rollout.engines.sampling import check_sampling
 from rlox_grpo.rollout.engines.stop_strings import decode
 from rlox_grpo.types import Completion, Int64Array, Prompt, Sampling
 
@@ -17,46 +16,12 @@ LOWEST_TEMPERATURE = 0.01
 """vLLM raises any temperature between 0 and this to it; what it reports would be of another distribution."""
 
 
-def check_request(
-    prompts: Sequence[Prompt],
-    group_size: int,
-    sampling: Sampling,
-    seed: int,
-    *,
-    vocab_size: int,
-    max_length: int | None,
-    has_tokenizer: bool,
-) -> None:
-    """Raise ValueError for a request that vLLM would refuse later or treat differently without a message.
-
-    Raises:
-        ValueError: names the argument, the prompt's position in ``prompts`` and the value.
-    """
-    if group_size < 1:
-        raise ValueError(f"group_size must be at least 1, got {group_size}")
-    if seed < 0:
-        raise ValueError(f"seed must be at least 0, got {seed}")
-    if not prompts:
-        raise ValueError("prompts is empty")
-    check_sampling(sampling)
+def refuse_low_temperature(sampling: Sampling) -> None:
+    """Raise ValueError for a temperature that vLLM would raise without a message."""
     if 0 < sampling.temperature < LOWEST_TEMPERATURE:
         raise ValueError(
             f"temperature is {sampling.temperature}: vLLM samples at {LOWEST_TEMPERATURE} or above, or at 0"
         )
-    if sampling.stop and not has_tokenizer:
-        raise ValueError(f"stop strings need a tokenizer: stop={sampling.stop!r}")
-    for place, prompt in enumerate(prompts):
-        ids = prompt.token_ids
-        if ids.ndim != 1 or not len(ids):
-            raise ValueError(f"prompts[{place}] must hold at least one token id in one dimension, got {ids.shape}")
-        if max_length is not None and len(ids) + sampling.max_new_tokens > max_length:
-            raise ValueError(
-                f"prompts[{place}] has {len(ids)} tokens: with max_new_tokens={sampling.max_new_tokens} it does not "
-                f"fit the engine's {max_length} positions"
-            )
-        if ((ids < 0) | (ids >= vocab_size)).any():
-            wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
-            raise ValueError(f"prompts[{place}] holds token id {wrong}, outside the model's vocabulary of {vocab_size}")
 
 
 def derive_prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:

@@ -89,17 +89,17 @@ class _Server:
 def serve(
     model: str,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    count: int = 1,
-    dtype: str = "float32",
-    max_length: int | None = None,
-    token_file: str | None = None,
-    log_dir: str = "runs/servers",
-    restarts: int = 3,
-    start_timeout: float = 600.0,
-    vllm_arguments: Sequence[str] = (),
-    say: Callable[[str], None] = print,
+    host: str,
+    port: int,
+    count: int,
+    dtype: str,
+    max_length: int | None,
+    token_file: str | None,
+    log_dir: str,
+    restarts: int,
+    start_timeout: float,
+    vllm_arguments: Sequence[str],
+    say: Callable[[str], None],
 ) -> None:
     """Run ``count`` servers of ``model`` on ports from ``port`` on, until stopped; a server that dies is started again.
 
