@@ -30,11 +30,11 @@ from rlox_grpo.types import Batch
 logger = logging.getLogger(__name__)
 
 WAITING = 256
-"""Requests that may wait; one more is told to come back."""
+"""Most waiting requests; a further one gets HTTP 503."""
 PATIENCE_S = 600.0
-"""Longest that a client's connection may stay silent, or its request wait."""
+"""Timeout of a silent connection and of a waiting request, in seconds."""
 _SETTINGS = 8
-"""Different temperatures and vocabularies served at a time."""
+"""Most combinations of temperature and vocabulary that are kept ready."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -62,8 +62,8 @@ def generate_problems(
 ) -> list[CountdownRow]:
     """Draw ``count`` distinct problems, each solvable because its target comes from combining its numbers.
 
-    Two problems are the same when their targets and their numbers, in any order, are. Every intermediate
-    result of the combination drawn is a positive integer; a division is drawn only where it is exact.
+    Problems are equal if their targets and their numbers, in any order, are. Every intermediate result of the drawn
+    combination is a positive integer; only exact divisions are drawn.
 
     Args:
         count: Number of problems.
@@ -80,9 +80,9 @@ def generate_problems(
     _check_range("numbers", numbers)
     _check_range("targets", targets)
     if count < 0:
-        raise ValueError(f"count must not be negative: {count}")
+        raise ValueError(f"count is {count}, expected at least 0")
     if not how_many or min(how_many) < 2:
-        raise ValueError(f"how_many must hold sizes of at least 2: {list(how_many)}")
+        raise ValueError(f"how_many is {list(how_many)}, expected sizes of at least 2")
     rng = np.random.default_rng(seed)
     found: dict[tuple[tuple[int, ...], int], CountdownRow] = {}
     patience = 1000 + 200 * count
@@ -95,7 +95,9 @@ def generate_problems(
         if target is not None and targets[0] <= target <= targets[1]:
             found.setdefault((tuple(sorted(nums)), target), {"nums": nums, "target": target})
     if len(found) < count:
-        raise ValueError(f"found {len(found)} distinct problems of the {count} asked for in {patience} draws")
+        raise ValueError(
+            f"count is {count}, and {patience} draws found {len(found)} distinct problems: allow more numbers or targets"
+        )
     return list(found.values())
 
 
@@ -130,13 +132,13 @@ def split_rows(
 def write_solution(
     nums: Sequence[int], target: int, *, operators: Collection[Operator] = OPERATORS
 ) -> WorkedSolution | None:
-    """Find one way to reach ``target`` with each number once, or None when exact rationals offer none.
+    """Find an expression of ``target`` that uses each number once, in exact rationals; None if there is none.
 
-    A way through non-negative integers is preferred to one through fractions or negative numbers.
+    Prefers non-negative integers as intermediate results to fractions and negative numbers.
     """
     chosen = _check_operators(operators)
     if not nums:
-        raise ValueError("nums must hold at least one number")
+        raise ValueError("nums is empty, expected at least one number")
     terms = [(Fraction(n), str(n)) for n in nums]
     for plain in (True, False):
         solved = _search(terms, Fraction(target), chosen, plain, set())
@@ -195,10 +197,10 @@ def read_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict
 def format_chat_prompt(
     nums: Sequence[int], target: int, *, prefill: str | None = DEFAULT_PREFILL
 ) -> list[dict[str, str]]:
-    """Build the chat messages that put a problem to an instruction-tuned model.
+    """Build the chat messages of a problem for an instruction-tuned model.
 
-    ``prefill`` opens the assistant's turn, which the model continues; None leaves the turn to the model. With
-    the default the completion starts inside ``<think>``, so a format rule has to be one that expects this.
+    ``prefill`` begins the assistant's turn, which the model continues; None leaves the turn empty. With the default,
+    completions start inside ``<think>``: use a format rule that allows for this.
     """
     listed = ", ".join(str(n) for n in nums)
     messages = [
@@ -228,7 +230,7 @@ def _search(
     plain: bool,
     dead: set[tuple[Fraction, ...]],
 ) -> tuple[list[Step], str] | None:
-    """Combine two terms in every way and go on with the result; ``dead`` holds the values that led nowhere."""
+    """Combine two terms in every way and recurse; ``dead`` holds the states without a solution."""
     if len(terms) == 1:
         return ([], terms[0][1]) if terms[0][0] == target else None
     state = tuple(sorted(value for value, _ in terms))
@@ -260,7 +262,7 @@ def _apply(a: Fraction, operator: Operator, b: Fraction) -> Fraction | None:
 
 
 def _list_whole_results(a: int, b: int, operators: Collection[Operator]) -> list[int]:
-    """List what two non-negative integers make without leaving them: larger minus smaller, exact quotients."""
+    """Results of two operands that are non-negative integers: differences larger minus smaller, exact quotients."""
     results = []
     high, low = max(a, b), min(a, b)
     if "+" in operators:
@@ -286,7 +288,7 @@ def _list_reachable(nums: tuple[int, ...], operators: Collection[Operator]) -> s
 
 
 def _combine_at_random(nums: Sequence[int], operators: tuple[Operator, ...], rng: np.random.Generator) -> int | None:
-    """Fold the numbers, two at a time in random order, or None when a step would leave the positive integers."""
+    """Combine the numbers two at a time in random order; None if a result is not a positive integer."""
     left = list(nums)
     while len(left) > 1:
         i, j = (int(k) for k in rng.choice(len(left), size=2, replace=False))
@@ -306,10 +308,10 @@ def _is_whole(value: object) -> bool:
 def _check_operators(operators: Collection[Operator]) -> tuple[Operator, ...]:
     unknown = sorted(set(operators) - set(OPERATORS))
     if unknown or not operators:
-        raise ValueError(f"operators must be some of {' '.join(OPERATORS)}: {list(operators)}")
+        raise ValueError(f"operators is {list(operators)}, expected some of {' '.join(OPERATORS)}")
     return tuple(op for op in OPERATORS if op in operators)
 
 
 def _check_range(name: str, bounds: tuple[int, int]) -> None:
     if bounds[0] > bounds[1] or bounds[0] < 0:
-        raise ValueError(f"{name} must be (lowest, highest), none below zero: {bounds}")
+        raise ValueError(f"{name} is {bounds}, expected (lowest, highest) with 0 <= lowest <= highest")

@@ -46,8 +46,8 @@ class HFEngine:
     logits do depend on the batch in their last bits, as matrix products do; a token can flip where its uniform lies
     that near (about 1e-7) to the edge between two tokens.
 
-    Log-probs are those of the distribution really sampled: after temperature and filters, renormalised; 0.0 where
-    temperature 0 makes it a point mass. With filters off they are the trainer's log_softmax(logits / temperature).
+    Log-probs are of the sampled distribution: after temperature and filters, renormalised; 0.0 at temperature 0.
+    With filters off they are the trainer's log_softmax(logits / temperature).
 
     Attributes:
         exact: True unless ``autocast_dtype`` makes the log-probs differ from the trainer's.
@@ -155,7 +155,7 @@ class HFEngine:
         self.policy_version = version
 
     def close(self) -> None:
-        """Nothing to release: caches live as long as one ``generate``."""
+        """Do nothing: caches live only during ``generate``."""
 
     def _live_rows(self, max_rows: int, sampling: Sampling, seed: int, first_prompt: int) -> LiveRows:
         device = _find_device(self._model)
