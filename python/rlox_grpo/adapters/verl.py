@@ -158,7 +158,7 @@ def compute_advantage(
 ) -> tuple[Tensor, Tensor]:
     """Group advantages of summed token rewards: ``algorithm.adv_estimator=rlox_grpo``.
 
-    Equal to verl's ``grpo`` except for its defects: a group whose rewards are all equal gets exact zeros (verl's float32
+    Equal to verl's ``grpo``, except: a group whose rewards are all equal gets exact zeros (verl's float32
     mean leaves up to 0.1 in a group of eight), a group of one gets 0 (verl: its reward), and a row whose reward is NaN
     is left out of its group and gets 0 (verl: NaN for the whole group).
 

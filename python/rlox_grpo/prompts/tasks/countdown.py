@@ -96,7 +96,7 @@ def generate_problems(
             found.setdefault((tuple(sorted(nums)), target), {"nums": nums, "target": target})
     if len(found) < count:
         raise ValueError(
-            f"count is {count}, and {patience} draws found {len(found)} distinct problems: allow more numbers or targets"
+            f"count is {count}, and {patience} draws found {len(found)} distinct problems: allow more numbers"
         )
     return list(found.values())
 
