@@ -266,9 +266,7 @@ def test_verl_loss_refuses() -> None:
         verl.compute_policy_loss(*tensors, loss_agg_mode="mean", config=actor())
     config = actor()
     config.global_batch_info = {"dp_size": 2, "batch_num_tokens": 5}
-    with pytest.raises(
-        ValueError, match="dp_size is 2, and .* lacks the denominator of seq-mean-token-sum"
-    ):
+    with pytest.raises(ValueError, match="dp_size is 2, and .* lacks the denominator of seq-mean-token-sum"):
         verl.compute_policy_loss(*tensors, loss_agg_mode="seq-mean-token-sum", config=config)
 
 

@@ -21,6 +21,8 @@ from rlox_grpo.rewards.verdicts import (
     to_floats,
 )
 
+__all__ = ["CosineLength", "Overlong", "ReasoningLength", "Repetition"]
+
 
 @dataclass(frozen=True)
 class Repetition:
