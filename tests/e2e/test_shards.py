@@ -24,7 +24,7 @@ RUNS = {
     "clipped": {"max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 1.0, "max_grad_norm": 0.1},
     "twice": {"updates_per_batch": 2, "mini_batches": 2, "max_steps": 3},
     # Two rows in one micro-batch: the other rank has none and forwards a stand-in.
-    "few": {"prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096, "max_steps": 4},
+    "few": {"prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
     "periodic": {"reference": "periodic", "reference_refresh_steps": 2, "reference_mix": 0.5, "max_steps": 5},
     "ahead": {"async_steps": 1, "max_steps": 5},
     "adapter": {"lora_rank": 2, "max_steps": 4, "checkpoint_steps": 2},
