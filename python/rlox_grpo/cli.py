@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on standard error and exit status 2."""
     parser = _make_parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.command not in ("train", "serve"):
+    if rest and arguments.command not in ("train", "eval", "check", "serve"):
         parser.error(f"unrecognised arguments: {' '.join(rest)}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -56,15 +56,21 @@ def _make_parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check",
         help="whether a data file fits reward functions",
-        description="Read the columns of every row as training would, and name each row whose gold cannot be read.",
+        description="Read the columns of every row as training would, and name each row whose gold cannot be read. "
+        "--columns \"{answer='solution'}\" renames columns as in a run file.",
     )
-    check.add_argument("data", help="rows, .jsonl or .parquet")
+    check.add_argument("data", help="rows, .jsonl, .parquet or .csv")
     check.add_argument("--reward", required=True, action="append", help="as for eval; repeat it for several")
     check.set_defaults(run=_check)
 
-    evaluate = commands.add_parser("eval", help="accuracy and pass@k of a checkpoint")
+    evaluate = commands.add_parser(
+        "eval",
+        help="accuracy and pass@k of a checkpoint",
+        description="Sample completions and score them. The options of prompts, sampling and engine can be added: "
+        "--prompt_template boxed, --system_prompt TEXT, --engine vllm. `rlox-grpo options` lists them.",
+    )
     evaluate.add_argument("checkpoint")
-    evaluate.add_argument("--data", required=True, help="rows with a prompt column, .jsonl or .parquet")
+    evaluate.add_argument("--data", required=True, help="rows with a prompt column, .jsonl, .parquet or .csv")
     evaluate.add_argument(
         "--reward",
         required=True,
@@ -144,15 +150,23 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.config.records import EngineConfig, PromptConfig, SamplingConfig
+    from rlox_grpo.config.schema import GRPOConfig
+    from rlox_grpo.errors import ConfigError
     from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.trainer import GRPO
 
+    options = {
+        "temperature": arguments.temperature,
+        "max_new_tokens": arguments.max_new_tokens,
+        "seed": arguments.seed,
+        **parse_overrides(rest),
+    }
+    read = {"preset", "seed"}.union(*(r.model_fields for r in (PromptConfig, SamplingConfig, EngineConfig)))
+    if ignored := [name for name in options if name in GRPOConfig.model_fields and name not in read]:
+        raise ConfigError(f"--{ignored[0]} is an option of training: an evaluation does not read it")
     trainer = GRPO(
-        arguments.checkpoint,
-        make_rewards([parse_reward(text) for text in arguments.reward], [Path.cwd()]),
-        temperature=arguments.temperature,
-        max_new_tokens=arguments.max_new_tokens,
-        seed=arguments.seed,
+        arguments.checkpoint, make_rewards([parse_reward(text) for text in arguments.reward], [Path.cwd()]), **options
     )
     metrics = trainer.evaluate(arguments.data, samples=arguments.samples, greedy=arguments.greedy)
     for name, value in metrics.items():
@@ -162,12 +176,15 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 def _check(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     import numpy as np
 
+    from rlox_grpo.config.records import PromptConfig
     from rlox_grpo.prompts.load import read_rows
+    from rlox_grpo.prompts.rows import rename_columns
     from rlox_grpo.rewards import check_rewards
     from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.types import Prompt
 
-    rows = read_rows(arguments.data)
+    columns = PromptConfig.create(**parse_overrides(rest)).columns
+    rows = [rename_columns(row, columns, index) for index, row in enumerate(read_rows(arguments.data))]
     token = np.zeros(1, dtype=np.int64)  # no tokenizer is needed to read columns
     prompts = [Prompt(token, index, columns=row) for index, row in enumerate(rows)]
     check_rewards(prompts, make_rewards([parse_reward(text) for text in arguments.reward], [Path.cwd()]))

@@ -28,6 +28,7 @@ from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.rollout.generate import Rollout, refill_groups
 from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.rollout.serialize import gather_scored_groups
+from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.checkpoint import export_model
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.lock import hold_run_folder
@@ -53,6 +54,8 @@ class GRPO:
         ref_model: a reference of your own; by default ``reference`` chooses one.
         tokenizer: by default the one beside the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.
+        callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
+            ``on_save(step, path)``; see :mod:`rlox_grpo.run.callbacks`.
         **options: fields of :class:`rlox_grpo.GRPOConfig`; ``rlox-grpo options`` lists them.
 
     Raises:
@@ -68,6 +71,7 @@ class GRPO:
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: GRPOConfig | None = None,
+        callbacks: Sequence[Any] = (),
         **options: Any,
     ) -> None:
         if config is not None and not isinstance(config, GRPOConfig):
@@ -79,6 +83,7 @@ class GRPO:
             raise ConfigError(f"config is given: leave out {', '.join(sorted(options))}, or set them in config")
         self.config = config if config is not None else GRPOConfig.create(**options)
         self.config.refuse_ignored(ref_model=ref_model is not None)
+        self.callbacks = Callbacks(callbacks)
         given = [reward_fn] if callable(reward_fn) else list(reward_fn)
         _check_reward_fns(given, self.config)
         self.reward_fns: list[RewardFn] = in_workers(
@@ -101,6 +106,7 @@ class GRPO:
         """Model, data and rewards of the run; the first keys of its config.toml."""
         self.progress = Progress()
         self._total_steps = 1
+        self._stop_requested = False
         self._engine_step: int | None = None  # the step whose weights the engine has
 
     @property
@@ -211,6 +217,7 @@ class GRPO:
                 "frozen reference": reference,
             },
             origin=self.origin,
+            callbacks=self.callbacks,
         )
         last_draw = run.start_draw + n_epochs * len(train_prompts)
         if self.config.max_steps is not None:
@@ -238,7 +245,8 @@ class GRPO:
         with run.recording(self._total_steps), closing_workers(self.reward_fns), stop_on_signal() as stop:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
-            while self.step < self._total_steps and not self.ranks.any(bool(stop)):
+            self._stop_requested = False
+            while self.step < self._total_steps and not self.ranks.any(bool(stop) or self._stop_requested):
                 metrics = self.train_step(draw_prompts, draws.take)
                 self.progress.draws = draws.draws
                 if held_out is not None and self._evaluation_is_due():
@@ -248,11 +256,15 @@ class GRPO:
                 run.record(metrics, *self.last_rollout)
                 run.save_if_due()
             run.save()
-        if self.step < self._total_steps:
+        if self.step < self._total_steps and not self.ranks.any(self._stop_requested):
             raise KeyboardInterrupt(
                 f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
             )
         return _add_short_names(run.last_metrics, run.progress_fields)
+
+    def stop(self) -> None:
+        """End ``train`` after the current step, with a checkpoint; for callbacks. The same call of it goes on later."""
+        self._stop_requested = True
 
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
         """Return accuracy, pass@k and mean reward on ``prompts``; see :func:`rlox_grpo.run.evaluation.evaluate`.
@@ -327,7 +339,16 @@ class GRPO:
             raise kind(f"eval_prompts: {error}") from error
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
-        loaded = load_prompts(prompts, self.policy.tokenizer, self.config.prompt_template)
+        options = self.config.prompts
+        loaded = load_prompts(
+            prompts,
+            self.policy.tokenizer,
+            options.prompt_template,
+            prompt_column=options.prompt_column,
+            columns=options.columns,
+            system_prompt=options.system_prompt,
+            chat_template_kwargs=options.chat_template_kwargs,
+        )
         refuse_too_long(loaded, self.config.max_new_tokens, self._max_length)
         check_rewards(loaded, self.reward_fns)
         return loaded

@@ -94,6 +94,7 @@ class ScoredGroup:
         statuses: How each rule's scores came about, ``uint8 [G]``, indices of ``rewards.STATUSES``; rules only.
         outcomes: How each other function's calls ended, ``uint8 [G]``, indices of ``rewards.OUTCOMES``.
         seconds: Each function's time, its batch's shared out evenly over the completions, so that groups add up.
+        measures: What functions measured beside their scores, ``float32 [G]`` by ``function/name``, NaN where nothing.
     """
 
     group: RolloutGroup
@@ -102,6 +103,7 @@ class ScoredGroup:
     statuses: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     outcomes: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    measures: Mapping[str, Float32Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

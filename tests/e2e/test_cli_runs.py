@@ -53,6 +53,12 @@ def test_train_resume_eval_report(run_file, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "accuracy" in shown
     assert "pass@2" in shown
+    assert main(["eval", checkpoint, *arguments, "--learning_rate", "1e-5"]) == 2
+    assert "--learning_rate is an option of training" in capsys.readouterr().err
+    (tmp_path / "other.csv").write_text("problem,nums,target\n3 ,4,7\n")
+    named = [checkpoint, "--data", str(tmp_path / "other.csv"), "--reward", "tag_count", "--samples", "1"]
+    assert main(["eval", *named, "--max-new-tokens", "8", "--prompt_column", "problem"]) == 0
+    assert "mean_reward" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.strip().endswith("report.html")
 

@@ -1,5 +1,6 @@
 """Prompts in every form that users hold, and an order that a resumed run continues."""
 
+import copy
 from itertools import islice
 
 import datasets
@@ -118,8 +119,71 @@ def test_broken_rows_are_named(tmp_path):
     path.write_text("[1]\n")
     with pytest.raises(ValueError, match="line 1: expected an object, got list"):
         read_rows(path)
-    with pytest.raises(ValueError, match=r"\.jsonl and \.parquet"):
-        read_rows(tmp_path / "rows.csv")
+    with pytest.raises(ValueError, match=r"\.jsonl, \.parquet and \.csv"):
+        read_rows(tmp_path / "rows.xlsx")
+
+
+def test_csv_values_are_text(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('\ufeffprompt,answer\n"a, b",4\n"two\nlines",\n')
+    assert read_rows(path) == [{"prompt": "a, b", "answer": "4"}, {"prompt": "two\nlines", "answer": ""}]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prompt,answer\na,1\nb,2,3\n", r"rows\.csv, line 3: the header has 2 columns"),
+        ("prompt,answer\na\n", r"rows\.csv, line 2: the header has 2 columns"),
+        ('prompt\n"a\n', r"rows\.csv, line 2: not CSV"),
+    ],
+)
+def test_a_broken_csv_names_its_line(text, message, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_rows(path)
+
+
+def test_columns_are_renamed_before_anything_reads_them(tokenizer):
+    rows = [{"problem": "a", "solution": "4", "answer": "b"}]
+    (prompt,) = load_prompts(rows, tokenizer, prompt_column="problem", columns={"answer": "solution"})
+    assert prompt.text == "a"
+    assert prompt.columns == {"answer": "4"}
+    (asked,) = load_prompts(rows, tokenizer, "boxed", columns={"question": "problem"})
+    assert asked.columns["question"] == "a"
+
+
+def test_a_renamed_column_that_is_missing_is_named(tokenizer):
+    rows = [{"problem": "a"}, {"question": "b"}]
+    with pytest.raises(ValueError, match=r"prompts\[1\] has no 'problem' column; it has 'question'"):
+        load_prompts(rows, tokenizer, prompt_column="problem")
+    with pytest.raises(ValueError, match="prompts has no columns"):
+        load_prompts(["a"], tokenizer, columns={"answer": "solution"})
+
+
+def test_a_system_prompt_comes_before_text_and_messages(tokenizer):
+    user = {"role": "user", "content": "a"}
+    text, chat = load_prompts(["a", [user]], tokenizer, system_prompt="b")
+    assert text.text == chat.text == "system : b user : a assistant :"
+    assert text.source == [{"role": "system", "content": "b"}, user]
+    with pytest.raises(ValueError, match=r"prompts\[1\] has a system message"):
+        load_prompts(["a", [{"role": "system", "content": "c"}, user]], tokenizer, system_prompt="b")
+    with pytest.raises(ValueError, match=r"prompts\[0\] is not text or chat messages"):
+        load_prompts([[1, 2]], tokenizer, system_prompt="b")
+
+
+def test_variables_reach_the_chat_template(tokenizer):
+    thinking = copy.deepcopy(tokenizer)
+    thinking.chat_template += "{% if enable_thinking is defined and not enable_thinking %} c{% endif %}"
+    messages = [[{"role": "user", "content": "a"}]]
+    (prompt,) = load_prompts(messages, thinking, chat_template_kwargs={"enable_thinking": False})
+    assert prompt.text == "user : a assistant : c"
+    with pytest.raises(ValueError, match="'enable_thinkng', which the tokenizer's chat template does not read"):
+        load_prompts(messages, thinking, chat_template_kwargs={"enable_thinkng": False})
+    with pytest.raises(ValueError, match="no prompt is chat messages"):
+        load_prompts(["a"], thinking, chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(ValueError, match="'tokenize': that variable is set for each prompt"):
+        load_prompts(messages, thinking, chat_template_kwargs={"tokenize": True})
 
 
 def test_a_prompt_that_leaves_no_room():

@@ -23,6 +23,9 @@ from rlox_grpo.rewards import (
     score,
     status_counts,
 )
+from rlox_grpo.rewards.workers import InWorkers, closing_workers
+from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
+from rlox_grpo.run.metrics import step_metrics
 from rlox_grpo.types import Completion, Prompt, RolloutGroup
 
 GOOD = "<think>a</think><answer>1+2</answer>"
@@ -306,3 +309,46 @@ def test_hostile_texts_have_a_score_or_none() -> None:
     for part in scored:
         assert np.isfinite(part.rewards).all()
         assert part.components["published_countdown"].tolist() == [0.0] * 5 + [1.0, 0.0]
+
+
+def measured(completions: list[str], **_: Any) -> tuple[list[float], dict[str, Any]]:
+    words = [len(text.split()) for text in completions]
+    return [0.0] * len(completions), {"words": words, "some": [1.0, None, 3.0, None], "temperature": 0.5}
+
+
+def test_metrics_beside_the_scores_are_logged_and_are_no_reward() -> None:
+    scored = score(GROUPS, [measured, lengths])
+    assert scored[0].rewards.tolist() == [float(len(GOOD)), 1.0]
+    assert list(scored[0].components) == ["measured", "lengths"]
+    assert scored[1].measures["measured/words"].tolist() == [1.0, 1.0]
+    metrics = step_metrics(scored, np.zeros(4, np.float32), (), {})
+    assert metrics["rewards/measured/words"] == 1.0
+    assert metrics["rewards/measured/some"] == 2.0
+    assert metrics["rewards/measured/temperature"] == 0.5
+    assert decode_scored_group(encode_scored_group(scored[0]), GROUPS[0].prompt).measures["measured/some"][0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("measures", "message"),
+    [
+        ({"mean": [1, 2, 3, 4]}, "a metric named 'mean': expected text other than"),
+        ({3: 1.0}, "a metric named 3"),
+        ({"words": [1, 2]}, "bad's metric 'words' returned 2 scores for 4 completions"),
+        ({"words": "many"}, "bad's metric 'words' returned 'many'"),
+        ({"words": math.inf}, "bad's metric 'words' returned inf for sample 0"),
+    ],
+)
+def test_a_metric_that_cannot_be_logged_names_the_function(measures: Any, message: str) -> None:
+    def bad(completions: list[str]) -> Any:
+        return [0.0] * len(completions), measures
+
+    with pytest.raises(RewardError, match=message):
+        score(GROUPS, [bad])
+
+
+def test_a_function_in_workers_returns_scores_alone() -> None:
+    with (
+        closing_workers([worker := InWorkers(lambda completions: ([0.0], {"words": 1}), workers=1)]),
+        pytest.raises(RewardError, match="scores alone"),
+    ):
+        score(GROUPS, [worker])

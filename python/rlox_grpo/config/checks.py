@@ -11,6 +11,7 @@ from rlox_grpo.config.records import (
     ImportanceConfig,
     LossConfig,
     Options,
+    PromptConfig,
     ReferenceConfig,
     UpdaterConfig,
 )
@@ -21,6 +22,7 @@ def find_incompatible(options: Options) -> Iterator[str]:
 
     Options that would be ignored are found by :func:`rlox_grpo.config.records.option.find_ignored`.
     """
+    yield from _check_prompts(options)
     yield from _check_engine(options)
     yield from _check_importance(options)
     yield from _check_advantages(options)
@@ -28,6 +30,14 @@ def find_incompatible(options: Options) -> Iterator[str]:
     yield from _check_reference(options)
     yield from _check_updater(options)
     yield from _check_stages(options)
+
+
+def _check_prompts(prompts: PromptConfig) -> Iterator[str]:
+    if prompts.prompt_column != "prompt" and "prompt" in prompts.columns:
+        yield (
+            f"prompt_column={prompts.prompt_column!r} and columns={prompts.columns!r} both name the column of the "
+            "prompt: set only one of them"
+        )
 
 
 def _check_engine(engine: EngineConfig) -> Iterator[str]:

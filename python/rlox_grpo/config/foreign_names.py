@@ -15,7 +15,6 @@ TRL: Mapping[str, str] = {
     "beta": "kl_coef",
     "cache_implementation": "there is none: the engine has its own cache",
     "cast_lm_head_to_fp32": "there is none: weights are float32",
-    "chat_template_kwargs": "there is none: apply the chat template yourself and pass texts",
     "disable_dropout": "there is none: dropout is off",
     "ds3_gather_for_generation": "there is none: engines always get whole weights",
     "entropy_coef_delta": "there is none: entropy_coef is constant",
@@ -85,7 +84,6 @@ TRL: Mapping[str, str] = {
     "vllm_tensor_parallel_size": "tensor_parallel_size",
     # GRPOTrainer
     "args": "give the options as keywords, or config=GRPOConfig(…)",
-    "callbacks": "there is none",
     "eval_dataset": "pass it to train() as eval_prompts",
     "peft_config": "set lora_rank, lora_alpha and lora_target_modules, or pass a PeftModel as model",
     "processing_class": "pass it to GRPO as tokenizer",
@@ -144,6 +142,7 @@ TRL: Mapping[str, str] = {
 """Options of TRL's ``GRPOConfig``, ``GRPOTrainer`` and ``TrainingArguments`` → an option of ours, or what to do."""
 
 VERL: Mapping[str, str] = {
+    "apply_chat_template_kwargs": "chat_template_kwargs",
     "adv_estimator": "set baseline and reward_scaling, or a preset",
     "betas": "set adam_beta1 and adam_beta2",
     "clip_ratio": "set clip_low and clip_high",
@@ -189,6 +188,7 @@ VERL: Mapping[str, str] = {
     "ppo_micro_batch_size_per_gpu": "micro_batch_tokens",
     "ppo_mini_batch_size": "mini_batches",
     "project_name": "output_dir",
+    "prompt_key": "prompt_column",
     "resume_from_path": "resume",
     "resume_mode": "resume",
     "rollout_is": "importance_correction",

@@ -124,4 +124,6 @@ def _kind(kind: Any) -> str:
     if get_origin(kind) is tuple:
         parts = get_args(kind)
         return f"list of {_kind(parts[0])}" if parts[-1] is ... else f"{len(parts)} numbers"
+    if get_origin(kind) is dict:
+        return "table"
     return {int: "integer", float: "number", bool: "true or false", str: "text"}[kind]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from rlox_grpo.prompts.rows import add_system_message, refuse_unread_variables, rename_columns
 from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.types import Prompt
 
@@ -23,7 +26,14 @@ PromptsLike: TypeAlias = "Tensor | Sequence[str] | Sequence[Any] | datasets.Data
 
 
 def load_prompts(
-    prompts: PromptsLike, tokenizer: PreTrainedTokenizerBase | None = None, template: str | None = None
+    prompts: PromptsLike,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    template: str | None = None,
+    *,
+    prompt_column: str = "prompt",
+    columns: Mapping[str, str] = MappingProxyType({}),
+    system_prompt: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Prompt]:
     """Tokenise ``prompts``.
 
@@ -31,25 +41,37 @@ def load_prompts(
         prompts: token tensor ``[num_prompts, prompt_len]``; list of strings, of chat messages (lists of
             ``{"role", "content"}``) or of token id lists; rows (list of dicts or ``datasets.Dataset``) with a
             ``prompt`` column in any of these forms, whose other columns reach the reward functions; or the path of a
-            ``.jsonl`` or ``.parquet`` file of such rows.
+            ``.jsonl``, ``.parquet`` or ``.csv`` file of such rows.
         tokenizer: needed unless every prompt is token ids. Strings get the special tokens that it adds by itself;
             messages go through its chat template, continued when the last message is the assistant's.
         template: the prompt of rows without a ``prompt`` column, made from their other columns; see
             :mod:`rlox_grpo.prompts.templates`.
+        prompt_column: the column that holds the prompt.
+        columns: new name of a column → its name in the rows; applied before anything reads a row.
+        system_prompt: system message before each prompt; a prompt that is text becomes a user message.
+        chat_template_kwargs: variables for the chat template.
 
     Raises:
-        ValueError: no prompts, an empty one, a row without ``prompt`` or what the template reads, text without a
-            tokenizer, a lone surrogate, a message without role or content or of an unknown role; names the index.
+        ValueError: no prompts, an empty one, a row without ``prompt`` or what the template reads, a column that
+            ``columns`` names and a row lacks, text without a tokenizer, a lone surrogate, a message without role or
+            content or of an unknown role, a second system message, a variable that the chat template does not read;
+            names the index.
         TypeError: a prompt of none of these forms, with the index and the type; a mapping such as a ``DatasetDict``,
             with its splits.
     """
-    rows = _list_rows(prompts, template)
+    renamed = {**columns, **({} if prompt_column == "prompt" else {"prompt": prompt_column})}
+    rows = _list_rows(prompts, template, renamed)
     if not rows:
         raise ValueError("prompts is empty: there is nothing to train on")
-    return [_tokenise(source, columns, index, tokenizer) for index, (source, columns) in enumerate(rows)]
+    if system_prompt is not None:
+        rows = [(add_system_message(source, system_prompt, index), row) for index, (source, row) in enumerate(rows)]
+    refuse_unread_variables(chat_template_kwargs, tokenizer, [source for source, _ in rows])
+    return [_tokenise(source, row, index, tokenizer, chat_template_kwargs) for index, (source, row) in enumerate(rows)]
 
 
-def _list_rows(prompts: PromptsLike, template: str | None) -> list[tuple[Any, Mapping[str, Any]]]:
+def _list_rows(
+    prompts: PromptsLike, template: str | None, renamed: Mapping[str, str]
+) -> list[tuple[Any, Mapping[str, Any]]]:
     """Each prompt's source and its other columns."""
     if isinstance(prompts, (str, Path)):
         prompts = read_rows(prompts)
@@ -67,12 +89,18 @@ def _list_rows(prompts: PromptsLike, template: str | None) -> list[tuple[Any, Ma
     if hasattr(table, "ndim") and hasattr(table, "tolist"):  # a tensor or an array
         if table.ndim != 2:
             raise ValueError(f"prompts has shape {tuple(table.shape)}: expected [num_prompts, prompt_len]")
-        return [(row, {}) for row in table.tolist()]
+        table = table.tolist()
+    if renamed:
+        table = list(table)
+    if renamed and not any(isinstance(entry, Mapping) for entry in table):
+        raise ValueError(f"columns are renamed ({renamed}) and prompts has no columns: pass rows, as a list of dicts")
     rows: list[tuple[Any, Mapping[str, Any]]] = []
     for index, entry in enumerate(table):
         if not isinstance(entry, Mapping):
             rows.append((entry, {}))
-        elif "prompt" in entry:
+            continue
+        entry = rename_columns(entry, renamed, index)
+        if "prompt" in entry:
             rows.append((entry["prompt"], {name: value for name, value in entry.items() if name != "prompt"}))
         elif template is not None:
             try:
@@ -84,7 +112,13 @@ def _list_rows(prompts: PromptsLike, template: str | None) -> list[tuple[Any, Ma
     return rows
 
 
-def _tokenise(source: Any, columns: Mapping[str, Any], index: int, tokenizer: PreTrainedTokenizerBase | None) -> Prompt:
+def _tokenise(
+    source: Any,
+    columns: Mapping[str, Any],
+    index: int,
+    tokenizer: PreTrainedTokenizerBase | None,
+    variables: Mapping[str, Any],
+) -> Prompt:
     if hasattr(source, "tolist"):
         source = source.tolist()
     text: str | None = None
@@ -101,7 +135,11 @@ def _tokenise(source: Any, columns: Mapping[str, Any], index: int, tokenizer: Pr
         prefilled = source[-1]["role"] == "assistant"
         try:
             rendered = tokenizer.apply_chat_template(
-                source, tokenize=False, add_generation_prompt=not prefilled, continue_final_message=prefilled
+                source,
+                tokenize=False,
+                add_generation_prompt=not prefilled,
+                continue_final_message=prefilled,
+                **variables,
             )
         except Exception as error:  # jinja2's errors, and whatever a template raises by itself
             raise ValueError(f"prompts[{index}]: the tokenizer's chat template refuses it: {error}") from error
@@ -158,10 +196,11 @@ def _require_tokenizer(tokenizer: PreTrainedTokenizerBase | None, index: int) ->
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a ``.jsonl`` or ``.parquet`` file.
+    """The rows of a ``.jsonl``, ``.parquet`` or ``.csv`` file. Every value of a ``.csv`` file is text.
 
     Raises:
-        ValueError: another kind of file, or a line that is not a JSON object; names the file and the line.
+        ValueError: another kind of file, a line that is not a JSON object, or a line with more or fewer values than
+            the header of a ``.csv`` file; names the file and the line.
         FileNotFoundError: no such file.
     """
     path = Path(path)
@@ -169,8 +208,10 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         import datasets
 
         return list(datasets.Dataset.from_parquet(str(path)))
+    if path.suffix == ".csv":
+        return _read_csv(path)
     if path.suffix not in (".jsonl", ".json"):
-        raise ValueError(f"{path}: prompts are read from .jsonl and .parquet files")
+        raise ValueError(f"{path}: prompts are read from .jsonl, .parquet and .csv files")
     rows: list[dict[str, Any]] = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -183,6 +224,24 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
             rows.append(row)
+    return rows
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.DictReader(lines, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    names = reader.fieldnames or []
+                    raise ValueError(
+                        f"{path}, line {reader.line_num}: the header has {len(names)} columns and this row another "
+                        "number; put values that hold commas into double quotes"
+                    )
+                rows.append(dict(row))
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {reader.reader.line_num}: not CSV ({error})") from None
     return rows
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlox_grpo.rewards.verdicts import Float64Array
+from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Float64Array
 
 
 class RewardError(RuntimeError):
@@ -37,7 +37,7 @@ class RewardFn(Protocol):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Scores as a sequence, an array or a tensor of one dimension."""
+        """Scores as a sequence, an array or a tensor of one dimension, or ``(scores, measures)``."""
         ...
 
 
@@ -175,6 +175,34 @@ def check_scores(name: str, result: Any, rows: int) -> Float64Array:
         told = f": NaN for {bad} of them" if bad else ""
         raise RewardError(f"reward function {name} returned no score for any of {rows} completions{told}")
     return scores
+
+
+MEASURED = frozenset({"mean", "std", "time_s", *STATUSES, *OUTCOMES})
+"""Names that the metrics of a reward function have already."""
+
+
+def split_measures(name: str, result: Any, rows: int) -> tuple[Any, dict[str, Float64Array]]:
+    """Split the result ``(scores, measures)``; without measures the result is the scores.
+
+    Returns:
+        The scores as they came, and each measure as ``float64 [rows]``, NaN where there is none.
+
+    Raises:
+        RewardError: a measure whose name is not text or is taken, or whose values :func:`read_scores` refuses.
+    """
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        return result, {}
+    measures = {}
+    for measure, values in result[1].items():
+        if not isinstance(measure, str) or not measure or measure in MEASURED:
+            raise RewardError(
+                f"reward function {name} returned a metric named {measure!r}: expected text other than "
+                f"{', '.join(sorted(MEASURED))}"
+            )
+        if isinstance(values, numbers.Real) or getattr(values, "ndim", None) == 0:
+            values = [values] * rows
+        measures[measure] = np.array(read_scores(f"{name}'s metric {measure!r}", values, rows), dtype=np.float64)
+    return result[0], measures
 
 
 def read_scores(name: str, result: Any, rows: int) -> list[float]:

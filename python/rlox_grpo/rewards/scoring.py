@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from rlox_grpo.rewards.calls import (
     function_name,
     gather,
     select_arguments,
+    split_measures,
     to_list,
 )
 from rlox_grpo.rewards.verdicts import (
@@ -59,6 +60,9 @@ def score(
     completions have no text, ``completions`` are 1-D int64 tensors and ``prompts`` their stacked ``[N, prompt_len]``
     tokens (a list, if lengths differ), as rlox passes them. A function :class:`~rlox_grpo.rewards.InWorkers` is called
     in its worker processes.
+
+    A function may return ``(scores, measures)``: measures map a name to one number, or to one for each completion. They
+    are logged and no part of the reward.
 
     Args:
         groups: Rollouts, all with text or all without.
@@ -129,12 +133,13 @@ def status_counts(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, int]]:
 
 @dataclass(eq=False)
 class _Part:
-    """One function's scores ``float64 [N]`` of a batch, with their statuses or outcomes."""
+    """One function's scores ``float64 [N]`` of a batch, with their statuses or outcomes and its own measures."""
 
     scores: Float64Array
     statuses: UInt8Array | None = None
     outcomes: UInt8Array | None = None
     seconds: float = 0.0
+    measures: Mapping[str, Float64Array] = field(default_factory=dict)
 
 
 def _score_by_rule(name: str, rule: Rule, given: Mapping[str, Any]) -> _Part:
@@ -179,6 +184,7 @@ def _score_by_function(name: str, result: Any, rows: int, on_error: str) -> _Par
     try:
         if isinstance(result, RewardError):
             raise result
+        result, measures = split_measures(name, result, rows)
         scores = check_scores(name, result, rows)
         _warn_of_nan(name, result)
     except RewardError as error:
@@ -186,7 +192,7 @@ def _score_by_function(name: str, result: Any, rows: int, on_error: str) -> _Par
             raise
         logger.warning("%s; none of its %d samples has a score from it", error, rows)
         return _Part(np.full(rows, np.nan), outcomes=np.full(rows, ERROR, np.uint8))
-    return _Part(scores, outcomes=None if on_error == "stop" else np.full(rows, OK, np.uint8))
+    return _Part(scores, outcomes=None if on_error == "stop" else np.full(rows, OK, np.uint8), measures=measures)
 
 
 _warned_of_nan: set[str] = set()
@@ -333,6 +339,11 @@ def _split(groups: Sequence[RolloutGroup], total: Float64Array, parts: Mapping[s
                 {name: part.statuses[rows] for name, part in parts.items() if part.statuses is not None},
                 {name: part.outcomes[rows] for name, part in parts.items() if part.outcomes is not None},
                 {name: part.seconds * len(group.completions) / len(total) for name, part in parts.items()},
+                {
+                    f"{name}/{measure}": values[rows].astype(np.float32)
+                    for name, part in parts.items()
+                    for measure, values in part.measures.items()
+                },
             )
         )
     return scored

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from rlox_grpo.rewards.calls import call, read_scores
+from rlox_grpo.rewards.calls import RewardError, call, read_scores, split_measures
 
 LONGEST_MESSAGE = 2000
 _HEADER = 8
@@ -137,6 +137,11 @@ def _settle(first: int, rows: int, result: Any, answer: Callable[..., None]) -> 
     try:
         if isinstance(result, BaseException):
             raise result
+        result, measures = split_measures("it", result, rows)
+        if measures:
+            raise RewardError(
+                "it returned metrics beside its scores: a function with a time limit returns the scores alone"
+            )
         scores = read_scores("it", result, rows)
     except BaseException as error:  # noqa: BLE001
         for row in places:

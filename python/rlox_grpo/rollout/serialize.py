@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
-_TABLES = {"components": np.float32, "statuses": np.uint8, "outcomes": np.uint8}
+_TABLES = {"components": np.float32, "measures": np.float32, "statuses": np.uint8, "outcomes": np.uint8}
 """The fields of ``ScoredGroup`` that are arrays by name, with their type."""
 
 

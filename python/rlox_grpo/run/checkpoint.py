@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from rlox_grpo.distributed.shards import place_like
 from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.run.files import sync_path
-from rlox_grpo.run.history import partial_name, remove_leftovers, remove_old, set_aside
+from rlox_grpo.run.history import checkpoint_path, partial_name, remove_leftovers, remove_old, set_aside
 from rlox_grpo.run.manifest import FORMAT, write_manifest
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def save_checkpoint(
         CheckpointError: the folder cannot be written (a full disk, say); what was there before is untouched.
         NonFiniteError: a weight or a moment of the optimizer is NaN or infinite; nothing is written.
     """
-    place = root / f"step_{step:06d}"
+    place = checkpoint_path(root, step)
     partial = root / partial_name(step)
     tensors = _saved_tensors(model, weights or {})
     moments = {name: tensor.detach().cpu() for name, tensor in optimizer_state.items()}

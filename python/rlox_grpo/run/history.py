@@ -19,6 +19,11 @@ _NAME = re.compile(r"step_(\d{6,})")
 _PARTIAL = ".writing_"
 
 
+def checkpoint_path(root: Path, step: int) -> Path:
+    """Return the folder of the checkpoint of ``step``; it need not exist."""
+    return root / f"step_{step:06d}"
+
+
 def checkpoints(root: Path) -> list[Path]:
     """The published checkpoints under ``root`` by step; not those that were set aside."""
     if not root.is_dir():

@@ -63,6 +63,10 @@ def _reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     for name in names:
         values = np.concatenate([scored.components[name] for scored in groups if name in scored.components])
         metrics |= _spread(f"rewards/{name}", values, ("mean", "std"))
+    for name in dict.fromkeys(name for scored in groups for name in scored.measures):
+        values = np.concatenate([scored.measures[name] for scored in groups if name in scored.measures])
+        if not np.isnan(values).all():
+            metrics[f"rewards/{name}"] = float(np.nanmean(values.astype(np.float64)))
     metrics |= _shares([scored.statuses for scored in groups], STATUSES)
     metrics |= _shares([scored.outcomes for scored in groups], OUTCOMES)
     for name in names:

@@ -22,6 +22,7 @@ from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.load import Policy
 from rlox_grpo.rollout.async_generation import join_states
 from rlox_grpo.rollout.sampler import Sampler
+from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.checkpoint import (
     load_optimizer,
     load_random_states,
@@ -42,6 +43,7 @@ from rlox_grpo.run.files import (
 )
 from rlox_grpo.run.guards import Watch, resume_watch, write_warnings
 from rlox_grpo.run.history import (
+    checkpoint_path,
     checkpoints,
     choose_newest,
     remove_leftovers,
@@ -93,6 +95,7 @@ class Run:
         rewards: Sequence[tuple[str, str | None]],
         data: Mapping[str, Any],
         origin: Mapping[str, Any],
+        callbacks: Callbacks | None = None,
     ) -> None:
         """Load the newest checkpoint of the run's folder into the parts of the trainer; rank 0 holds the folder.
 
@@ -103,6 +106,7 @@ class Run:
             ranks: the processes of the run.
             rewards: each reward function's name, and a digest of its source or None.
             data: fingerprints that a resumed run must find unchanged.
+            callbacks: told of each step, evaluation and checkpoint.
             origin: keys that lead ``config.toml``, such as the model and the data files.
 
         Raises:
@@ -112,6 +116,7 @@ class Run:
         self._config, self._policy, self._learner, self._sampler = config, policy, learner, sampler
         self._ranks, self._progress, self._rewards = ranks, progress, [*rewards]
         self._data = dict(data)
+        self._callbacks = Callbacks() if callbacks is None else callbacks
         self._folder = None if self._config.output_dir is None else Path(self._config.output_dir)
         self.start_step, self.start_draw = self._progress.step, self._progress.draws
         self.resumed_from: Path | None = None
@@ -196,6 +201,7 @@ class Run:
         if self._folder is not None and self._writes and limit > 0:
             with self._warning_once("completions"):
                 write_completions(self._folder, self._progress.step, groups, advantages, limit=limit)
+        self._callbacks.step(self._progress.step, metrics)
 
     def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
         """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions.
@@ -205,14 +211,19 @@ class Run:
         step = self._progress.step
         if step == 0:
             self._sinks.write(0, {f"eval/{name}": value for name, value in metrics.items()}, without="jsonl")
-        if self._folder is None or not self._writes:
-            return
+        if self._folder is not None and self._writes:
+            self._write_evaluation(self._folder, step, metrics, groups)
+        self._callbacks.evaluation(step, metrics)
+
+    def _write_evaluation(
+        self, folder: Path, step: int, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]
+    ) -> None:
         numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
         with self._warning_once("evaluations"):
-            append_line(self._folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
+            append_line(folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
         with self._warning_once("evaluations"):
             limit = max(1, self._config.log_completions)
-            write_completions(self._folder, step, groups, None, limit=limit, kind="eval_step")
+            write_completions(folder, step, groups, None, limit=limit, kind="eval_step")
 
     def save_if_due(self) -> None:
         """Write a checkpoint every ``checkpoint_steps``; one that fails is tried again after the next step."""
@@ -250,6 +261,7 @@ class Run:
         if kind:
             raise (NonFiniteError if kind == NonFiniteError.__name__ else CheckpointError)(message)
         self._saved_step = self._progress.step
+        self._callbacks.save(self._progress.step, checkpoint_path(self._folder / "checkpoints", self._progress.step))
 
     def _save_after(self, error: Exception) -> None:
         """Save what is whole after ``error``, which stays the error of the run."""

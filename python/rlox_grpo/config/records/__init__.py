@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from rlox_grpo.config.records.loss import ImportanceConfig, LossConfig, ReferenceConfig
 from rlox_grpo.config.records.option import Record
+from rlox_grpo.config.records.prompts import PromptConfig
 from rlox_grpo.config.records.rewards import AdvantageConfig, RewardConfig
 from rlox_grpo.config.records.run import RunConfig
 from rlox_grpo.config.records.sampling import EngineConfig, PresetConfig, SamplingConfig
@@ -21,6 +22,7 @@ __all__ = [
     "OptimizerConfig",
     "Options",
     "PresetConfig",
+    "PromptConfig",
     "Record",
     "ReferenceConfig",
     "RewardConfig",
@@ -34,6 +36,7 @@ R = TypeVar("R", bound=Record)
 
 RECORDS: tuple[type[Record], ...] = (
     PresetConfig,
+    PromptConfig,
     SamplingConfig,
     EngineConfig,
     RewardConfig,
@@ -63,12 +66,18 @@ class Options(  # pydantic takes fields from the last base first
     RewardConfig,
     EngineConfig,
     SamplingConfig,
+    PromptConfig,
     PresetConfig,
 ):
     """Every option of a run by its own name, with properties that give a stage its record.
 
     The records are base classes so that type checkers and editors know each flat name; nothing is overridden.
     """
+
+    @property
+    def prompts(self) -> PromptConfig:
+        """The options of prompts."""
+        return self._select(PromptConfig)
 
     @property
     def sampling(self) -> SamplingConfig:

@@ -10,14 +10,11 @@ _VLLM = {"engine": ("vllm",)}
 _VLLM_SERVER = {"engine": ("vllm_server",)}
 
 
-class PresetConfig(Record, title="Preset and prompts"):
-    """What the other options start from, and how rows become prompts."""
+class PresetConfig(Record, title="Preset"):
+    """What the other options start from."""
 
     preset: str = option("grpo", "Published variant of GRPO that sets other options; `rlox-grpo presets` lists them.")
     published: bool = option(False, "Reproduce the defects of the preset's source; docs/presets.md names them.")
-    prompt_template: str | None = option(
-        None, "Template for rows without a prompt column; rlox_grpo.prompts.templates has each."
-    )
 
 
 class SamplingConfig(Record, title="Sampling"):

@@ -1,0 +1,75 @@
+"""Change rows before they are tokenised: rename columns, add a system message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+RESERVED = ("add_generation_prompt", "continue_final_message", "conversation", "messages", "tokenize")
+"""Variables of a chat template that are set for each prompt; they cannot be given."""
+
+
+def rename_columns(row: Mapping[str, Any], renamed: Mapping[str, str], index: int) -> Mapping[str, Any]:
+    """Return the row with its columns under their new names.
+
+    Args:
+        row: columns by name.
+        renamed: new name → name in the row. A column of the new name is replaced.
+        index: of the row, for the error.
+
+    Raises:
+        ValueError: the row lacks a column.
+    """
+    if not renamed:
+        return row
+    for name in renamed.values():
+        if name not in row:
+            raise ValueError(f"prompts[{index}] has no {name!r} column; it has {', '.join(map(repr, row))}")
+    kept = {name: value for name, value in row.items() if name not in renamed.values()}
+    return {**kept, **{new: row[name] for new, name in renamed.items()}}
+
+
+def add_system_message(source: Any, text: str, index: int) -> list[Any]:
+    """Return chat messages that begin with the system message ``text``.
+
+    Args:
+        source: text, which becomes a user message, or chat messages.
+        text: what the system message says.
+        index: of the prompt, for the error.
+
+    Raises:
+        ValueError: the prompt has a system message already, or is token ids.
+    """
+    system = {"role": "system", "content": text}
+    if isinstance(source, str):
+        return [system, {"role": "user", "content": source}]
+    messages = source.tolist() if hasattr(source, "tolist") else source
+    if not isinstance(messages, list) or not messages or not isinstance(messages[0], Mapping):
+        raise ValueError(f"prompts[{index}] is not text or chat messages: system_prompt cannot be put before it")
+    if any(isinstance(message, Mapping) and message.get("role") == "system" for message in messages):
+        raise ValueError(
+            f"prompts[{index}] has a system message: leave out system_prompt={text[:40]!r}, or remove the message"
+        )
+    return [system, *messages]
+
+
+def refuse_unread_variables(variables: Mapping[str, Any], tokenizer: Any, sources: Sequence[Any]) -> None:
+    """Raise ValueError for variables of the chat template that would be ignored.
+
+    Args:
+        variables: ``chat_template_kwargs``.
+        tokenizer: with its ``chat_template``, or None.
+        sources: the prompts; without chat messages among them no template is applied.
+    """
+    if not variables:
+        return
+    if taken := [name for name in variables if name in RESERVED]:
+        raise ValueError(f"chat_template_kwargs has {taken[0]!r}: that variable is set for each prompt")
+    if not any(isinstance(source, list) and source and isinstance(source[0], Mapping) for source in sources):
+        raise ValueError(
+            f"chat_template_kwargs={dict(variables)!r} is ignored: no prompt is chat messages; set system_prompt or "
+            "prompt_template, or write the prompts as messages"
+        )
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    if template and (unread := [name for name in variables if name not in template]):
+        raise ValueError(f"chat_template_kwargs has {unread[0]!r}, which the tokenizer's chat template does not read")
