@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
             "RLOX_GRPO_CUDA_SIM": "1",
         }
         devices = {"FAKE_CUDA_DEVICES": "2"}
-        chosen = arguments or [str(HERE)]
+        chosen = arguments or ["-n", "2", str(HERE)]  # a simulated device belongs to its process
         return subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *chosen],
             cwd=ROOT,

@@ -16,8 +16,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-LARGEST_SHOWN = 1e100
-"""Numbers beyond it count as not finite: charts add, square and average what they show."""
 
 Table = dict[int, dict[str, float | None]]
 """Step → metric → value; None where it was not finite."""
