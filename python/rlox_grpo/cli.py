@@ -85,6 +85,11 @@ def _make_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--seed", type=int, default=0)
     evaluate.set_defaults(run=_evaluate)
 
+    merge = commands.add_parser("merge", help="merge a LoRA adapter into its base model")
+    merge.add_argument("adapter", help="what trainer.save(path) wrote, or a checkpoint of a LoRA run")
+    merge.add_argument("out", help="folder for the whole model")
+    merge.set_defaults(run=_merge)
+
     frozen = commands.add_parser("serve-reference", help="answer a frozen model's log-probs to several trainers")
     frozen.add_argument("model", help="a path or hub id")
     frozen.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -189,6 +194,16 @@ def _check(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     prompts = [Prompt(token, index, columns=row) for index, row in enumerate(rows)]
     check_rewards(prompts, make_rewards([parse_reward(text) for text in arguments.reward], [Path.cwd()]))
     print(f"{arguments.data}: all {len(rows)} rows fit {', '.join(arguments.reward)}")
+
+
+def _merge(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.config.schema import GRPOConfig
+    from rlox_grpo.model.load import load_policy
+    from rlox_grpo.run.checkpoint import export_merged
+
+    policy = load_policy(arguments.adapter, None, GRPOConfig.create())
+    export_merged(Path(arguments.out), policy.model, policy.tokenizer)
+    print(f"{arguments.out}: {arguments.adapter} merged into its base model")
 
 
 def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from rlox_grpo.rollout.generate import Rollout, refill_groups
 from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.callbacks import Callbacks
-from rlox_grpo.run.checkpoint import export_model
+from rlox_grpo.run.checkpoint import export_merged, export_model
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.lock import hold_run_folder
 from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
@@ -277,16 +277,24 @@ class GRPO:
         with closing_workers(self.reward_fns), self.ranks.failing_together():
             return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, merged: bool = False) -> None:
         """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``).
 
         Call this on every rank; rank 0 writes.
+
+        Args:
+            path: the folder.
+            merged: of a LoRA model write the whole model with the adapter merged in, instead of the adapter alone.
+
+        Raises:
+            ValueError: ``merged=True`` without an adapter.
         """
+        if merged and not hasattr(self.model, "peft_config"):
+            raise ValueError("merged=True: the model has no adapter; call save(path)")
         whole = self.learner.whole_weights()
         if self.ranks.is_first:
-            export_model(
-                Path(path), self.model, self.policy.tokenizer, whole if self.learner.updater.is_sharded else None
-            )
+            write = export_merged if merged else export_model
+            write(Path(path), self.model, self.policy.tokenizer, whole if self.learner.updater.is_sharded else None)
 
     def _scored(self, batch: Pending) -> list[ScoredGroup]:
         """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""

@@ -1,13 +1,24 @@
 """Loading a policy: what fits together, and what is refused before any work."""
 
+import json
 import logging
 
+import peft
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from rlox_grpo import GRPO, GRPOConfig
+from rlox_grpo.cli import main
 from rlox_grpo.demo.tokenizer import build_tokenizer
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.rewards import TagFormat
 
@@ -128,6 +139,63 @@ def test_lora_trains_the_adapter_alone_and_resumes(tmp_path):
     assert longer.step == 3
     longer.save(tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_config.json").exists()
+
+
+def adapter_weights(model):
+    return {name: p.detach() for name, p in model.named_parameters() if "lora_" in name}
+
+
+def test_a_lora_checkpoint_is_an_adapter_that_is_evaluated_continued_and_merged(tmp_path, capsys):
+    rows = [{"prompt": "3 , 4 : 7", "nums": [3, 4], "target": 7}] * 4
+    options = {"group_size": 4, "max_new_tokens": 8, "learning_rate": 0.01, "log_to": (), "prompts_per_step": 4}
+    base = str(save(tmp_path / "base", model_of()))
+    trainer = GRPO(base, count_words, max_steps=2, lora_rank=2, output_dir=tmp_path / "run", **options)
+    trainer.train(rows)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_000002"
+    expected = trainer.evaluate(rows, greedy=True)
+    assert any(weight.abs().sum() > 0 for name, weight in adapter_weights(trainer.model).items() if "lora_B" in name)
+
+    loaded = GRPO(checkpoint, count_words, max_steps=1, **options)
+    assert adapter_weights(loaded.model).keys() == adapter_weights(trainer.model).keys()
+    for name, weight in adapter_weights(trainer.model).items():
+        assert torch.equal(adapter_weights(loaded.model)[name], weight)
+    assert loaded.evaluate(rows, greedy=True) == expected
+    loaded.train(rows)
+    moved = adapter_weights(loaded.model)
+    assert any(not torch.equal(moved[name], weight) for name, weight in adapter_weights(trainer.model).items())
+
+    trainer.save(tmp_path / "merged", merged=True)
+    assert main(["merge", str(checkpoint), str(tmp_path / "by_command")]) == 0
+    ids = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        wanted = trainer.model(ids).logits
+        plain = model_of()(ids).logits
+        for folder in ("merged", "by_command"):
+            merged = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+            assert not hasattr(merged, "peft_config")
+            torch.testing.assert_close(merged(ids).logits, wanted, atol=1e-5, rtol=0)
+    assert (wanted - plain).abs().max() > 1e-3
+    with torch.no_grad():
+        by_peft = peft.AutoPeftModelForCausalLM.from_pretrained(checkpoint)
+        torch.testing.assert_close(by_peft(ids).logits, wanted, atol=1e-6, rtol=0)
+
+
+def test_what_does_not_fit_an_adapter_is_named(tmp_path):
+    base = str(save(tmp_path / "base", model_of()))
+    trainer = GRPO(base, count_words, lora_rank=2)
+    trainer.save(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match="lora_rank=2 would put a second adapter"):
+        GRPO(tmp_path / "adapter", count_words, lora_rank=2)
+    with pytest.raises(ValueError, match="merged=True: the model has no adapter"):
+        GRPO(base, count_words).save(tmp_path / "merged", merged=True)
+    settings = tmp_path / "adapter" / "adapter_config.json"
+    stated = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**stated, "base_model_name_or_path": "./gone"}))
+    with pytest.raises(ValueError, match=r"is an adapter over './gone': model='./gone': no such folder"):
+        GRPO(tmp_path / "adapter", count_words)
+    settings.write_text(json.dumps({**stated, "base_model_name_or_path": None}))
+    with pytest.raises(ValueError, match="names no base model"):
+        GRPO(tmp_path / "adapter", count_words)
 
 
 def test_gradient_checkpointing_trains_to_the_same_weights():

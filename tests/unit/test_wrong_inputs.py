@@ -146,7 +146,7 @@ PROMPT_ROWS = [
         r"prompts\[0\] holds the lone surrogate",
     ),
     ("missing file", lambda: "trian.jsonl", FileNotFoundError, "trian.jsonl"),
-    (".csv", lambda: "data.csv", ValueError, "prompts are read from .jsonl and .parquet files"),
+    (".xlsx", lambda: "data.xlsx", ValueError, "prompts are read from .jsonl, .parquet and .csv files"),
 ]
 
 

@@ -19,8 +19,12 @@ from transformers import (
 )
 
 from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file by which peft knows a folder that holds an adapter."""
 
 PADDING_SHARE = 0.05
 """Embedding rows past the tokenizer are padding up to this share of the vocabulary (Qwen2.5 has 0.3 %)."""
@@ -51,6 +55,7 @@ def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBas
     Raises:
         ValueError: a path without a model or a tokenizer; a tokenizer that does not fit the model; a model that is
             not a causal language model.
+        ConfigError: ``lora_rank`` with a model that has an adapter.
         ImportError: LoRA without peft.
     """
     if isinstance(model, (str, Path)):
@@ -60,6 +65,11 @@ def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBas
     _refuse_other_architectures(model)
     model = _move_to_gpu(model)
     if config.lora_rank > 0:
+        if hasattr(model, "peft_config"):
+            raise ConfigError(
+                f"lora_rank={config.lora_rank} would put a second adapter over the model's own: leave lora_rank out to "
+                "continue that adapter, or merge it first (`rlox-grpo merge ADAPTER OUT`)"
+            )
         model = _add_lora(model, config)
     _keep_float32_weights(model)
     if config.gradient_checkpointing:
@@ -152,6 +162,8 @@ def _load_pretrained(
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     if not Path(source).exists() and _looks_like_a_folder(source):
         raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()})")
+    if (Path(source) / ADAPTER_CONFIG).is_file():
+        return _load_adapter(source, tokenizer)
     try:
         # Master weights are float32 whatever the checkpoint holds: bfloat16 drops updates of 1e-6.
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -162,6 +174,34 @@ def _load_pretrained(
     if tokenizer is None:
         raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")
     return model, tokenizer
+
+
+def _load_adapter(source: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """Load a LoRA adapter, trainable, over its base model; the tokenizer is the adapter's or the base model's."""
+    peft = _import_peft(f"model={source!r} is an adapter and")
+    try:
+        base = peft.PeftConfig.from_pretrained(source).base_model_name_or_path
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"model={source!r}: {ADAPTER_CONFIG} cannot be read: {error}") from error
+    if not base:
+        raise ValueError(
+            f"model={source!r} is an adapter whose {ADAPTER_CONFIG} names no base model: write its path there as "
+            "base_model_name_or_path, or load it by peft.PeftModel.from_pretrained(base, path, is_trainable=True)"
+        )
+    try:
+        model, own = _load_pretrained(str(base), tokenizer or _load_tokenizer(source))
+    except ValueError as error:
+        raise ValueError(f"model={source!r} is an adapter over {base!r}: {error}") from error
+    adapted: nn.Module = peft.PeftModel.from_pretrained(model, source, is_trainable=True)
+    return adapted, own
+
+
+def _import_peft(what: str) -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise ImportError(f'{what} needs peft: pip install "rlox-grpo[lora]"') from None
+    return peft
 
 
 def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
@@ -181,14 +221,11 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
 
 
 def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
-    try:
-        import peft
-    except ImportError:
-        raise ImportError('lora_rank needs peft: pip install "rlox-grpo[lora]"') from None
+    peft = _import_peft("lora_rank")
     targets = config.lora_target_modules
     settings = peft.LoraConfig(
         r=config.lora_rank,
-        lora_alpha=config.lora_alpha or 2 * config.lora_rank,  # type: ignore[arg-type]  # peft divides: any number does
+        lora_alpha=config.lora_alpha or 2 * config.lora_rank,
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
     )

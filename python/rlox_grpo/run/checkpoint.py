@@ -25,6 +25,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlox_grpo.distributed.shards import place_like
 from rlox_grpo.errors import CheckpointError, NonFiniteError
+from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.run.files import sync_path
 from rlox_grpo.run.history import checkpoint_path, partial_name, remove_leftovers, remove_old, set_aside
 from rlox_grpo.run.manifest import FORMAT, write_manifest
@@ -68,6 +69,8 @@ def save_checkpoint(
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
         if isinstance(model, PreTrainedModel):
             _save_settings(model, tokenizer, partial)
+        elif hasattr(model, "peft_config"):
+            _save_adapter(model, tokenizer, tensors, partial)
         save_file(moments, partial / "optimizer.safetensors")
         if reference_state:
             save_file(dict(reference_state), partial / "reference.safetensors")
@@ -94,6 +97,42 @@ def _save_settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
     _save_generation_config(model, tokenizer, folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def _save_adapter(
+    model: Any, tokenizer: PreTrainedTokenizerBase | None, tensors: Mapping[str, Tensor], folder: Path
+) -> None:
+    """What peft's ``from_pretrained`` reads: the adapter's configuration and weights, and the tokenizer."""
+    # The embedding is frozen: without this peft may ask the hub whether it was resized.
+    model.save_pretrained(folder, state_dict=dict(tensors), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def export_merged(
+    path: Path, model: Any, tokenizer: PreTrainedTokenizerBase | None, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write the base model of a LoRA model with its adapter merged in; the model itself is not changed.
+
+    Args:
+        path: the folder.
+        model: with its adapter.
+        tokenizer: written beside it.
+        weights: whole parameters under their names in ``model``, where it holds shards.
+
+    Raises:
+        ValueError: a model without an adapter, or with one that is not plain LoRA.
+    """
+    if not hasattr(model, "peft_config"):
+        raise ValueError(f"there is no adapter to merge: the model is a {type(model).__name__}")
+    merged = dict(collect_weights(model, None if weights is None else weights.items()))
+    base = model.get_base_model()
+    base.save_pretrained(path, state_dict=merged)
+    _save_generation_config(base, tokenizer, path)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(path)
+        _warn_of_other_tokenizer(path, tokenizer)
 
 
 def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
