@@ -36,6 +36,8 @@ class Ended(NamedTuple):
 
 def run(ranks: int, script: Path, *arguments: str, **environment: str) -> Ended:
     """Run a script on so many ranks of this machine, or in a plain process (0), and wait for its end."""
+    if sys.platform != "linux":  # elsewhere a process that has imported torch is not safe to fork
+        return _run_anew(ranks, script, *arguments, **environment)
     with tempfile.NamedTemporaryFile(prefix="warm_", suffix=".log") as log:
         request = {
             "ranks": ranks,
@@ -52,6 +54,21 @@ def run(ranks: int, script: Path, *arguments: str, **environment: str) -> Ended:
         said = Path(log.name).read_text(errors="replace")
         assert answer, f"no end after {TIMEOUT_S:g} s: {said}"
         return Ended(json.loads(answer), said)
+
+
+def _run_anew(ranks: int, script: Path, *arguments: str, **environment: str) -> Ended:
+    from ranked import torchrun
+
+    ended = subprocess.run(
+        [*(torchrun(ranks) if ranks else [sys.executable]), str(script), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
+        check=False,
+    )
+    return Ended(ended.returncode, ended.stdout)
 
 
 @functools.cache

@@ -345,7 +345,7 @@ def test_a_disk_too_small_is_refused_before_any_work(tmp_path, monkeypatch):
     import shutil
 
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("rlox_grpo.run.run.shutil.disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr("rlox_grpo.run.folder.shutil.disk_usage", lambda path: usage._replace(free=1000))
     calls = []
     trainer = GRPO(ToyLM(), lambda completions, prompts: calls.append(1), **options(output_dir=tmp_path))
     with pytest.raises(CheckpointError, match="free space or choose another output_dir"):
