@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 TERM_S = 30.0
 """What torchrun gives the other ranks to end after one has failed, before it kills them."""
 
