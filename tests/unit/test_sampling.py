@@ -13,8 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rlox_grpo.rollout.engines.request import check_sampling
-from rlox_grpo.rollout.engines.sampling import draw_row_uniforms, sample_tokens
+from rlox_grpo.rollout.engines.sampling import check_sampling, draw_row_uniforms, sample_tokens
 from rlox_grpo.types import Sampling
 
 

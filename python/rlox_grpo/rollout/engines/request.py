@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlox_grpo.rollout.engines.sampling import check_sampling
 from rlox_grpo.types import Prompt, Sampling
 
 
@@ -25,7 +26,7 @@ def check_request(
     Args:
         prompts: Their token ids are checked one by one.
         group_size: Completions for each prompt.
-        sampling: See :func:`check_sampling`.
+        sampling: See :func:`~rlox_grpo.rollout.engines.sampling.check_sampling`.
         seed: Of the request.
         vocab_size: Rows of the model's embedding; None where they are unknown.
         max_length: Positions of the model or of the engine; None where there is no limit.
@@ -58,23 +59,3 @@ def check_request(
             raise ValueError(
                 f"prompts[{place}].token_ids[{at}] is {ids[at]}, outside the model's vocabulary of {vocab_size}"
             )
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Raise ValueError for sampling values out of their range.
-
-    Raises:
-        ValueError: Names the field and its value.
-    """
-    if sampling.max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {sampling.max_new_tokens}, expected at least 1")
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        raise ValueError(f"temperature is {sampling.temperature}, expected a finite number, at least 0")
-    if not 0 < sampling.top_p <= 1:
-        raise ValueError(f"top_p is {sampling.top_p}, expected above 0 and at most 1")
-    if sampling.top_k < 0:
-        raise ValueError(f"top_k is {sampling.top_k}, expected at least 0 (0 is off)")
-    if not 0 <= sampling.min_p <= 1:
-        raise ValueError(f"min_p is {sampling.min_p}, expected 0 to 1")
-    if "" in sampling.stop:
-        raise ValueError(f"stop is {sampling.stop!r}, expected no empty string: every completion contains it")

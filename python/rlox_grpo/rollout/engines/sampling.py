@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,6 +16,26 @@ _BLOCK = 128
 # A nucleus is looked for among this many of the heaviest tokens before a row is sorted whole: one CPU thread,
 # 64 rows of 151,936: topk(1024) 63 ms, sort 962 ms.
 _NUCLEUS_CANDIDATES = 1024
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raise ValueError for sampling values out of their range.
+
+    Raises:
+        ValueError: Names the field and its value.
+    """
+    if sampling.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {sampling.max_new_tokens}, expected at least 1")
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        raise ValueError(f"temperature is {sampling.temperature}, expected a finite number, at least 0")
+    if not 0 < sampling.top_p <= 1:
+        raise ValueError(f"top_p is {sampling.top_p}, expected above 0 and at most 1")
+    if sampling.top_k < 0:
+        raise ValueError(f"top_k is {sampling.top_k}, expected at least 0 (0 is off)")
+    if not 0 <= sampling.min_p <= 1:
+        raise ValueError(f"min_p is {sampling.min_p}, expected 0 to 1")
+    if "" in sampling.stop:
+        raise ValueError(f"stop is {sampling.stop!r}, expected no empty string: every completion contains it")
 
 
 def draw_row_uniforms(seed: int, prompt: int, completion: int, count: int) -> NDArray[np.float64]:
