@@ -21,6 +21,7 @@ from rlox_grpo.run.files import (
     remove_later_completions,
     remove_parts,
     replace_file,
+    set_broken_lines_aside,
 )
 from rlox_grpo.run.history import (
     checkpoints,
@@ -127,6 +128,8 @@ def prepare_folder(
     for path in damaged:
         logger.warning("the damaged checkpoint is now %s", set_aside(path, "damaged"))
     if resumes:
+        for name in ("metrics.jsonl", "evaluations.jsonl", "warnings.jsonl"):
+            set_broken_lines_aside(folder / name)
         for path in set_later_aside(root, step):
             logger.warning("the run goes back to step %d; the later checkpoint is now %s", step, path)
         recorded = last_step(folder / "metrics.jsonl")

@@ -346,7 +346,7 @@ class Run:
         """Load the checkpoint; returns the options that differ, each with its old and its new value."""
         state = read_state(checkpoint)
         changed = self._refuse_other_run(checkpoint, state)
-        load_weights(checkpoint, self._policy.model)
+        load_weights(checkpoint, self._policy.model, self._learner.updater.masters)
         moments = load_optimizer(checkpoint)
         reference = load_reference(checkpoint) if self._learner.reference is not None else {}
         load_random_states(checkpoint)
