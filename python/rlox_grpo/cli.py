@@ -294,37 +294,20 @@ def _merge(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.reference.client import read_token
     from rlox_grpo.reference.server import serve
 
-    token = read_token(arguments.token_file)
-    serve(
-        arguments.model,
-        token,
-        host=arguments.host,
-        port=arguments.port,
-        token_budget=arguments.token_budget,
-        bfloat16=arguments.dtype == "bfloat16",
-    )
+    serve(**_command_options(arguments))
 
 
 def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.rollout.engines.vllm.serve import serve
 
-    serve(
-        arguments.model,
-        host=arguments.host,
-        port=arguments.port,
-        count=arguments.count,
-        dtype=arguments.dtype,
-        max_length=arguments.max_length,
-        token_file=arguments.token_file,
-        log_dir=arguments.log_dir,
-        restarts=arguments.restarts,
-        start_timeout=arguments.start_timeout,
-        vllm_arguments=rest,
-        say=lambda line: print(line, flush=True),
-    )
+    serve(**_command_options(arguments), vllm_arguments=rest, say=lambda line: print(line, flush=True))
+
+
+def _command_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of the command itself, by name."""
+    return {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "traceback")}
 
 
 def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

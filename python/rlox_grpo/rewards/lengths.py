@@ -21,6 +21,8 @@ from rlox_grpo.rewards.verdicts import (
     to_floats,
 )
 
+__all__ = ["CosineLength", "Overlong", "ReasoningLength", "Repetition"]
+
 
 @dataclass(frozen=True)
 class Repetition:
@@ -103,7 +105,7 @@ class ReasoningLength:
     its last closing or the end; without either the status is ``no_answer`` and the score 0. ``tag=None`` takes the
     whole completion, and so does ``unit="tokens"`` (column ``completion_ids``), which needs it.
 
-    Nothing here looks at what the reasoning says, and padding is cheap: weigh it low, as R1's retellings do (0.01).
+    The rule does not read the reasoning, and padding earns it: use a low weight, such as 0.01.
     """
 
     max_length: int = 1000

@@ -1,9 +1,8 @@
 """Policy weights for a generation engine: checkpoint names, merged adapters, and checks before the first transfer.
 
-An engine that stops in the middle of a reload holds a mixture of old and new weights, or none at all, and an engine
-that is handed too few of them says nothing. So all names and shapes are compared with what the engine's own
-configuration asks for, and only then does the engine see the first weight. Both passes go over a stream: one merged or
-gathered weight exists at a time.
+A reload that fails midway leaves a mixture of old and new weights, and an engine does not report missing ones. So all
+names and shapes are checked against the engine's configuration before the engine gets the first weight. Both passes go
+over a stream: one merged or gathered weight exists at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class WeightMismatchError(ValueError):
 def collect_weights(
     model: nn.Module, whole: Iterable[tuple[str, Tensor]] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and value of every tensor that a checkpoint of ``model`` holds, tied ones once; nothing has a gradient.
+    """Yield name and value of every tensor in a checkpoint of ``model``, without gradients; tied tensors once.
 
     A LoRA model gives the names of its base model, and each adapted weight with its active adapters merged in:
     W + ΔW in W's own dtype. The model itself is not changed, and only one merged weight exists at a time.
@@ -91,10 +90,10 @@ def make_repeatable(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str
 
 
 def digest_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """16 hexadecimal digits of names, shapes and every bit of the values; equal on every rank that holds the same.
+    """Digest of names, shapes and every bit of the values: 16 hexadecimal digits, equal where weights are.
 
-    Two sums over the bits of each tensor, one weighted by position, in wrapping 64-bit arithmetic where the tensor
-    lies: they read it once and are exact in any order. It tells weights apart, and is no defence against an attacker.
+    Two sums over the bits of each tensor, one weighted by position, in wrapping 64-bit arithmetic on the tensor's
+    device: one read, exact in any order. Not a cryptographic digest.
     """
     digest = blake2b(digest_size=8)
     for name, tensor in weights:
@@ -109,7 +108,7 @@ def digest_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def build_manifest(config: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a causal LM's checkpoint by its transformers ``config`` alone; no weight is allocated."""
+    """Names and shapes of a causal LM's checkpoint, from its transformers ``config``; no weight is allocated."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

@@ -20,15 +20,16 @@ import numpy as np
 from torch import Tensor
 
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.vllm.auth import LOADING
 from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, ServerConnection, Unavailable
 from rlox_grpo.rollout.engines.vllm.requests import (
     MODEL_NAME,
-    check_request,
     decode_texts,
     derive_prompt_seeds,
     make_request_fields,
     read_completion,
+    refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.weight_sync import (
     WeightStream,
@@ -136,7 +137,7 @@ class VLLMServerEngine:
         The prompts of a step go to the servers in turn, over all ranks.
 
         Raises:
-            ValueError: what :func:`rlox_grpo.rollout.engines.vllm.requests.check_request` refuses.
+            ValueError: As :func:`~rlox_grpo.rollout.engines.request.check_request`, or a temperature below 0.01.
             EngineError: no weights were loaded yet; no server answered within the deadline; or one refused a request.
         """
         if self.policy_version < 0:
@@ -150,6 +151,7 @@ class VLLMServerEngine:
             max_length=self.max_length,
             has_tokenizer=self._tokenizer is not None,
         )
+        refuse_low_temperature(sampling)
         deadline = time.monotonic() + self._timeout
 
         def group(place: int, prompt: Prompt, prompt_seed: int) -> list[Completion]:

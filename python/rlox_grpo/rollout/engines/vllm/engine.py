@@ -1,4 +1,4 @@
-"""vLLM in the trainer's process: on the CPU as it is, on a GPU beside the trainer, asleep while it updates."""
+"""In-process vLLM engine. On a GPU it sleeps during the update and gives its memory to the trainer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from torch import Tensor
 
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.vllm.requests import (
-    check_request,
     decode_texts,
     derive_prompt_seeds,
     make_request_fields,
     read_completion,
+    refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.weight_sync import (
     build_manifest,
@@ -43,11 +44,11 @@ from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 logger = logging.getLogger(__name__)
 
 FIRST_VLLM, LAST_VLLM = (0, 32), (0, 32)
-"""The versions that the tests run with; an older one is refused, a newer one is tried with a warning."""
+"""Tested vLLM versions: an older one raises ImportError, a newer one logs a warning."""
 
 DEFAULT_MAX_ROWS = 256
 
-# What a reload raises inside vLLM: its loaders assert, index, narrow and allocate.
+# Errors of vLLM's weight loaders.
 _RELOAD_FAILURES = (
     ArithmeticError,
     AssertionError,
@@ -63,9 +64,9 @@ _RELOAD_FAILURES = (
 class VLLMEngine:
     """Samples with vLLM from a copy of the policy, loaded and reloaded in memory; nothing goes through a file.
 
-    vLLM starts with the first ``load_weights``, from the model's configuration alone. It reads no tokenizer unless
-    stop strings need one, no generation settings of a checkpoint, and ends a completion by the policy's end tokens:
-    prompts and completions are token ids.
+    vLLM starts at the first ``load_weights``, from the model's configuration. Prompts and completions are token ids:
+    it reads a tokenizer only for stop strings, ignores a checkpoint's generation settings, and ends a completion at
+    the policy's end tokens.
 
     A completion's draws are keyed by (seed, prompt's index, completion's place in its group), so the batch's order
     does not decide them. Logits depend on the batch in their last bits; a token can flip where a draw lies on the edge.
@@ -164,7 +165,7 @@ class VLLMEngine:
         """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
 
         Raises:
-            ValueError: what :func:`rlox_grpo.rollout.engines.vllm.requests.check_request` refuses.
+            ValueError: As :func:`~rlox_grpo.rollout.engines.request.check_request`, or a temperature below 0.01.
             EngineError: no weights were loaded yet, or vLLM gave something that is no completion, or ranks that share
                 one model were given different prompts or sampled different tokens.
         """
@@ -179,6 +180,7 @@ class VLLMEngine:
             max_length=self.max_length,
             has_tokenizer=self._tokenizer is not None,
         )
+        refuse_low_temperature(sampling)
         asked = [prompt.token_ids.tolist() for prompt in prompts]
         self._refuse_differences("were given different prompts", [asked, group_size, repr(sampling), seed])
         from vllm import SamplingParams
@@ -347,7 +349,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def _set_environment() -> None:
-    """What vLLM reads when it is imported; a user's own values stand, but for the one that the sync depends on."""
+    """Set the environment variables that vLLM reads on import; the user's values win, but for multiprocessing."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -359,7 +361,7 @@ def _set_environment() -> None:
 
 @contextlib.contextmanager
 def _random_states_kept() -> Iterator[None]:
-    """VLLM seeds every generator of the process when it starts; the trainer's go on where they were."""
+    """Restore the trainer's random states: vLLM seeds every generator of the process when it starts."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:
@@ -373,7 +375,7 @@ def _random_states_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _groups_kept() -> Iterator[None]:
-    """VLLM closes every process group of the process when it shuts down; here its own alone."""
+    """Keep the trainer's process groups: vLLM destroys every group of the process when it shuts down."""
     destroy = dist.destroy_process_group
 
     def destroy_one(group: Any = None) -> None:
