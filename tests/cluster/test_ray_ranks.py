@@ -109,17 +109,3 @@ def test_a_driver_that_is_asked_to_stop_lets_the_ranks_save(cluster, folder, by_
     again = train("--ray", cluster, *SAVED, "stopped")
     assert "resuming at step" in again.stdout
     assert same(by_torchrun, folder / "stopped")
-
-
-def test_a_lost_node_ends_the_run_and_another_node_continues_it(train, cluster, folder, by_torchrun):
-    """The last test: the cluster has one node afterwards."""
-    spread = ("--layout", "{trainers=2, cpus_per_trainer=2}")
-    done = train("--ray", cluster, *SAVED, "lost", *spread, RLOX_GRPO_HOW="kill_raylet")
-    assert done.returncode == 2, done.stdout
-    assert "2 trainers on 2 of the cluster's nodes" in done.stdout
-    assert "was lost with its actor: " in done.stderr
-    assert train("--ray", cluster, *SAVED, "lost", *spread).returncode == 2  # one node cannot hold both
-    again = train("--ray", cluster, *SAVED, "lost")
-    assert again.returncode == 0, again.stderr
-    assert "resuming at step" in again.stdout
-    assert same(by_torchrun, folder / "lost")

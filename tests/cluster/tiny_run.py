@@ -13,18 +13,6 @@ import time
 calls = 0
 
 
-def parent(process):
-    return int(open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[1])
-
-
-def kill_the_second_nodes_raylet():
-    raylet = parent(os.getppid())
-    command = open(f"/proc/{raylet}/cmdline", "rb").read()
-    if b"raylet" in command and b"--head" not in command:
-        os.kill(raylet, signal.SIGKILL)
-        time.sleep(2)
-
-
 def share_of_low_bytes(completion_ids, **columns):
     """Share of the lower half of the vocabulary; at call DIE_AT rank 1 does what HOW says."""
     global calls
@@ -41,8 +29,6 @@ def share_of_low_bytes(completion_ids, **columns):
         if how == "term_driver":
             os.kill(int(os.environ["RLOX_GRPO_DRIVER"]), signal.SIGTERM)
             time.sleep(2)
-    if calls == 3 and os.environ.get("RLOX_GRPO_HOW") == "kill_raylet":
-        kill_the_second_nodes_raylet()
     with open(os.environ.get("RLOX_GRPO_SEEN", os.devnull), "a") as seen:
         names = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
         print(*(os.environ.get(name, "-") for name in names), file=seen)
