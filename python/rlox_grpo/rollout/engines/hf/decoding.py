@@ -31,7 +31,7 @@ _REFILL_FRACTION = 1 / 8
 
 def can_decode_with_cache(model: nn.Module) -> bool:
     """Whether the model is a transformers decoder whose only state is keys and values by position."""
-    if getattr(model, "config", None) is None or not _takes(model, "past_key_values", "attention_mask", "position_ids"):
+    if getattr(model, "config", None) is None or not takes(model, "past_key_values", "attention_mask", "position_ids"):
         return False
     config: Any = model.config
     layers = DynamicCache(config=config).layers
@@ -89,7 +89,7 @@ def can_share_prefixes(model: nn.Module) -> bool:
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        prefilled = _prefill(model, [ids[:3], ids[3:]], split.head.weight.device)
+        prefilled = prefill(model, [ids[:3], ids[3:]], split.head.weight.device)
         logits = []
         for kind in (RowCache, SharedPrefixCache):
             cache: RowCache | SharedPrefixCache = kind(len(which), split.head.weight.device)
@@ -127,7 +127,7 @@ class _WaitingRows:
         if self._prefilled is None or self._given == len(self._batch) * self._group_size:
             wanted = min(-(-free // self._group_size), _PREFILL_TOKENS // len(self._prompts[self._order[0]]))
             self._batch, self._order = self._order[: max(1, wanted)], self._order[max(1, wanted) :]
-            self._prefilled = _prefill(self._model, [self._prompts[index] for index in self._batch], self._device)
+            self._prefilled = prefill(self._model, [self._prompts[index] for index in self._batch], self._device)
             self._given = 0
         rows = np.arange(self._given, min(self._given + free, len(self._batch) * self._group_size))
         self._given += len(rows)
@@ -176,7 +176,8 @@ def _select_last_logits(output: Any) -> Tensor:
     return logits[:, -1]
 
 
-def _prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.device) -> PrefilledPrompts:
+def prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.device) -> PrefilledPrompts:
+    """Run prompts through the model, padded on the left to a common width."""
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     width = int(lengths.max())
     input_ids = np.zeros((len(prompts), width), dtype=np.int64)
@@ -184,7 +185,7 @@ def _prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.devi
         input_ids[row, width - len(prompt) :] = prompt
     attention_mask = np.arange(width) >= (width - lengths)[:, None]
     position_ids = np.maximum(np.arange(width) - (width - lengths)[:, None], 0)
-    options: dict[str, Any] = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
+    options: dict[str, Any] = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
     if not attention_mask.all():
         options["attention_mask"] = torch.from_numpy(attention_mask).to(device)
     # Without the config every layer keeps all its positions, those with a sliding window too.
@@ -205,7 +206,8 @@ def _prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.devi
     )
 
 
-def _takes(model: nn.Module, *names: str) -> bool:
+def takes(model: nn.Module, *names: str) -> bool:
+    """Whether the model's ``forward`` has these parameters."""
     # An adapter (peft) passes keywords on: what counts is the model that it wraps.
     base: Any = model
     if hasattr(base, "get_base_model"):
