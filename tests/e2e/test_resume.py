@@ -241,6 +241,17 @@ def test_a_disk_that_is_full_for_a_moment_tears_no_line(tmp_path):
     assert run(tmp_path, full_at_4, max_steps=6, checkpoint_steps=0).step == 6
 
 
+def test_a_line_broken_in_the_middle_ends_no_run(tmp_path, caplog):
+    run(tmp_path, max_steps=4)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b"\x00\x00\n", *lines[2:]]))
+    run(tmp_path, max_steps=6)
+    assert steps(path) == [1, 3, 4, 5, 6]
+    assert (tmp_path / "metrics.jsonl.broken").read_bytes() == b"\x00\x00\n"
+    assert "moved 1 line(s) that are not a step's JSON object to metrics.jsonl.broken: 2" in caplog.text
+
+
 def test_torn_and_lost_lines_are_repaired_with_a_word(tmp_path, caplog):
     run(tmp_path, max_steps=2)
     with (tmp_path / "metrics.jsonl").open("ab") as file:

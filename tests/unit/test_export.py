@@ -5,11 +5,13 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from rlox_grpo import GRPO
-from rlox_grpo.demo.run import LARGEST
+from rlox_grpo.demo.examples import format_prompt, solutions
+from rlox_grpo.demo.run import LARGEST, problems
 from rlox_grpo.demo.tokenizer import build_tokenizer
+from rlox_grpo.demo.warm_start import make_model
 
 SETTINGS = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "log_to": ()}
 TEXTS = ["20 cats & 3.50 dogs", "Naïve café 答案是 99。\n\tx^2", "<eos>", " leading", "a" * 50, "🙂 e\u0301"]
@@ -17,6 +19,15 @@ TEXTS = ["20 cats & 3.50 dogs", "Naïve café 答案是 99。\n\tx^2", "<eos>", 
 
 def score_length(completions):
     return [float(len(completion)) for completion in completions]
+
+
+def demo_corpus():
+    """Every prompt of the demo's held-out problems, with a worked solution."""
+    rows = problems(0)[1]
+    return [
+        f"{format_prompt(row['nums'], row['target'])} {solutions(tuple(row['nums']), row['target'], LARGEST)[0][0]}"
+        for row in rows
+    ]
 
 
 def saved(model, tokenizer, folder, texts):
@@ -44,6 +55,35 @@ def assert_loads_the_same(trainer, folder, texts):
         assert torch.equal(here.model.eval()(ids).logits, expected)
     assert here.policy.eos_token_ids == trainer.policy.eos_token_ids
     assert GenerationConfig.from_pretrained(folder).eos_token_id in trainer.policy.eos_token_ids
+
+
+def test_the_demos_model(tmp_path, caplog):
+    """Beside the type qwen2 AutoTokenizer makes two tokens of "20"."""
+    corpus = demo_corpus()
+    trainer, folders = saved(make_model(build_tokenizer(LARGEST)), build_tokenizer(LARGEST), tmp_path, corpus)
+    for folder in folders:
+        assert_loads_the_same(trainer, folder, corpus)
+    assert "with other ids" not in caplog.text
+
+
+def test_the_demos_model_computes_what_qwen2_does():
+    """But for the bias of the attention's output, which starts at zero."""
+    tokenizer = build_tokenizer(LARGEST)
+    torch.manual_seed(0)
+    model = make_model(tokenizer).eval()
+    sizes = {
+        name: getattr(model.config, name)
+        for name in (
+            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+            *("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings"),
+        )
+    }
+    qwen2 = Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+    missing, unexpected = qwen2.load_state_dict(model.state_dict(), strict=False)
+    assert not missing
+    assert all(name.endswith("self_attn.o_proj.bias") for name in unexpected)
+    ids = torch.arange(40).reshape(2, 20)
+    assert torch.equal(model(ids).logits, qwen2(ids).logits)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])

@@ -122,7 +122,11 @@ def test_a_half_set_launcher_is_refused(monkeypatch):
     [
         (
             {"offload_optimizer": True},
-            "offload_optimizer=True is read only with updater='deepspeed'; here updater='torch'",
+            "offload_optimizer=True is read only with updater='deepspeed', or updater='torch' and dtype='bfloat16'",
+        ),
+        (
+            {"offload_optimizer": True, "dtype": "bfloat16", "shard_parameters": True},
+            "offload_optimizer=True with shard_parameters=True: choose one of them",
         ),
         (
             {"updater": "deepspeed", "shard_parameters": True},

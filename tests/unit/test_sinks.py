@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from rlox_grpo.run.console import ConsoleSink, duration
-from rlox_grpo.run.files import cut_after, read_jsonl, replace_file, write_completions
+from rlox_grpo.run.files import cut_after, read_jsonl, replace_file, set_broken_lines_aside, write_completions
 from rlox_grpo.run.sinks import JsonlSink, MetricSink, Sinks, TensorBoardSink, TrackingSink, make_sinks
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
@@ -99,6 +99,19 @@ def test_a_broken_line_is_named_and_the_file_kept(tmp_path, broken):
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: ")):
         JsonlSink(path, resume_step=9)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("broken", [b'{"step": 2, "rew\n', b"[1, 2]\n", b"\xff\xfe\n", b'{"reward": 1}\n', b"\n"])
+def test_broken_lines_are_set_aside_and_the_run_goes_on(tmp_path, broken, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + broken + b'{"step": 3}\n' + broken + b'{"step": 4, "to')
+    assert set_broken_lines_aside(path) == 2
+    assert path.read_bytes() == b'{"step": 1}\n{"step": 3}\n{"step": 4, "to'
+    assert (tmp_path / "metrics.jsonl.broken").read_bytes() == 2 * broken
+    assert "moved 2 line(s) that are not a step's JSON object to metrics.jsonl.broken: 2, 4" in caplog.text
+    JsonlSink(path, resume_step=3).close()
+    assert steps_in(path) == [1, 3]
+    assert set_broken_lines_aside(path) == set_broken_lines_aside(tmp_path / "none") == 0
 
 
 def test_cutting_a_file_that_is_not_there(tmp_path):

@@ -8,6 +8,7 @@ import stat
 
 import pytest
 
+from rlox_grpo.rollout.engines.vllm import auth
 from rlox_grpo.rollout.engines.vllm.auth import LOADING, TOKEN_VARIABLE, TokenGuard
 from rlox_grpo.rollout.engines.vllm.records import (
     FOLDER_VARIABLE,
@@ -81,6 +82,85 @@ def test_no_server_without_a_token(monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(RuntimeError, match=r"RLOX_GRPO_SERVER_TOKEN is not set"):
         TokenGuard(None)
+
+
+def reading(seen):
+    """An application that reads the whole body, as Starlette does, and answers 200."""
+
+    async def application(scope, receive, send):
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionError("the client is gone")
+            seen.append(message["body"])
+            more = message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    return application
+
+
+@pytest.fixture
+def send_body(monkeypatch):
+    """``send_body(parts, headers)``: the status, and what was read; a part that is None never comes."""
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+
+    def run(parts, headers=TOKEN):
+        left, seen, sent = list(parts), [], []
+
+        async def receive():
+            if left[0] is None:
+                await asyncio.sleep(60)
+            part = left.pop(0)
+            return {"type": "http.request", "body": part, "more_body": bool(left)}
+
+        async def send(message):
+            sent.append(message)
+
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "path": "/v1/completions", "headers": raw}
+        asyncio.run(TokenGuard(reading(seen))(scope, receive, send))
+        return sent[0]["status"], seen
+
+    return run
+
+
+def test_a_body_is_read_only_with_the_token_and_within_its_bounds(send_body, monkeypatch):
+    monkeypatch.setattr(auth, "MOST_BODY_BYTES", 10)
+    monkeypatch.setattr(auth, "BODY_SECONDS", 0.1)
+    assert send_body([b"12345", b"67890"]) == (200, [b"12345", b"67890"])
+    assert send_body([b"12345"], {}) == (401, [])
+    for size in ("11", "9" * 5000, "-1", "1e1"):
+        assert send_body([b"12345"], {**TOKEN, "content-length": size}) == (413, []), size
+    assert send_body([b"12345", b"67890", b"1"]) == (413, [b"12345", b"67890"])
+    assert send_body([b"12345", None]) == (408, [b"12345"])
+
+
+def test_an_error_of_the_application_stays_one(send_body, monkeypatch):
+    async def fail(scope, receive, send):
+        raise KeyError("its own")
+
+    guard = TokenGuard(fail)
+    with pytest.raises(KeyError, match="its own"):
+        asyncio.run(ask(guard))
+
+
+def test_requests_at_a_time_have_a_bound(guard, monkeypatch):
+    monkeypatch.setattr(auth, "MOST_REQUESTS", 1)
+
+    async def story():
+        statuses = []
+
+        async def second():
+            statuses.append((await ask(guard))[0]["status"])
+
+        guard.application.during = [second]
+        statuses.append((await ask(guard))[0]["status"])
+        statuses.append((await ask(guard))[0]["status"])
+        return statuses
+
+    assert asyncio.run(story()) == [503, 200, 200]
 
 
 def test_answers_name_the_weights(guard):

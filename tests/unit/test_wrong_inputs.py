@@ -1,10 +1,13 @@
 """Wrong inputs that a user may give: each is an error or a warning that can be mended from its words alone.
 
-Options and run files have their own in test_config.py and test_cli.py.
+Option types and unknown options are in test_config.py, run files in test_cli.py, metric sinks in test_sinks.py, the
+run's folder in test_run_lock.py, and what a resumed run may change in test_resume.py.
 """
 
 import copy
+import importlib.metadata
 import os
+import sys
 
 import datasets
 import numpy as np
@@ -373,6 +376,43 @@ MODEL_ROWS = [
 def test_models(make, error, message):
     with pytest.raises(error, match=message):
         GRPO(make(), score_length, log_to=())
+
+
+def test_a_hub_id_without_network(monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    def fail(source, **_):
+        raise OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheck your connection.")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(
+        ValueError,
+        match="model='owner/name' cannot be loaded: We couldn't connect .* to load the files. Check your connection; "
+        "nor is there a folder of this name: without network, pass a folder",
+    ):
+        GRPO("owner/name", score_length, log_to=())
+
+
+@pytest.mark.parametrize(
+    ("given", "absent", "message"),
+    [
+        ({"lora_rank": 2}, "peft", "lora_rank needs peft: pip install peft"),
+        ({"updater": "deepspeed"}, "deepspeed", "updater='deepspeed' needs DeepSpeed: pip install deepspeed"),
+        ({"engine": "vllm"}, "vllm", "engine='vllm' needs vLLM .*: pip install"),
+    ],
+)
+def test_a_missing_extra_is_named(train, monkeypatch, given, absent, message):
+    find = importlib.metadata.version
+
+    def version(name):
+        if name.startswith(absent):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return find(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setitem(sys.modules, absent, None)
+    with pytest.raises(ImportError, match=message):
+        train(["a"], **given)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

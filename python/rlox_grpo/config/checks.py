@@ -110,6 +110,11 @@ def _check_reference(reference: ReferenceConfig) -> Iterator[str]:
 
 def _check_updater(updater: UpdaterConfig) -> Iterator[str]:
     if updater.updater != "deepspeed":
+        if updater.offload_optimizer and updater.shard_parameters:
+            yield (
+                "offload_optimizer=True with shard_parameters=True: choose one of them, or updater='deepspeed' with "
+                "zero_stage=3"
+            )
         return
     if updater.offload_params and updater.zero_stage != 3:
         yield f"offload_params=True needs zero_stage=3, got {updater.zero_stage}"

@@ -1,6 +1,6 @@
 """The demo: a small model learns Countdown from scratch on two CPU cores in minutes.
 
-A model of the Qwen2 architecture is first fine-tuned on worked examples, then trained by GRPO with the rewards of the
+A model of the Llama architecture is first fine-tuned on worked examples, then trained by GRPO with the rewards of the
 library. The last line of the output is the accuracy on held-out problems before and after GRPO.
 """
 

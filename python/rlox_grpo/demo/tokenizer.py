@@ -35,8 +35,8 @@ def build_tokenizer(largest: int) -> PreTrainedTokenizerFast:
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     """Load a tokenizer that ``save_pretrained`` wrote, next to a model of any type.
 
-    ``AutoTokenizer`` cannot be used: next to a model configuration of type ``qwen2``, which the demo's is, it builds a
-    byte-level Qwen2 tokenizer, whatever ``tokenizer_config.json`` names, and splits the words.
+    ``AutoTokenizer`` loads the same one next to the demo's model. Next to a model configuration of type ``qwen2`` it
+    builds a byte-level Qwen2 tokenizer, whatever ``tokenizer_config.json`` names, and splits the words.
     """
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(str(folder))
     return tokenizer

@@ -1,4 +1,4 @@
-"""Warm start: train a small model of the Qwen2 architecture from scratch on worked examples, on the CPU."""
+"""Warm start: train a small model of the Llama architecture from scratch on worked examples, on the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from rich.progress import track
 from torch import nn
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 DrawExamples: TypeAlias = Callable[[np.random.Generator, int], Sequence[tuple[str, str]]]
 """``draw(rng, count)`` returns ``count`` pairs of prompt and completion."""
@@ -56,16 +56,16 @@ def warm_start(
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128) -> nn.Module:
-    """Build a Qwen2 model of half a million parameters whose first embeddings encode the numbers' values.
+    """Build a Llama model of half a million parameters whose first embeddings encode the numbers' values.
 
-    ``AutoTokenizer`` builds Qwen2's own tokenizer next to it and splits the words, so what ``save`` writes warns of
-    that. The type ``seed_oss`` has the same layers and no such tokenizer, but vLLM 0.32 takes it for another model.
+    Its attention has biases, as Qwen2's has. The type ``qwen2`` itself would do as well, but next to it
+    ``AutoTokenizer`` builds Qwen2's own tokenizer, which splits the demo's words.
 
     Each number's embedding starts as sines and cosines of the number and of its logarithm, at several periods. The
     model then learns the examples' arithmetic in a quarter of the steps that random embeddings need.
     """
     words = tokenizer.get_vocab()
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=len(words),
         hidden_size=128,
         intermediate_size=512,
@@ -75,11 +75,12 @@ def make_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128) -> nn.M
         max_position_embeddings=positions,
         initializer_range=0.05,
         tie_word_embeddings=True,
+        attention_bias=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    model: Any = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+    model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
     rows = {index: int(word) for word, index in words.items() if word.strip().isdecimal()}
     numbers = torch.tensor(list(rows.values()), dtype=torch.float32)[:, None]
     periods = torch.tensor([2.0, 3, 4, 5, 6, 7, 9, 10, 13, 20, 33, 50, 100, 200])

@@ -25,7 +25,9 @@ TOKEN_VARIABLE = "RLOX_GRPO_REFERENCE_TOKEN"
 """Environment variable that holds the bearer token of both sides."""
 
 _PAUSE_S = 0.5
-_TRY_AGAIN = (502, 503, 504)
+_TRY_AGAIN = (408, 429, 502, 503, 504)
+_SERVER_ERRORS = 3
+"""Answers with status 500 before the client gives up: memory that was short for a moment may be there again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,9 @@ def unpack_question(data: bytes) -> Question:
         if tensors[name].dtype != dtype or tensors[name].dim() != dimensions:
             raise ValueError(f"{name} is {tensors[name].dtype} {tuple(tensors[name].shape)}: expected {dtype}")
     settings = tensors.pop("settings")
-    if settings.shape != (2,) or settings.dtype != torch.float64 or not bool((settings >= 0).all()):
+    valid = settings.shape == (2,) and settings.dtype == torch.float64
+    # Comparisons with NaN are false. 2^53: a float64 holds every integer up to there.
+    if not valid or not bool(((settings >= 0) & (settings <= 2**53)).all()):
         raise ValueError("settings are not a temperature and a vocabulary")
     question = Question(**tensors, temperature=float(settings[0]), vocabulary=int(settings[1]))
     _check(question)
@@ -95,8 +99,12 @@ def _check(question: Question) -> None:
         raise ValueError("its tensors are of different numbers of rows, or of none")
     if not question.temperature > 0:
         raise ValueError(f"temperature is {question.temperature}: above 0")
-    if bool((prompts < 1).any()) or bool((lengths < 0).any()) or bool((prompts + lengths > width).any()):
+    # Each within the width first: the sum of two large int64 wraps.
+    within = (prompts >= 1) & (prompts <= width) & (lengths >= 0) & (lengths <= width)
+    if not bool((within & (prompts + lengths <= width)).all()):
         raise ValueError("a row's lengths do not fit its tokens")
+    if question.loss_mask.shape[1] > width:  # rows of other clients would be padded to it
+        raise ValueError(f"loss_mask has {question.loss_mask.shape[1]} steps and input_ids {width} tokens")
     steps = torch.arange(question.loss_mask.shape[1])
     if bool((question.loss_mask & (steps >= lengths[:, None])).any()):
         raise ValueError("loss_mask reaches beyond a completion")
@@ -190,7 +198,7 @@ class _Client:
         return log_probs
 
     def _call(self, method: str, path: str, body: bytes) -> bytes:
-        deadline, tries, last = time.monotonic() + self._timeout, 0, "no answer"
+        deadline, tries, failures, last = time.monotonic() + self._timeout, 0, 0, "no answer"
         while (left := deadline - time.monotonic()) > 0:
             tries += 1
             try:
@@ -203,7 +211,8 @@ class _Client:
                 if answer.status_code == 200:
                     return answer.content
                 last = f"HTTP {answer.status_code}: {_read_message(answer.content)}"
-                if answer.status_code not in _TRY_AGAIN:
+                failures += answer.status_code == 500
+                if answer.status_code not in (*_TRY_AGAIN, 500) or failures == _SERVER_ERRORS:
                     raise ReferenceServerError(f"the reference server {self._shown} refused {method} {path}: {last}")
             time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
         raise ReferenceServerError(

@@ -1,29 +1,24 @@
 """``rlox-grpo serve-reference``: serve the log-probs of a frozen model to several trainers.
 
-Requests that wait at the same time are measured in one forward. Every request carries the bearer token; the server
-listens on the loopback interface unless told otherwise.
+Requests that wait at the same time are measured in one forward. :mod:`.http_server` holds the HTTP side.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
 import logging
 import queue
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from rlox_grpo.model.forward import Forward, make_forward
-from rlox_grpo.reference.client import Question, unpack_question
+from rlox_grpo.reference.client import Question
+from rlox_grpo.reference.http_server import make_server
 from rlox_grpo.reference.protocol import fingerprint_model
 from rlox_grpo.types import Batch
 
@@ -31,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 WAITING = 256
 """Requests that may wait; one more is told to come back."""
-PATIENCE_S = 600.0
-"""Longest that a client's connection may stay silent, or its request wait."""
 _SETTINGS = 8
 """Different temperatures and vocabularies served at a time."""
 
@@ -54,6 +47,8 @@ class Measuring:
         self._waiting: queue.Queue[_Job] = queue.Queue(WAITING)
         embeddings: Any = model.get_input_embeddings
         self.vocabulary = int(embeddings().weight.shape[0])
+        text_config: Any = getattr(getattr(model, "config", None), "get_text_config", lambda **_: None)(decoder=True)
+        self.max_length: int | None = getattr(text_config, "max_position_embeddings", None)
         self.fingerprint = fingerprint_model(model)
         threading.Thread(target=self._run, name="reference", daemon=True).start()
 
@@ -61,10 +56,12 @@ class Measuring:
         """Queue a question; returns a future of its log-probs.
 
         Raises:
-            ValueError: ids that the model does not have.
+            ValueError: ids that the model does not have, or rows beyond its positions.
             queue.Full: too many wait.
         """
         ids = question.input_ids
+        if self.max_length is not None and ids.shape[1] > self.max_length:
+            raise ValueError(f"input_ids has rows of {ids.shape[1]} tokens: the model has {self.max_length} positions")
         if bool((ids < 0).any()) or bool((ids >= self.vocabulary).any()) or question.vocabulary > self.vocabulary:
             raise ValueError(f"input_ids or vocabulary go beyond the model's {self.vocabulary} ids")
         job = _Job(question)
@@ -85,27 +82,41 @@ class Measuring:
                     break
                 jobs.append(held)
                 held = None
-            self._measure(jobs)
+            self._measure([job for job in jobs if job.answer.set_running_or_notify_cancel()])
 
     def _measure(self, jobs: Sequence[_Job]) -> None:
-        try:
-            forward = self._forward(jobs[0].question)
-            batch = _build_batch([job.question for job in jobs], self._device)
-            rows = max(1, self._budget // batch.input_ids.shape[1])
-            log_probs = torch.zeros(batch.loss_mask.shape)
-            with torch.no_grad():
-                for place in range(0, len(log_probs), rows):
-                    part = _slice_batch(batch, slice(place, place + rows))
-                    log_probs[place : place + rows, : part.loss_mask.shape[1]] = forward(part)[0].float().cpu()
-        except Exception as error:  # noqa: BLE001 - raised again at each request that waits for it
-            for job in jobs:
-                job.answer.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+        """Answer the jobs from one batch; where that fails, each from a batch of its own."""
+        if not jobs:
             return
-        first = 0
-        for job in jobs:
-            rows, width = job.question.loss_mask.shape
-            job.answer.set_result(log_probs[first : first + rows, :width].contiguous())
-            first += rows
+        try:
+            answers = self._compute([job.question for job in jobs])
+        except Exception as error:  # raised again at the request that waits for it
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._measure([job])
+                return
+            logger.exception("a question could not be measured")
+            jobs[0].answer.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+            return
+        for job, answer in zip(jobs, answers, strict=True):
+            job.answer.set_result(answer)
+
+    def _compute(self, questions: Sequence[Question]) -> list[Tensor]:
+        """``float32 [N, T]`` for each question, on the CPU."""
+        forward = self._forward(questions[0])
+        batch = _build_batch(questions, self._device)
+        rows = max(1, self._budget // batch.input_ids.shape[1])
+        log_probs = torch.zeros(batch.loss_mask.shape)
+        with torch.no_grad():
+            for place in range(0, len(log_probs), rows):
+                part = _slice_batch(batch, slice(place, place + rows))
+                log_probs[place : place + rows, : part.loss_mask.shape[1]] = forward(part)[0].float().cpu()
+        answers, first = [], 0
+        for question in questions:
+            count, width = question.loss_mask.shape
+            answers.append(log_probs[first : first + count, :width].contiguous())
+            first += count
+        return answers
 
     def _forward(self, question: Question) -> Forward:
         settings = (question.temperature, question.vocabulary)
@@ -177,75 +188,6 @@ def _slice_batch(batch: Batch, rows: slice) -> Batch:
     )
 
 
-def make_server(
-    measuring: Measuring, token: str, *, host: str = "127.0.0.1", port: int = 0, max_bytes: int = 2**26
-) -> ThreadingHTTPServer:
-    """Create an HTTP server on ``host:port`` (0: a free port); ``serve_forever()`` starts it.
-
-    ``GET /health`` says what is served, ``POST /log_probs`` takes a :class:`Question` of at most ``max_bytes``.
-    """
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = PATIENCE_S
-        server_version, sys_version = "rlox-grpo", ""
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            if not self._is_allowed():
-                return
-            if self.path != "/health":
-                return self._refuse(404, f"there is no {self.path[:80]!r}")
-            about = {"vocabulary": measuring.vocabulary, "fingerprint": measuring.fingerprint}
-            self._answer(200, json.dumps(about).encode(), "application/json")
-
-        def do_POST(self) -> None:
-            if not self._is_allowed():
-                return
-            if self.path != "/log_probs":
-                return self._refuse(404, f"there is no {self.path[:80]!r}")
-            size = self.headers.get("Content-Length", "")
-            if not size.isascii() or not size.isdigit():
-                return self._refuse(411, "Content-Length is missing")
-            if int(size) > max_bytes:
-                return self._refuse(413, f"{size} bytes: one request may have {max_bytes}")
-            try:
-                log_probs = measuring.submit(unpack_question(self.rfile.read(int(size)))).result(PATIENCE_S)
-            except ValueError as error:
-                return self._refuse(400, str(error))
-            except queue.Full:
-                return self._refuse(503, f"{WAITING} requests wait already")
-            except (RuntimeError, FutureTimeoutError) as error:
-                logger.exception("a request failed")
-                return self._refuse(500, f"{type(error).__name__}: {error}")
-            self._answer(200, save({"log_probs": log_probs}), "application/octet-stream")
-
-        def _is_allowed(self) -> bool:
-            given = self.headers.get("Authorization", "")
-            if hmac.compare_digest(given.encode("utf-8", "replace"), f"Bearer {token}".encode()):
-                return True
-            self._refuse(401, "the token is missing or another one")
-            return False
-
-        def _refuse(self, status: int, why: str) -> None:
-            if self.command == "POST" and status in (401, 404):  # a close with unread bytes loses the answer
-                size = self.headers.get("Content-Length", "")
-                self.rfile.read(min(int(size), max_bytes) if size.isascii() and size.isdigit() else 0)
-            self.close_connection = True
-            self._answer(status, json.dumps({"error": why}).encode(), "application/json")
-
-        def _answer(self, status: int, body: bytes, kind: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            logger.debug(format, *args)
-
-    return ThreadingHTTPServer((host, port), Handler)
-
-
 def serve(model: str, token: str, *, host: str, port: int, token_budget: int, bfloat16: bool) -> None:
     """Load ``model`` and answer until interrupted; prints the address once it listens.
 
@@ -261,7 +203,9 @@ def serve(model: str, token: str, *, host: str, port: int, token_budget: int, bf
         raise ValueError(f"model={model!r} cannot be loaded: {error}") from error
     if torch.cuda.is_available():
         loaded = loaded.to("cuda")
-    server = make_server(Measuring(loaded, token_budget=token_budget), token, host=host, port=port)
+    measuring = Measuring(loaded, token_budget=token_budget)
+    about = {"vocabulary": measuring.vocabulary, "fingerprint": measuring.fingerprint}
+    server = make_server(measuring.submit, about, token, host=host, port=port)
     with server:
         print(f"reference server of {model} at http://{host}:{server.server_address[1]}", flush=True)
         server.serve_forever()

@@ -41,8 +41,8 @@ def evaluate(
         sampled tokens.
     """
     ranks = ranks or Ranks()
-    share = ranks.share(len(prompts))
-    mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share)
+    share, asked = ranks.share(len(prompts)), ranks.engine_share(len(prompts))
+    mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share, asked)
     groups = gather_scored_groups(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
     first = next(iter(groups[0].components))
     right = np.stack([group.components[first] >= RIGHT for group in groups])  # [B, samples]; NaN is not right

@@ -21,6 +21,7 @@ from rlox_grpo.types import Completion, Float32Array, ScoredGroup
 logger = logging.getLogger(__name__)
 
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_REMEDY = "remove the line, or resume the run, which moves it to a file of the name with .broken behind it"
 _PART = re.compile(r"\..+\.part")
 
 
@@ -98,6 +99,43 @@ def cut_after(path: Path, step: int) -> None:
     if later:
         logger.info("%s: removed %d lines of steps after %d, from which the run goes on", path, later, max(step, 0))
     replace_file(path, b"".join(kept))
+
+
+def set_broken_lines_aside(path: Path) -> int:
+    """Move lines that are not JSON objects with an integer ``step`` to ``PATH.broken``, with a log; return how many.
+
+    A disk or an editor may break a line in the middle; a run that resumes calls this, so that it can go on. A torn last
+    line is left to :func:`cut_after`.
+
+    Raises:
+        OSError: It cannot be read or written, or is not a regular file.
+    """
+    if not os.path.lexists(path):
+        return 0
+    kept: list[bytes] = []
+    broken: list[bytes] = []
+    numbers: list[int] = []
+    with open_regular(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = _parse(line, path, number)
+                whole = row is None or isinstance(row.get("step"), int)
+            except ValueError:
+                whole = False
+            (kept if whole else broken).append(line)
+            if not whole:
+                numbers.append(number)
+    if not broken:
+        return 0
+    aside = path.with_name(f"{path.name}.broken")
+    for line in broken:
+        append_line(aside, line if line.endswith(b"\n") else line + b"\n")
+    replace_file(path, b"".join(kept))
+    shown = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
+    logger.warning(
+        "%s: moved %d line(s) that are not a step's JSON object to %s: %s", path, len(broken), aside.name, shown
+    )
+    return len(broken)
 
 
 def last_step(path: Path) -> int:
@@ -302,10 +340,10 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
     except ValueError as error:  # covers bytes that are not UTF-8
         if not line.endswith(b"\n"):
             return None
-        raise ValueError(f"{path}:{number}: not a JSON object: {line[:80]!r}") from error
+        raise ValueError(f"{path}:{number}: not a JSON object: {line[:80]!r}; {_REMEDY}") from error
     if isinstance(row, dict):
         return row
     # `12` may be the torn start of nothing that we write, so only an object counts as a line.
     if not line.endswith(b"\n"):
         return None
-    raise ValueError(f"{path}:{number}: not a JSON object: {line[:80]!r}")
+    raise ValueError(f"{path}:{number}: not a JSON object: {line[:80]!r}; {_REMEDY}")

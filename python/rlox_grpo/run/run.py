@@ -39,6 +39,7 @@ from rlox_grpo.run.files import (
     remove_later_completions,
     remove_parts,
     replace_file,
+    set_broken_lines_aside,
     write_completions,
 )
 from rlox_grpo.run.guards import Watch, resume_watch, write_warnings
@@ -379,7 +380,7 @@ class Run:
         """Load the checkpoint; returns the options that differ, each with its old and its new value."""
         state = read_state(checkpoint)
         changed = self._refuse_other_run(checkpoint, state)
-        load_weights(checkpoint, self._policy.model)
+        load_weights(checkpoint, self._policy.model, self._learner.updater.masters)
         moments = load_optimizer(checkpoint)
         reference = load_reference(checkpoint) if self._learner.reference is not None else {}
         load_random_states(checkpoint)
@@ -438,6 +439,8 @@ class Run:
         for path in damaged:
             logger.warning("the damaged checkpoint is now %s", set_aside(path, "damaged"))
         if checkpoint is not None:
+            for name in ("metrics.jsonl", "evaluations.jsonl", "warnings.jsonl"):
+                set_broken_lines_aside(folder / name)
             for path in set_later_aside(root, step):
                 logger.warning("the run goes back to step %d; the later checkpoint is now %s", step, path)
             recorded = last_step(folder / "metrics.jsonl")

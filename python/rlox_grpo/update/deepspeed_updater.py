@@ -64,6 +64,7 @@ class DeepSpeedUpdater:
         self._plain_forward = forward
         self.forward = Forward(lambda batch: self._engine()(batch), forward.shares_prompts)
         self.is_sharded = sharding.zero_stage > 0
+        self.masters: Mapping[str, Tensor] = {}  # made from the model, at its first use
         self._started: Any = None
         self._adamw: torch.optim.AdamW | None = None
         self._steps = 0
@@ -268,7 +269,9 @@ def _import_deepspeed() -> Any:
     try:
         import deepspeed
     except ImportError:
-        raise ImportError("updater='deepspeed' needs DeepSpeed: pip install \"rlox-grpo[deepspeed]\"") from None
+        raise ImportError(
+            "updater='deepspeed' needs DeepSpeed: pip install deepspeed (the extra 'deepspeed' of rlox-grpo)"
+        ) from None
     if not torch.cuda.is_available():
         # Else its collectives within one machine are compiled at start, which takes g++ and a minute.
         with contextlib.suppress(AttributeError, KeyError):

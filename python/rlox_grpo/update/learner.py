@@ -26,7 +26,7 @@ from rlox_grpo.loss.policy import top_entropy_masks
 from rlox_grpo.model.flops import find_peak_flops, measure_model, profile_update
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import Policy
-from rlox_grpo.model.precision import cast_frozen_layers
+from rlox_grpo.model.precision import cast_frozen_layers, cast_weights, stores_bfloat16
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.turns import find_end_tokens
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
@@ -70,6 +70,7 @@ class Learner:
         self._needs_old_log_probs = not config.bypass_old_log_probs and (
             self._level is not None or not exact_engine or config.updates_per_batch * config.mini_batches > 1
         )
+        in_bfloat16 = stores_bfloat16(config, config, policy.model)
         forward_options: dict[str, Any] = {
             "temperature": config.temperature,
             "vocabulary": policy.vocabulary,
@@ -89,6 +90,7 @@ class Learner:
             Forward(lambda batch: self._forward(batch), forward.shares_prompts, forward.distributions),
             kl_coef=config.kl_coef,
             ref_model=ref_model,
+            in_bfloat16=in_bfloat16,
             **forward_options,
         )
         self._loss_config = config.loss
@@ -100,10 +102,13 @@ class Learner:
         self._normalised = make_advantages(config.advantages, reward_weights)
         self._of_turns = make_turn_advantages(config.advantages)
         self._size, self._peak_flops = measure_model(self._model), find_peak_flops(self._device)
-        if config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
-            cast_frozen_layers(self._model, torch.bfloat16)  # after all that tried the model in its own dtype
+        # After all that tried the model in its own dtype.
+        if in_bfloat16:
+            cast_weights(self._model, torch.bfloat16, trained=False)
+        elif config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
+            cast_frozen_layers(self._model, torch.bfloat16)
         # No dropout: the policy in training must be the policy that sampled.
-        self._model.train(config.gradient_checkpointing)
+        self._model.train(policy.recomputes)
 
     def advantages(self, scored: Sequence[ScoredGroup], step: int, total_steps: int) -> Float32Array:
         """Return the advantage of each completion, ``float32 [N]``, prompt-major; ``step`` counts from 0.

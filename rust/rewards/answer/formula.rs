@@ -107,12 +107,29 @@ fn unmarked<'t>(text: &'t str, number: &Number) -> Option<&'t str> {
     if depth != 0 {
         return None;
     }
-    match &pieces[result..=last] {
-        [_] => alone,
-        [sign, _] if sign.kind == Kind::Operator && last == at => alone,
-        [first, .., last] => Some(&text[first.start..last.end]),
-        [] => None,
+    let (start, end) = match &pieces[result..=last] {
+        [_] => (number.start, number.end),
+        [sign, _] if sign.kind == Kind::Operator && last == at => (number.start, number.end),
+        [first, .., last] => (first.start, last.end),
+        [] => return None,
+    };
+    Some(&text[start..end + half_of_day(&text[start..end], &text[end..])])
+}
+
+/// The length of ` p.m.` behind a time such as `3` or `3:30`; without it the time would be another.
+fn half_of_day(time: &str, after: &str) -> usize {
+    if time.len() > "12:30:00".len() || !time.bytes().all(|byte| byte.is_ascii_digit() || byte == b':') {
+        return 0;
     }
+    let spaces = after.len() - after.trim_start_matches([' ', '\u{a0}', '\u{202f}']).len();
+    let rest = &after[spaces..];
+    for half in ["a.m.", "p.m.", "a.m", "p.m", "am", "pm"] {
+        let found = rest.get(..half.len()).is_some_and(|start| start.eq_ignore_ascii_case(half));
+        if found && !rest[half.len()..].starts_with(char::is_alphanumeric) {
+            return spaces + half.len();
+        }
+    }
+    0
 }
 
 /// Where a number starts behind its sign and its currency.
@@ -266,6 +283,10 @@ mod tests {
             (r"\frac{3}{4}", r"\frac{3}{4}"),
             ("2:3", "2:3"),
             ("at 3:45", "3:45"),
+            ("They meet at 3:45 p.m. on Monday", "3:45 p.m."),
+            ("at 3:45PM.", "3:45PM"),
+            ("They meet at 3 pm", "3 pm"),
+            ("They met 3 amateurs", "3"),
             // Numbers that stand alone.
             ("2 + 3 = 5", "5"),
             ("100/3 = 33.33", "33.33"),

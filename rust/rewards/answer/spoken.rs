@@ -17,9 +17,19 @@ pub fn said(text: &str) -> impl DoubleEndedIterator<Item = &str> {
         word.eq_ignore_ascii_case(b"answer").then_some((at + 3, false))
     });
     let chinese = memmem::find_iter(bytes, "答案").map(|at| (at + "答案".len(), true));
-    let mut ends: Vec<(usize, bool)> = english.chain(chinese).collect();
+    let option = ["ption is ", "hoice is "].into_iter().flat_map(move |phrase| {
+        memmem::find_iter(bytes, phrase).filter_map(move |at| {
+            let (end, before) = (at + phrase.len(), text[..at].trim_end_matches(['o', 'O', 'c', 'C']).trim_end());
+            let named = ["correct", "right", "best"].iter().any(|word| before.ends_with(word));
+            (named && is_label(&text[end..])).then_some((end, false))
+        })
+    });
+    let mut ends: Vec<(usize, bool)> = english.chain(chinese).chain(option).collect();
     ends.sort_unstable();
     ends.into_iter().filter_map(move |(end, chinese)| {
+        if is_label(&text[end..]) {
+            return Some(sentence(&text[end..]));
+        }
         let marks = |c: char| c == '*' || c == '_' || is_space(c);
         let rest = text[end..].trim_start_matches(marks);
         let rest = match rest.strip_prefix([':', '=', '：']) {
@@ -30,6 +40,13 @@ pub fn said(text: &str) -> impl DoubleEndedIterator<Item = &str> {
         let rest = sentence(rest.trim_start_matches(|c| c == ':' || c == '：' || marks(c)));
         (!rest.is_empty()).then_some(rest)
     })
+}
+
+/// Whether the letter of a choice stands here: `(B)`, `**C**`, `D.`
+fn is_label(rest: &str) -> bool {
+    let rest = rest.trim_start_matches(['*', '(', '$']);
+    let mut rest = rest.chars();
+    matches!(rest.next(), Some('A'..='J')) && rest.next().is_none_or(|c| ").*$,: \n".contains(c))
 }
 
 /// The text after "is", directly or after "to …" as in "the answer to this question is".
@@ -93,5 +110,8 @@ mod tests {
         assert_eq!(all("所以答案是99。共3步。"), ["99"]);
         assert_eq!(all("**答案：** 3\n答案为4"), ["3", "4"]);
         assert!(all("答案有很多").is_empty());
+        assert_eq!(all("So the correct option is (B)."), ["(B)"]);
+        assert_eq!(all("The best choice is **C** here. Done"), ["**C** here"]);
+        assert!(all("One option is B. The correct option is 5, the best choice is Apples.").is_empty());
     }
 }

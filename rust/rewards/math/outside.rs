@@ -29,6 +29,10 @@ pub(super) fn unwrapped(text: &str) -> &str {
         {
             text = strip(inner);
         }
+        // `5\ ` without its space, and a line break.
+        if text.ends_with('\\') {
+            text = strip(text.trim_end_matches('\\'));
+        }
         let ellipsis = text.ends_with("..");
         if let Some(rest) = text.strip_suffix(['.', ',', ';'])
             && !ellipsis
@@ -87,6 +91,7 @@ pub(super) fn cut_tail(tokens: &mut Vec<Token<'_>>) {
             tokens.pop();
         }
     }
+    cut_quantifier(tokens);
     let is_word = |token: &&Token<'_>| matches!(token.kind, Kind::Word(_));
     let words = tokens.iter().rev().take(4).take_while(is_word).count();
     let tail = tokens.len() - words;
@@ -103,6 +108,67 @@ pub(super) fn cut_tail(tokens: &mut Vec<Token<'_>>) {
         let open = tokens.len().saturating_sub(words + 2);
         if words > 0 && open > 0 && tokens.get(open).is_some_and(|token| token.kind == Kind::Open(Bracket::Round)) {
             tokens.truncate(open);
+        }
+    }
+}
+
+/// Take off `for all x`, and the range of the argument of a function as in `f(x) = x for all real numbers x`. The range of
+/// another letter stays, as `2^k for all positive integers k` is not `2^k for all integers k`; so does `for all odd n`.
+fn cut_quantifier(tokens: &mut Vec<Token<'_>>) {
+    const KINDS: [&str; 18] = [
+        "real",
+        "reals",
+        "rational",
+        "rationals",
+        "complex",
+        "integer",
+        "integers",
+        "natural",
+        "positive",
+        "nonnegative",
+        "non-negative",
+        "number",
+        "numbers",
+        "value",
+        "values",
+        "of",
+        "in",
+        "and",
+    ];
+    let is = |token: Option<&Token<'_>>, words: &[&str]| match token.map(|token| token.kind) {
+        Some(Kind::Word(text)) => words.iter().any(|word| word.eq_ignore_ascii_case(text)),
+        _ => false,
+    };
+    let start = (1..tokens.len())
+        .find(|at| is(tokens.get(*at), &["for"]) && is(tokens.get(at + 1), &["all", "every", "any", "each"]));
+    let Some(start) = start else { return };
+    let rest = &tokens[start + 2..];
+    let plain = rest.iter().all(|token| {
+        is(Some(token), &KINDS)
+            || matches!(
+                token.kind,
+                Kind::Name { .. } | Kind::Comma | Kind::NamedSet(_) | Kind::Relation(Comparison::In)
+            )
+    });
+    let mut letters = rest.iter().filter_map(|token| match token.kind {
+        Kind::Name { name, .. } => Some(name),
+        _ => None,
+    });
+    let is_argument = |letter: &str| match &tokens[..] {
+        [first, open, argument, close, ..] => {
+            matches!(first.kind, Kind::Name { .. })
+                && open.kind == Kind::Open(Bracket::Round)
+                && matches!(argument.kind, Kind::Name { name, .. } if name == letter)
+                && close.kind == Kind::Close(Bracket::Round)
+        }
+        _ => false,
+    };
+    let bare = rest.iter().all(|token| matches!(token.kind, Kind::Name { .. } | Kind::Comma));
+    let ranged = letters.next().is_some_and(|letter| bare || is_argument(letter)) && (bare || letters.next().is_none());
+    if plain && ranged {
+        tokens.truncate(start);
+        if matches!(tokens.last(), Some(Token { kind: Kind::Comma, .. })) {
+            tokens.pop();
         }
     }
 }

@@ -86,11 +86,13 @@ impl RewardRule for MathAnswer {
     fn score(&self, row: usize, completion: &str) -> Verdict {
         let Some(text) = stated(completion) else { return Verdict::none(Status::NoAnswer) };
         let fuel = Fuel::new(ANSWER_FUEL);
+        let gold = &self.golds[self.gold_of_row[row]];
         let answer = match Answer::read(&text, &fuel) {
             Ok(answer) => answer,
+            Err(_) if gold.is_spelled(&text) => return Verdict::right(true),
             Err(status) => return Verdict::none(status),
         };
-        match self.golds[self.gold_of_row[row]].equals(&answer, &self.options, &fuel) {
+        match gold.equals(&answer, &self.options, &fuel) {
             Equality::Equal => Verdict::right(true),
             Equality::Different => Verdict::right(false),
             Equality::Undecided => Verdict::none(Status::Undecided),

@@ -1,5 +1,8 @@
 //! Units of measure: names, dimensions and exact factors; currencies; and counted things, which have only a name.
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
 use dashu_int::{IBig, UBig};
 use dashu_ratio::RBig;
 
@@ -92,14 +95,12 @@ impl Unit {
         if let Some(unit) = currency(word) {
             return Some(unit);
         }
-        let found = MEASURES.iter().find(|measure| measure.symbols.contains(&word));
-        if let Some(measure) = found {
+        if let Some(measure) = INDEX.symbols.get(word) {
             return Some(measure.unit(0));
         }
         for (prefix, power) in SYMBOL_PREFIXES {
             if let Some(symbol) = word.strip_prefix(prefix)
-                && let Some(measure) =
-                    MEASURES.iter().find(|measure| measure.metric && measure.symbols.contains(&symbol))
+                && let Some(measure) = INDEX.symbols.get(symbol).filter(|measure| measure.metric)
             {
                 return Some(measure.unit(power));
             }
@@ -108,7 +109,7 @@ impl Unit {
             return None;
         }
         let lower = word.to_ascii_lowercase();
-        let by_name = |name: &str| MEASURES.iter().find(|measure| measure.names.contains(&name));
+        let by_name = |name: &str| INDEX.names.get(name).copied();
         let singular = singular(&lower);
         if let Some(measure) = by_name(&lower).or_else(|| by_name(&singular)) {
             return Some(measure.unit(0));
@@ -210,6 +211,25 @@ const INDUCTANCE: Dimension = [2, 1, -2, -2, 0, 0, 0, 0];
 const NONE: Dimension = [0; DIMENSIONS];
 
 /// Factors are `top / bottom · 10^power`, exact by definition of the unit; years, months and the like have 365, 30 days.
+/// The measures by their symbols and their names: every word behind a number is looked up, some with twenty prefixes.
+struct Index {
+    symbols: HashMap<&'static str, &'static Measure>,
+    names: HashMap<&'static str, &'static Measure>,
+}
+
+static INDEX: LazyLock<Index> = LazyLock::new(|| {
+    let mut index = Index { symbols: HashMap::new(), names: HashMap::new() };
+    for measure in &MEASURES {
+        for symbol in measure.symbols {
+            index.symbols.insert(*symbol, measure);
+        }
+        for name in measure.names {
+            index.names.insert(*name, measure);
+        }
+    }
+    index
+});
+
 static MEASURES: [Measure; 64] = [
     measure(&["meter", "metre"], &["m"], LENGTH, (1, 1, 0), true),
     measure(&["inch"], &["in"], LENGTH, (254, 1, -4), false),

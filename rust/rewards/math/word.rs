@@ -120,14 +120,17 @@ pub fn classify(run: &str, formula: bool) -> Run {
 #[must_use]
 pub fn segments(run: &str) -> Option<Vec<usize>> {
     const LONGEST: usize = 24;
+    const LONGEST_NAME: usize = "varepsilon".len();
     if run.len() > LONGEST || !run.is_ascii() {
         return None;
     }
     let mut pieces = Vec::new();
     let (mut at, mut letters, mut names) = (0, 0, 0);
     while at < run.len() {
-        let known = (2..=run.len() - at).rev().find(|length| is_name(&run[at..at + length]));
-        match known {
+        let rest = &run[at..];
+        let begins = rest.get(..2).is_some_and(begins_name);
+        let known = begins.then(|| (2..=rest.len().min(LONGEST_NAME)).rev().find(|length| is_name(&rest[..*length])));
+        match known.flatten() {
             Some(length) => {
                 names += 1;
                 pieces.push(length);
@@ -144,6 +147,11 @@ pub fn segments(run: &str) -> Option<Vec<usize>> {
         }
     }
     (names > 0 && letters <= 2).then_some(pieces)
+}
+
+/// Whether a name of [`is_name`] begins with these two letters.
+fn begins_name(start: &str) -> bool {
+    matches!(start, "pi" | "Pi" | "PI" | "sq" | "cb" | "ab" | "fl" | "ce" | "in") || command::begins_name(start)
 }
 
 /// Whether plain letters name a function, a Greek letter or a constant.
@@ -295,6 +303,10 @@ pub fn folded(text: &str) -> String {
     }
     end_word(&mut out, &mut word_start);
     out.truncate(out.trim_end().len());
+    // `a parabola`; the letter of `a b` stays.
+    if out.strip_prefix("a ").is_some_and(|rest| rest.bytes().take_while(u8::is_ascii_lowercase).count() > 2) {
+        out.drain(..2);
+    }
     // The case of a single letter counts in mathematics.
     if out.len() == 1
         && let Some(letter) =
@@ -348,6 +360,8 @@ mod tests {
             ("p.m.", "pm"),
             ("3:30 p.m.", "3:30 pm"),
             ("A+", "a+"),
+            ("a parabola", "parabola"),
+            ("a b", "a b"),
             ("well-known", "well known"),
             ("a", "a"),
             ("\\text{ R }", "R"),

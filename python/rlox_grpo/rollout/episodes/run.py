@@ -117,8 +117,11 @@ class EpisodeRunner:
         sampling: Sampling,
         seed: int,
         share: slice = slice(None),
+        asked: slice | None = None,
     ) -> list[RolloutGroup]:
         """Play ``group_sizes[i]`` episodes of ``prompts[i]``; a rank plays its ``share`` of the prompts.
+
+        ``asked`` is of engines that several ranks share, which run no episodes.
 
         Raises:
             EpisodeError: the environment raised, and ``on_environment_error="stop"``.

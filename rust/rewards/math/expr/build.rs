@@ -93,6 +93,7 @@ impl Exprs {
     /// # Errors
     /// [`Stop::Fuel`], [`Stop::Undefined`]
     pub fn product(&mut self, items: &[Id], fuel: &Fuel) -> Result<Id, Stop> {
+        fuel.spend(items.len() as u64)?;
         let mut factors = Vec::with_capacity(items.len());
         for &item in items {
             match self.kind(item) {
@@ -141,11 +142,14 @@ impl Exprs {
         self.push(Kind::Product(rest), residue, class, size)
     }
 
-    /// Replace one pair of powers `b^r · b^s` with fractional exponents by `b^(r+s)`, and `i·i` by −1; whether it did.
+    /// Replace pairs of powers `b^r · b^s` with fractional exponents by `b^(r+s)`, and `i·i` by −1; whether there was one.
+    /// A product of n powers has no pair left after about log n calls.
     ///
     /// True for principal powers, and for real odd roots where both exponents have one denominator.
     fn merge_powers(&mut self, factors: &mut Vec<Id>, fuel: &Fuel) -> Result<bool, Stop> {
         let mut seen: Vec<(u64, usize)> = Vec::new();
+        let mut merged: Vec<Id> = Vec::new();
+        let mut used: Vec<usize> = Vec::new();
         for at in 0..factors.len() {
             let key = match self.kind(factors[at]) {
                 Kind::I => 1,
@@ -158,22 +162,29 @@ impl Exprs {
                 _ => continue,
             };
             fuel.spend(4 + seen.len() as u64)?;
-            let Some((_, other)) = seen.iter().copied().find(|(known, _)| *known == key) else {
+            let Some(place) = seen.iter().position(|(known, _)| *known == key) else {
                 seen.push((key, at));
                 continue;
             };
-            let merged = match (self.kind(factors[at]).clone(), self.kind(factors[other]).clone()) {
+            let (_, other) = seen.swap_remove(place);
+            let both = match (self.kind(factors[at]).clone(), self.kind(factors[other]).clone()) {
                 (Kind::Power(base, left), Kind::Power(_, right)) => {
                     let exponent = self.sum(&[left, right], fuel)?;
                     self.power(base, exponent, fuel)?
                 }
                 _ => self.integer(-1, fuel)?,
             };
-            factors[other] = merged;
-            factors.swap_remove(at);
-            return Ok(true);
+            used.extend([at, other]);
+            merged.push(both);
         }
-        Ok(false)
+        if merged.is_empty() {
+            return Ok(false);
+        }
+        used.sort_unstable();
+        let mut index = 0..;
+        factors.retain(|_| index.next().is_none_or(|at: usize| used.binary_search(&at).is_err()));
+        factors.extend(merged);
+        Ok(true)
     }
 
     /// `left / right`.
@@ -368,4 +379,25 @@ pub(super) fn small_power(value: &RBig, n: &IBig, fuel: &Fuel) -> Result<Option<
     } else {
         RBig::from_parts_signed(top, bottom)
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_of_many_powers_needs_no_deep_recursion() {
+        let product = || {
+            let fuel = Fuel::new(1_000_000);
+            let mut exprs = Exprs::default();
+            let i = exprs.i().unwrap();
+            let (two, half) =
+                (exprs.integer(2, &fuel).unwrap(), exprs.rational(RBig::from_parts(1.into(), 2u8.into()), &fuel));
+            let root = exprs.power(two, half.unwrap(), &fuel).unwrap();
+            let found = exprs.product(&[vec![i; 4098], vec![root; 6]].concat(), &fuel).unwrap();
+            exprs.as_rational(found).cloned()
+        };
+        let small_stack = std::thread::Builder::new().stack_size(128 * 1024).spawn(product).unwrap();
+        assert_eq!(small_stack.join().unwrap(), Some(RBig::from(-8)));
+    }
 }

@@ -64,7 +64,8 @@ impl Equality {
 
 /// Precisions, each tried when the one before decides nothing.
 pub(super) const BITS: [usize; 4] = [96, 256, 640, 1600];
-/// Points at which letters are tried, and those that must agree; of piecewise functions in the second pair.
+/// Points at which letters are tried, and those that must agree; of piecewise functions, and of letters that are natural
+/// numbers, in the second column: four small numbers may all be 1 or 2, where n! is n.
 const MOST_POINTS: [u32; 2] = [16, 36];
 const ENOUGH_POINTS: [u32; 2] = [4, 12];
 
@@ -119,7 +120,8 @@ pub fn compare(gold: Part<'_>, answer: Part<'_>, fuel: &Fuel) -> Equality {
 fn at_points(gold: Part<'_>, answer: Part<'_>, seed: u64, natural: bool, real: bool, fuel: &Fuel) -> Option<Equality> {
     let piecewise = (gold.0.class(gold.1) | answer.0.class(answer.1)).has(Class::PIECEWISE);
     let chosen = if piecewise && !natural { in_every_piece([gold, answer], seed, fuel) } else { Vec::new() };
-    let (most, enough) = (MOST_POINTS[usize::from(piecewise)], ENOUGH_POINTS[usize::from(piecewise)]);
+    let many = usize::from(piecewise || natural);
+    let (most, enough) = (MOST_POINTS[many], ENOUGH_POINTS[many]);
     let random = (0..most).map(|range| Sample { point: Point { seed, range, natural }, fixed: None });
     let (mut agree, mut level) = (0, 0);
     let mut unsure = false;
@@ -410,6 +412,19 @@ mod tests {
             ("x 100000 - abs x 100001 - abs +", "2 x * 200001 - abs"),
         ] {
             assert_eq!(check(left, right), Ok(Equality::Different), "{left} = {right}");
+        }
+    }
+
+    #[test]
+    fn small_natural_numbers_are_no_coincidence() {
+        let letters = ('a'..='d').chain('f'..='h').chain('j'..='z').map(String::from);
+        let greek = ["alpha", "beta", "gamma", "delta", "lambda", "mu", "omega"].map(String::from);
+        for letter in letters.chain(greek) {
+            for (left, right) in
+                [(format!("{letter} !"), letter.clone()), (format!("{letter} !"), format!("{letter} 2 ^"))]
+            {
+                assert_eq!(check(&left, &right), Ok(Equality::Different), "{left} = {right}");
+            }
         }
     }
 

@@ -13,6 +13,12 @@ impl<'t> Lexer<'t> {
         }
         let kind = match self.byte(1) {
             b'\\' => {
+                // `x &= 10 + 2 \\ &= 12`: the next row goes on with the statement.
+                let after = self.text[self.at + 2..].trim_start().trim_start_matches('&').trim_start();
+                if after.starts_with('=') && !after.starts_with("=>") {
+                    self.space = true;
+                    return self.skip(2);
+                }
                 self.emit(Kind::Newline, 2);
                 if self.byte(0) == b'[' {
                     let length = self.bytes[self.at..].iter().take(16).position(|byte| *byte == b']');

@@ -225,66 +225,138 @@ pub fn denied(sign: Comparison) -> Option<Comparison> {
     }
 }
 
-/// The functions, by their LaTeX and their plain names.
-pub fn function(name: &str) -> Option<Kind<'static>> {
-    use Function as F;
-    let function = match name {
-        "sin" => F::Sin,
-        "cos" => F::Cos,
-        "tan" | "tg" => F::Tan,
-        "cot" | "ctg" | "cotan" => F::Cot,
-        "sec" => F::Sec,
-        "csc" | "cosec" => F::Csc,
-        "arcsin" | "asin" => F::Arcsin,
-        "arccos" | "acos" => F::Arccos,
-        "arctan" | "atan" | "arctg" => F::Arctan,
-        "arccot" | "acot" | "arcctg" => F::Arccot,
-        "arcsec" | "asec" => F::Arcsec,
-        "arccsc" | "acsc" => F::Arccsc,
-        "sinh" => F::Sinh,
-        "cosh" => F::Cosh,
-        "tanh" => F::Tanh,
-        "coth" => F::Coth,
-        "sech" => F::Sech,
-        "csch" => F::Csch,
-        "arsinh" | "arcsinh" | "asinh" => F::Arsinh,
-        "arcosh" | "arccosh" | "acosh" => F::Arcosh,
-        "artanh" | "arctanh" | "atanh" => F::Artanh,
-        "arcoth" | "arccoth" | "acoth" => F::Arcoth,
-        "arsech" | "arcsech" | "asech" => F::Arsech,
-        "arcsch" | "arccsch" | "acsch" => F::Arcsch,
-        "ln" => F::Ln,
-        "exp" => F::Exp,
-        "cis" => F::Cis,
-        "gcd" => F::Gcd,
-        "lcm" => F::Lcm,
-        "max" => F::Max,
-        "min" => F::Min,
-        "Re" | "real" => F::Re,
-        "Im" => F::Im,
-        "conj" => F::Conj,
-        "arg" | "Arg" => F::Arg,
-        "sgn" | "sign" => F::Sgn,
-        "tr" | "Tr" | "trace" => F::Trace,
-        "rank" => F::Rank,
-        "log" => return Some(Kind::Log(None)),
-        "lg" => return Some(Kind::Log(Some(10))),
-        "lb" => return Some(Kind::Log(Some(2))),
-        "det" => return Some(Kind::Det),
-        _ => return None,
-    };
-    Some(Kind::Function(function))
+/// The functions by their LaTeX and their plain names, sorted by name.
+const FUNCTIONS: [(&str, Kind<'static>); 71] = [
+    ("Arg", Kind::Function(Function::Arg)),
+    ("Im", Kind::Function(Function::Im)),
+    ("Re", Kind::Function(Function::Re)),
+    ("Tr", Kind::Function(Function::Trace)),
+    ("acos", Kind::Function(Function::Arccos)),
+    ("acosh", Kind::Function(Function::Arcosh)),
+    ("acot", Kind::Function(Function::Arccot)),
+    ("acoth", Kind::Function(Function::Arcoth)),
+    ("acsc", Kind::Function(Function::Arccsc)),
+    ("acsch", Kind::Function(Function::Arcsch)),
+    ("arccos", Kind::Function(Function::Arccos)),
+    ("arccosh", Kind::Function(Function::Arcosh)),
+    ("arccot", Kind::Function(Function::Arccot)),
+    ("arccoth", Kind::Function(Function::Arcoth)),
+    ("arccsc", Kind::Function(Function::Arccsc)),
+    ("arccsch", Kind::Function(Function::Arcsch)),
+    ("arcctg", Kind::Function(Function::Arccot)),
+    ("arcosh", Kind::Function(Function::Arcosh)),
+    ("arcoth", Kind::Function(Function::Arcoth)),
+    ("arcsch", Kind::Function(Function::Arcsch)),
+    ("arcsec", Kind::Function(Function::Arcsec)),
+    ("arcsech", Kind::Function(Function::Arsech)),
+    ("arcsin", Kind::Function(Function::Arcsin)),
+    ("arcsinh", Kind::Function(Function::Arsinh)),
+    ("arctan", Kind::Function(Function::Arctan)),
+    ("arctanh", Kind::Function(Function::Artanh)),
+    ("arctg", Kind::Function(Function::Arctan)),
+    ("arg", Kind::Function(Function::Arg)),
+    ("arsech", Kind::Function(Function::Arsech)),
+    ("arsinh", Kind::Function(Function::Arsinh)),
+    ("artanh", Kind::Function(Function::Artanh)),
+    ("asec", Kind::Function(Function::Arcsec)),
+    ("asech", Kind::Function(Function::Arsech)),
+    ("asin", Kind::Function(Function::Arcsin)),
+    ("asinh", Kind::Function(Function::Arsinh)),
+    ("atan", Kind::Function(Function::Arctan)),
+    ("atanh", Kind::Function(Function::Artanh)),
+    ("cis", Kind::Function(Function::Cis)),
+    ("conj", Kind::Function(Function::Conj)),
+    ("cos", Kind::Function(Function::Cos)),
+    ("cosec", Kind::Function(Function::Csc)),
+    ("cosh", Kind::Function(Function::Cosh)),
+    ("cot", Kind::Function(Function::Cot)),
+    ("cotan", Kind::Function(Function::Cot)),
+    ("coth", Kind::Function(Function::Coth)),
+    ("csc", Kind::Function(Function::Csc)),
+    ("csch", Kind::Function(Function::Csch)),
+    ("ctg", Kind::Function(Function::Cot)),
+    ("det", Kind::Det),
+    ("exp", Kind::Function(Function::Exp)),
+    ("gcd", Kind::Function(Function::Gcd)),
+    ("lb", Kind::Log(Some(2))),
+    ("lcm", Kind::Function(Function::Lcm)),
+    ("lg", Kind::Log(Some(10))),
+    ("ln", Kind::Function(Function::Ln)),
+    ("log", Kind::Log(None)),
+    ("max", Kind::Function(Function::Max)),
+    ("min", Kind::Function(Function::Min)),
+    ("rank", Kind::Function(Function::Rank)),
+    ("real", Kind::Function(Function::Re)),
+    ("sec", Kind::Function(Function::Sec)),
+    ("sech", Kind::Function(Function::Sech)),
+    ("sgn", Kind::Function(Function::Sgn)),
+    ("sign", Kind::Function(Function::Sgn)),
+    ("sin", Kind::Function(Function::Sin)),
+    ("sinh", Kind::Function(Function::Sinh)),
+    ("tan", Kind::Function(Function::Tan)),
+    ("tanh", Kind::Function(Function::Tanh)),
+    ("tg", Kind::Function(Function::Tan)),
+    ("tr", Kind::Function(Function::Trace)),
+    ("trace", Kind::Function(Function::Trace)),
+];
+
+/// Greek letters but π, which is a constant; sorted.
+const GREEK: [&str; 35] = [
+    "Delta", "Gamma", "Lambda", "Omega", "Phi", "Pi", "Psi", "Sigma", "Theta", "Upsilon", "Xi", "alpha", "beta", "chi",
+    "delta", "ell", "epsilon", "eta", "gamma", "hbar", "iota", "kappa", "lambda", "mu", "nu", "omega", "phi", "psi",
+    "rho", "sigma", "tau", "theta", "upsilon", "xi", "zeta",
+];
+
+const FUNCTION_KEYS: [u64; FUNCTIONS.len()] = {
+    let mut keys = [0; FUNCTIONS.len()];
+    let mut at = 0;
+    while at < keys.len() {
+        keys[at] = key(FUNCTIONS[at].0.as_bytes());
+        at += 1;
+    }
+    keys
+};
+
+const GREEK_KEYS: [u64; GREEK.len()] = {
+    let mut keys = [0; GREEK.len()];
+    let mut at = 0;
+    while at < keys.len() {
+        keys[at] = key(GREEK[at].as_bytes());
+        at += 1;
+    }
+    keys
+};
+
+/// The first eight bytes as a number that sorts as they do: every word of a text is looked up here, several times.
+const fn key(name: &[u8]) -> u64 {
+    let mut key = 0;
+    let mut at = 0;
+    while at < 8 {
+        key = key << 8 | if at < name.len() { name[at] as u64 } else { 0 };
+        at += 1;
+    }
+    key
 }
 
-/// Greek letters but π, which is a constant; variants under one name.
+/// The function of a LaTeX or a plain name.
+pub fn function(name: &str) -> Option<Kind<'static>> {
+    let (known, kind) = FUNCTIONS[FUNCTION_KEYS.binary_search(&key(name.as_bytes())).ok()?];
+    (known == name).then_some(kind)
+}
+
+/// The name of a Greek letter; variants under one name.
 pub fn greek(name: &str) -> Option<&'static str> {
-    const NAMES: [&str; 35] = [
-        "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",
-        "xi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda",
-        "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega", "ell", "hbar",
-    ];
     let plain = name.strip_prefix("var").unwrap_or(name);
-    NAMES.iter().find(|known| **known == plain).copied()
+    let known = GREEK[GREEK_KEYS.binary_search(&key(plain.as_bytes())).ok()?];
+    (known == plain).then_some(known)
+}
+
+/// Whether the name of a function or a Greek letter begins with these two letters.
+pub fn begins_name(start: &str) -> bool {
+    let first = key(start.as_bytes());
+    let begins =
+        |keys: &[u64]| keys.get(keys.partition_point(|key| *key < first)).is_some_and(|key| key ^ first < 1 << 48);
+    start == "va" || begins(&FUNCTION_KEYS) || begins(&GREEK_KEYS)
 }
 
 /// The set that a blackboard letter names.
@@ -298,4 +370,19 @@ pub fn blackboard(letter: char) -> Option<NamedSet> {
         'P' => NamedSet::Primes,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_sorted() {
+        // Different in their first eight bytes.
+        assert!(FUNCTION_KEYS.is_sorted_by(|a, b| a < b));
+        assert!(GREEK_KEYS.is_sorted_by(|a, b| a < b));
+        assert_eq!((function("sin"), function("sine")), (Some(Kind::Function(Function::Sin)), None));
+        assert_eq!((greek("varphi"), greek("pi")), (Some("phi"), None));
+        assert!(begins_name("ar") && begins_name("ep") && begins_name("va") && !begins_name("hy"));
+    }
 }

@@ -10,6 +10,23 @@ use super::{Parsed, Parser};
 /// Single letters that may be a unit behind a number and a space.
 const LETTER_UNITS: [&str; 17] =
     ["m", "g", "s", "L", "l", "h", "N", "J", "W", "V", "A", "K", "C", "F", "T", "H", "Omega"];
+/// What is measured, behind the unit at the end of an answer: `5 cm long`, `18 years old`.
+const MEASURED: [&str; 14] = [
+    "long",
+    "wide",
+    "tall",
+    "high",
+    "deep",
+    "thick",
+    "old",
+    "away",
+    "apart",
+    "far",
+    "left",
+    "altogether",
+    "remaining",
+    "total",
+];
 /// Factors of one unit expression.
 const MOST_FACTORS: usize = 8;
 
@@ -88,6 +105,9 @@ impl<'t> Parser<'_, 't> {
                 return Ok((count > 0 && sign > 0).then_some(unit));
             }
             if self.peek() == Some(Kind::Period) && self.kind_at(1).is_some() {
+                self.at += 1;
+            }
+            if matches!(self.peek(), Some(Kind::Word(text)) if MEASURED.contains(&text)) && self.kind_at(1).is_none() {
                 self.at += 1;
             }
             let known_follows = |parser: &Self, offset| parser.known_unit_at(offset);

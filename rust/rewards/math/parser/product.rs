@@ -182,7 +182,8 @@ impl<'t> Parser<'_, 't> {
             Some(Kind::Frac) => !self.unit_fraction(),
             Some(Kind::Function(Function::Min | Function::Sec)) => !self.function_as_unit(),
             Some(Kind::Open(Bracket::Round)) => {
-                !(self.kind_at(1) == Some(Kind::Mod)
+                !(self.condition_follows()
+                    || self.kind_at(1) == Some(Kind::Mod)
                     || self.word_at(1, "mod")
                     || self.word_at(1, "modulo")
                     || self.word_at(1, "base"))

@@ -57,12 +57,26 @@ impl<'t> Parser<'_, 't> {
         loop {
             let item = self.statement()?;
             found.items.push(item);
+            if self.condition_follows() {
+                self.at += 1;
+                let condition = self.within(Context::default(), Self::statement)?;
+                self.expect(Kind::Close(Bracket::Round))?;
+                found.separators.push(Separator::Comma);
+                found.items.push(condition);
+            }
             let Some(separator) = self.separator() else { return Ok(found) };
             if self.ends_list() {
                 return Ok(found);
             }
             found.separators.push(separator);
         }
+    }
+
+    /// Whether `(k \in \mathbb{Z})` stands here.
+    pub(super) fn condition_follows(&self) -> bool {
+        self.opens(Bracket::Round)
+            && matches!(self.kind_at(1), Some(Kind::Name { .. }))
+            && self.kind_at(2) == Some(Kind::Relation(Comparison::In))
     }
 
     fn separator(&mut self) -> Option<Separator> {

@@ -309,7 +309,19 @@ impl Reader<'_> {
             (Value::Member { element: inner, set, negated: false }, Some(_)) if **inner == element => {
                 Some((**set).clone())
             }
-            // {(x, y) | y = x²} and {2k | k ∈ ℤ} stay as they are.
+            // {2kπ | k ∈ ℤ} is what `2kπ, k ∈ ℤ` lists, and {x | x = 2kπ, k ∈ ℤ} what `x = 2kπ, k ∈ ℤ` does.
+            (Value::Member { .. }, None) if conditions.is_domain() => {
+                Some(Value::System { items: vec![element.clone(), conditions.clone()], any: false })
+            }
+            (Value::System { items, any: false }, Some(name))
+                if items.iter().filter(|item| item.is_domain()).count() + 1 == items.len()
+                    && items
+                        .iter()
+                        .any(|item| matches!(item, Value::Equality { names, .. } if *names == [name.clone()])) =>
+            {
+                Some(conditions.clone())
+            }
+            // {(x, y) | y = x²} stays as it is.
             _ => None,
         };
         Ok(match value {

@@ -288,6 +288,10 @@ impl Reader<'_> {
             if names.is_empty() {
                 names.extend(match (&sides[0], &sides[count - 1]) {
                     (Value::Number(first), Value::Number(last)) => self.formula(first.id, last.id),
+                    // `AE : EB = 2 : 3`
+                    (Value::Ratio { value: Some(first), .. }, Value::Ratio { value: Some(last), .. }) => {
+                        self.formula(*first, *last)
+                    }
                     // `B^{-1} = (…)`: what is no number cannot be moved to the other side.
                     (Value::Number(first), Value::Matrix { .. } | Value::List { .. } | Value::Region(_)) => {
                         Some(Name {

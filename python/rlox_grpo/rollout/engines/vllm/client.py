@@ -30,7 +30,13 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     make_request_fields,
     read_completion,
 )
-from rlox_grpo.rollout.engines.weight_sync import build_manifest, check_weights, digest_weights
+from rlox_grpo.rollout.engines.weight_sync import (
+    WeightStream,
+    build_manifest,
+    check_weights,
+    digest_weights,
+    make_repeatable,
+)
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
@@ -112,7 +118,7 @@ class VLLMServerEngine:
         self._nccl_address = nccl_address
         self._rank = int(os.environ.get("RANK", "0"))
         self._servers = [ServerConnection(url, REQUESTS_PER_SERVER) for url in urls]
-        self._weights: Sequence[tuple[str, Tensor]] = ()
+        self._weights: Iterable[tuple[str, Tensor]] = ()
         self._mark = "none"
         self._file: Path | None = None
         self.policy_version = -1
@@ -126,6 +132,8 @@ class VLLMServerEngine:
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
     ) -> list[RolloutGroup]:
         """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
+
+        The prompts of a step go to the servers in turn, over all ranks.
 
         Raises:
             ValueError: what :func:`rlox_grpo.rollout.engines.vllm.requests.check_request` refuses.
@@ -148,7 +156,8 @@ class VLLMServerEngine:
             body = self._body(prompt, group_size, sampling, prompt_seed)
             return self._ask_any(place, body, group_size, sampling, deadline)
 
-        places = range(len(prompts))
+        # Among all prompts of the step: if each rank counted from 0, all would begin with the same servers.
+        places = range(first_prompt, first_prompt + len(prompts))
         with ThreadPoolExecutor(min(len(prompts), REQUESTS_PER_SERVER * len(self._servers))) as pool:
             sampled = list(pool.map(group, places, prompts, derive_prompt_seeds(prompts, seed)))
         texts = iter(decode_texts(self._tokenizer, [completion for group in sampled for completion in group]))
@@ -165,7 +174,9 @@ class VLLMServerEngine:
             EngineError: no server took them, or one cannot read the file; names each with the end of its log.
         """
         start = time.perf_counter()
-        given = list(weights)
+        # Servers that start again get them once more: kept here where that would be a gather over ranks.
+        is_collective = isinstance(weights, WeightStream) and weights.is_collective
+        given = list(weights) if is_collective else make_repeatable(weights)
         check_weights(given, self._expected)
         if self._file is not None:
             self._file.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ is left out on purpose: over HTTP its handles travel as a pickle, which the serv
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +24,7 @@ class PolicySource(WeightSource):  # type: ignore[misc]  # vLLM's interface
     """The checked weights of one sync, in vLLM's form."""
 
     def __init__(self) -> None:
-        self.weights: Sequence[tuple[str, Tensor]] = ()
+        self.weights: Iterable[tuple[str, Tensor]] = ()
 
     def metadata(self) -> list[Any]:
         """Name, type and shape of each tensor, in the order of iteration."""
@@ -75,7 +75,7 @@ class NCCLTransfer:
             lambda: WeightTransferTrainerFactory.trainer_init(info, client=ControlPlane(post), source=self._source),
         )
 
-    def send(self, weights: Sequence[tuple[str, Tensor]], seconds: float) -> None:
+    def send(self, weights: Iterable[tuple[str, Tensor]], seconds: float) -> None:
         """Broadcast every tensor; returns when the workers have them all.
 
         Raises:
