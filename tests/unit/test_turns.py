@@ -240,3 +240,47 @@ def test_zero_variance_is_judged_by_turn_where_turns_are_credited():
 def test_turn_credit_needs_an_environment():
     with pytest.raises(ConfigError, match="turn_credit='turn' is read only with environment; here no environment"):
         GRPO(ToyLM(), lambda completions, prompts: [0.0], turn_credit="turn", log_to=())
+
+
+# An episode in the report
+
+
+def test_the_report_shows_a_conversation(tmp_path):
+    row = {
+        "prompt": "p",
+        "completion": "whole",
+        "messages": [
+            {"role": "user", "content": "Guess </script><b>"},
+            {"role": "assistant", "content": "5", "tool_calls": [{"name": "add\u202e", "arguments": {"a": 1}}]},
+            {"role": "<i>tool", "content": "higher"},
+            {"role": "assistant", "content": "7"},
+        ],
+        "turn_rewards": [0.25, 1.0],
+        "advantage": [0.5, -0.5],
+    }
+    path = tmp_path / "step_000001.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    page = training_samples({1: path})
+    assert page.count('class="message sampled"') == page.count('class="message observed"') == 2
+    assert "assistant · sampled · reward 0.25" in page
+    assert page.index("Guess") < page.index("reward 0.25") < page.index("higher") < page.index("reward 1")
+    assert "whole" not in page
+    assert "add⟨U+202E⟩" in page
+    assert "<b>" not in page
+    assert "<i>" not in page
+
+
+@pytest.mark.parametrize("messages", [None, [], "text", [1, 2], {"role": "user"}])
+def test_rows_without_a_conversation_show_their_completion(tmp_path, messages):
+    path = tmp_path / "step_000001.jsonl"
+    path.write_text(json.dumps({"prompt": "p", "completion": "whole", "messages": messages}) + "\n")
+    assert "whole" in training_samples({1: path})
+
+
+def test_a_long_conversation_is_cut(tmp_path):
+    row = {"prompt": "p", "messages": [{"role": "user", "content": str(place)} for place in range(100)]}
+    path = tmp_path / "step_000001.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    page = training_samples({1: path})
+    assert page.count('class="message observed"') == 64
+    assert "… and 36 more messages" in page

@@ -14,6 +14,7 @@ from rlox_grpo.run.report.text import escape, model_text, number
 _MAX_PAIRS = 8
 _MAX_STEPS = 4
 _MAX_GROUPS = 2
+_MAX_MESSAGES = 64
 _MAX_ROWS = 32
 
 Row = dict[str, Any]
@@ -83,7 +84,35 @@ def _completion(row: Row, title: str) -> str:
     )
     return (
         f'<section class="completion {_sign(by_turn[0] if by_turn else None)}"><h4>{escape(title)}</h4>'
-        f'<dl class="facts">{listed}</dl>{model_text(row.get("completion"))}</section>'
+        f'<dl class="facts">{listed}</dl>{_conversation(row) or model_text(row.get("completion"))}</section>'
+    )
+
+
+def _conversation(row: Row) -> str:
+    """Show the messages of an episode in order, those that the policy sampled marked; empty for one turn."""
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+        return ""
+    paid = row.get("turn_rewards")
+    rewards = iter(paid if isinstance(paid, list) else ())
+    shown = "".join(
+        _message(message, next(rewards, None) if message.get("role") == "assistant" else None)
+        for message in messages[:_MAX_MESSAGES]
+    )
+    left = len(messages) - _MAX_MESSAGES
+    return shown + (f'<p class="quiet">… and {left:,} more messages</p>' if left > 0 else "")
+
+
+def _message(message: Row, reward: Any) -> str:
+    role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
+    sampled = role == "assistant"
+    facts = [str(role), *(["sampled"] if sampled else []), *([] if reward is None else [f"reward {number(reward)}"])]
+    parts = [content] if content else []
+    parts += [json.dumps(calls, ensure_ascii=False)] if calls else []
+    body = "".join(map(model_text, parts))
+    return (
+        f'<div class="message {"sampled" if sampled else "observed"}"><h5>{" · ".join(map(escape, facts))}</h5>'
+        f"{body}</div>"
     )
 
 
