@@ -26,6 +26,10 @@ class EngineError(RuntimeError):
     """A generation engine that cannot go on; the message names it, and what it said itself."""
 
 
+class EpisodeError(RuntimeError):
+    """An environment raised, or returned what is no outcome; the message names the prompt, the episode and the turn."""
+
+
 class RankError(RuntimeError):
     """Another process of the run failed or died; the message says which and what ended it."""
 

@@ -19,18 +19,28 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.model.memory_plan import check_fit
-from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts, load_prompts, refuse_too_long
+from rlox_grpo.prompts.load import (
+    PromptDraws,
+    PromptsLike,
+    fingerprint_prompts,
+    load_prompts,
+    load_rows,
+    refuse_too_long,
+)
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.calls import RewardError, function_name
+from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.async_generation import Pending, measure_staleness
 from rlox_grpo.rollout.engines import make_engine
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
-from rlox_grpo.rollout.generate import Rollout, refill_groups
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.rollout.generate import Generate, Rollout, generate, refill_groups
 from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.checkpoint import export_merged, export_model
+from rlox_grpo.run.episode_metrics import episode_metrics
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.lock import hold_run_folder
 from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
@@ -51,8 +61,12 @@ class GRPO:
 
     Args:
         model: a path or hub id, a transformers causal LM, or any module with ``forward(input_ids) -> logits``.
-        reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`.
+        reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`. An environment that scores its episodes
+            needs none.
         ref_model: a reference of your own; by default ``reference`` chooses one.
+        environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, or a class with
+            ``reset(**row)`` and ``step(reply)``; see docs/several_turns.md.
+        tools: functions that the policy may call, with type hints and Google docstrings.
         tokenizer: by default the one beside the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
@@ -67,9 +81,11 @@ class GRPO:
     def __init__(
         self,
         model: str | Path | nn.Module,
-        reward_fn: RewardFn | Sequence[RewardFn],
+        reward_fn: RewardFn | Sequence[RewardFn] = (),
         ref_model: nn.Module | None = None,
         *,
+        environment: Any = None,
+        tools: Sequence[Callable[..., Any]] = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: GRPOConfig | None = None,
         callbacks: Sequence[Any] = (),
@@ -83,10 +99,15 @@ class GRPO:
         if config is not None and options:
             raise ConfigError(f"config is given: leave out {', '.join(sorted(options))}, or set them in config")
         self.config = config if config is not None else GRPOConfig.create(**options)
-        self.config.refuse_ignored(ref_model=ref_model is not None, environment=False)
+        several_turns = environment is not None or bool(tools)
+        self.config.refuse_ignored(
+            ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools)
+        )
+        if several_turns and self.config.engine != "hf":
+            raise ConfigError(f"environment= and tools= need engine='hf', got {self.config.engine!r}")
         self.callbacks = Callbacks(callbacks)
         given = [reward_fn] if callable(reward_fn) else list(reward_fn)
-        _check_reward_fns(given, self.config)
+        _check_reward_fns(given)
         self.reward_fns: list[RewardFn] = in_workers(
             given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
@@ -94,8 +115,21 @@ class GRPO:
         self.policy = load_policy(model, tokenizer, self.config, num_ranks=self.ranks.size)
         self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model
+        self.episodes = (
+            EpisodeRunner(environment, tools, self.config.episodes, self.policy.tokenizer, self.config.prompts)
+            if several_turns
+            else None
+        )
+        if self.episodes is not None and self.episodes.environment.has_reward:
+            self.reward_fns.insert(0, EnvironmentReward(self.episodes.environment.name))
+        _check_reward_weights(self.reward_fns, self.config)
+        self._generate: Generate = self.episodes or generate
         self.sampler = Sampler(
-            make_engine(self.config, self.policy, self.ranks), self.config.sampling, self.ranks, seed=self.config.seed
+            make_engine(self.config, self.policy, self.ranks),
+            self.config.sampling,
+            self.ranks,
+            seed=self.config.seed,
+            generate=self._generate,
         )
         self.engine = self.sampler.engine
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
@@ -158,6 +192,8 @@ class GRPO:
         self.last_rollout = scored, advantages
         mine, batches = clock.timings(), [batch for part in parts for batch in part]
         measured = {**mine, **self.learner.profile(batches, updates, mine["update"]), **mismatch_metrics(batches)}
+        if self.episodes is not None:
+            measured["perf/prefilled_tokens"] = float(self.episodes.prefilled_tokens)
         everywhere = over_ranks(measured, self.ranks)
         timings = {stage: max(everywhere.pop(stage)) for stage in mine}
         metrics = step_metrics(rollout.groups, advantages, updates, timings, by_turn=self.config.turn_credit == "turn")
@@ -170,6 +206,7 @@ class GRPO:
             **rollout.metrics(),
             **measure_staleness([scored.group for scored in rollout.groups], self.step - 1),
             **self.sampler.pass_rates.metrics(),
+            **episode_metrics(rollout.groups),
         }
 
     def train(
@@ -220,7 +257,7 @@ class GRPO:
             self.sampler,
             self.ranks,
             self.progress,
-            rewards=[(function_name(reward_fn), digest_reward(reward_fn)) for reward_fn in self.reward_fns],
+            rewards=self._name_rewards(),
             data={
                 "prompts": fingerprint_prompts(train_prompts),
                 "columns": digest_columns(prompt.columns for prompt in train_prompts),
@@ -307,6 +344,18 @@ class GRPO:
             has_own = not updater.is_sharded and not updater.masters
             write(Path(path), self.model, self.policy.tokenizer, None if has_own else whole)
 
+    def _name_rewards(self) -> list[tuple[str, str | None]]:
+        """The reward functions and the environment, each with a digest of its source."""
+        named = [
+            (function_name(reward_fn), digest_reward(reward_fn))
+            for reward_fn in self.reward_fns
+            if not isinstance(reward_fn, EnvironmentReward)
+        ]
+        if self.episodes is None:
+            return named
+        sources = (self.episodes.source, *self.episodes.environment.tools)
+        return [*named, *((function_name(source), digest_reward(source)) for source in sources if source is not None)]
+
     def _scored(self, batch: Pending) -> list[ScoredGroup]:
         """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""
         config = self.config
@@ -336,6 +385,7 @@ class GRPO:
             weights=self.config.reward_weights,
             on_error=self.config.on_reward_error,
             ranks=self.ranks,
+            generate=self._generate,
         )
 
     def _evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
@@ -358,26 +408,35 @@ class GRPO:
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
         options = self.config.prompts
-        loaded = load_prompts(
-            prompts,
-            self.policy.tokenizer,
-            options.prompt_template,
-            prompt_column=options.prompt_column,
-            columns=options.columns,
-            system_prompt=options.system_prompt,
-            chat_template_kwargs=options.chat_template_kwargs,
-        )
-        refuse_too_long(loaded, self.config.max_new_tokens, self._max_length)
+        if self.episodes is not None:
+            loaded = load_rows(prompts, prompt_column=options.prompt_column, columns=options.columns)
+            self.episodes.check_rows(loaded)
+        else:
+            loaded = load_prompts(
+                prompts,
+                self.policy.tokenizer,
+                options.prompt_template,
+                prompt_column=options.prompt_column,
+                columns=options.columns,
+                system_prompt=options.system_prompt,
+                chat_template_kwargs=options.chat_template_kwargs,
+            )
+            refuse_too_long(loaded, self.config.max_new_tokens, self._max_length)
         check_rewards(loaded, self.reward_fns)
         return loaded
 
 
-def _check_reward_fns(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:
-    if not reward_fns:
-        raise ValueError("reward_fn is empty: GRPO needs at least one reward function")
+def _check_reward_fns(reward_fns: Sequence[RewardFn]) -> None:
     for index, reward_fn in enumerate(reward_fns):
         if not callable(reward_fn):
             raise TypeError(f"reward_fn[{index}] is {type(reward_fn).__name__}: expected a callable")
+
+
+def _check_reward_weights(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:
+    if not reward_fns:
+        raise ValueError(
+            "reward_fn is empty: GRPO needs at least one reward function, or an environment that scores its episodes"
+        )
     weights = config.reward_weights
     if weights is not None and len(weights) != len(reward_fns):
         raise ConfigError(f"reward_weights has {len(weights)} values for {len(reward_fns)} reward functions")

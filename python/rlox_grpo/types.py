@@ -59,6 +59,35 @@ class Sampling:
 
 
 @dataclass(frozen=True, eq=False)
+class Episode:
+    """How an episode of several turns went. Every value is JSON's.
+
+    Attributes:
+        stop_reason: Why it ended; see :data:`rlox_grpo.environments.outcome.STOP_REASONS`.
+        reward: The environment's, or None: unscored.
+        turn_rewards: One for each turn, where the environment gave them.
+        metrics: The environment's own numbers.
+        messages: The whole conversation.
+        prompt_messages: How many of them make up the first prompt.
+        tool_calls, tool_errors, observations_cut: Counts.
+        tool_seconds: Time that the tools took.
+        error: What went wrong, where something did.
+    """
+
+    stop_reason: str
+    reward: float | None
+    turn_rewards: tuple[float, ...] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    messages: tuple[Mapping[str, Any], ...] = ()
+    prompt_messages: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    observations_cut: int = 0
+    tool_seconds: float = 0.0
+    error: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Completion:
     """One completion: what the policy sampled after a prompt, in one turn or in several.
 
@@ -74,6 +103,7 @@ class Completion:
         text: Decoded without special tokens, or None when there is no tokenizer.
         sampled: ``bool [T]``, True on tokens that the policy sampled; None: all of them.
         turns: The offset in ``token_ids`` where each turn's sampled tokens begin, ascending; (): one turn, from 0.
+        episode: How the episode went, where an environment ran it.
     """
 
     token_ids: Int64Array
@@ -82,6 +112,7 @@ class Completion:
     text: str | None = None
     sampled: BoolArray | None = None
     turns: tuple[int, ...] = ()
+    episode: Episode | None = None
 
 
 @dataclass(frozen=True, eq=False)

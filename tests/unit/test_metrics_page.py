@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -10,13 +11,20 @@ from typing import Any
 import pytest
 
 from rlox_grpo import GRPO
+from rlox_grpo.environments import Outcome
 from rlox_grpo.rewards import Repetition
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 TABLES = PAGE.read_text(encoding="utf-8").partition("## Reward metrics")[2]
 DOCUMENTED = re.findall(r"^\| `([a-z_]+/[^`]+)` \|", TABLES, re.MULTILINE)
-ELSEWHERE = {"perf/mfu"}
-"""Documented, and not written on a CPU."""
+TOOLS = {f"episode/{name}" for name in ("tool_calls", "tool_errors", "tool_seconds", "observations_cut")}
+ELSEWHERE = {"perf/mfu", *TOOLS}
+"""Documented, and not written on a CPU, or without a policy that calls tools."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def pattern(name: str) -> str:
@@ -27,6 +35,13 @@ def pattern(name: str) -> str:
 def first_token_is_even(completion_ids, **_):
     """0 or 1, so that about half of the groups of two have equal rewards and are replaced."""
     return [float(ids[0] % 2 == 0) for ids in completion_ids]
+
+
+async def two_turns(row: Any, chat: Any) -> Outcome:
+    """Pays for even tokens."""
+    first = await chat.turn(row["letters"])
+    second = await chat.turn("again")
+    return Outcome(float(first.token_ids[0] % 2 + second.token_ids[0] % 2), metrics={"letters": 1.0})
 
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -68,11 +83,34 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, byte
         )
         prompts = ["a", "bc", "def", "gh"]
         trainer.train(prompts, eval_prompts=prompts[:2])
-        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-            names |= json.loads(line).keys()
-        for line in (folder / "evaluations.jsonl").read_text(encoding="utf-8").splitlines():
-            names |= {name if name == "step" else f"eval/{name}" for name in json.loads(line)}
-    return names - {"step"}
+        names |= read_names(folder)
+    folder = tmp_path_factory.mktemp("episodes")
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    trainer = GRPO(
+        make_tiny_model("qwen2", vocab_size=259, eos_token_id=1),
+        environment=two_turns,
+        tokenizer=tokenizer,
+        group_size=2,
+        prompts_per_step=2,
+        max_new_tokens=3,
+        max_steps=1,
+        output_dir=folder,
+        log_to=(),
+    )
+    rows = [{"letters": letters} for letters in ("a", "bc")]
+    trainer.train(rows, eval_prompts=rows)
+    return (names | read_names(folder)) - {"step"}
+
+
+def read_names(folder: Path) -> set[str]:
+    """Names of the metrics of one run, its evaluations' among them."""
+    names: set[str] = set()
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        names |= json.loads(line).keys()
+    for line in (folder / "evaluations.jsonl").read_text(encoding="utf-8").splitlines():
+        names |= {name if name == "step" else f"eval/{name}" for name in json.loads(line)}
+    return names
 
 
 def test_every_metric_is_documented(written: set[str]) -> None:

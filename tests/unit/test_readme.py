@@ -14,7 +14,7 @@ import pytest
 import warm
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/algorithm.md", "docs/rewards.md", "docs/training.md")
+PAGES = ("README.md", "docs/algorithm.md", "docs/rewards.md", "docs/training.md", "docs/several_turns.md")
 BLOCK = re.compile(r"^( *)```python *\n(.*?)^\1``` *$", re.MULTILINE | re.DOTALL)
 
 # The pages name real models and sizes. A folder of the model's name holds a tiny one, and sizes are cut.

@@ -69,8 +69,37 @@ def load_prompts(
     return [_tokenise(source, row, index, tokenizer, chat_template_kwargs) for index, (source, row) in enumerate(rows)]
 
 
+def load_rows(
+    prompts: PromptsLike, *, prompt_column: str = "prompt", columns: Mapping[str, str] = MappingProxyType({})
+) -> list[Prompt]:
+    """Rows for an environment, which writes the prompts itself: their ``token_ids`` are empty until it has.
+
+    A row's ``prompt`` column, a string or chat messages, reaches the environment as it stands; rows need none.
+
+    Args:
+        prompts: rows, texts or chat messages, in the forms that :func:`load_prompts` takes.
+        prompt_column, columns: as there.
+
+    Raises:
+        ValueError: no rows, or one without a column that is renamed.
+        TypeError: as :func:`load_prompts`; also token ids, which are no messages.
+    """
+    renamed = {**columns, **({} if prompt_column == "prompt" else {"prompt": prompt_column})}
+    rows = _list_rows(prompts, None, renamed, needs_prompt=False)
+    if not rows:
+        raise ValueError("prompts is empty: there is nothing to train on")
+    for index, (source, _) in enumerate(rows):
+        is_chat = isinstance(source, list) and all(isinstance(message, Mapping) for message in source)
+        if not (source is None or isinstance(source, str) or is_chat):
+            raise TypeError(
+                f"prompts[{index}] is {type(source).__name__}: an environment takes rows, texts or messages"
+            )
+    nothing = np.empty(0, dtype=np.int64)
+    return [Prompt(nothing, index, None, source, row) for index, (source, row) in enumerate(rows)]
+
+
 def _list_rows(
-    prompts: PromptsLike, template: str | None, renamed: Mapping[str, str]
+    prompts: PromptsLike, template: str | None, renamed: Mapping[str, str], *, needs_prompt: bool = True
 ) -> list[tuple[Any, Mapping[str, Any]]]:
     """Each prompt's source and its other columns."""
     if isinstance(prompts, (str, Path)):
@@ -102,6 +131,8 @@ def _list_rows(
         entry = rename_columns(entry, renamed, index)
         if "prompt" in entry:
             rows.append((entry["prompt"], {name: value for name, value in entry.items() if name != "prompt"}))
+        elif not needs_prompt:
+            rows.append((None, entry))
         elif template is not None:
             try:
                 rows.append((apply_template(template, entry), entry))

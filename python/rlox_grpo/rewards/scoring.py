@@ -28,6 +28,7 @@ from rlox_grpo.rewards.calls import (
     to_list,
 )
 from rlox_grpo.rewards.columns import SAMPLED
+from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards
 from rlox_grpo.rewards.verdicts import (
     ERROR,
     OK,
@@ -98,6 +99,10 @@ def score(
             start = time.perf_counter()
             if isinstance(function, Rule):
                 parts[name] = _score_by_rule(name, function, given)
+            elif isinstance(function, EnvironmentReward):
+                if len(functions) == 1:
+                    function.refuse_unscored(groups)
+                parts[name] = _Part(function.read(groups))
             elif isinstance(function, InWorkers):
                 parts[name] = _score_by_workers(name, function, given, groups)
             else:
@@ -118,7 +123,11 @@ def score(
             left.close()  # a coroutine that is not awaited would warn
         raise
     ordered = {name: parts[name] for name in names}
-    return _split(groups, sum_weighted([part.scores for part in ordered.values()], factors), ordered)
+    scored = _split(groups, sum_weighted([part.scores for part in ordered.values()], factors), ordered)
+    for function, factor in zip(functions, factors, strict=True):
+        if isinstance(function, EnvironmentReward):
+            scored = [add_turn_rewards(group, factor) for group in scored]
+    return scored
 
 
 def status_counts(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, int]]:
@@ -234,6 +243,8 @@ def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> 
             except ValueError as error:
                 raise ValueError(f"the prompts do not fit the reward {name}: {error}") from error
             continue
+        if isinstance(function, EnvironmentReward):
+            continue
         select_arguments(function.function if isinstance(function, InWorkers) else function, {**own, **columns})
         if isinstance(function, InWorkers):
             function.start()
@@ -313,6 +324,11 @@ def _collect_texts(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
     for group in groups:
         source = group.prompt.text if group.prompt.source is None else group.prompt.source
         for completion in group.completions:
+            if completion.episode is not None:
+                messages, first = list(completion.episode.messages), completion.episode.prompt_messages
+                prompts.append(messages[:first])
+                completions.append(messages[first:])
+                continue
             chat = isinstance(source, list)
             prompts.append(source)
             completions.append([{"role": "assistant", "content": completion.text}] if chat else completion.text)
@@ -345,7 +361,7 @@ def _split(groups: Sequence[RolloutGroup], total: Float64Array, parts: Mapping[s
                 {name: part.statuses[rows] for name, part in parts.items() if part.statuses is not None},
                 {name: part.outcomes[rows] for name, part in parts.items() if part.outcomes is not None},
                 {name: part.seconds * len(group.completions) / len(total) for name, part in parts.items()},
-                {
+                measures={
                     f"{name}/{measure}": values[rows].astype(np.float32)
                     for name, part in parts.items()
                     for measure, values in part.measures.items()

@@ -5,10 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rlox_grpo.groups import has_zero_variance
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
+
+
+class Generate(Protocol):
+    """Samples groups: :func:`generate`, or episodes of several turns."""
+
+    def __call__(
+        self,
+        engine: GenerationEngine,
+        prompts: Sequence[Prompt],
+        group_sizes: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        share: slice = slice(None),
+        asked: slice | None = None,
+    ) -> list[RolloutGroup]:
+        """Sample ``group_sizes[i]`` completions for ``prompts[i]``."""
+        ...
 
 
 def generate(

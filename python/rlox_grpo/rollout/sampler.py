@@ -12,7 +12,7 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.prompts.curriculum import PassRates
 from rlox_grpo.rollout.async_generation import Ahead, BackgroundEngine, Pending
 from rlox_grpo.rollout.engines import GenerationEngine
-from rlox_grpo.rollout.generate import generate
+from rlox_grpo.rollout.generate import Generate, generate
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 
@@ -26,7 +26,15 @@ class Sampler:
         ahead: Batches under way: this step's and, with ``async_steps``, those of later ones.
     """
 
-    def __init__(self, engine: GenerationEngine, config: SamplingConfig, ranks: Ranks, *, seed: int) -> None:
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        config: SamplingConfig,
+        ranks: Ranks,
+        *,
+        seed: int,
+        generate: Generate = generate,
+    ) -> None:
         self._ranks, self._seed = ranks, seed
         self.engine = BackgroundEngine(engine) if config.async_steps > 0 else engine
         shared = {field.name for field in fields(Sampling)} & SamplingConfig.model_fields.keys()
@@ -34,6 +42,7 @@ class Sampler:
         self.pass_rates = PassRates()
         self.ahead = Ahead()
         self._config = config
+        self._generate = generate
 
     @property
     def measures_pass_rates(self) -> bool:
@@ -71,7 +80,7 @@ class Sampler:
         share, asked = self._ranks.share(len(prompts)), self._ranks.engine_share(len(prompts))
 
         def sampled(engine: GenerationEngine) -> list[RolloutGroup]:
-            return generate(engine, prompts, sizes, self.sampling, seed, share, asked)
+            return self._generate(engine, prompts, sizes, self.sampling, seed, share, asked)
 
         if isinstance(engine, BackgroundEngine):
             return Pending(prompts, engine.submit(sampled))

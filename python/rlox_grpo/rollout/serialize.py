@@ -9,29 +9,38 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.types import Completion, Episode, Prompt, RolloutGroup, ScoredGroup
 
 _TABLES = {"components": np.float32, "measures": np.float32, "statuses": np.uint8, "outcomes": np.uint8}
 """The fields of ``ScoredGroup`` that are arrays by name, with their type."""
 
 
 def encode_group(group: RolloutGroup) -> dict[str, Any]:
-    """A group without its prompt; :func:`decode_group` is the inverse."""
-    return {
+    """A group without its prompt, unless an environment wrote that; :func:`decode_group` is the inverse."""
+    record: dict[str, Any] = {
         "policy_version": group.policy_version,
         "completions": [_encode_completion(completion) for completion in group.completions],
     }
+    if any(completion.episode is not None for completion in group.completions):  # the environment wrote the prompt
+        prompt = group.prompt
+        ids = _encode_array(prompt.token_ids, np.int64)
+        record["prompt"] = {"token_ids": ids, "text": prompt.text, "source": prompt.source}
+    return record
 
 
 def decode_group(record: Mapping[str, Any], prompt: Prompt) -> RolloutGroup:
     """The group of :func:`encode_group`, with its prompt."""
     completions = tuple(_decode_completion(entry) for entry in record["completions"])
+    if (own := record.get("prompt")) is not None:
+        token_ids = _decode_array(own["token_ids"], np.int64)
+        prompt = replace(prompt, token_ids=token_ids, text=own["text"], source=own["source"])
     return RolloutGroup(prompt, completions, record["policy_version"])
 
 
@@ -87,6 +96,8 @@ def _encode_completion(completion: Completion) -> dict[str, Any]:
         record["sampled"] = _encode_array(completion.sampled, np.bool_)
     if completion.turns:
         record["turns"] = [int(start) for start in completion.turns]
+    if completion.episode is not None:
+        record["episode"] = asdict(completion.episode)
     return record
 
 
@@ -99,6 +110,16 @@ def _decode_completion(record: Mapping[str, Any]) -> Completion:
         record["text"],
         None if sampled is None else _decode_array(sampled, np.bool_),
         tuple(record.get("turns", ())),
+        _decode_episode(record.get("episode")),
+    )
+
+
+def _decode_episode(record: Mapping[str, Any] | None) -> Episode | None:
+    if record is None:
+        return None
+    paid = record["turn_rewards"]
+    return Episode(
+        **{**record, "messages": tuple(record["messages"]), "turn_rewards": None if paid is None else tuple(paid)}
     )
 
 

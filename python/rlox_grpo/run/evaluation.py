@@ -11,8 +11,9 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import RIGHT
 from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rollout.engines import GenerationEngine
-from rlox_grpo.rollout.generate import generate
+from rlox_grpo.rollout.generate import Generate, generate
 from rlox_grpo.rollout.serialize import gather_scored_groups
+from rlox_grpo.run.episode_metrics import episode_metrics
 from rlox_grpo.turns import count_sampled
 from rlox_grpo.types import Prompt, Sampling, ScoredGroup
 
@@ -28,6 +29,7 @@ def evaluate(
     weights: Sequence[float] | None = None,
     on_error: Literal["stop", "none"] = "stop",
     ranks: Ranks | None = None,
+    generate: Generate = generate,
 ) -> tuple[dict[str, float], list[ScoredGroup]]:
     """Sample ``samples`` completions for each prompt and score them; each of the ``ranks`` takes a part of the prompts.
 
@@ -52,6 +54,7 @@ def evaluate(
     metrics["mean_length"] = float(np.mean(lengths))
     for name in groups[0].components:
         metrics[f"rewards/{name}"] = _mean(np.concatenate([group.components[name] for group in groups]))
+    metrics |= episode_metrics(groups)
     return metrics, groups
 
 

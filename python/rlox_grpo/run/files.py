@@ -16,7 +16,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from rlox_grpo.turns import count_sampled
-from rlox_grpo.types import Float32Array, ScoredGroup
+from rlox_grpo.types import Completion, Float32Array, ScoredGroup
 
 logger = logging.getLogger(__name__)
 
@@ -259,7 +259,8 @@ def write_completions(
     Keys: ``step``, ``prompt``, ``completion``, ``finish_reason``, ``length`` (sampled tokens), ``rewards`` (each
     component by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that did not apply
     is null, and so is every advantage when none are given. Where there is no tokenizer, ``prompt`` and ``completion``
-    are lists of token ids. The text is ASCII with escapes: a lone surrogate comes back as it was.
+    are lists of token ids. An episode of several turns has ``stop_reason``, ``turns``, ``turn_rewards`` and
+    ``messages`` too. The text is ASCII with escapes: a lone surrogate comes back as it was.
 
     Args:
         run_dir: The run's folder; ``completions`` in it is made when it is missing.
@@ -294,6 +295,7 @@ def write_completions(
                     "reward": finite(scored.rewards[place]),
                     "advantage": None if advantages is None else _list_advantages(advantages[len(rows)]),
                     "policy_version": scored.group.policy_version,
+                    **_describe_episode(completion),
                 }
             )
     folder = run_dir / "completions"
@@ -301,6 +303,16 @@ def write_completions(
     path = folder / f"{kind}_{step:06d}.jsonl"
     replace_file(path, b"".join(json_line(row) for row in rows[:limit]))
     return path
+
+
+def _describe_episode(completion: Completion) -> dict[str, Any]:
+    """What an episode of several turns has beside a completion of one; empty for the latter."""
+    episode = completion.episode
+    if episode is None:
+        return {}
+    paid = None if episode.turn_rewards is None else [*episode.turn_rewards]
+    named = {"stop_reason": episode.stop_reason, "turns": len(completion.turns), "turn_rewards": paid}
+    return {**named, "messages": [dict(message) for message in episode.messages]}
 
 
 def _list_advantages(own: Any) -> float | list[float | None] | None:

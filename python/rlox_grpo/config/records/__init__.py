@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.config.records.loss import ImportanceConfig, LossConfig, ReferenceConfig
 from rlox_grpo.config.records.option import Record
 from rlox_grpo.config.records.prompts import PromptConfig
@@ -16,6 +17,7 @@ __all__ = [
     "RECORDS",
     "AdvantageConfig",
     "EngineConfig",
+    "EpisodeConfig",
     "ImportanceConfig",
     "LoraConfig",
     "LossConfig",
@@ -39,6 +41,7 @@ RECORDS: tuple[type[Record], ...] = (
     PromptConfig,
     SamplingConfig,
     EngineConfig,
+    EpisodeConfig,
     RewardConfig,
     AdvantageConfig,
     LossConfig,
@@ -64,6 +67,7 @@ class Options(  # pydantic takes fields from the last base first
     LossConfig,
     AdvantageConfig,
     RewardConfig,
+    EpisodeConfig,
     EngineConfig,
     SamplingConfig,
     PromptConfig,
@@ -83,6 +87,11 @@ class Options(  # pydantic takes fields from the last base first
     def sampling(self) -> SamplingConfig:
         """The options of sampling."""
         return self._select(SamplingConfig)
+
+    @property
+    def episodes(self) -> EpisodeConfig:
+        """The options of episodes of several turns."""
+        return self._select(EpisodeConfig)
 
     @property
     def rewards(self) -> RewardConfig:

@@ -38,13 +38,13 @@ def check_sampling(sampling: Sampling) -> None:
         raise ValueError(f"stop is {sampling.stop!r}, expected no empty string: every completion contains it")
 
 
-def draw_row_uniforms(seed: int, prompt: int, completion: int, count: int) -> NDArray[np.float64]:
+def draw_row_uniforms(seed: int, prompt: int, completion: int, count: int, turn: int = 0) -> NDArray[np.float64]:
     """Uniforms in [0, 1) of one row, ``float64 [count]``: draw t decides the row's token t.
 
-    Philox is counter-based: the key is the seed and the counter starts at (completion, prompt), so a row's draws
+    Philox is counter-based: the key is the seed and the counter starts at (turn, completion, prompt), so a row's draws
     depend on nothing else: not on the group size, the length asked for, or the rows that it shares a batch with.
     """
-    bits = np.random.Philox(key=seed, counter=[0, 0, completion, prompt])
+    bits = np.random.Philox(key=seed, counter=[0, turn, completion, prompt])
     return np.random.Generator(bits).random(count)
 
 

@@ -33,7 +33,7 @@ _REFILL_FRACTION = 1 / 8
 
 def can_decode_with_cache(model: nn.Module) -> bool:
     """Whether the model is a transformers decoder whose only state is keys and values by position."""
-    if getattr(model, "config", None) is None or not _takes(model, "past_key_values", "attention_mask", "position_ids"):
+    if getattr(model, "config", None) is None or not takes(model, "past_key_values", "attention_mask", "position_ids"):
         return False
     config: Any = model.config
     layers = DynamicCache(config=config).layers
@@ -115,7 +115,7 @@ def _gives_same_logits(
     model.eval()
     try:
         with nullcontext() if autocast is None else torch.autocast(head.device.type, autocast):
-            prefilled = _prefill(model, [ids[:3], ids[3:]], head.device)
+            prefilled = prefill(model, [ids[:3], ids[3:]], head.device)
             logits = []
             for each in (RowCache, kind):
                 cache: RowCache | SharedPrefixCache | SlotCache = each(len(which), head.device)
@@ -154,7 +154,7 @@ class _WaitingRows:
         if self._prefilled is None or self._given == len(self._batch) * self._group_size:
             wanted = min(-(-free // self._group_size), _PREFILL_TOKENS // len(self._prompts[self._order[0]]))
             self._batch, self._order = self._order[: max(1, wanted)], self._order[max(1, wanted) :]
-            self._prefilled = _prefill(self._model, [self._prompts[index] for index in self._batch], self._device)
+            self._prefilled = prefill(self._model, [self._prompts[index] for index in self._batch], self._device)
             self._given = 0
         rows = np.arange(self._given, min(self._given + free, len(self._batch) * self._group_size))
         self._given += len(rows)
@@ -203,7 +203,7 @@ def _select_last_logits(output: Any) -> Tensor:
     return logits[:, -1]
 
 
-def _prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.device) -> PrefilledPrompts:
+def prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.device) -> PrefilledPrompts:
     """Run each prompt once, padded on the left on a CPU.
 
     On a GPU prompts are padded on the right: no token then attends to padding, so there is no mask, and no token that
@@ -222,7 +222,7 @@ def _prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.devi
         options["position_ids"] = torch.from_numpy(np.maximum(np.arange(width) - padding, 0)).to(device)
         if padding.any():
             options["attention_mask"] = torch.from_numpy(np.arange(width) >= padding).to(device)
-    if (padded_left or (lengths == width).all()) and _takes(model, "logits_to_keep"):
+    if (padded_left or (lengths == width).all()) and takes(model, "logits_to_keep"):
         options["logits_to_keep"] = 1
     # Without the config every layer keeps all its positions, those with a sliding window too.
     cache = DynamicCache()
@@ -262,7 +262,8 @@ def _only_last_logits(model: Any, last: Tensor) -> Iterator[None]:
         handle.remove()
 
 
-def _takes(model: nn.Module, *names: str) -> bool:
+def takes(model: nn.Module, *names: str) -> bool:
+    """Whether the model's ``forward`` has these parameters."""
     # An adapter (peft) passes keywords on: what counts is the model that it wraps.
     base: Any = model
     if hasattr(base, "get_base_model"):

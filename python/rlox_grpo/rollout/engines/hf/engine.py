@@ -21,7 +21,9 @@ from rlox_grpo.rollout.engines.hf.decoding import (
     decode_without_cache,
 )
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, NonFiniteLogitsError, RowId, SampledRow
+from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
 from rlox_grpo.rollout.engines.request import check_request
+from rlox_grpo.rollout.engines.sampling import check_sampling
 from rlox_grpo.rollout.engines.stop_strings import StopStrings, decode
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
@@ -146,6 +148,44 @@ class HFEngine:
             rows = self._live_rows(max_rows, sampling, seed, first_prompt)
             decode_rows(self._model, token_ids, group_size, rows, max_rows)
         return self._groups(prompts, group_size, rows.finished)
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a completion."""
+        return self._end_ids
+
+    @contextmanager
+    def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> Iterator[TurnDecoder]:
+        """Sample replies turn by turn; keys and values are kept between an episode's turns.
+
+        Raises:
+            ValueError: a sampling value out of its range, or stop strings without a tokenizer.
+        """
+        if seed < 0:
+            raise ValueError(f"seed must be at least 0, got {seed}")
+        check_sampling(sampling)
+        if sampling.stop and self._tokenizer is None:
+            raise ValueError(f"stop strings need a tokenizer: stop={sampling.stop!r}")
+        device = _find_device(self._model)
+
+        def make_stop_strings(stop: tuple[str, ...]) -> StopStrings:
+            return StopStrings(self._tokenizer, stop, max(self._tokenizer.get_vocab().values()) + 1, device)
+
+        with _inference(self._model):
+            yield TurnDecoder(
+                self._model,
+                sampling,
+                seed,
+                end_ids=(*self._end_ids, *sampling.stop_token_ids),
+                make_stop_strings=make_stop_strings,
+                vocab_limit=self.vocab_limit,
+                max_rows=min(self._max_rows, max_episodes),
+                device=device,
+                autocast=self._autocast,
+                uses_cache=self.uses_cache,
+                window=_find_sliding_window(self._model) if self.uses_cache else 0,
+                max_length=self.max_length,
+            )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy the weights if the engine ``takes_weights``, and set the version.

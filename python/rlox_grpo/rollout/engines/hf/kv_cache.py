@@ -158,6 +158,12 @@ class RowCache:
         extent.rows += len(source)
         self._starts_changed()
 
+    def read_row(self, row: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Copy the keys and values of one row: ``[heads, tokens, head_dim]`` for each layer."""
+        columns = slice(int(self._starts[row]), self._extent.end)
+        keys = [layer.keys[row, :, columns].clone() for layer in self._layers]
+        return keys, [layer.values[row, :, columns].clone() for layer in self._layers]
+
     def make_room(self) -> None:
         """Reserve space for one more column."""
         if self._extent.end == self._layers[0].keys.shape[2]:

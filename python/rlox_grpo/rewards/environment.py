@@ -1,0 +1,63 @@
+"""The reward that an environment gave its episodes, as a component beside the reward functions' scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlox_grpo.rewards.calls import RewardError
+from rlox_grpo.rewards.verdicts import Float64Array
+from rlox_grpo.types import RolloutGroup, ScoredGroup
+
+
+class EnvironmentReward:
+    """Reads the rewards of episodes; an episode without one is not scored by it.
+
+    Attributes:
+        weight: Its default weight.
+    """
+
+    weight = 1.0
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        """Not for texts: an episode brings its reward along."""
+        raise RewardError(f"{self.__name__} is an environment: it scores its own episodes, not texts")
+
+    def read(self, groups: Sequence[RolloutGroup]) -> Float64Array:
+        """The rewards of all completions, ``float64 [N]``, NaN where an episode is unscored."""
+        episodes = [completion.episode for group in groups for completion in group.completions]
+        paid = [None if episode is None else episode.reward for episode in episodes]
+        return np.array([np.nan if reward is None else reward for reward in paid], dtype=np.float64)
+
+    def refuse_unscored(self, groups: Sequence[RolloutGroup]) -> None:
+        """Raise RewardError where no episode has a reward and nothing else scores them."""
+        if not np.isnan(self.read(groups)).all():
+            return
+        episodes = [c.episode for group in groups for c in group.completions if c.episode is not None]
+        reasons = dict.fromkeys(episode.stop_reason for episode in episodes)
+        errors = [episode.error for episode in episodes if episode.error]
+        raise RewardError(
+            f"environment {self.__name__} returned no reward for any of {len(episodes)} episodes; they ended by "
+            f"{', '.join(reasons)}{f'; the first error: {errors[0]}' if errors else ''}"
+        )
+
+
+def add_turn_rewards(scored: ScoredGroup, weight: float) -> ScoredGroup:
+    """Add each turn's reward, times the environment's weight; turns without one get 0."""
+    completions = scored.group.completions
+    paid = [None if completion.episode is None else completion.episode.turn_rewards for completion in completions]
+    if all(rewards is None for rewards in paid):
+        return scored
+    rows = [
+        np.zeros(max(1, len(completion.turns)), dtype=np.float32)
+        if rewards is None
+        else np.asarray(rewards, dtype=np.float32) * np.float32(weight)
+        for completion, rewards in zip(completions, paid, strict=True)
+    ]
+    return replace(scored, turn_rewards=tuple(rows))

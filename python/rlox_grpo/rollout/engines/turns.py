@@ -1,0 +1,77 @@
+"""Sampling turn by turn: the protocol of engines that episodes can run on."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from rlox_grpo.types import Float32Array, Int64Array, Sampling
+
+
+@dataclass(frozen=True, eq=False)
+class TurnRequest:
+    """A reply to sample.
+
+    Attributes:
+        episode: The prompt's place in its step and the completion's in its group.
+        turn: The reply's place in its episode. The draws depend on the seed, ``episode``, ``turn`` and the token's
+            position alone; turn 0 draws what a completion of one turn draws.
+        token_ids: ``int64 [L]``, the conversation so far. It extends that of the episode's last request.
+        max_new_tokens: Longest reply, its end token included.
+        stop: Strings that end it, beside those of the sampling parameters.
+    """
+
+    episode: tuple[int, int]
+    turn: int
+    token_ids: Int64Array
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SampledTurn:
+    """A reply: ``int64 [T]``, ``float32 [T]``, and whether an end token or stop string ended it."""
+
+    token_ids: Int64Array
+    log_probs: Float32Array
+    stopped: bool
+
+
+class TurnSession(Protocol):
+    """Samples the replies of many episodes together. Requests join at any step.
+
+    Attributes:
+        prefilled_tokens: Tokens run through the model to prepare replies; sampled tokens are not among them.
+    """
+
+    prefilled_tokens: int
+
+    def submit(self, request: TurnRequest) -> None:
+        """Add a request; ValueError for tokens that the model cannot take."""
+        ...
+
+    def step(self) -> list[tuple[TurnRequest, SampledTurn]]:
+        """Sample a token for every live reply, or start waiting ones; return the replies that ended."""
+        ...
+
+    def __len__(self) -> int:
+        """Replies under way or waiting."""
+        ...
+
+    def forget(self, episode: tuple[int, int]) -> None:
+        """Free what is kept of an episode that has ended."""
+        ...
+
+
+@runtime_checkable
+class TurnEngine(Protocol):
+    """A generation engine that samples turn by turn."""
+
+    policy_version: int
+    max_length: int | None
+    end_ids: tuple[int, ...]
+
+    def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> AbstractContextManager[TurnSession]:
+        """A session on the current weights for at most so many episodes; within it nothing else uses the engine."""
+        ...

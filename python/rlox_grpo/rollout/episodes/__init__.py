@@ -1,0 +1,1 @@
+"""Episodes of several turns: the conversation as tokens, and the scheduler that runs episodes beside each other."""

@@ -1,0 +1,267 @@
+"""Environments in other forms as ``async def episode(row, chat)``: sync functions, classes, and tools alone."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from rlox_grpo.environments import Outcome, Reply
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.rollout.episodes.chat import Chat
+from rlox_grpo.rollout.episodes.tools import make_schemas
+
+EpisodeFn = Callable[[Mapping[str, Any], Chat], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment in the form that episodes run.
+
+    Attributes:
+        play: ``await play(row, chat)`` returns an outcome.
+        name: In metrics, and of its reward.
+        has_reward: Whether it scores its episodes; otherwise reward functions do.
+        is_async: Whether a deadline can stop it.
+        tools: The policy's tools, for the first prompt's schemas; those of a class are unbound.
+        needs: Columns that every row must have.
+    """
+
+    play: EpisodeFn
+    name: str
+    has_reward: bool = True
+    is_async: bool = True
+    tools: tuple[Callable[..., Any], ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+def adapt_environment(environment: Any, tools: Sequence[Callable[..., Any]] = ()) -> Environment:
+    """Read the form of ``environment``: an async function, a sync one, a class or a factory of instances, or None.
+
+    A class has ``reset(**row)`` and ``step(reply)``, or is one of TRL's: ``reset``, methods that are tools, and
+    perhaps ``get_reward``. None lets the policy call ``tools`` until it answers.
+
+    Raises:
+        ConfigError: something else, or tools that cannot be described.
+    """
+    if environment is None:
+        return Environment(_use_tools, "tools", has_reward=False, tools=tuple(tools), needs=("prompt",))
+    name = _find_name(environment)
+    if not callable(environment):
+        raise ConfigError(
+            f"environment is {type(environment).__name__}: expected async def episode(row, chat), or a class with "
+            "reset(**row) and step(reply)"
+        )
+    if inspect.isclass(environment) or _binds(environment, 0):
+        return _adapt_class(environment, name, tools)
+    if not _binds(environment, 2):
+        raise ConfigError(f"environment {name} must take two arguments: def {name}(row, chat)")
+    if _is_async(environment):
+        return Environment(environment, name, tools=tuple(tools))
+    return Environment(functools.partial(_play_in_thread, environment), name, is_async=False, tools=tuple(tools))
+
+
+class SyncChat:
+    """A chat for a sync function, in a thread of its own: ``turn`` and ``call_tools`` wait for their result."""
+
+    def __init__(self, chat: Chat, loop: asyncio.AbstractEventLoop) -> None:
+        self._chat, self._loop = chat, loop
+        self._waiting: Future[Any] | None = None
+        self._closed = False
+
+    def turn(self, *args: Any, **options: Any) -> Reply:
+        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.turn`."""
+        reply: Reply = self._wait_for(self._chat.turn(*args, **options))
+        return reply
+
+    def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
+        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
+        messages: list[dict[str, Any]] = self._wait_for(self._chat.call_tools(reply))
+        return messages
+
+    def close(self) -> None:
+        """End the thread at its next call, or at the one that it waits in."""
+        self._closed = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._chat, name)
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if self._closed:
+            coroutine.close()
+            raise CancelledError("the episode was stopped")
+        self._waiting = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return self._waiting.result()
+
+
+async def _play_in_thread(function: Callable[..., Any], row: Mapping[str, Any], chat: Chat) -> Any:
+    """Run a sync function in a thread; episodes beside it have their own."""
+    loop = asyncio.get_running_loop()
+    thread, facade = ThreadPoolExecutor(1, "rlox_grpo episode"), SyncChat(chat, loop)
+    try:
+        return await loop.run_in_executor(thread, function, row, facade)
+    finally:
+        facade.close()
+        thread.shutdown(wait=False)  # it waits for this loop
+
+
+async def _use_tools(row: Mapping[str, Any], chat: Chat) -> Outcome:
+    """Let the policy call tools until it answers."""
+    await _answer_calls(row["prompt"], chat)
+    return Outcome(None)
+
+
+async def _answer_calls(first: Any, chat: Chat) -> Reply:
+    reply = await chat.turn(first)
+    while messages := await chat.call_tools(reply):
+        reply = await chat.turn(messages)
+    return reply
+
+
+def _adapt_class(make: Callable[[], Any], name: str, tools: Sequence[Callable[..., Any]]) -> Environment:
+    try:
+        probe = make()
+    except Exception as error:
+        raise ConfigError(f"environment {name}() raised {type(error).__name__}: {error}") from error
+    if not callable(getattr(probe, "reset", None)):
+        raise ConfigError(f"environment {name} has no reset method: expected reset(**row) and step(reply)")
+    needs = _list_required(probe.reset)
+    if callable(getattr(probe, "step", None)):
+        is_async = inspect.iscoroutinefunction(probe.step)
+        return Environment(
+            functools.partial(_play_steps, make), name, is_async=is_async, tools=tuple(tools), needs=needs
+        )
+    methods = _list_tools(probe)
+    if not methods:
+        raise ConfigError(f"environment {name} has neither a step method nor public methods that could be tools")
+    make_schemas(methods)
+    return Environment(
+        functools.partial(_play_trl, make, tuple(tools)),
+        name,
+        has_reward=callable(getattr(probe, "get_reward", None)),
+        is_async=all(map(inspect.iscoroutinefunction, methods)),
+        tools=(*methods, *tools),
+        needs=needs,
+    )
+
+
+async def _play_steps(make: Callable[[], Any], row: Mapping[str, Any], chat: Chat) -> Outcome:
+    """An instance with ``reset(**row)`` → first message, and ``step(reply)`` → next message, with reward and end."""
+    instance = make()
+    rewards: list[float] = []
+    try:
+        message, _ = _read_reset(await _settle(instance.reset(**_select(instance.reset, row))))
+        while True:
+            reply = await chat.turn(message)
+            message, reward, done = _read_step(await _settle(instance.step(reply)))
+            rewards.append(reward)
+            if done:
+                return Outcome(sum(rewards), tuple(rewards))
+    finally:
+        if callable(getattr(instance, "close", None)):
+            await _settle(instance.close())
+
+
+async def _play_trl(
+    make: Callable[[], Any], tools: Sequence[Callable[..., Any]], row: Mapping[str, Any], chat: Chat
+) -> Outcome:
+    """TRL's ``environment_factory``: what ``reset`` returns is added to the prompt, and methods are tools."""
+    instance = make()
+    told = await _settle(instance.reset(**_select(instance.reset, row)))
+    methods = [*_list_tools(instance), *tools]
+    chat.tools.bind(methods)
+    await _answer_calls(_join_prompt(row.get("prompt"), told), chat)
+    get_reward = getattr(instance, "get_reward", None)
+    return Outcome(None if get_reward is None else await _settle(get_reward()))
+
+
+def _join_prompt(prompt: Any, told: Any) -> Any:
+    """The row's prompt with what ``reset`` returned at the end of its last user message."""
+    if prompt is None:
+        return str(told)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(one) for one in prompt]
+    if told is not None:
+        messages[-1]["content"] = f"{messages[-1]['content']}{told}"
+    return messages
+
+
+def _read_reset(found: Any) -> tuple[Any, Any]:
+    """A first message, or Gymnasium's pair of observation and info."""
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
+        return _as_message(found[0]), found[1]
+    return _as_message(found), {}
+
+
+def _read_step(found: Any) -> tuple[Any, float, bool]:
+    """A message; (message, reward, done); or Gymnasium's five.
+
+    Raises:
+        TypeError: something else.
+    """
+    if not isinstance(found, tuple):
+        return _as_message(found), 0.0, False
+    if len(found) == 3:
+        return _as_message(found[0]), float(found[1]), bool(found[2])
+    if len(found) == 5:
+        return _as_message(found[0]), float(found[1]), bool(found[2] or found[3])
+    raise TypeError(
+        f"step returned {len(found)} values: expected a message, (message, reward, done), or (observation, reward, "
+        "terminated, truncated, info)"
+    )
+
+
+def _as_message(found: Any) -> Any:
+    return found if found is None or isinstance(found, (str, list)) else str(found)
+
+
+async def _settle(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+def _select(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Those columns of the row that the function takes."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(row)
+    return {parameter.name: row[parameter.name] for parameter in parameters if parameter.name in row}
+
+
+def _list_required(function: Callable[..., Any]) -> tuple[str, ...]:
+    parameters = inspect.signature(function).parameters.values()
+    fixed = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in fixed)
+
+
+def _list_tools(instance: Any) -> list[Callable[..., Any]]:
+    """The public methods of a TRL environment, but for those that are not tools."""
+    methods = inspect.getmembers(instance, inspect.ismethod)
+    return [
+        method for name, method in methods if not name.startswith("_") and name not in ("reset", "get_reward", "close")
+    ]
+
+
+def _binds(function: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_async(function: Any) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _find_name(environment: Any) -> str:
+    while isinstance(environment, functools.partial):
+        environment = environment.func
+    name = getattr(environment, "__name__", type(environment).__name__)
+    return "environment" if name == "<lambda>" else str(name)

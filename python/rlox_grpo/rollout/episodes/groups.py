@@ -1,0 +1,79 @@
+"""Episodes as completions: one row each, behind the prompt that the episodes of a group share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rlox_grpo.rollout.episodes.chat import Chat, ChatTokens
+from rlox_grpo.types import Completion, Episode, Int64Array, Prompt, RolloutGroup
+
+_CUT = ("max_turns", "max_tokens", "context")
+"""Stop reasons that truncate a completion."""
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """An episode that has ended: its conversation and how it went."""
+
+    chat: Chat
+    episode: Episode
+
+
+def make_group(prompt: Prompt, played: Sequence[Played], tokenizer: Any, policy_version: int) -> RolloutGroup:
+    """Make the group of one prompt.
+
+    The group's prompt is what the first prompts of its episodes have in common, which is all of them unless the
+    environment asks each episode something else. What remains of a first prompt begins its completion, not sampled.
+    An episode that failed before its first turn is one end token that the policy did not sample.
+    """
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
+    tokens = [one.chat.tokens() if one.chat.turns else None for one in played]
+    shared = _find_common_prefix([found.prompt_ids for found in tokens if found is not None])
+    if not len(shared):
+        shared = np.array([end], dtype=np.int64)
+    first = next((one for one, found in zip(played, tokens, strict=True) if found is not None), played[0])
+    asked = first.episode.messages[: first.episode.prompt_messages]
+    completions = tuple(
+        _make_completion(one.episode, found or _say_nothing(shared, end), len(shared), tokenizer)
+        for one, found in zip(played, tokens, strict=True)
+    )
+    text = tokenizer.decode(shared.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    source = prompt.source if prompt.source is not None else [dict(message) for message in asked]
+    return RolloutGroup(replace(prompt, token_ids=shared, text=text, source=source), completions, policy_version)
+
+
+def _make_completion(episode: Episode, found: ChatTokens, shared: int, tokenizer: Any) -> Completion:
+    rest = found.prompt_ids[shared:]
+    token_ids = np.concatenate([rest, found.token_ids])
+    sampled = np.concatenate([np.zeros(len(rest), dtype=bool), found.sampled])
+    log_probs = np.concatenate([np.zeros(len(rest), dtype=np.float32), found.log_probs])
+    text = tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return Completion(
+        token_ids,
+        log_probs,
+        "length" if found.truncated or episode.stop_reason in _CUT else "stop",
+        text,
+        None if sampled.all() else sampled,
+        tuple(len(rest) + turn for turn in found.turns),
+        episode,
+    )
+
+
+def _say_nothing(prompt_ids: Int64Array, end: int) -> ChatTokens:
+    return ChatTokens(
+        prompt_ids, np.array([end], dtype=np.int64), np.zeros(1, dtype=np.float32), np.zeros(1, dtype=bool), (), False
+    )
+
+
+def _find_common_prefix(rows: Sequence[Int64Array]) -> Int64Array:
+    if not rows:
+        return np.empty(0, dtype=np.int64)
+    shortest = min(map(len, rows))
+    same = np.ones(shortest, dtype=bool)
+    for row in rows[1:]:
+        same &= row[:shortest] == rows[0][:shortest]
+    return rows[0][: shortest if same.all() else int(same.argmin())]

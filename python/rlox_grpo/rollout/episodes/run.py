@@ -1,0 +1,356 @@
+"""Run episodes beside each other: one coroutine each, and the replies that wait are decoded together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rlox_grpo.config.records.episodes import EpisodeConfig
+from rlox_grpo.config.records.prompts import PromptConfig
+from rlox_grpo.environments import EpisodeEnded, Outcome
+from rlox_grpo.environments.outcome import LIMITS, read_outcome
+from rlox_grpo.errors import ConfigError, EpisodeError
+from rlox_grpo.prompts.rows import refuse_unread_variables
+from rlox_grpo.rollout.async_generation import BackgroundEngine
+from rlox_grpo.rollout.engines import GenerationEngine
+from rlox_grpo.rollout.engines.turns import SampledTurn, TurnEngine, TurnRequest, TurnSession
+from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
+from rlox_grpo.rollout.episodes.chat import Budget, Chat
+from rlox_grpo.rollout.episodes.groups import Played, make_group
+from rlox_grpo.rollout.episodes.proof import find_rewrite
+from rlox_grpo.rollout.episodes.template import Template
+from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
+from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
+
+T = TypeVar("T")
+
+_SETTLE_ROUNDS = 32
+"""Rounds of the event loop in which an environment that only computes comes back with its next request."""
+
+_TICK = 0.05
+"""Seconds between two looks at the deadlines while nothing is decoded."""
+
+
+@dataclass(eq=False)
+class _Running:
+    """One episode under way."""
+
+    prompt: Prompt
+    key: tuple[int, int]
+    chat: Chat
+    tools: Tools
+    task: asyncio.Task[Episode] | None = None
+
+
+class EpisodeRunner:
+    """Samples groups by running episodes; stands in for :func:`rlox_grpo.rollout.generate.generate`.
+
+    Attributes:
+        environment: What is played.
+        source: What the user gave as ``environment``, or None for tools alone.
+        prefilled_tokens: Tokens that the last call ran through the model to prepare replies.
+    """
+
+    def __init__(
+        self,
+        environment: Any,
+        tools: Sequence[Callable[..., Any]],
+        config: EpisodeConfig,
+        tokenizer: Any,
+        prompts: PromptConfig | None = None,
+    ) -> None:
+        """Check the environment, the tools and the chat template before anything is sampled.
+
+        Raises:
+            ConfigError: an environment, a tool, a template or a deadline that cannot be used.
+        """
+        self.environment: Environment = adapt_environment(environment, tools)
+        self.source = environment
+        self.prefilled_tokens = 0
+        self._config = config
+        self._prompts = prompts or PromptConfig()
+        if self._prompts.prompt_template is not None:
+            raise ConfigError(
+                f"prompt_template={self._prompts.prompt_template!r} is ignored: the environment writes the prompts"
+            )
+        if tokenizer is None:
+            raise ConfigError("environment= and tools= need a tokenizer with a chat_template")
+        if config.turn_timeout is not None and not self.environment.is_async:
+            raise ConfigError(
+                f"turn_timeout needs an async environment, and {self.environment.name} is not: a function that does "
+                "not await cannot be stopped; write async def, or leave turn_timeout out"
+            )
+        try:
+            refuse_unread_variables(self._prompts.chat_template_kwargs, tokenizer, [[{"role": "user"}]])
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self._limits = ToolLimits(
+            config.tool_timeout, config.max_observation_chars, config.on_parse_error, config.on_tool_error
+        )
+        self._tokenizer = tokenizer
+        self._templates: dict[str, Template] = {}
+        self._template, _ = self._give_tools(self.environment.tools)
+
+    def check_rows(self, prompts: Sequence[Prompt]) -> None:
+        """Raise ValueError for a row without a column that the environment needs."""
+        for prompt in prompts:
+            row = make_row(prompt)
+            for name in self.environment.needs:
+                if name not in row:
+                    raise ValueError(
+                        f"prompts[{prompt.index}] has no column {name!r}, which {self.environment.name} needs; it has "
+                        f"{', '.join(map(repr, row)) or 'none'}"
+                    )
+
+    def __call__(
+        self,
+        engine: GenerationEngine,
+        prompts: Sequence[Prompt],
+        group_sizes: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        share: slice = slice(None),
+        asked: slice | None = None,
+    ) -> list[RolloutGroup]:
+        """Play ``group_sizes[i]`` episodes of ``prompts[i]``; a rank plays its ``share`` of the prompts.
+
+        ``asked`` is of engines that several ranks share, which run no episodes.
+
+        Raises:
+            EpisodeError: the environment raised, and ``on_environment_error="stop"``.
+        """
+        if isinstance(engine, BackgroundEngine):
+            return engine.submit(lambda own: self(own, prompts, group_sizes, sampling, seed, share)).result()
+        if not isinstance(engine, TurnEngine):
+            raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: use engine='hf'")
+        places = range(len(prompts))[share]
+        sizes = [group_sizes[place] for place in places]
+        if not sizes:
+            return []
+        chosen = [prompts[place] for place in places]
+        with engine.open_turns(sampling, seed, sum(sizes)) as session:
+            played = _run(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
+        self.prefilled_tokens = session.prefilled_tokens
+        found = iter(played)
+        return [
+            make_group(prompt, [next(found) for _ in range(size)], self._tokenizer, engine.policy_version)
+            for prompt, size in zip(chosen, sizes, strict=True)
+        ]
+
+    def _give_tools(self, functions: Sequence[Callable[..., Any]]) -> tuple[Template, Tools]:
+        """The template that shows these tools, proved to extend, and the tools of one episode."""
+        schemas = make_schemas(functions)
+        name = json.dumps(schemas)
+        if name not in self._templates:
+            self._refuse_sync(functions)
+            try:
+                template = Template(self._tokenizer, schemas, self._prompts.chat_template_kwargs)
+                rewrite = find_rewrite(template)
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+            if rewrite is not None and self._config.history == "template":
+                raise ConfigError(
+                    f"the tokenizer's chat template rewrites history: {rewrite}. Set history='keep' to show the policy "
+                    "its earlier replies as it sampled them, or set a chat template that keeps them"
+                )
+            self._templates[name] = template
+        return self._templates[name], Tools(functions, self._limits)
+
+    def _refuse_sync(self, functions: Sequence[Callable[..., Any]]) -> None:
+        if self._limits.timeout is None:
+            return
+        for function in functions:
+            if not asyncio.iscoroutinefunction(function):
+                raise ConfigError(
+                    f"tool_timeout needs async tools, and {function.__name__} is not: a function that does not await "
+                    "cannot be stopped; write async def, or leave tool_timeout out"
+                )
+
+    async def _play_all(
+        self,
+        engine: TurnEngine,
+        session: TurnSession,
+        prompts: Sequence[Prompt],
+        places: Sequence[int],
+        sizes: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+    ) -> list[Played]:
+        config = self._config
+        budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
+        replies: dict[tuple[int, int], asyncio.Future[SampledTurn]] = {}
+        changed = asyncio.Event()
+
+        async def sample(request: TurnRequest) -> SampledTurn:
+            session.submit(request)
+            replies[request.episode] = asyncio.get_running_loop().create_future()
+            changed.set()
+            return await replies[request.episode]
+
+        running = []
+        for prompt, place, size in zip(prompts, places, sizes, strict=True):
+            for completion in range(size):
+                key = (place, completion)
+                tools = Tools(self.environment.tools, self._limits)
+                chat = Chat(
+                    self._template,
+                    sample,
+                    budget,
+                    episode=key,
+                    seed=derive_episode_seed(seed, *key),
+                    tools=tools,
+                    end_ids=engine.end_ids,
+                    give_tools=self._give_tools,
+                    system_prompt=self._prompts.system_prompt,
+                )
+                running.append(_Running(prompt, key, chat, tools))
+        for one in running:
+            one.task = asyncio.ensure_future(self._play(one))
+            one.task.add_done_callback(lambda _: changed.set())
+        try:
+            await self._decode_until_done(session, running, replies, changed)
+            return [Played(one.chat, one.task.result()) for one in running if one.task is not None]
+        finally:
+            tasks = [one.task for one in running if one.task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _decode_until_done(
+        self,
+        session: TurnSession,
+        running: Sequence[_Running],
+        replies: dict[tuple[int, int], asyncio.Future[SampledTurn]],
+        changed: asyncio.Event,
+    ) -> None:
+        left = {one.key: one for one in running}
+        while left:
+            await _settle(lambda: len(left) - len(replies) - sum(_is_done(one) for one in left.values()))
+            for key in [key for key, one in left.items() if _is_done(one)]:
+                task = left.pop(key).task
+                assert task is not None
+                task.result()  # the first error ends the run
+                session.forget(key)
+                replies.pop(key, None)
+            self._cancel_late(list(left.values()))
+            if len(session):
+                for request, turn in session.step():
+                    future = replies.pop(request.episode, None)
+                    if future is not None and not future.done():
+                        future.set_result(turn)
+            elif left:
+                changed.clear()
+                if any(_is_done(one) for one in left.values()) or len(session):
+                    continue
+                try:
+                    await asyncio.wait_for(changed.wait(), _TICK)
+                except (asyncio.TimeoutError, TimeoutError):
+                    continue
+
+    def _cancel_late(self, left: Sequence[_Running]) -> None:
+        timeout = self._config.turn_timeout
+        if timeout is None:
+            return
+        now = time.monotonic()
+        for one in left:
+            since = one.chat.waiting_since
+            if since is not None and now - since > timeout and one.task is not None:
+                one.chat.ended = "timeout"
+                one.task.cancel()
+
+    async def _play(self, one: _Running) -> Episode:
+        """Play one episode to its end, whatever ends it."""
+        chat, error = one.chat, None
+        try:
+            outcome = read_outcome(await self.environment.play(make_row(one.prompt), chat))
+            paid = outcome.turn_rewards
+            if paid is not None and len(paid) != chat.turns:
+                raise ValueError(f"turn_rewards has {len(paid)} values for {chat.turns} turns")
+            if not chat.turns:
+                raise ValueError("it ended before the policy had a turn: call chat.turn at least once")
+            if chat.ended is not None and outcome.stop_reason == "completed":
+                outcome = replace(outcome, stop_reason=chat.ended)
+        except EpisodeEnded as ended:
+            outcome, error = self._end(ended.reason), str(ended)
+        except asyncio.CancelledError:
+            if chat.ended is None:
+                raise
+            outcome = self._end(chat.ended)
+        except Exception as cause:
+            if self._config.on_environment_error == "stop":
+                raise EpisodeError(
+                    f"environment {self.environment.name} failed at prompts[{one.prompt.index}], episode {one.key[1]}, "
+                    f"turn {chat.turns}: {type(cause).__name__}: {cause}"
+                ) from cause
+            outcome, error = self._end("environment_error"), f"{type(cause).__name__}: {cause}"[:2000]
+        tools = chat.tools
+        return Episode(
+            stop_reason=outcome.stop_reason,
+            reward=outcome.reward,
+            turn_rewards=None if outcome.turn_rewards is None else tuple(outcome.turn_rewards),
+            metrics=dict(outcome.metrics),
+            messages=tuple(json.loads(json.dumps(chat.messages, default=str))),
+            prompt_messages=chat.prompt_messages,
+            tool_calls=tools.calls,
+            tool_errors=tools.errors,
+            observations_cut=tools.cut,
+            tool_seconds=tools.seconds,
+            error=error,
+        )
+
+    def _end(self, reason: str) -> Outcome:
+        paid = self._config.limit_reward if reason in LIMITS else self._config.failure_reward
+        return Outcome(paid if self.environment.has_reward else None, stop_reason=reason)
+
+
+def make_row(prompt: Prompt) -> dict[str, Any]:
+    """The columns of a prompt's row, its ``prompt`` among them where it has one."""
+    return {**({} if prompt.source is None else {"prompt": prompt.source}), **prompt.columns}
+
+
+def derive_episode_seed(seed: int, prompt: int, completion: int) -> int:
+    """The seed that an episode's environment gets, a 63-bit number."""
+    state = np.random.SeedSequence([seed, prompt, completion, *b"environment"]).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(1))
+
+
+def _is_done(one: _Running) -> bool:
+    return one.task is not None and one.task.done()
+
+
+async def _settle(count_busy: Callable[[], int]) -> None:
+    """Let environments compute until each waits for the policy, or for something outside."""
+    for _ in range(_SETTLE_ROUNDS):
+        await asyncio.sleep(0)
+        if count_busy() <= 0:
+            return
+
+
+def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine on an event loop of its own; in a thread where this one has a loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(make())
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            found.append(asyncio.run(make()))
+        except BaseException as error:  # noqa: BLE001  raised again below
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="rlox_grpo episodes")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]

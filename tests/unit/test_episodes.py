@@ -1,0 +1,539 @@
+"""Episodes run beside each other: any environment, the same tokens whatever the timing, and every end has a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlox_grpo import GRPO, GRPOConfig
+from rlox_grpo.environments import EpisodeEnded, Outcome, Reply
+from rlox_grpo.errors import ConfigError, EpisodeError
+from rlox_grpo.prompts.load import load_rows
+from rlox_grpo.rewards import RewardError, score
+from rlox_grpo.rewards.environment import EnvironmentReward
+from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.rollout.serialize import decode_group, encode_group
+from rlox_grpo.turns import check_turns
+from rlox_grpo.types import RolloutGroup, Sampling
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ROWS = [{"secret": 3, "top": 9}, {"secret": 5, "top": 9}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(byte_tokenizer: Any) -> Any:
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(make_tiny_model: Any, tokenizer: Any) -> Any:
+    return make_tiny_model("qwen2", vocab_size=len(tokenizer), max_position_embeddings=1024)
+
+
+def test_a_system_prompt_begins_the_conversation(model: Any, tokenizer: Any) -> None:
+    trainer = GRPO(
+        model, environment=count, tokenizer=tokenizer, system_prompt="Be brief.", group_size=2, max_new_tokens=4
+    )
+    (one, _) = trainer._evaluate(trainer._prompts(ROWS), samples=1)[1]
+    assert one.group.prompt.text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n3 0<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def play(environment: Any, model: Any, tokenizer: Any, rows: Any = ROWS, **options: Any) -> list[RolloutGroup]:
+    """Two episodes for each row, replies of at most 5 tokens."""
+    tools = options.pop("tools", ())
+    seed = options.pop("seed", 7)
+    given = {"environment": True, "tools": bool(tools)}
+    config = GRPOConfig.create(**options)
+    config.refuse_ignored(**given)
+    runner = EpisodeRunner(environment, tools, config.episodes, tokenizer)
+    prompts = load_rows(rows)
+    runner.check_rows(prompts)
+    engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=3)
+    groups = runner(engine, prompts, [2] * len(prompts), Sampling(max_new_tokens=5), seed)
+    check_turns([completion for group in groups for completion in group.completions])
+    return groups
+
+
+def list_tokens(groups: list[RolloutGroup]) -> list[Any]:
+    return [(g.prompt.token_ids.tolist(), [c.token_ids.tolist() for c in g.completions]) for g in groups]
+
+
+async def count(row: Any, chat: Any) -> Outcome:
+    said = []
+    for turn in range(3):
+        said.append((await chat.turn(f"{row['secret']} {turn}")).text)
+    return Outcome(float(len(said[0])), metrics={"seen": 1.0})
+
+
+def test_an_episode_is_one_completion(model: Any, tokenizer: Any) -> None:
+    groups = play(count, model, tokenizer)
+    for row, group in zip(ROWS, groups, strict=True):
+        assert group.prompt.text == f"<|im_start|>user\n{row['secret']} 0<|im_end|>\n<|im_start|>assistant\n"
+        for completion in group.completions:
+            episode = completion.episode
+            assert episode is not None
+            assert completion.sampled is not None
+            assert (len(completion.turns), episode.stop_reason, episode.prompt_messages) == (3, "completed", 1)
+            assert [message["role"] for message in episode.messages] == ["user", "assistant"] * 3
+            assert (completion.log_probs[completion.sampled] < 0).all()
+            assert (completion.log_probs[~completion.sampled] == 0).all()
+            text = tokenizer.decode(completion.token_ids.tolist())
+            assert f"<|im_end|>\n<|im_start|>user\n{row['secret']} 1<|im_end|>\n<|im_start|>assistant\n" in text
+
+
+def test_episodes_do_not_depend_on_timing(model: Any, tokenizer: Any) -> None:
+    async def slow(row: Any, chat: Any) -> Outcome:
+        said = []
+        for turn in range(3):
+            await asyncio.sleep(random.random() * 0.02)
+            said.append((await chat.turn(f"{row['secret']} {turn}")).text)
+        return Outcome(float(len(said[0])), metrics={"seen": 1.0})
+
+    first = list_tokens(play(count, model, tokenizer))
+    assert list_tokens(play(count, model, tokenizer)) == first
+    assert list_tokens(play(slow, model, tokenizer)) == first
+    assert list_tokens(play(count, model, tokenizer, seed=8)) != first
+    assert first[0][1][0] != first[0][1][1]
+
+
+def test_a_slow_episode_holds_up_itself_alone(model: Any, tokenizer: Any) -> None:
+    order = []
+
+    async def wait(row: Any, chat: Any) -> float:
+        await chat.turn("a")
+        if row["secret"] == 3:
+            while len(order) < 2:  # until the others have ended
+                await asyncio.sleep(0.01)
+        await chat.turn("b")
+        order.append(row["secret"])
+        return 1.0
+
+    play(wait, model, tokenizer)
+    assert order == [5, 5, 3, 3]
+
+
+def count_sync(row: Any, chat: Any) -> Outcome:
+    assert chat.turns == 0
+    said = [chat.turn(f"{row['secret']} {turn}").text for turn in range(3)]
+    return Outcome(float(len(said[0])), metrics={"seen": 1.0})
+
+
+class Steps:
+    """The same as ``count``, by reset and step."""
+
+    def reset(self, secret: int) -> str:
+        self.secret, self.turn, self.closed = secret, 0, False
+        return f"{secret} 0"
+
+    def step(self, reply: Reply) -> tuple[Any, float, bool]:
+        assert isinstance(reply, Reply)
+        self.turn += 1
+        return f"{self.secret} {self.turn}", 0.5, self.turn == 3
+
+
+class Gym:
+    """The same in Gymnasium's form, asynchronous."""
+
+    async def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
+        self.secret, self.turn = row["secret"], 0
+        return f"{self.secret} 0", {}
+
+    async def step(self, reply: Reply) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.turn += 1
+        return f"{self.secret} {self.turn}", 0.5, False, self.turn == 3, {}
+
+
+@pytest.mark.parametrize(
+    "environment", [count_sync, Steps, lambda: Steps(), Gym], ids=["sync", "class", "factory", "gym"]
+)
+def test_forms_of_an_environment_play_the_same(environment: Any, model: Any, tokenizer: Any) -> None:
+    groups = play(environment, model, tokenizer)
+    assert list_tokens(groups) == list_tokens(play(count, model, tokenizer))
+    (first, *_) = groups[0].completions
+    assert first.episode is not None
+    if environment is not count_sync:
+        assert (first.episode.reward, first.episode.turn_rewards) == (1.5, (0.5, 0.5, 0.5))
+    assert not [thread for thread in threading.enumerate() if "rlox_grpo" in thread.name]
+
+
+async def ends_by_turns(row: Any, chat: Any) -> float:
+    while True:
+        await chat.turn("x")
+
+
+async def pays_a_part(row: Any, chat: Any) -> float:
+    try:
+        return await ends_by_turns(row, chat)
+    except EpisodeEnded:
+        return 0.25
+
+
+async def never_stops(row: Any, chat: Any) -> float:
+    while True:
+        with contextlib.suppress(Exception):  # what a careless environment writes
+            await chat.turn("x")
+
+
+async def hangs(row: Any, chat: Any) -> float:
+    await chat.turn("x")
+    await asyncio.sleep(60)
+    return 1.0
+
+
+async def hangs_at_once(row: Any, chat: Any) -> float:
+    await asyncio.sleep(60)
+    return 1.0
+
+
+async def swallows(row: Any, chat: Any) -> float:
+    await chat.turn("x")
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(60)
+    return 0.75
+
+
+async def fails(row: Any, chat: Any) -> float:
+    await chat.turn("x")
+    raise KeyError("lost")
+
+
+async def own_word(row: Any, chat: Any) -> Outcome:
+    await chat.turn("x")
+    return Outcome(None, stop_reason="gave_up")
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "reason", "reward", "turns"),
+    [
+        (ends_by_turns, {"max_turns": 2}, "max_turns", 0.0, 2),
+        (ends_by_turns, {"max_turns": 2, "limit_reward": None}, "max_turns", None, 2),
+        (ends_by_turns, {"max_turns": 2, "limit_reward": -1.0}, "max_turns", -1.0, 2),
+        (ends_by_turns, {"max_episode_tokens": 50}, "max_tokens", 0.0, 2),
+        (ends_by_turns, {"max_turns": 99}, "context", 0.0, 24),
+        (pays_a_part, {"max_turns": 2}, "max_turns", 0.25, 2),
+        (never_stops, {"max_turns": 2}, "max_turns", 0.0, 2),
+        (hangs, {"turn_timeout": 0.2}, "timeout", None, 1),
+        (hangs_at_once, {"turn_timeout": 0.2, "failure_reward": 0.5}, "timeout", 0.5, 0),
+        (swallows, {"turn_timeout": 0.2}, "timeout", 0.75, 1),
+        (fails, {"on_environment_error": "end"}, "environment_error", None, 1),
+        (own_word, {}, "gave_up", None, 1),
+    ],
+)
+def test_every_end_has_a_reason(
+    environment: Any, options: Any, reason: str, reward: Any, turns: int, model: Any, tokenizer: Any
+) -> None:
+    start = time.monotonic()
+    for group in play(environment, model, tokenizer, rows=ROWS[:1], **options):
+        for completion in group.completions:
+            assert completion.episode is not None
+            assert (completion.episode.stop_reason, completion.episode.reward) == (reason, reward)
+            assert abs(len(completion.turns) - turns) <= (10 if reason == "context" else 0)
+            assert (completion.finish_reason == "length") or reason not in ("max_turns", "max_tokens", "context")
+            if not turns:
+                assert completion.sampled is not None
+                assert not completion.sampled.any()
+    assert time.monotonic() - start < 30
+
+
+async def returns_text(row: Any, chat: Any) -> Any:
+    await chat.turn("x")
+    return "done"
+
+
+async def pays_wrong_turns(row: Any, chat: Any) -> Outcome:
+    await chat.turn("x")
+    return Outcome(1.0, turn_rewards=[0.5, 0.5])
+
+
+async def says_nothing(row: Any, chat: Any) -> float:
+    return 1.0
+
+
+async def two_at_once(row: Any, chat: Any) -> float:
+    await asyncio.gather(chat.turn("a"), chat.turn("b"))
+    return 1.0
+
+
+def four(row: Any, chat: Any) -> float:
+    raise SystemError("sync")
+
+
+class Wrong:
+    """A step of two values."""
+
+    def reset(self) -> str:
+        return "x"
+
+    def step(self, reply: Reply) -> tuple[str, float]:
+        return "x", 1.0
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        (fails, r"fails failed at prompts\[0\], episode 0, turn 1: KeyError"),
+        (returns_text, "expected a number, an Outcome"),
+        (pays_wrong_turns, "turn_rewards has 2 values for 1 turns"),
+        (says_nothing, "call chat.turn at least once"),
+        (four, "four failed at .* turn 0: SystemError"),
+        (two_at_once, "while another turn"),
+        (Wrong, "step returned 2 values"),
+    ],
+)
+def test_an_environment_that_fails_stops_the_run(environment: Any, told: str, model: Any, tokenizer: Any) -> None:
+    with pytest.raises(EpisodeError, match=told):
+        play(environment, model, tokenizer)
+
+
+def sync_tool(word: str) -> str:
+    """Say it.
+
+    Args:
+        word: The word.
+    """
+    return word
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "told"),
+    [
+        (3, {}, "environment is int"),
+        (lambda row: 1.0, {}, "must take two arguments"),
+        (count_sync, {"turn_timeout": 1.0}, "needs an async environment"),
+        (count, {"tool_timeout": 1.0, "tools": [sync_tool]}, "needs async tools"),
+        (count, {"tools": [lambda word: word]}, "type hints"),
+        (dict, {}, "has no reset method"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(
+    environment: Any, options: Any, told: str, model: Any, tokenizer: Any
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        play(environment, model, tokenizer, **options)
+
+
+def test_a_row_without_a_column_is_named(model: Any, tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match=r"prompts\[1\] has no column 'secret', which Steps needs; it has 'top'"):
+        play(Steps, model, tokenizer, rows=[{"secret": 1}, {"top": 2}])
+
+
+def test_a_template_that_rewrites_history_is_refused(model: Any, tokenizer: Any) -> None:
+    forgets = copy.deepcopy(tokenizer)
+    forgets.chat_template = CHATML.replace("{{ message.content }}", "{{ message.content.split('</think>')[-1] }}")
+    with pytest.raises(ConfigError, match="rewrites history.*history='keep'"):
+        play(count, model, forgets)
+    assert list_tokens(play(count, model, forgets, history="keep")) == list_tokens(play(count, model, tokenizer))
+
+
+async def asks_differently(row: Any, chat: Any) -> float:
+    await chat.turn(f"{row['secret']} and {chat.seed}")
+    return 1.0
+
+
+def test_what_first_prompts_share_is_the_groups_prompt(model: Any, tokenizer: Any) -> None:
+    """Each episode has a seed of its own; what differs begins the completion and is not sampled."""
+    group, other = play(asks_differently, model, tokenizer)
+    for completion in group.completions:
+        whole = tokenizer.decode([*group.prompt.token_ids, *completion.token_ids[: completion.turns[0]]])
+        assert whole.startswith("<|im_start|>user\n3 and ")
+        assert whole.endswith("<|im_end|>\n<|im_start|>assistant\n")
+        assert completion.sampled is not None
+        assert not completion.sampled[: completion.turns[0]].any()
+    assert group.prompt.text is not None
+    assert group.prompt.text.startswith("<|im_start|>user\n3 and ")
+    seeds = {c.episode.messages[0]["content"] for g in (group, other) for c in g.completions if c.episode}
+    assert len(seeds) == 4
+
+
+class Trl:
+    """TRL's environment: its methods are tools."""
+
+    def reset(self, prompt: Any, **row: Any) -> str:
+        self.calls = 0
+        return f" secret {row['secret']}"
+
+    def guess(self, number: int) -> str:
+        """Guess a number.
+
+        Args:
+            number: The number.
+        """
+        self.calls += 1
+        return "right"
+
+    def get_reward(self) -> float:
+        return 2.0 + self.calls
+
+
+def test_trl_environments_play(model: Any, tokenizer: Any) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "Guess."}], "secret": 1}]
+    ((first, _),) = [group.completions for group in play(Trl, model, tokenizer, rows=rows)]
+    assert first.episode is not None
+    assert first.episode.messages[0]["content"] == "Guess. secret 1"
+    assert first.episode.reward == 2.0
+
+
+def test_groups_travel_as_json(model: Any, tokenizer: Any) -> None:
+    (prompt, _) = load_rows(ROWS)
+    (group, _) = play(Steps, model, tokenizer)
+    back = decode_group(json.loads(json.dumps(encode_group(group))), prompt)
+    assert list_tokens([back]) == list_tokens([group])
+    assert (back.prompt.text, back.prompt.source) == (group.prompt.text, group.prompt.source)
+    for one, other in zip(back.completions, group.completions, strict=True):
+        assert one.episode is not None
+        assert other.episode is not None
+        assert {**vars(one.episode)} == {**vars(other.episode), "messages": one.episode.messages}
+        assert list(one.episode.messages) == [dict(message) for message in other.episode.messages]
+
+
+def test_the_environments_reward_is_a_component(model: Any, tokenizer: Any) -> None:
+    groups = play(Steps, model, tokenizer)
+
+    def last_words(completions: Any, prompts: Any) -> list[float]:
+        assert prompts[0] == [{"role": "user", "content": "3 0"}]
+        assert [message["role"] for message in completions[0]] == [
+            "assistant",
+            "user",
+            "assistant",
+            "user",
+            "assistant",
+        ]
+        return [0.25] * len(completions)
+
+    scored = score(groups, [EnvironmentReward("Steps"), last_words], [2.0, 1.0])
+    assert scored[0].components["Steps"].tolist() == [1.5, 1.5]
+    assert scored[0].rewards.tolist() == [3.25, 3.25]
+    assert scored[0].turn_rewards is not None
+    assert [paid.tolist() for paid in scored[0].turn_rewards] == [[1.0] * 3] * 2
+    unscored = play(own_word, model, tokenizer)
+    assert np.isnan(score(unscored, [EnvironmentReward("own_word"), last_words_any])[0].components["own_word"]).all()
+    with pytest.raises(RewardError, match="no reward for any of 4 episodes; they ended by gave_up"):
+        score(unscored, [EnvironmentReward("own_word")])
+
+
+def last_words_any(completions: Any) -> list[float]:
+    return [0.5] * len(completions)
+
+
+async def guess(row: Any, chat: Any) -> Outcome:
+    reply = await chat.turn("a")
+    for _ in range(2):
+        reply = await chat.turn("b" * (len(reply.token_ids) % 3))
+    return Outcome(float(np.mean(reply.token_ids % 2)), metrics={"length": len(reply.token_ids)})
+
+
+OPTIONS: dict[str, Any] = {
+    "group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_turns": 3, "learning_rate": 1e-2, "log_to": (),
+    "eval_samples": 1,
+}  # fmt: skip
+
+
+def train(model: Any, tokenizer: Any, folder: Path, steps: int, **options: Any) -> tuple[Any, dict[str, float]]:
+    trainer = GRPO(
+        copy.deepcopy(model),
+        environment=guess,
+        tokenizer=tokenizer,
+        output_dir=folder,
+        checkpoint_steps=1,
+        keep_checkpoints=3,
+        max_steps=steps,
+        **{**OPTIONS, **options},
+    )
+    return trainer, trainer.train(ROWS * 2, eval_prompts=ROWS)
+
+
+@pytest.mark.parametrize("async_steps", [0, 1])
+def test_training_and_resuming(async_steps: int, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"async_steps": async_steps}
+    whole, metrics = train(model, tokenizer, tmp_path / "whole", 3, **options)
+    (second,) = (tmp_path / "whole" / "checkpoints").glob("step_*2")
+    parts, again = train(model, tokenizer, tmp_path / "parts", 3, **options, resume=str(second))
+    for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        assert one.equal(other)
+    assert again["resumed_from_step"] == 2
+    for name in ("episode/turns_mean", "episode/stop/completed", "rewards/guess/mean", "environment/length"):
+        assert metrics[name] == again[name], name
+    assert metrics["episode/turns_mean"] == 3.0
+    assert 0.3 < metrics["episode/observation_token_share"] < 1
+    assert metrics["perf/prefilled_tokens"] > 0
+    assert metrics["eval/episode/turns_mean"] == 3.0
+    assert any(not one.equal(other) for one, other in zip(model.parameters(), whole.model.parameters(), strict=True))
+    lines = (tmp_path / "whole" / "completions" / "step_000001.jsonl").read_text().splitlines()
+    row = json.loads(lines[0])
+    assert (row["turns"], row["stop_reason"], len(row["messages"])) == (3, "completed", 6)
+    config = (tmp_path / "whole" / "config.toml").read_text()
+    assert "max_turns = 3" in config
+
+
+class Pays(Steps):
+    """Pays each turn by its reply."""
+
+    def step(self, reply: Reply) -> tuple[Any, float, bool]:
+        message, _, done = super().step(reply)
+        return message, float(reply.token_ids[0] % 3), done
+
+
+def test_turn_credit_reads_the_environments_turns(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {**OPTIONS, "turn_credit": "turn", "max_steps": 1, "output_dir": tmp_path}
+    del options["eval_samples"]
+    trainer = GRPO(copy.deepcopy(model), environment=Pays, tokenizer=tokenizer, **options)
+    trainer.train(ROWS)
+    for line in (tmp_path / "completions" / "step_000001.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert len(row["turn_rewards"]) == len(row["advantage"]) == row["turns"] == 3
+        assert row["reward"] == sum(row["turn_rewards"])
+
+
+def test_trainer_refuses_what_does_not_fit(model: Any, tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match="engine='hf', got 'vllm'"):
+        GRPO(model, environment=guess, tokenizer=tokenizer, engine="vllm")
+    with pytest.raises(ConfigError, match="max_turns=3 is read only with environment"):
+        GRPO(model, last_words_any, tokenizer=tokenizer, max_turns=3)
+    with pytest.raises(ValueError, match="needs at least one reward function, or an environment"):
+        GRPO(model, tools=[sync_tool], tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match="does not show a tool's result"):
+        GRPO(model, last_words_any, tools=[sync_tool], tokenizer=tokenizer_without_tools(tokenizer))
+    with pytest.raises(ConfigError, match="prompt_template='boxed' is ignored"):
+        GRPO(model, environment=guess, tokenizer=tokenizer, prompt_template="boxed")
+    with pytest.raises(ConfigError, match="'enable_thinking', which the tokenizer's chat template does not read"):
+        GRPO(model, environment=guess, tokenizer=tokenizer, chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(ConfigError, match="need a tokenizer"):
+        GRPO(model, environment=guess)
+
+
+def tokenizer_without_tools(tokenizer: Any) -> Any:
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = CHATML.replace(
+        "{% for message in messages %}", "{% for message in messages if message.role != 'tool' %}"
+    )
+    return other
+
+
+def test_tools_without_an_environment(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """The policy answers at once here: an answer without a call ends the episode, and the reward function scores it."""
+    trainer = GRPO(
+        copy.deepcopy(model), last_words_any, tools=[sync_tool], tokenizer=tokenizer, output_dir=tmp_path, max_steps=1,
+        **OPTIONS,
+    )  # fmt: skip
+    metrics = trainer.train([{"prompt": "Say a."}, {"prompt": "Say b."}])
+    assert metrics["episode/stop/completed"] == 1.0
+    assert metrics["reward/mean"] == 0.5
