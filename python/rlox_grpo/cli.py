@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlox_grpo._native import __version__
+
+if TYPE_CHECKING:
+    from rlox_grpo.config.run_file import Origin
+    from rlox_grpo.config.schema import GRPOConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on standard error and exit status 2."""
     parser = _make_parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.command not in ("train", "eval", "check", "serve"):
+    if rest and arguments.command not in ("train", "eval", "check", "serve", "memory"):
         parser.error(f"unrecognised arguments: {' '.join(rest)}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -51,6 +56,13 @@ def _make_parser() -> argparse.ArgumentParser:
         "`rlox-grpo options` lists every option, `rlox-grpo options NAME` shows one in full.",
     )
     train.add_argument("file", metavar="RUN.TOML")
+    train.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="start the ranks of [layout] as Ray actors: auto joins the running cluster or starts one on this machine; "
+        "local starts one; HOST:PORT joins that one",
+    )
+    train.add_argument("--dry-run", action="store_true", help="with --ray: show where the ranks would run")
     train.set_defaults(run=_train)
 
     check = commands.add_parser(
@@ -62,6 +74,20 @@ def _make_parser() -> argparse.ArgumentParser:
     check.add_argument("data", help="rows, .jsonl, .parquet or .csv")
     check.add_argument("--reward", required=True, action="append", help="as for eval; repeat it for several")
     check.set_defaults(run=_check)
+
+    memory = commands.add_parser(
+        "memory",
+        help="estimated GPU memory of training a model, by option",
+        description="Print the estimated GPU memory of training MODEL with any options of a run (--dtype bfloat16), "
+        "and of the usual layouts. Reads the model's configuration alone.",
+    )
+    memory.add_argument("model", metavar="MODEL", help="a folder, a config.json, or a hub id")
+    memory.add_argument(
+        "--gpu-memory", type=float, metavar="GIB", help="of each GPU (default: this machine's, else 80)"
+    )
+    memory.add_argument("--ranks", type=int, default=1, help="GPUs of the run (default: %(default)s)")
+    memory.add_argument("--prompt-tokens", type=int, default=1024, help="longest prompt (default: %(default)s)")
+    memory.set_defaults(run=_memory)
 
     evaluate = commands.add_parser(
         "eval",
@@ -142,16 +168,77 @@ def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.run_file import load_data, read_run_file
+
+    origin, config = read_run_file(arguments.file, parse_overrides(rest))
+    if _is_launched_by_ray(arguments, origin):
+        _train_on_ray(arguments, rest, origin, config)
+        return
     from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.trainer import GRPO
 
-    origin, config = read_run_file(arguments.file, parse_overrides(rest))
     folders = (Path(arguments.file).parent, Path.cwd())
     trainer = GRPO(origin.model, make_rewards(origin.rewards, folders), config=config)
     trainer.origin = origin.model_dump(exclude_none=True)
     train_data, eval_data = load_data(origin, config)
     metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
     print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value == value))
+
+
+def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from transformers import AutoConfig
+
+    from rlox_grpo.config.schema import GRPOConfig
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.model.memory import read_shape
+    from rlox_grpo.model.memory_plan import GIB, find_gpu_bytes, format_table
+
+    if arguments.gpu_memory is not None and arguments.gpu_memory <= 0:
+        raise ConfigError(f"--gpu-memory is {arguments.gpu_memory:g}: expected GiB above 0")
+    if arguments.ranks < 1 or arguments.prompt_tokens < 1:
+        raise ConfigError(f"--ranks {arguments.ranks}, --prompt-tokens {arguments.prompt_tokens}: expected at least 1")
+    config = GRPOConfig.create(**parse_overrides(rest))
+    shape = read_shape(AutoConfig.from_pretrained(arguments.model), config.lora_target_modules)
+    found = find_gpu_bytes() or 80 * GIB
+    gpu_bytes = found if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
+    print(f"{arguments.model}: {shape.parameters / 1e9:.2f} billion parameters; GPU memory {gpu_bytes / GIB:.1f} GiB")
+    print(format_table(shape, config, gpu_bytes, ranks=arguments.ranks, prompt_tokens=arguments.prompt_tokens))
+
+
+def _is_launched_by_ray(arguments: argparse.Namespace, origin: Origin) -> bool:
+    """Whether this process only starts the ranks.
+
+    Raises:
+        ConfigError: ``--dry-run`` or ``[layout]`` without Ray, which would be ignored.
+    """
+    from rlox_grpo.distributed.ray_cluster.launch import LAUNCHER_VARIABLE
+    from rlox_grpo.errors import ConfigError
+
+    if os.environ.get(LAUNCHER_VARIABLE) == "ray":  # a rank that it started
+        return False
+    if arguments.ray is not None or origin.launcher == "ray":
+        return True
+    if arguments.dry_run:
+        raise ConfigError("--dry-run shows the placement on a Ray cluster: add --ray auto")
+    if origin.layout is not None:
+        raise ConfigError(f"{arguments.file}: [layout] is read only with --ray auto or launcher = 'ray'")
+    return False
+
+
+def _train_on_ray(arguments: argparse.Namespace, rest: Sequence[str], origin: Origin, config: GRPOConfig) -> None:
+    from rlox_grpo.config.layout import Layout
+    from rlox_grpo.distributed.ray_cluster.launch import launch_ranks
+
+    layout = origin.layout or Layout()
+    launch_ranks(
+        ["-m", "rlox_grpo.cli", "train", arguments.file, *rest],
+        address=arguments.ray or "auto",
+        trainers=layout.trainers,
+        cpus_per_trainer=layout.cpus_per_trainer,
+        rank_timeout=config.rank_timeout,
+        log_folder=None if config.output_dir is None else Path(config.output_dir) / "logs",
+        dry_run=arguments.dry_run,
+        say=lambda text: print(text, end="", flush=True),
+    )
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -207,37 +294,20 @@ def _merge(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.reference.client import read_token
     from rlox_grpo.reference.server import serve
 
-    token = read_token(arguments.token_file)
-    serve(
-        arguments.model,
-        token,
-        host=arguments.host,
-        port=arguments.port,
-        token_budget=arguments.token_budget,
-        bfloat16=arguments.dtype == "bfloat16",
-    )
+    serve(**_command_options(arguments))
 
 
 def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.rollout.engines.vllm.serve import serve
 
-    serve(
-        arguments.model,
-        host=arguments.host,
-        port=arguments.port,
-        count=arguments.count,
-        dtype=arguments.dtype,
-        max_length=arguments.max_length,
-        token_file=arguments.token_file,
-        log_dir=arguments.log_dir,
-        restarts=arguments.restarts,
-        start_timeout=arguments.start_timeout,
-        vllm_arguments=rest,
-        say=lambda line: print(line, flush=True),
-    )
+    serve(**_command_options(arguments), vllm_arguments=rest, say=lambda line: print(line, flush=True))
+
+
+def _command_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of the command itself, by name."""
+    return {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "traceback")}
 
 
 def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -18,13 +18,14 @@ from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.model.load import load_policy
+from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts, load_prompts, refuse_too_long
 from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.calls import RewardError, function_name
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.async_generation import Pending, measure_staleness
 from rlox_grpo.rollout.engines import make_engine
-from rlox_grpo.rollout.engines.weight_sync import collect_weights
+from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.rollout.generate import Rollout, refill_groups
 from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.rollout.serialize import gather_scored_groups
@@ -82,15 +83,15 @@ class GRPO:
         if config is not None and options:
             raise ConfigError(f"config is given: leave out {', '.join(sorted(options))}, or set them in config")
         self.config = config if config is not None else GRPOConfig.create(**options)
-        self.config.refuse_ignored(ref_model=ref_model is not None)
+        self.config.refuse_ignored(ref_model=ref_model is not None, environment=False)
         self.callbacks = Callbacks(callbacks)
         given = [reward_fn] if callable(reward_fn) else list(reward_fn)
         _check_reward_fns(given, self.config)
         self.reward_fns: list[RewardFn] = in_workers(
             given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
-        self.ranks = join_ranks(self.config.rank_timeout)
-        self.policy = load_policy(model, tokenizer, self.config)
+        self.ranks = join_ranks(self.config.rank_timeout, engine_size=self.config.tensor_parallel_size)
+        self.policy = load_policy(model, tokenizer, self.config, num_ranks=self.ranks.size)
         self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model
         self.sampler = Sampler(
@@ -138,6 +139,7 @@ class GRPO:
                     rollout.groups,
                     lambda missing: self._scored(self.sampler.ask(more(missing), self.step, next(refills))),
                     most_refills=self.config.max_refills,
+                    by_turn=self.config.turn_credit == "turn",
                 )
         scored = rollout.chosen
         with clock("advantages"):
@@ -158,12 +160,12 @@ class GRPO:
         measured = {**mine, **self.learner.profile(batches, updates, mine["update"]), **mismatch_metrics(batches)}
         everywhere = over_ranks(measured, self.ranks)
         timings = {stage: max(everywhere.pop(stage)) for stage in mine}
-        metrics = step_metrics(rollout.groups, advantages, updates, timings)
+        metrics = step_metrics(rollout.groups, advantages, updates, timings, by_turn=self.config.turn_credit == "turn")
         return {
             # Also of a step without an update, when all groups have constant rewards.
             "update/learning_rate": self.learner.learning_rate(self.step - 1, self._total_steps),
             **metrics,
-            **self.learner.kl_weight.finish(metrics, advantages.size),
+            **self.learner.kl_weight.finish(metrics, len(advantages)),
             **combined(everywhere),
             **rollout.metrics(),
             **measure_staleness([scored.group for scored in rollout.groups], self.step - 1),
@@ -185,7 +187,8 @@ class GRPO:
             ``resumed_from_step`` (0 for a new run) and ``steps_trained`` say what this call did.
 
         Raises:
-            ConfigError: an option that would be ignored, such as ``eval_steps`` without ``eval_prompts``.
+            ConfigError: an option that would be ignored, such as ``eval_steps`` without ``eval_prompts``; a model whose
+                weights, gradients and moments are larger than the GPU.
             ValueError: prompts that cannot be used; the message names their index.
             NonFiniteError: the loss or the gradient of a step is not finite; the step was not applied.
             CheckpointError: another run holds ``output_dir``, or a checkpoint cannot be written or continued.
@@ -201,6 +204,13 @@ class GRPO:
         held_out = None if eval_prompts is None else self._eval_prompts(eval_prompts)
         if n_epochs < 1:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
+        check_fit(
+            self.model,
+            self.config,
+            checkpointing=self.policy.recomputes,
+            ranks=self.ranks.size,
+            prompt_tokens=max(len(prompt.token_ids) for prompt in train_prompts),
+        )
         per_step = min(self.config.prompts_per_step, len(train_prompts))
         reference = None if self.learner.reference is None else self.learner.reference.fingerprint
         run = Run(
@@ -291,10 +301,11 @@ class GRPO:
         """
         if merged and not hasattr(self.model, "peft_config"):
             raise ValueError("merged=True: the model has no adapter; call save(path)")
-        whole = self.learner.whole_weights()
+        whole, updater = self.learner.whole_weights(), self.learner.updater
         if self.ranks.is_first:
             write = export_merged if merged else export_model
-            write(Path(path), self.model, self.policy.tokenizer, whole if self.learner.updater.is_sharded else None)
+            has_own = not updater.is_sharded and not updater.masters
+            write(Path(path), self.model, self.policy.tokenizer, None if has_own else whole)
 
     def _scored(self, batch: Pending) -> list[ScoredGroup]:
         """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""
@@ -306,9 +317,8 @@ class GRPO:
         """Push the current weights to the engine if they changed since the last push."""
         if self._engine_step != self.step:
             updater = self.learner.updater
-            sharded = updater.weights() if updater.is_sharded else None
-            weights = collect_weights(self.model, sharded) if self.engine.takes_weights else ()
-            self.engine.load_weights(weights, version=self.step)
+            weights = WeightStream(self.model, updater.weights if updater.is_sharded else None)
+            self.engine.load_weights(weights if self.engine.takes_weights else (), version=self.step)
             self.ranks.gather(None)  # wait until every engine has them
             self._engine_step = self.step
 

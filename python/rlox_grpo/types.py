@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
+BoolArray = NDArray[np.bool_]
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 FinishReason = Literal["stop", "length"]
@@ -59,19 +60,28 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """One sampled completion.
+    """One completion: what the policy sampled after a prompt, in one turn or in several.
+
+    An episode of several turns is one completion. Its tokens are the policy's turns and, between them, observations:
+    tokens that the environment or the chat template wrote. Only sampled tokens are trained on and counted as length.
+    :mod:`rlox_grpo.turns` reads the last two fields.
 
     Attributes:
-        token_ids: ``int64 [T]``, as sampled, its end token included.
-        log_probs: ``float32 [T]``, of each token under the distribution that it was really drawn from.
-        finish_reason: ``"stop"`` (end token or stop string) or ``"length"`` (truncated).
+        token_ids: ``int64 [T]``, as sampled, the end tokens and the observations included.
+        log_probs: ``float32 [T]``, of each token under the distribution that it was really drawn from; 0.0 where it was
+            not sampled.
+        finish_reason: ``"stop"`` (end token or stop string) or ``"length"`` (truncated), of the last turn.
         text: Decoded without special tokens, or None when there is no tokenizer.
+        sampled: ``bool [T]``, True on tokens that the policy sampled; None: all of them.
+        turns: The offset in ``token_ids`` where each turn's sampled tokens begin, ascending; (): one turn, from 0.
     """
 
     token_ids: Int64Array
     log_probs: Float32Array
     finish_reason: FinishReason
     text: str | None = None
+    sampled: BoolArray | None = None
+    turns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +105,9 @@ class ScoredGroup:
         outcomes: How each other function's calls ended, ``uint8 [G]``, indices of ``rewards.OUTCOMES``.
         seconds: Each function's time, its batch's shared out evenly over the completions, so that groups add up.
         measures: What functions measured beside their scores, ``float32 [G]`` by ``function/name``, NaN where nothing.
+        turn_rewards: For each completion the reward that each of its turns was paid, ``float32 [turns]``, in the unit
+            of ``rewards``; None: no turn was paid on its own. They are a part of ``rewards``, not an addition to it:
+            the rest, ``rewards[i] - turn_rewards[i].sum()``, is paid at the last turn.
     """
 
     group: RolloutGroup
@@ -104,6 +117,7 @@ class ScoredGroup:
     outcomes: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     measures: Mapping[str, Float32Array] = field(default_factory=dict)
+    turn_rewards: tuple[Float32Array, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +162,11 @@ class Batch:
         position_ids: ``int64 [N, L]``, counted from each row's first real token.
         prompt_lengths: ``int64 [N]``; completion token t of row i is ``input_ids[i, prompt_lengths[i] + t]``.
         completion_ids: ``int64 [N, T]``.
-        completion_mask: ``bool [N, T]``, True on completion tokens, the end token included; from lengths, never ids.
-        loss_mask: ``bool [N, T]``, the tokens trained on, a subset of ``completion_mask``.
-        advantages: ``float32 [N]``.
+        completion_mask: ``bool [N, T]``, True on the tokens after the prompt, end tokens and observations included;
+            from lengths, never ids. It is for attention and positions; everything that counts tokens or averages over
+            them uses ``loss_mask``.
+        loss_mask: ``bool [N, T]``, the tokens trained on: a subset of the sampled tokens, never an observation.
+        advantages: ``float32 [N]``, or ``[N, T]`` where each turn has its own; then 0 outside ``loss_mask``.
         row_index: ``int64 [N]``, each row's place among the rows of the optimizer step.
         prompt_index: ``int64 [N]``, ascending; rows with the same value share their prompt.
         num_loss_tokens: Denominator: loss tokens of the whole optimizer step, over micro-batches and ranks.

@@ -6,11 +6,14 @@ with status 0 and a reason where there is no compiler or no CUDA build of torch.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -41,27 +44,39 @@ def build_shim(folder: Path) -> str:
     return ""
 
 
-def main(arguments: list[str]) -> int:
-    """Build, run, and return pytest's status."""
+@contextlib.contextmanager
+def shimmed() -> Iterator[tuple[dict[str, str], str]]:
+    """The environment of a process that believes in two CUDA devices, and why there can be none, or nothing."""
     with tempfile.TemporaryDirectory(prefix="rlox_cuda_sim_") as name:
         folder = Path(name)
         if reason := build_shim(folder):
+            yield {**os.environ}, reason
+            return
+        yield (
+            {
+                **os.environ,
+                "LD_PRELOAD": str(folder / "libfakecudart.so"),
+                "LD_LIBRARY_PATH": os.pathsep.join([name, os.environ.get("LD_LIBRARY_PATH", "")]),
+                "RLOX_GRPO_CUDA_SIM": "1",
+                "FAKE_CUDA_DEVICES": "2",
+            },
+            "",
+        )
+
+
+def workers() -> list[str]:
+    """Two workers of one thread each, where pytest-xdist is installed."""
+    return ["-n", "2", "--dist", "load"] if importlib.util.find_spec("xdist") else []
+
+
+def main(arguments: list[str]) -> int:
+    """Build, run, and return pytest's status."""
+    with shimmed() as (environment, reason):
+        if reason:
             print(f"cuda_sim: skipped, as {reason}")
             return 0
-        environment = {
-            **os.environ,
-            "LD_PRELOAD": str(folder / "libfakecudart.so"),
-            "LD_LIBRARY_PATH": os.pathsep.join([name, os.environ.get("LD_LIBRARY_PATH", "")]),
-            "RLOX_GRPO_CUDA_SIM": "1",
-        }
-        devices = {"FAKE_CUDA_DEVICES": "2"}
-        chosen = arguments or [str(HERE)]
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *chosen],
-            cwd=ROOT,
-            env={**environment, **devices},
-            check=False,
-        ).returncode
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or [*workers(), str(HERE)])]
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -104,9 +104,9 @@ VARLEN = {
 class SimulatedCuda(TorchDispatchMode):
     active: SimulatedCuda | None = None
 
-    def __init__(self, values=True, watch=LIBRARY):
+    def __init__(self, values=True, watch=LIBRARY, nothing_seen_is_nan=True):
         super().__init__()
-        self.values, self.watch = values, watch
+        self.values, self.watch, self.nothing_seen_is_nan = values, watch, nothing_seen_is_nan
         self.live = self.peak = 0
         self.kernels, self.syncs, self.copies, self.attention, self.peak_by = (
             Counter(),
@@ -115,7 +115,8 @@ class SimulatedCuda(TorchDispatchMode):
             Counter(),
             {},
         )
-        self.kernels_total, self.operators = 0, Counter()
+        self.kernels_total, self.operators, self.attention_shapes = 0, Counter(), Counter()
+        self.largest_index = 0, ""  # elements of the largest tensor of integers or booleans, and who made it
         self._known = weakref.WeakSet()
         self.record_peak = False
 
@@ -157,12 +158,34 @@ class SimulatedCuda(TorchDispatchMode):
     def reset_peak(self):
         self.peak = self.live
 
+    def forget(self):
+        """Count anew from here."""
+        for counter in (self.kernels, self.syncs, self.copies, self.attention, self.attention_shapes, self.operators):
+            counter.clear()
+        self.kernels_total, self.largest_index = 0, (0, "")
+        self.reset_peak()
+
+    def adopt(self, module):
+        """Put a module of the meta device on the simulated one, ties kept; no data."""
+        moved = {}
+        for owner in module.modules():
+            for table in (owner._parameters, owner._buffers):
+                for name, tensor in table.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in moved:  # what is replaced stays alive, so that no id comes back
+                        own = self.wrap(torch.empty_like(tensor.detach(), device="meta"), torch.device("cuda", 0))
+                        moved[id(tensor)] = torch.nn.Parameter(own) if name in owner._parameters else own, tensor
+                    table[name] = moved[id(tensor)][0]
+
     def wrap(self, value, device):
         def one(t):
             if isinstance(t, torch.Tensor) and not on_cuda(t):
                 if not self.values and t.is_floating_point() and t.device.type != "meta":
                     t = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
                 self._track(t)
+                if not t.is_floating_point() and t.numel() > self.largest_index[0]:
+                    self.largest_index = t.numel(), self.where()
                 return CudaTensor(t, device)
             return t
 
@@ -393,7 +416,10 @@ class SimulatedCuda(TorchDispatchMode):
             scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        return (scores.softmax(-1).nan_to_num(0) @ v.double()).to(q.dtype), scores.logsumexp(-1).float()
+        weights = scores.softmax(-1)
+        if not self.nothing_seen_is_nan:  # kernels differ in what a query gives that sees no key
+            weights = weights.nan_to_num(0)
+        return (weights @ v.double()).to(q.dtype), scores.logsumexp(-1).float()
 
     def _plain_backward(self, grad, q, k, v, mask, causal, scale):
         group, scale = q.shape[1] // k.shape[1], scale if scale is not None else q.shape[-1] ** -0.5
@@ -476,6 +502,7 @@ class SimulatedCuda(TorchDispatchMode):
             window = given.get("window_size")
         name = f"varlen {'flash' if flash else 'efficient'}{' backward' if backward else ''}"
         self.attention[f"{self.where()} {name}"] += 1
+        self.attention_shapes[name, tuple(q.shape), tuple(k.shape), given.get("max_k", given.get("max_seqlen_k"))] += 1
         longest = given.get("max_q", given.get("max_seqlen_q"))
         width = -(-int(longest) // 32) * 32
         count = cu_q.shape[0] - 1
@@ -489,7 +516,11 @@ class SimulatedCuda(TorchDispatchMode):
             lse = torch.empty(shape, dtype=torch.float32, device="meta")
             out = torch.empty(q.shape, dtype=q.dtype, device="meta")
         else:
-            bounds = [tensor.inner.tolist() for tensor in (cu_q, cu_k)]
+            bounds = [list(itertools.pairwise(tensor.inner.tolist())) for tensor in (cu_q, cu_k)]
+            used = given.get("seqused_k") if flash else given.get("seqlen_k")
+            if used is not None:  # keys of a sequence that count, from where it begins
+                counts = used.inner.tolist()
+                bounds[1] = [(start, start + count) for (start, _), count in zip(bounds[1], counts, strict=True)]
             scale = given["scale"] if given.get("scale") is not None else q.shape[-1] ** -0.5
             if backward:
                 grads = self._varlen_backward(given, (q, k, v), bounds, causal, window, scale, flash)
@@ -502,7 +533,7 @@ class SimulatedCuda(TorchDispatchMode):
                 out[rows], lse[:, rows] = part.to(q.dtype), scores.logsumexp(-1).float()
             if not flash:
                 padded = torch.full((count, q.shape[1], width), torch.inf)
-                for n, (start, stop) in enumerate(itertools.pairwise(bounds[0])):
+                for n, (start, stop) in enumerate(bounds[0]):
                     padded[n, :, : stop - start] = lse[:, start:stop]
                 lse = padded
         if flash:
@@ -512,7 +543,7 @@ class SimulatedCuda(TorchDispatchMode):
     @staticmethod
     def _sequences(q, k, bounds, causal, window, scale):
         """Each sequence's queries, keys and float64 scores ``[H, Q, K]``, −inf where a query does not see a key."""
-        for (q0, q1), (k0, k1) in zip(itertools.pairwise(bounds[0]), itertools.pairwise(bounds[1]), strict=True):
+        for (q0, q1), (k0, k1) in zip(*bounds, strict=True):
             keys = k[k0:k1].double().repeat_interleave(q.shape[1] // k.shape[1], 1)
             scores = torch.einsum("qhd,khd->hqk", q[q0:q1].double(), keys) * scale
             seen = torch.ones(scores.shape[1:], dtype=torch.bool)

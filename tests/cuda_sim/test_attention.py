@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -148,3 +149,29 @@ def test_host_syncs_do_not_grow_with_depth(gpu):
         counts.append((sum(gpu.syncs.values()), dict(gpu.syncs)))
     assert counts[0][0] == counts[1][0], counts
     assert not [where for where in counts[1][1] if "attention" in where], counts[1][1]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_micro_batch_costs_at_most_ten_host_syncs_beside_its_layout(gpu, packed):
+    model = to_cuda(Qwen2ForCausalLM(Qwen2Config(**SIZES)))
+    _, updater, *_ = _step(model, _batch("cuda", shared=True), autocast_dtype=torch.bfloat16, share_prompts=packed)
+    batch = _batch("cuda", shared=True)
+    gpu.forget()
+    updater.step([batch], 1e-3)
+    layout = ("model/packed_row.py", "model/prefix_tree.py", "model/forward.py")
+    kinds = {True: Counter(), False: Counter()}
+    for where, count in gpu.syncs.items():
+        kinds[where.startswith(layout)][where] += count
+    assert sum(kinds[True].values()) <= 10, kinds[True]
+    assert sum(kinds[False].values()) <= 10, kinds[False]
+
+
+def test_no_mask_or_index_is_as_large_as_a_dense_one(gpu):
+    """A mask of rows x T x (P + T) would have 16 times the elements of the padded rows and more."""
+    model = to_cuda(Qwen2ForCausalLM(Qwen2Config(**SIZES)))
+    batch = _batch("cuda", shared=True, rows=16)
+    forward, updater, *_ = _step(model, batch, autocast_dtype=torch.bfloat16)
+    assert forward.shares_prompts
+    gpu.forget()
+    updater.step([batch], 1e-3)
+    assert gpu.largest_index[0] <= batch.input_ids.numel(), gpu.largest_index

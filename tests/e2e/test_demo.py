@@ -1,17 +1,14 @@
 """The demo: it learns, and a killed one ends where an uninterrupted one does."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import warm
 from rlox_grpo.demo import run as demo
 from rlox_grpo.demo.examples import format_prompt, solutions, write_worked_example
 from rlox_grpo.demo.tokenizer import build_tokenizer
@@ -70,15 +67,23 @@ def test_every_problem_has_an_example_and_every_example_its_words():
             assert set(f"{format_prompt(row['nums'], row['target'])} {steps} {expression}".split()) <= words
 
 
-def start_process(out):
-    """The short demo in a process of its own."""
-    program = (
-        "from pathlib import Path; from rlox_grpo.demo import run as demo; "
-        f"vars(demo).update({SIZES}); demo.run_demo(Path({str(out)!r}), **{SHORT})"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def killed_demo(out):
+    """A program: the short demo, whose process is killed once three steps are written, wherever it is then."""
+    return f"""
+import os, signal, threading, time
+from pathlib import Path
+from rlox_grpo.demo import run as demo
+
+def kill():
+    metrics = Path({str(out)!r}) / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\\n") >= 3):
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+threading.Thread(target=kill, daemon=True).start()
+vars(demo).update({SIZES})
+demo.run_demo(Path({str(out)!r}), **{SHORT})
+"""
 
 
 @pytest.mark.slow
@@ -88,15 +93,9 @@ def test_kill_9_in_the_middle_and_a_second_start(tmp_path, monkeypatch, capsys):
     demo.run_demo(tmp_path / "whole", **SHORT)
     output = capsys.readouterr().out
     assert re.search(r"held-out accuracy \d\.\d{3} -> \d\.\d{3} in \d+ s\n$", output), output
-    killed = start_process(tmp_path / "killed")
-    metrics = tmp_path / "killed" / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
-        assert killed.poll() is None, killed.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.communicate()
+    (tmp_path / "program.py").write_text(killed_demo(tmp_path / "killed"))
+    killed = warm.run(0, tmp_path / "program.py")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (tmp_path / "killed" / "final").exists()
     demo.run_demo(tmp_path / "killed", **SHORT)
     first = load_file(tmp_path / "whole" / "warm_start" / "model.safetensors")

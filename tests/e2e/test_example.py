@@ -2,11 +2,12 @@
 
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import warm
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rlox.py"
 
@@ -21,10 +22,9 @@ def held_out_rewards(output):
 @pytest.mark.slow
 def test_a_plain_module_learns_to_count_on(tmp_path):
     """Chance is 1 / 16; the example reaches 0.85."""
-    command = [sys.executable, str(EXAMPLE), "--out", str(tmp_path), "--log_to=[]"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    before, after = held_out_rewards(ended.stdout)
+    ended = warm.run(0, EXAMPLE, "--out", str(tmp_path), "--log_to=[]")
+    assert ended.returncode == 0, ended.stderr
+    before, after = held_out_rewards(ended.stderr)
     assert before < 0.15
     assert 0.6 <= after <= 1.0
 

@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 import ranked
+import warm
 from rlox_grpo.run.files import read_jsonl
 
 pytestmark = pytest.mark.slow
@@ -21,10 +22,11 @@ SAME_WEIGHTS = 5e-5
 
 def launch(ranks, *arguments, **environment):
     """The finished launch of ``tests/ranked.py`` on so many ranks."""
-    return run_ranks(ranks, TESTS / "ranked.py", *arguments, **environment)
+    return warm.run(ranks, TESTS / "ranked.py", *arguments, **environment)
 
 
-def run_ranks(ranks, script, *arguments, **environment):
+def launch_by_torchrun(ranks, script, *arguments, **environment):
+    """The same by torchrun, which starts new interpreters."""
     return subprocess.run(
         [*ranked.torchrun(ranks), str(script), *arguments],
         capture_output=True,
@@ -88,7 +90,9 @@ def test_ranks_take_the_step_of_one_process(ranks, alone, tmp_path):
 )
 def test_one_rank_ends_all(how, said, saved, tmp_path):
     start = time.monotonic()
-    done = launch(2, str(tmp_path), json.dumps({"checkpoint_steps": 0}), DIE_AT="3", HOW=how)
+    start_ranks = launch_by_torchrun if how == "kill" else warm.run
+    options = json.dumps({"checkpoint_steps": 0})
+    done = start_ranks(2, TESTS / "ranked.py", str(tmp_path), options, DIE_AT="3", HOW=how)
     assert done.returncode != 0
     for words in said:
         assert words in done.stderr, done.stderr
@@ -120,5 +124,5 @@ def test_a_thread_of_gloo_that_needs_python_late_does_not_abort_the_exit(tmp_pat
     """As one does that is the last to hold a tensor, and has waited for a processor meanwhile."""
     script = tmp_path / "late.py"
     script.write_text(LATE)
-    ended = run_ranks(2, script)
+    ended = launch_by_torchrun(2, script)
     assert ended.returncode == 0, ended.stderr

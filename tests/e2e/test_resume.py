@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import ranked
+import warm
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
 from rlox_grpo.run.files import read_jsonl
@@ -49,9 +50,7 @@ def test_a_start_beside_a_living_run_is_refused_and_the_run_goes_on(tmp_path):
 
     def start_another(completions, prompts):
         if not refusals:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, str(TESTS / "e2e" / "killed_run.py"), str(tmp_path), "99"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            done = warm.run(0, TESTS / "e2e" / "killed_run.py", str(tmp_path), "99")
             refusals.append((done.returncode, done.stderr))
         return share_of_target(completions, prompts)
 

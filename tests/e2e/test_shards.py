@@ -17,7 +17,7 @@ SAME_WEIGHTS = 1e-5
 SHARDS = {"shard_parameters": True}
 RUNS = {
     "plain": {},
-    "recomputed": {"gradient_checkpointing": True},
+    "recomputed": {"gradient_checkpointing": True, "max_steps": 3},
     # AdamW and clipping forgive a gradient of the wrong scale; a large epsilon without clipping does not.
     "smooth": {"max_steps": 3, "adam_epsilon": 1.0, "learning_rate": 0.1, "max_grad_norm": 0.0},
     # The norm is many times this, so that a norm of one rank's shards alone would be another step.

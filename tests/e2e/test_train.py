@@ -5,14 +5,13 @@ import functools
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+import warm
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
 from rlox_grpo.rewards import GSM8KAnswer, RewardError
@@ -239,8 +238,7 @@ def test_refills_within_a_step_and_generation_ahead_of_it_exclude_each_other():
 def test_kill_9_in_mid_step_and_a_second_start(tmp_path):
     whole = GRPO(ToyLM(), share_of_target, **options(output_dir=tmp_path / "whole"))
     whole.train(PROMPTS)
-    command = [sys.executable, str(HERE / "killed_run.py"), str(tmp_path / "killed"), "6"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    process = warm.run(0, HERE / "killed_run.py", str(tmp_path / "killed"), "6")
     assert process.returncode == -signal.SIGKILL, process.stderr
     assert (tmp_path / "killed" / "checkpoints" / "step_000004").is_dir()
     again = GRPO(ToyLM(seed=99), share_of_target, **options(output_dir=tmp_path / "killed"))
@@ -347,7 +345,7 @@ def test_a_disk_too_small_is_refused_before_any_work(tmp_path, monkeypatch):
     import shutil
 
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("rlox_grpo.run.run.shutil.disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr("rlox_grpo.run.folder.shutil.disk_usage", lambda path: usage._replace(free=1000))
     calls = []
     trainer = GRPO(ToyLM(), lambda completions, prompts: calls.append(1), **options(output_dir=tmp_path))
     with pytest.raises(CheckpointError, match="free space or choose another output_dir"):

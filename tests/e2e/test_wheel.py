@@ -153,7 +153,7 @@ def test_quick_start_runs_in_an_empty_venv_without_cargo(
 def test_sdist_builds_and_installs(empty_venv: EmptyVenv) -> None:
     make("sdist")
     sdist = only((ROOT / "dist").glob("rlox_grpo-*.tar.gz"))
-    # Built now, whatever uv has cached; its compiled dependencies stay for the next run of this test.
-    env = {"CARGO_TARGET_DIR": str(ROOT / "target" / "sdist")}
+    # Built now, whatever uv has cached; the compiled dependencies are those of the checkout's own build.
+    env = {"CARGO_TARGET_DIR": str(ROOT / "target")}
     empty_venv.install("--no-deps", "--refresh-package", "rlox-grpo", str(sdist), env=env)
     assert empty_venv.run("python", "-c", "import rlox_grpo; print(rlox_grpo.__version__)").strip() in sdist.name

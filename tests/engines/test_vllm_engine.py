@@ -285,7 +285,7 @@ def test_tied_embeddings_are_reloaded_into_the_output_layer_too(make_tiny_model)
     [
         ([], 1, Sampling(2), "prompts is empty"),
         ([prompt(250)], 1, Sampling(7), r"prompts\[0\] has 250 tokens.*256 positions"),
-        ([prompt(3)], 0, Sampling(2), "group_size must be at least 1"),
+        ([prompt(3)], 0, Sampling(2), "group_size is 0, expected at least 1"),
         ([prompt(3)], 1, Sampling(2, temperature=0.001), "temperature is 0.001"),
         ([prompt(3)], 1, Sampling(2, top_p=0.0), "top_p"),
     ],

@@ -107,6 +107,33 @@ def largest_gap(model, groups):
     )
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # One engine of two ranks, and 7 prompts, which the ranks share as 3 and 4.
+        {"tensor_parallel_size": 2},
+        # An engine in each rank, in a thread beside the update. So small a step that older weights sample the same.
+        {"async_steps": 1, "learning_rate": 1e-7},
+    ],
+)
+def test_two_ranks_sample_from_the_trainers_weights(changes, make_tiny_model, byte_tokenizer, tmp_path):
+    make_tiny_model("qwen2", **SIZES).save_pretrained(tmp_path / "model")
+    byte_tokenizer.save_pretrained(tmp_path / "model")
+    given = options(output_dir=str(tmp_path / "run"), max_steps=4, prompts_per_step=7, **changes)
+    trained = subprocess.run(
+        [*ON_TWO_RANKS, str(tmp_path / "model"), json.dumps(given)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert "Traceback" not in trained.stderr
+    steps = steps_of(tmp_path / "run")
+    assert len(steps) == 4
+    assert max(step["mismatch/gap_max"] for step in steps) < 1e-3
+
+
 @pytest.mark.deepspeed
 def test_a_sync_that_fails_on_one_rank_starts_vllm_again_on_all(make_tiny_model, byte_tokenizer, tmp_path):
     """And leaves DeepSpeed's process groups as they are."""

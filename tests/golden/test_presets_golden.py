@@ -328,7 +328,10 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         ref_log_probs=tensors["ref"],
     )
     if not config.train_end_token:
-        (batch,) = drop_end_tokens([batch], ENDED[kept])
+        (batch,) = drop_end_tokens(
+            [batch],
+            [[length - 1] if ended else [] for length, ended in zip(x.mask[kept].sum(1), ENDED[kept], strict=True)],
+        )
     log_probs = torch.from_numpy(x.lp).requires_grad_()
     weight = coef if config.kl_in == "loss" else 0.0
     kept_log_probs, length = log_probs[torch.from_numpy(kept)], config.max_new_tokens

@@ -85,6 +85,39 @@ def quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def two_stage_parsing() -> Iterator[None]:
+    """ANTLR's two stages: SLL prediction, which gives the tree of LL or a syntax error, and LL only after an error.
+
+    Theirs uses LL at once, which looks ahead over the whole context again for each text: ten times slower.
+    """
+    converter = pytest.importorskip("latex2sympy2_extended.latex2sympy2")._Latex2Sympy
+    modes = pytest.importorskip("antlr4").PredictionMode
+    parse, create_parser = converter.parse, converter.create_parser
+    mode = modes.SLL
+
+    def create(self: Any, text: str) -> Any:
+        parser = create_parser(self, text)
+        parser._interp.predictionMode = mode
+        return parser
+
+    def parse_in_two_stages(self: Any, text: str) -> Any:
+        nonlocal mode
+        try:
+            return parse(self, text)
+        except Exception:  # noqa: BLE001  their listener raises it for every syntax error
+            mode = modes.LL
+            try:
+                return parse(self, text)
+            finally:
+                mode = modes.SLL
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(converter, "create_parser", create)
+        patch.setattr(converter, "parse", parse_in_two_stages)
+        yield
+
+
 def their_verdict(gold: str, answer: str) -> bool:
     theirs: Any = pytest.importorskip("math_verify")
     config = (theirs.LatexExtractionConfig(), theirs.ExprExtractionConfig())

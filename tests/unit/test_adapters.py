@@ -123,9 +123,11 @@ def test_the_worst_status_is_told() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     rule = Countdown()
-    with pytest.raises(ValueError, match="1 rows for 2 completions"):
+    with pytest.raises(ValueError, match="rows has 1 entries, expected 2"):
         score_samples([rule], ["a", "b"], [PROBLEM])
-    with pytest.raises(ValueError, match="no column 'numbers' to be read as 'nums'; columns given: nums, target"):
+    with pytest.raises(
+        ValueError, match=r"columns\['nums'\] is 'numbers', and a row has no such column; it has nums, target"
+    ):
         score_samples([rule], ["a"], [PROBLEM], rename={"nums": "numbers"})
 
     def few(completions: list[str]) -> list[float]:
@@ -264,7 +266,7 @@ def test_verl_loss_refuses() -> None:
         verl.compute_policy_loss(*tensors, loss_agg_mode="mean", config=actor())
     config = actor()
     config.global_batch_info = {"dp_size": 2, "batch_num_tokens": 5}
-    with pytest.raises(ValueError, match="dp_size is 2 and the global denominator of seq-mean-token-sum is missing"):
+    with pytest.raises(ValueError, match="dp_size is 2, and .* lacks the denominator of seq-mean-token-sum"):
         verl.compute_policy_loss(*tensors, loss_agg_mode="seq-mean-token-sum", config=config)
 
 

@@ -263,7 +263,8 @@ def test_the_groups_are_not_written():
         ([0.0, 1.0, np.nan, 0.0], ValueError, r"advantages\[2\] is not finite: nan"),
         ([0.0, np.inf, 0.0, 0.0], ValueError, r"advantages\[1\] is not finite: inf"),
         ([["a"]], TypeError, "advantages has dtype"),
-        (np.zeros((2, 2)), TypeError, "advantages has dtype float64 and shape"),
+        (np.zeros((2, 2, 2)), TypeError, "advantages has dtype float64 and shape"),
+        (np.zeros((2, 2)), ValueError, "advantages has 2 values, but scored_groups hold 4 completions"),
     ],
 )
 def test_wrong_advantages(advantages: Any, error: type[Exception], message: str):

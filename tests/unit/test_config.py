@@ -45,6 +45,10 @@ def test_every_bad_value_is_named():
     [
         ({"preset": "dr_gpro"}, "did you mean 'dr_grpo'"),
         ({"group_size": 1, "baseline": "leave_one_out"}, "group_size of at least 2"),
+        ({"turn_credit": "turn", "baseline": "batch", "reward_scaling": "none"}, "compares the turns of a group"),
+        ({"turn_credit": "turn", "reward_scaling": "whiten"}, "needs reward_scaling='group' or 'none', got 'whiten'"),
+        ({"turn_credit": "turn", "reward_aggregation": "normalize_then_sum"}, "needs the total reward of each turn"),
+        ({"turn_credit": "turn", "policy_loss": "gspo"}, "with policy_loss='gspo': its ratio is one for the sequence"),
         ({"group_size": 1}, "group_size=1 with baseline='mean': every advantage is 0"),
         ({"kl_coef": 0.1, "reference": "none"}, "nothing to be measured against"),
         ({"reference": "adapter_off"}, "set lora_rank"),
@@ -157,7 +161,7 @@ def test_a_stage_gets_its_record():
 
 
 def test_conditions_name_options_or_arguments_and_possible_values():
-    arguments = {"ref_model", "eval_prompts"}
+    arguments = {"ref_model", "eval_prompts", "environment"}
     for name, field in GRPOConfig.model_fields.items():
         for condition in read_metadata(field)["only_with"]:
             for other, wanted in condition.items():

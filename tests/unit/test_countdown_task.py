@@ -7,6 +7,7 @@ import datasets
 import numpy as np
 import pytest
 
+from oracle.countdown import write_solution
 from rlox_grpo.demo.tokenizer import build_tokenizer, load_tokenizer
 from rlox_grpo.prompts.tasks.countdown import (
     check_rows,
@@ -15,7 +16,6 @@ from rlox_grpo.prompts.tasks.countdown import (
     generate_problems,
     load_problems,
     split_rows,
-    write_solution,
 )
 
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}

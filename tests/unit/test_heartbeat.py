@@ -112,13 +112,23 @@ def test_a_rank_that_hangs_says_so_before_its_launcher_kills_it(asked, monkeypat
     assert ("its main thread hangs in threading.py" in said) == asked
 
 
+def test_a_connection_lost_in_the_engines_thread_is_a_lost_connection():
+    """The main thread meets it as the cause of another error; without that, a victim would name itself."""
+    lost = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]")
+    wrapped = RuntimeError("the engine could not take new weights")
+    assert not module.is_lost_connection(wrapped)
+    wrapped.__cause__ = lost
+    assert module.is_lost_connection(lost)
+    assert module.is_lost_connection(wrapped)
+
+
 def test_the_locate_main_thread_is_what_it_waits_in_and_the_innermost_call_of_this_library():
     waiting, ended, found = threading.Event(), threading.Event(), []
 
-    def gather_bytes(data):
+    def gather(value):
         waiting.set()
         ended.wait(20.0)
-        return [data]
+        return [value]
 
     def read():
         waiting.wait(20.0)
@@ -128,8 +138,6 @@ def test_the_locate_main_thread_is_what_it_waits_in_and_the_innermost_call_of_th
 
     reader = threading.Thread(target=read)
     reader.start()
-    ranks = SimpleNamespace(size=2, gather_bytes=gather_bytes)
-    ranks.gather = lambda value: Ranks.gather(ranks, value)
-    assert Ranks.any(ranks, True)
+    assert Ranks(0, 2, host=SimpleNamespace(gather=gather)).any(True)
     reader.join()
     assert re.fullmatch(r"threading\.py:\d+ wait, from ranks\.py:\d+ gather", found[0])

@@ -1,10 +1,17 @@
 """Options that no other test names: each changes what it says."""
 
+from types import SimpleNamespace
+from typing import get_args
+
 import pytest
 
 import ranked
 from rlox_grpo import GRPO
 from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.options_page import describe_option
+from rlox_grpo.config.records import Options
+from rlox_grpo.config.records.option import read_metadata
+from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.rollout.engines import make_engine
 from toy import PROMPTS, ToyLM, options, share_of_target
 
@@ -55,8 +62,8 @@ def test_lora_target_modules_names_the_adapted_layers():
         (
             "vllm",
             "rlox_grpo.rollout.engines.vllm.engine.VLLMEngine",
-            {"engine_sleep": False, "tensor_parallel_size": 2, "gpu_memory_utilization": 0.5},
-            {"sleep": False, "tensor_parallel_size": 2, "gpu_memory_utilization": 0.5},
+            {"engine_sleep": False, "gpu_memory_utilization": 0.5},
+            {"sleep": False, "gpu_memory_utilization": 0.5},
         ),
         (
             "vllm_server",
@@ -72,3 +79,22 @@ def test_options_reach_the_engine(engine, double, given, expected, monkeypatch):
     trainer = GRPO(ranked.tiny_policy(), ranked.share_of_even, **ranked.options(None, output_dir=None))
     make_engine(GRPOConfig.create(engine=engine, **given), trainer.policy)
     assert {name: found[name] for name in expected} == expected
+
+
+def test_a_meaning_is_given_of_every_value_or_of_none():
+    explained = {name: field for name, field in Options.model_fields.items() if read_metadata(field)["choices"]}
+    assert "kl_estimator" in explained
+    for name, field in explained.items():
+        assert tuple(read_metadata(field)["choices"]) == get_args(field.annotation), name
+    assert "\n  k2: d²/2, derivative −d" in describe_option("kl_estimator")
+
+
+def test_tensor_parallel_size_reaches_vllm_as_the_ranks_that_share_a_model(monkeypatch):
+    found = {}
+    monkeypatch.setattr(
+        "rlox_grpo.rollout.engines.vllm.engine.VLLMEngine", lambda *arguments, **keywords: found.update(keywords)
+    )
+    ranks = SimpleNamespace(engine_size=2, new_host_group=lambda size=None: HostGroup(0, size or 4))
+    policy = SimpleNamespace(model=None, tokenizer=None, eos_token_ids=(), vocabulary=None)
+    make_engine(GRPOConfig.create(engine="vllm", tensor_parallel_size=2), policy, ranks)
+    assert (found["sharing_ranks"].size, found["ranks"].size) == (2, 4)

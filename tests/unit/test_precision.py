@@ -1,12 +1,19 @@
-"""Frozen layers in the dtype of the arithmetic: less memory, the same results."""
+"""bfloat16: frozen layers in the dtype of the arithmetic, the gap between sampler and trainer, float32 tiles."""
 
 from __future__ import annotations
 
 import copy
 
+import numpy as np
+import pytest
 import torch
 
+from rlox_grpo.batch import build_batch
+from rlox_grpo.model.forward import make_forward
+from rlox_grpo.model.log_probs import token_log_probs
 from rlox_grpo.model.precision import cast_frozen_layers
+from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.types import OutputHead, Prompt, Sampling, ScoredGroup
 
 
 def test_a_frozen_model_gives_the_same_logits_to_the_bit_under_autocast(make_tiny_model):
@@ -27,3 +34,40 @@ def test_weights_in_training_norms_and_tied_embeddings_stay(make_tiny_model):
     assert model.lm_head.weight.dtype == model.model.embed_tokens.weight.dtype == torch.float32
     assert model.model.norm.weight.dtype == torch.float32
     assert model.model.layers[1].mlp.up_proj.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_the_trainer_and_the_sampler_agree_in_bfloat16(make_tiny_model, architecture, packed, monkeypatch):
+    """The gap that importance weights and `mismatch` metrics see, where nothing but rounding differs."""
+    monkeypatch.setattr("rlox_grpo.model.forward.WORTH_PACKING", 2.0 if packed else 0.0)
+    model = make_tiny_model(architecture)
+    prompts = [Prompt(np.arange(3, 3 + length), index) for index, length in enumerate((9, 4, 12))]
+    engine = HFEngine(model, autocast_dtype=torch.bfloat16)
+    groups = engine.generate(prompts, 6, Sampling(16), seed=0)
+    scored = [ScoredGroup(group, np.zeros(6, np.float32), {}) for group in groups]
+    batch = build_batch(scored, np.ones(18, np.float32))
+    with torch.no_grad():
+        log_probs, _ = make_forward(model, autocast_dtype=torch.bfloat16)(batch)
+        exact, _ = make_forward(model)(batch)
+    sampled = torch.from_numpy(np.concatenate([c.log_probs for group in groups for c in group.completions]))
+    gap = log_probs[batch.loss_mask] - sampled
+    rounding = (exact[batch.loss_mask] - sampled).abs().mean()
+    assert 1e-4 < rounding < 0.05  # bfloat16 it is
+    assert gap.abs().mean() < 0.02
+    assert abs(float(gap.exp().mean()) - 1) < 0.01  # the mean importance ratio
+    assert gap.abs().max() < 0.3
+
+
+def test_tiles_have_float32_logits_and_log_probs():
+    """From the product on, which is bfloat16's, nothing is rounded to bfloat16: 5 vocabulary tiles, 3 of tokens."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(96, 64, generator=generator).bfloat16()
+    weight = torch.randn(4999, 64, generator=generator).bfloat16()
+    token_ids = torch.randint(4999, (96,), generator=generator)
+    found, entropy = token_log_probs(hidden, token_ids, OutputHead(weight, None, 1.0, None), tile=(40, 1000))
+    exact = (hidden @ weight.t()).double().log_softmax(-1)
+    assert found.dtype == entropy.dtype == torch.float32
+    expected = exact.gather(-1, token_ids[:, None])[:, 0]
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=5e-6)  # float32 at log-probs near -30
+    torch.testing.assert_close(entropy.double(), -(exact.exp() * exact).sum(-1), rtol=1e-5, atol=1e-5)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/algorithm.md", "docs/rewards.md", "docs/training.md")
@@ -69,8 +68,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, b
     return folder
 
 
-def test_the_pages_run(tmp_path: Path, tiny_model: Path) -> None:
-    """In one process: most of the time goes to importing torch and transformers."""
+def test_the_pages_run(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process, forked from one that has imported torch and transformers."""
     (tmp_path / MODEL).parent.mkdir()
     (tmp_path / MODEL).symlink_to(tiny_model)
     rows = [{"question": f"{number} + {number}?", "answer": str(2 * number)} for number in range(4)]
@@ -84,12 +83,6 @@ def test_the_pages_run(tmp_path: Path, tiny_model: Path) -> None:
         (tmp_path / scripts[-1]).write_text(program, encoding="utf-8")
     runs = "".join(f"runpy.run_path({script!r}, run_name='__main__')\n" for script in scripts)
     (tmp_path / "every_page.py").write_text(f"import runpy\n{SMALLER}\n{runs}", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "every_page.py"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.chdir(tmp_path)
+    done = warm.run(0, tmp_path / "every_page.py")
+    assert done.returncode == 0, done.stderr

@@ -383,7 +383,7 @@ def test_only_regular_files_are_read(tmp_path, name, kind):
     if name == "completions" and kind in ("pipe", "folder"):
         write_report(run)  # there is nothing in it
         return
-    with pytest.raises(ValueError, match=f"{name}: (not a regular file|a symbolic link)") as caught:
+    with pytest.raises(OSError, match=f"{name}: (not a regular file|a symbolic link)") as caught:
         write_report(run)
     assert "the secret" not in str(caught.value)
 
@@ -391,7 +391,7 @@ def test_only_regular_files_are_read(tmp_path, name, kind):
 def test_a_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(read, "MAX_BYTES", 100)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n' * 4)
-    with pytest.raises(ValueError, match=r"metrics\.jsonl: 128 bytes; a report reads files of at most 100"):
+    with pytest.raises(OSError, match=r"metrics\.jsonl: 128 bytes, expected at most 100"):
         write_report(tmp_path)
 
 

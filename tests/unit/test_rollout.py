@@ -82,6 +82,16 @@ def test_a_rank_samples_its_share_with_the_numbers_that_it_has_in_the_whole():
     assert generate(engine, prompts, [2, 2, 2], Sampling(8), 17, share=slice(3, 3)) == []
 
 
+def test_ranks_that_share_an_engine_ask_for_the_same_and_keep_their_shares():
+    engine, prompts = Engine(), [prompt(index) for index in range(5)]
+    shares, asked = [slice(1, 2), slice(2, 4), slice(4, 4)], slice(1, 4)
+    found = [generate(engine, prompts, [2, 2, 4, 2, 2], Sampling(8), 17, share, asked) for share in shares]
+    assert engine.asked == [([1, 2, 2, 3], 2, 17, 1)] * 3
+    assert [[group.prompt.index for group in groups] for groups in found] == [[1], [2, 3], []]
+    ids = [[int(c.token_ids[0]) for group in groups for c in group.completions] for groups in found]
+    assert ids == [[0, 1], [2, 3, 4, 5, 6, 7], []]
+
+
 def test_groups_without_spread_are_replaced_one_for_one():
     own = [scored(0, [1, 1]), scored(1, [0, 1]), scored(2, [0, 0]), scored(3, [0.3, 0.3])]
     extra = iter([scored(4, [0, 1]), scored(5, [1, 1]), scored(6, [0, 0]), scored(7, [0.2, 0.3]), scored(8, [0, 1])])

@@ -14,13 +14,16 @@ from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
 
-def group(index, lengths, text="a\ud800é"):
+def group(index, lengths, text="a\ud800é", *, observed=False):
+    """``observed``: completions of two turns, the second token of each an observation."""
     completions = tuple(
         Completion(
             np.arange(n, dtype=np.int64) + index,
             np.linspace(-1, -0.1, n, dtype=np.float32),
             "stop" if n % 2 else "length",
             text,
+            np.arange(n) != 1 if observed else None,
+            (0, 2) if observed else (),
         )
         for n in lengths
     )
@@ -32,6 +35,7 @@ def group(index, lengths, text="a\ud800é"):
         {"a": np.arange(count, dtype=np.uint8)},
         {"b": np.zeros(count, np.uint8)},
         {"a": 0.1},
+        turn_rewards=tuple(np.full(2, index, np.float32) for index in range(count)) if observed else None,
     )
 
 
@@ -56,6 +60,22 @@ def test_groups_come_back_to_the_bit(lengths):
             np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
             np.testing.assert_array_equal(mine.log_probs, theirs.log_probs)
             assert (mine.finish_reason, mine.text) == (theirs.finish_reason, theirs.text)
+            assert (theirs.sampled, theirs.turns) == (None, ())
+
+
+def test_turns_come_back_and_one_turn_takes_no_room():
+    several, one = group(4, [5, 3], observed=True), group(4, [5, 3])
+    back = decode_scored_group(json.loads(json.dumps(encode_scored_group(several))), several.group.prompt)
+    for mine, theirs in zip(several.group.completions, back.group.completions, strict=True):
+        assert theirs.sampled is not None
+        assert theirs.sampled.dtype == np.bool_
+        np.testing.assert_array_equal(mine.sampled, theirs.sampled)
+        assert theirs.turns == (0, 2)
+    assert [paid.tolist() for paid in back.turn_rewards] == [[0.0, 0.0], [1.0, 1.0]]
+    # What a checkpoint of an earlier version holds, and nothing else.
+    record = encode_scored_group(one)
+    assert "turn_rewards" not in record
+    assert set(record["completions"][0]) == {"token_ids", "log_probs", "finish_reason", "text"}
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 7, 16])
@@ -102,7 +122,11 @@ def test_a_half_set_launcher_is_refused(monkeypatch):
     [
         (
             {"offload_optimizer": True},
-            "offload_optimizer=True is read only with updater='deepspeed'; here updater='torch'",
+            "offload_optimizer=True is read only with updater='deepspeed', or updater='torch' and dtype='bfloat16'",
+        ),
+        (
+            {"offload_optimizer": True, "dtype": "bfloat16", "shard_parameters": True},
+            "offload_optimizer=True with shard_parameters=True: choose one of them",
         ),
         (
             {"updater": "deepspeed", "shard_parameters": True},

@@ -195,7 +195,7 @@ def test_an_interrupt_is_not_swallowed():
 
 def test_a_sink_that_cannot_start_stops_the_run(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(OSError, match=r"metrics\.jsonl: not a regular file"):
         make_sinks(["jsonl"], tmp_path)
     with pytest.raises(ValueError, match=r"unknown sink 'tensorbord'; known: jsonl, tensorboard"):
         make_sinks(["tensorbord"], tmp_path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import warm
 from rlox_grpo.rollout.engines.vllm.worker import HALF_LOADED, WeightReceiver
 
 
@@ -68,6 +67,7 @@ worker.model_config = SimpleNamespace(model={str(tmp_path / "model")!r}, hf_conf
 worker.reload_weights = fail
 worker.rlox_load({str(tmp_path / "model" / "model.safetensors")!r})
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    (tmp_path / "program.py").write_text(program)
+    ended = warm.run(0, tmp_path / "program.py")
     assert ended.returncode == HALF_LOADED
     assert "AssertionError: wrong shape, half-way" in ended.stderr

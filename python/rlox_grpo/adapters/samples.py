@@ -90,14 +90,14 @@ def score_samples(
         RewardError: a function that returns a wrong number of scores.
     """
     if len(rows) != len(completions):
-        raise ValueError(f"{len(rows)} rows for {len(completions)} completions")
+        raise ValueError(f"rows has {len(rows)} entries, expected {len(completions)}, one for each completion")
     columns: dict[str, Any] = {}
     for name in {name: None for row in rows for name in row}:
         columns[str(name)] = [row.get(name) for row in rows]
     for name, theirs in (rename or {}).items():
         if theirs not in columns:
             given = ", ".join(sorted(columns)) or "none"
-            raise ValueError(f"no column {theirs!r} to be read as {name!r}; columns given: {given}")
+            raise ValueError(f"columns[{name!r}] is {theirs!r}, and a row has no such column; it has {given}")
         columns[name] = columns[theirs]
     components: dict[str, Float64Array] = {}
     worst = np.zeros(len(completions), dtype=np.uint8)

@@ -158,7 +158,7 @@ def compute_advantage(
 ) -> tuple[Tensor, Tensor]:
     """Group advantages of summed token rewards: ``algorithm.adv_estimator=rlox_grpo``.
 
-    Equal to verl's ``grpo`` but where that is off: a group whose rewards are all equal gets exact zeros (verl's float32
+    Equal to verl's ``grpo``, except: a group whose rewards are all equal gets exact zeros (verl's float32
     mean leaves up to 0.1 in a group of eight), a group of one gets 0 (verl: its reward), and a row whose reward is NaN
     is left out of its group and gets 0 (verl: NaN for the whole group).
 
@@ -228,8 +228,8 @@ def compute_policy_loss(
     """The clipped objective, negated: ``actor_rollout_ref.actor.policy_loss.loss_mode=rlox_grpo``.
 
     Per token −min(r A, clip(r, 1 − clip_ratio_low, 1 + clip_ratio_high) A), for A < 0 at most −clip_ratio_c A: the
-    objective of verl's ``vanilla``, equal to it up to rounding, but that a token outside the mask contributes nothing
-    to loss and gradient even when it holds NaN or an infinity, and that sums run in float64.
+    objective of verl's ``vanilla``, equal to it up to rounding, except that a token outside the mask adds nothing to
+    loss and gradient even if it is NaN or infinite, and that sums are in float64.
 
     Args:
         old_log_prob, log_prob, advantages: ``[N, T]``.
@@ -292,7 +292,7 @@ def _aggregate(
 
     denominator = batch_num_tokens if mode == "token-mean" else global_batch_size
     if dp_size > 1 and denominator is None and mode != "token-sum":
-        raise ValueError(f"dp_size is {dp_size} and the global denominator of {mode} is missing")
+        raise ValueError(f"dp_size is {dp_size}, and config.global_batch_info lacks the denominator of {mode}")
     if mode == "token-mean":
         return aggregate(token_loss, mask, "token_mean", num_loss_tokens=batch_num_tokens) * dp_size
     if mode == "token-sum":

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 import rlox_grpo._native as _native
-from rlox_grpo.batch.ragged import as_ragged, concatenate, to_integers
-from rlox_grpo.types import Batch, Completion, Float32Array, Int64Array, ScoredGroup
+from rlox_grpo.batch.ragged import as_ragged, check_at_least, to_integers
+from rlox_grpo.batch.rows import Rows
+from rlox_grpo.types import Batch, BoolArray, Int64Array, ScoredGroup
 
 if TYPE_CHECKING:
     import torch
 
     from rlox_grpo.distributed.ranks import Ranks
-
-BoolArray = NDArray[np.bool_]
 
 # What a token costs beside the square of its row's length: 6 * hidden_size for a dense transformer, here of 4,096.
 LINEAR_COST = 24_576
@@ -90,7 +88,7 @@ def pad(
         ValueError: Offsets that do not fit, an unknown side, a multiple below 1.
         MemoryError: The padded rows do not fit in memory, naming ``rows`` or ``multiple_of``.
     """
-    multiple_of = _check_at_least(multiple_of, 1, "multiple_of")
+    multiple_of = check_at_least(multiple_of, 1, "multiple_of")
     if offsets is None and type(rows) is list and rows and type(rows[0]) is np.ndarray:
         padded = _native.pad_arrays(rows, side, pad_token_id, multiple_of)  # without a flat copy between
         if padded is not None:
@@ -125,7 +123,7 @@ def pack(
         ValueError: A row over the budget (naming it and its length), a negative length, a budget or ranks below 1.
     """
     lengths = to_integers(lengths, "lengths", 1)
-    num_ranks, linear_cost = _check_at_least(num_ranks, 1, "num_ranks"), _check_at_least(linear_cost, 0, "linear_cost")
+    num_ranks, linear_cost = check_at_least(num_ranks, 1, "num_ranks"), check_at_least(linear_cost, 0, "linear_cost")
     rows, offsets = _native.pack(lengths, token_budget, padded, num_ranks, linear_cost, oversize)
     return Packing(rows, offsets, num_ranks)
 
@@ -154,7 +152,8 @@ def build_batch(
 
     Args:
         scored_groups: Prompts and their completions.
-        advantages: ``[N]``, one for each completion, prompt-major over the groups.
+        advantages: ``[N]``, one for each completion, prompt-major over the groups; or ``[N, K]``, one for each of its
+            turns and NaN after the last, K the most turns of any.
         train_truncated: Whether completions cut off at the length limit are trained on (DAPO's overlong filtering,
             arXiv:2503.14476, is False).
         pad_token_id: What padding is made of; masks come from lengths.
@@ -165,10 +164,10 @@ def build_batch(
 
     Raises:
         TypeError: An array of the wrong type, naming it and its index.
-        ValueError: Advantages that are not finite or not one for each completion, an empty prompt, log-probs that do
-            not match their tokens.
+        ValueError: Advantages that are not finite or not one for each completion or turn, an empty prompt, log-probs
+            that do not match their tokens, turns that do not fit their completion.
     """
-    step = _Rows.of(scored_groups, advantages, train_truncated)
+    step = Rows.of(scored_groups, advantages, train_truncated)
     denominators = step.denominators(num_loss_tokens, num_sequences)
     return step.batch(np.arange(step.count), denominators, pad_token_id, multiple_of, device)
 
@@ -201,7 +200,7 @@ def microbatches(
     With ``share_prompts`` a prompt stands once beside its completions: groups stay together where they fit, a group
     over the budget is cut into several with a prompt each, and the tokens counted are those forwarded, unpadded.
     """
-    step = _Rows.of(scored_groups, advantages, train_truncated)
+    step = Rows.of(scored_groups, advantages, train_truncated)
     denominators = step.denominators(num_loss_tokens, num_sequences)
     parts = step.parts(token_budget) if share_prompts else [[row] for row in range(step.count)]
     packing = pack(
@@ -224,21 +223,22 @@ def microbatches(
     ]
 
 
-def drop_end_tokens(batches: Sequence[Batch], ended: BoolArray, ranks: Ranks | None = None) -> list[Batch]:
-    """The micro-batches with the last token of each row that ended by itself left out of loss and denominators.
+def drop_end_tokens(batches: Sequence[Batch], ends: Sequence[Sequence[int]], ranks: Ranks | None = None) -> list[Batch]:
+    """The micro-batches with the end tokens left out of loss and denominators.
 
     Args:
         batches: all micro-batches of an optimizer step, or this rank's.
-        ended: ``[N]``, whether the completion with this ``row_index`` ended by an end token or a stop string.
+        ends: for each ``row_index`` the offsets of the completion's end tokens; see
+            :func:`rlox_grpo.turns.find_end_tokens`.
+        ranks: the ranks that have the step's other micro-batches.
     """
-    import torch
-
     masks = []
     for batch in batches:
-        ends = batch.completion_mask.sum(dim=-1, keepdim=True) - 1  # [N, 1]
-        steps = torch.arange(batch.loss_mask.shape[1], device=ends.device)
-        dropped = (steps == ends) & torch.from_numpy(ended).to(ends.device)[batch.row_index, None]
-        masks.append(batch.loss_mask & ~dropped)
+        places = [(place, end) for place, row in enumerate(batch.row_index.tolist()) for end in ends[row]]
+        mask = batch.loss_mask.clone()
+        if places:
+            mask[tuple(zip(*places, strict=True))] = False
+        masks.append(mask)
     mine = [int(sum(mask.sum() for mask in masks)), int(sum(mask.any(dim=-1).sum() for mask in masks))]
     counts = [mine] if ranks is None else ranks.gather(mine)
     tokens, sequences = (float(sum(count[place] for count in counts)) for place in (0, 1))
@@ -260,150 +260,3 @@ def make_dummy_batch(scored: ScoredGroup, empty: Batch) -> Batch:
         device=empty.input_ids.device,
     )
     return replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """The rows of an optimizer step, flat: token ids and log-probs with offsets, and one entry of the rest for each."""
-
-    prompts: Int64Array
-    prompt_offsets: Int64Array
-    completions: Int64Array
-    completion_offsets: Int64Array
-    log_probs: Float32Array
-    prompt_of_row: Int64Array
-    train: BoolArray
-    advantages: Float32Array
-
-    @staticmethod
-    def of(scored_groups: Sequence[ScoredGroup], advantages: Any, train_truncated: bool) -> _Rows:
-        groups = [scored.group for scored in scored_groups]
-        completions = [completion for group in groups for completion in group.completions]
-        ids, id_offsets = concatenate([c.token_ids for c in completions], np.int64, "completions.token_ids")
-        log_probs, log_prob_offsets = concatenate(
-            [c.log_probs for c in completions], np.float32, "completions.log_probs"
-        )
-        _check_log_probs(id_offsets, log_prob_offsets)
-        prompts, prompt_offsets = concatenate([g.prompt.token_ids for g in groups], np.int64, "prompts.token_ids")
-        return _Rows(
-            prompts=prompts,
-            prompt_offsets=prompt_offsets,
-            completions=ids,
-            completion_offsets=id_offsets,
-            log_probs=log_probs,
-            prompt_of_row=np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups]),
-            train=_mark_trained(completions, train_truncated),
-            advantages=_check_advantages(advantages, len(completions)),
-        )
-
-    @property
-    def count(self) -> int:
-        return len(self.train)
-
-    def count_tokens(self, rows: Sequence[int]) -> int:
-        """Tokens of rows that share a prompt, which is counted once."""
-        prompt = self.prompt_of_row[rows[0]]
-        completions = sum(self.completion_offsets[row + 1] - self.completion_offsets[row] for row in rows)
-        return int(self.prompt_offsets[prompt + 1] - self.prompt_offsets[prompt] + completions)
-
-    def parts(self, token_budget: int) -> list[list[int]]:
-        """Rows of each group, cut where the next one would pass the budget."""
-        completion_lengths = np.diff(self.completion_offsets).tolist()
-        parts: list[list[int]] = []
-        tokens, prompt = 0, -1
-        for row, (of, length) in enumerate(zip(self.prompt_of_row.tolist(), completion_lengths, strict=True)):
-            if of == prompt and tokens + length <= token_budget:
-                parts[-1].append(row)
-                tokens += length
-            else:
-                parts.append([row])
-                tokens, prompt = self.count_tokens([row]), of
-        return parts
-
-    def denominators(self, num_loss_tokens: float | None, num_sequences: float | None) -> tuple[float, float]:
-        """Loss tokens and sequences that hold one, counted here where they are not given."""
-        tokens = np.diff(self.completion_offsets) * self.train
-        return (
-            float(tokens.sum()) if num_loss_tokens is None else num_loss_tokens,
-            float(np.count_nonzero(tokens)) if num_sequences is None else num_sequences,
-        )
-
-    def batch(
-        self,
-        rows: Int64Array,
-        denominators: tuple[float, float],
-        pad_token_id: int,
-        multiple_of: int,
-        device: torch.device | str | None,
-    ) -> Batch:
-        import torch
-
-        input_ids, attention_mask, position_ids, completion_ids, completion_mask, loss_mask, prompt_lengths = (
-            _native.layout_rows(
-                self.prompts,
-                self.prompt_offsets,
-                self.completions,
-                self.completion_offsets,
-                self.prompt_of_row,
-                self.train,
-                rows,
-                pad_token_id,
-                _check_at_least(multiple_of, 1, "multiple_of"),
-            )
-        )
-        width = completion_ids.shape[1]
-        log_probs = _native.pad_values(self.log_probs, self.completion_offsets, rows, width, 0.0)
-
-        def tensor(array: NDArray[Any]) -> torch.Tensor:
-            return torch.from_numpy(array).to(device)
-
-        return Batch(
-            input_ids=tensor(input_ids),
-            attention_mask=tensor(attention_mask),
-            position_ids=tensor(position_ids),
-            prompt_lengths=tensor(prompt_lengths),
-            completion_ids=tensor(completion_ids),
-            completion_mask=tensor(completion_mask),
-            loss_mask=tensor(loss_mask),
-            advantages=tensor(self.advantages[rows]),
-            row_index=tensor(rows),
-            prompt_index=tensor(self.prompt_of_row[rows]),
-            num_loss_tokens=denominators[0],
-            num_sequences=denominators[1],
-            sampling_log_probs=tensor(log_probs),
-        )
-
-
-def _mark_trained(completions: Sequence[Completion], train_truncated: bool) -> BoolArray:
-    flags = (train_truncated or completion.finish_reason != "length" for completion in completions)
-    return np.fromiter(flags, np.bool_, len(completions))
-
-
-def _check_log_probs(id_offsets: Int64Array, log_prob_offsets: Int64Array) -> None:
-    lengths, expected = np.diff(log_prob_offsets), np.diff(id_offsets)
-    if (wrong := np.flatnonzero(lengths != expected)).size:
-        row = int(wrong[0])
-        raise ValueError(
-            f"completions[{row}].log_probs has {lengths[row]} values, but its token_ids has {expected[row]}"
-        )
-
-
-def _check_advantages(advantages: Any, count: int) -> Float32Array:
-    array = np.asarray(advantages)
-    if array.ndim != 1 or array.dtype.kind not in "iuf":
-        raise TypeError(
-            f"advantages has dtype {array.dtype} and shape {array.shape}: expected float32 in one dimension"
-        )
-    if len(array) != count:
-        raise ValueError(f"advantages has {len(array)} values, but scored_groups hold {count} completions")
-    values = array.astype(np.float32)
-    if not np.isfinite(values).all():
-        index = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ValueError(f"advantages[{index}] is not finite: {values[index]}")
-    return values
-
-
-def _check_at_least(value: int, least: int, name: str) -> int:
-    if value < least:
-        raise ValueError(f"{name} is {value}: at least {least}")
-    return value

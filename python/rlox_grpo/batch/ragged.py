@@ -65,3 +65,10 @@ def to_integers(values: Any, name: str, ndim: int) -> Int64Array:
     if array.dtype == np.int64 and array.flags.c_contiguous and array.flags.aligned:
         return array
     return np.array(array, dtype=np.int64, order="C")
+
+
+def check_at_least(value: int, least: int, name: str) -> int:
+    """``value``, or ValueError where it is below ``least``."""
+    if value < least:
+        raise ValueError(f"{name} is {value}: at least {least}")
+    return value

@@ -110,6 +110,11 @@ def _check_reference(reference: ReferenceConfig) -> Iterator[str]:
 
 def _check_updater(updater: UpdaterConfig) -> Iterator[str]:
     if updater.updater != "deepspeed":
+        if updater.offload_optimizer and updater.shard_parameters:
+            yield (
+                "offload_optimizer=True with shard_parameters=True: choose one of them, or updater='deepspeed' with "
+                "zero_stage=3"
+            )
         return
     if updater.offload_params and updater.zero_stage != 3:
         yield f"offload_params=True needs zero_stage=3, got {updater.zero_stage}"
@@ -133,6 +138,8 @@ def _check_stages(options: Options) -> Iterator[str]:
             f"zero_variance='refill' samples within a step and async_steps={options.async_steps} ahead of it: "
             "choose one of them"
         )
+    if options.turn_credit == "turn":
+        yield from _check_turn_credit(options)
     if options.mini_batches > options.prompts_per_step:
         yield f"mini_batches={options.mini_batches} is more than prompts_per_step={options.prompts_per_step}"
     if options.reference == "none" and options.kl_coef > 0:
@@ -149,6 +156,23 @@ def _check_stages(options: Options) -> Iterator[str]:
         yield "zero_stage=0 keeps no float32 weights beside dtype='bfloat16': use zero_stage=1"
     if options.output_dir is None and set(options.log_to) - {"console"}:
         yield f"log_to={list(options.log_to)} writes files: set output_dir"
+
+
+def _check_turn_credit(options: Options) -> Iterator[str]:
+    if options.baseline == "batch":
+        yield "turn_credit='turn' compares the turns of a group: set baseline='mean' or 'leave_one_out'"
+    if options.reward_scaling not in ("group", "none"):
+        yield f"turn_credit='turn' needs reward_scaling='group' or 'none', got {options.reward_scaling!r}"
+    if options.reward_aggregation != "sum_then_normalize":
+        yield (
+            "turn_credit='turn' needs the total reward of each turn: reward_aggregation="
+            f"{options.reward_aggregation!r} has none, set 'sum_then_normalize'"
+        )
+    if options.policy_loss in ("gspo", "gmpo"):
+        yield (
+            f"turn_credit='turn' with policy_loss={options.policy_loss!r}: its ratio is one for the sequence and would "
+            "spread the credit of a turn over all of them; use 'gspo_token' or 'clip'"
+        )
 
 
 def _check_full_kl(options: Options) -> Iterator[str]:

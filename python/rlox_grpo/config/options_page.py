@@ -42,6 +42,7 @@ def describe_option(name: str) -> str:
     lines = [f"{name}: {field.description}", f"stage: {_title(record)}", f"default: {_show(field.default)}"]
     lines.append(f"values: {_values(field)}")
     details = read_metadata(field)
+    lines += [f"  {value}: {meaning}" for value, meaning in details["choices"].items()]
     if details["only_with"]:
         lines.append(f"read only with: {describe_conditions(details['only_with'], Options.model_fields)}")
     if details["source"]:
@@ -94,7 +95,20 @@ def _page() -> Iterator[str]:
                 meaning,
                 (details["resumable"] and "yes") or "",
             )
-            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+            yield _row(*cells)
+        for name, field in record.model_fields.items():
+            if choices := read_metadata(field)["choices"]:
+                yield ""
+                yield f"### Values of `{name}`"
+                yield ""
+                yield "| value | meaning |"
+                yield "| --- | --- |"
+                for value, meaning in choices.items():
+                    yield _row(f"`{value}`", meaning)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _title(record: type[Record]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlox_grpo.config.foreign_names import advise
+from rlox_grpo.config.layout import Layout
 from rlox_grpo.config.records.option import Record, option
 from rlox_grpo.config.schema import GRPOConfig, read_toml
 from rlox_grpo.errors import ConfigError
@@ -31,6 +32,10 @@ class Origin(Record, title="Run file"):
     )
     n_epochs: int = option(1, "Passes over the prompts.", ge=1)
     rewards: tuple[dict[str, Any], ...] = option(..., "Reward functions.", min_length=1, hint=_REWARDS_HINT)
+    launcher: Literal["ray"] | None = option(
+        None, "ray: start the ranks of [layout] as Ray actors, as --ray auto does."
+    )
+    layout: Layout | None = option(None, "Table [layout]: what runs on a Ray cluster.")
 
 
 def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origin, GRPOConfig]:
@@ -43,6 +48,8 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     known = [*Origin.model_fields, *GRPOConfig.model_fields]
     if unknown := [f"{path}: unknown key {name!r}{advise(name, known)}" for name in document if name not in known]:
         raise ConfigError("\n".join(unknown))
+    if isinstance(document.get("layout"), dict):
+        document["layout"] = _read_layout(path, document["layout"])
     try:
         origin = Origin.create(**{name: value for name, value in document.items() if name in Origin.model_fields})
     except ConfigError as error:
@@ -50,6 +57,14 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     return origin, GRPOConfig.create(
         **{name: value for name, value in document.items() if name in GRPOConfig.model_fields}
     )
+
+
+def _read_layout(path: str | Path, table: Mapping[str, Any]) -> Layout:
+    try:
+        return Layout.create(**table)
+    except ConfigError as error:
+        told = str(error) if str(error).startswith("[layout]") else f"[layout] {error}"
+        raise ConfigError(f"{path}: {told}") from None
 
 
 def load_data(origin: Origin, config: GRPOConfig) -> tuple[PromptsLike, PromptsLike | None]:

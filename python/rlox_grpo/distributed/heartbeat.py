@@ -47,10 +47,12 @@ def open_store(timeout: float) -> Any:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether the error only says that a collective lost its connection."""
+    """Whether the error, or its cause, only says that a collective lost its connection."""
     if isinstance(error, dist.DistError):
         return True
-    return isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection closed by peer" in str(error))
+    if isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection closed by peer" in str(error)):
+        return True
+    return error.__cause__ is not None and is_lost_connection(error.__cause__)
 
 
 class Heartbeat:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlox_grpo.distributed.heartbeat import Heartbeat, is_lost_connection, open_store
+from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.distributed.launcher import end_with_launcher
 from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import ConfigError, RankError
@@ -47,13 +48,15 @@ class Ranks:
         rank: 0 to ``size`` − 1; rank 0 writes.
         size: processes of the run.
         timeout: heartbeat timeout between ranks, in seconds.
-        host_group: gloo, for what lies in host memory; None with one process.
+        host: collectives of values in host memory, for the main thread.
+        engine_size: consecutive ranks that share one generation engine, and must sample the same prompts.
     """
 
     rank: int = 0
     size: int = 1
     timeout: float = 30.0
-    host_group: Any = None
+    host: HostGroup = field(default_factory=HostGroup)
+    engine_size: int = 1
 
     @property
     def is_first(self) -> bool:
@@ -64,24 +67,31 @@ class Ranks:
         """The slice of ``count`` items for this rank; in the order of ranks, of sizes that differ by one at most."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
+    def engine_share(self, count: int) -> slice:
+        """The slice of ``count`` items for all ranks that share this rank's engine: their shares, joined."""
+        first = self.rank - self.rank % self.engine_size
+        return slice(count * first // self.size, count * (first + self.engine_size) // self.size)
+
+    def new_host_group(self, size: int | None = None) -> HostGroup:
+        """Create a process group over gloo, for the collectives of one more thread. Every rank calls this.
+
+        Args:
+            size: number of consecutive ranks in a group; None: one group of all ranks.
+        """
+        size = size or self.size
+        if size == 1:
+            return HostGroup()
+        starts = range(0, self.size, size)
+        groups = [dist.new_group(range(at, at + size), backend="gloo", timeout=_PATIENCE) for at in starts]
+        return HostGroup(self.rank % size, size, groups[self.rank // size])
+
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """All-gather bytes: each rank's ``data``, in the order of ranks."""
-        if self.size == 1:
-            return [data]
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(data)]), group=self.host_group)
-        sizes = [int(length) for length in lengths]
-        mine = torch.zeros(max(1, *sizes), dtype=torch.uint8)
-        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else mine[:0]
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine, group=self.host_group)
-        return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+        return self.host.gather_bytes(data)
 
     def gather(self, value: Any) -> list[Any]:
         """All-gather JSON values, in the order of ranks."""
-        if self.size == 1:
-            return [value]
-        return [json.loads(part) for part in self.gather_bytes(json.dumps(value).encode())]
+        return self.host.gather(value)
 
     def any(self, flag: bool) -> bool:
         """Whether ``flag`` is set on any rank."""
@@ -148,16 +158,24 @@ class Ranks:
             raise KeyboardInterrupt(f"stopped by {stop.name}")
 
 
-def join_ranks(timeout: float = 30.0) -> Ranks:
+def join_ranks(timeout: float = 30.0, engine_size: int = 1) -> Ranks:
     """Join the process group if a launcher started several ranks; an existing process group is used.
 
     Collectives run over NCCL with CUDA, else over gloo; each process takes the device of its local rank.
 
+    Args:
+        timeout: heartbeat timeout, in seconds.
+        engine_size: consecutive ranks that share one generation engine (``tensor_parallel_size``).
+
     Raises:
-        ConfigError: some of the launcher's variables are there and others are missing.
+        ConfigError: some of the launcher's variables are there and others are missing, or ``engine_size`` does not
+            divide the number of ranks.
     """
+    end_with_launcher()  # first: a rank whose peers are gone waits for them half an hour
     if not dist.is_initialized():
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        _refuse_uneven(engine_size, world_size)
+        if world_size == 1:
             return Ranks(timeout=timeout)
         missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
         if missing:
@@ -165,16 +183,23 @@ def join_ranks(timeout: float = 30.0) -> Ranks:
                 f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and {', '.join(missing)} missing: start the ranks by "
                 "torchrun or deepspeed, or unset WORLD_SIZE to train in one process"
             )
-        end_with_launcher()  # first: a rank whose peers are gone waits for them half an hour
         _take_device()
         _enter(timeout=_UPDATE_PATIENCE)
     else:
-        end_with_launcher()
         _take_device()
+    _refuse_uneven(engine_size, dist.get_world_size())
     if dist.get_world_size() == 1:
         return Ranks(timeout=timeout)
-    host_group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-    return Ranks(dist.get_rank(), dist.get_world_size(), timeout, host_group)
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), timeout, engine_size=engine_size)
+    return replace(ranks, host=ranks.new_host_group())
+
+
+def _refuse_uneven(engine_size: int, world_size: int) -> None:
+    if world_size % engine_size:
+        raise ConfigError(
+            f"tensor_parallel_size={engine_size} does not divide the {world_size} processes of this run: start a "
+            "multiple of it by torchrun, or use engine='vllm_server'"
+        )
 
 
 def _take_device() -> None:

@@ -53,15 +53,11 @@ def aggregate(
         raise ValueError(f"values has shape {tuple(values.shape)} and mask {tuple(mask.shape)}: they must be equal")
     kept = torch.where(mask, values, 0).double()
     lengths = mask.sum(dim=-1)  # [N]
-    if num_loss_tokens is None:
-        num_loss_tokens = float(lengths.sum())
-    if num_sequences is None:
-        num_sequences = float((lengths > 0).sum())
-    tokens, sequences = max(num_loss_tokens, 1.0), max(num_sequences, 1.0)
+    if how == "token_mean":  # sequences are not counted: on a GPU that would wait for the device
+        return kept.sum() / max(float(lengths.sum()) if num_loss_tokens is None else num_loss_tokens, 1.0)
+    sequences = max(float((lengths > 0).sum()) if num_sequences is None else num_sequences, 1.0)
     if how == "sequence_mean":
         return (kept.sum(dim=-1) / lengths.clamp(min=1)).sum() / sequences
-    if how == "token_mean":
-        return kept.sum() / tokens
     if how == "sequence_sum":
         return kept.sum() / sequences
     if how not in ("fixed_length", "sequence_mean_shifted"):
@@ -124,7 +120,9 @@ def grpo_loss(
     log_probs = log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs
     old_log_probs = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    term = policy_term(config, log_probs, log_ratio, batch.advantages.to(log_probs.dtype).unsqueeze(-1), mask)
+    advantages = batch.advantages.to(log_probs.dtype)
+    advantages = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
+    term = policy_term(config, log_probs, log_ratio, advantages, mask)
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     if batch.importance_weights is not None:
         token_loss = token_loss * batch.importance_weights

@@ -1,7 +1,8 @@
 """Policy terms: each published per-token loss as a function of log-ratios and advantages.
 
 In every function ``log_probs`` and ``log_ratio`` are ``[N, T]`` with gradient and 0 outside ``mask [N, T]``, and
-``advantages`` is ``[N, 1]``. r is exp(log_ratio), sg is detach, L_i the tokens of sequence i under the mask.
+``advantages`` is ``[N, 1]``, or ``[N, T]`` where each turn has its own. r is exp(log_ratio), sg is detach, L_i the
+tokens of sequence i under the mask.
 """
 
 from __future__ import annotations

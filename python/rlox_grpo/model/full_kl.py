@@ -42,7 +42,7 @@ def distribution_kl(
         one = "policy" if policy.head is None else "reference"
         raise ValueError(
             f"the {one}'s logits are not a linear map of its hidden states and the other's are: "
-            "their distributions cannot be compared in tiles"
+            "their distributions cannot be compared in tiles; use another kl_estimator than 'full'"
         )
     shapes = [
         (side.hidden.shape[0], side.hidden.shape[1] if side.head is None else side.head.weight.shape[0])

@@ -20,6 +20,9 @@ from transformers import (
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.memory import measure_shape
+from rlox_grpo.model.memory_plan import choose_checkpointing, find_gpu_bytes
+from rlox_grpo.model.precision import cast_weights, stores_bfloat16
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ class Policy:
         eos_token_ids: ids that end a completion.
         vocabulary: ids that can be sampled are below it; the rest of the embedding is padding. None when all can.
         positions: longest sequence that the model takes, or None when it states none.
+        recomputes: whether the backward pass recomputes activations.
     """
 
     model: nn.Module
@@ -47,10 +51,17 @@ class Policy:
     eos_token_ids: tuple[int, ...]
     vocabulary: int | None
     positions: int | None
+    recomputes: bool = False
 
 
-def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBase | None, config: GRPOConfig) -> Policy:
-    """Load or take ``model`` for training.
+def load_policy(
+    model: str | Path | nn.Module,
+    tokenizer: PreTrainedTokenizerBase | None,
+    config: GRPOConfig,
+    *,
+    num_ranks: int = 1,
+) -> Policy:
+    """Load or take ``model`` for training; ``num_ranks`` processes share the memory of what is sharded.
 
     Raises:
         ValueError: a path without a model or a tokenizer; a tokenizer that does not fit the model; a model that is
@@ -63,7 +74,6 @@ def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBas
     elif tokenizer is None and isinstance(model, PreTrainedModel) and model.name_or_path:
         tokenizer = _load_tokenizer(model.name_or_path)
     _refuse_other_architectures(model)
-    model = _move_to_gpu(model)
     if config.lora_rank > 0:
         if hasattr(model, "peft_config"):
             raise ConfigError(
@@ -72,7 +82,16 @@ def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBas
             )
         model = _add_lora(model, config)
     _keep_float32_weights(model)
-    if config.gradient_checkpointing:
+    gpu_bytes = find_gpu_bytes()
+    if gpu_bytes is not None and not config.offload_optimizer and stores_bfloat16(config, config, model):
+        cast_weights(model, torch.bfloat16, trained=False)  # before the move: the GPU never holds them in float32
+    model = _move_to_gpu(model)
+    can_choose = gpu_bytes is not None and getattr(model, "supports_gradient_checkpointing", False)
+    shape = measure_shape(model, config.lora_target_modules) if can_choose else None
+    recomputes = choose_checkpointing(shape, config, gpu_bytes, ranks=num_ranks)
+    if recomputes:
+        if config.gradient_checkpointing == "auto":
+            logger.info("gradient_checkpointing='auto': on, as activations are estimated not to fit on this GPU")
         _checkpoint_activations(model)
     end_tokens = _find_end_tokens(model, tokenizer)
     if tokenizer is not None and not end_tokens and not config.stop:
@@ -81,7 +100,8 @@ def load_policy(model: str | Path | nn.Module, tokenizer: PreTrainedTokenizerBas
             "completion runs to max_new_tokens=%d; set one of them, or pass stop=['…']",
             config.max_new_tokens,
         )
-    return Policy(model, tokenizer, end_tokens, _count_sampled_vocabulary(model, tokenizer), find_max_positions(model))
+    vocabulary = _count_sampled_vocabulary(model, tokenizer)
+    return Policy(model, tokenizer, end_tokens, vocabulary, find_max_positions(model), recomputes)
 
 
 def _refuse_other_architectures(model: Any) -> None:

@@ -78,7 +78,7 @@ def token_log_probs(
             f"{tuple(head.weight.shape)}: expected [M, H], [M] and [V, H]"
         )
     if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}: it must be positive")
+        raise ValueError(f"temperature is {temperature}, expected above 0")
     if entropy_gradient and not with_entropy:
         raise ValueError("entropy_gradient is True and with_entropy is False: there is no entropy to differentiate")
     if tile is not None and min(tile) < 1:

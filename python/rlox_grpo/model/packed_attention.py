@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rlox_grpo.model.decoding_attention import RowSlots, choose_decoding_kernel
 from rlox_grpo.model.tree_attention import Call, Forest, TreeAttention, choose_kernel
 
 NAME = "rlox_packed"
@@ -91,6 +92,7 @@ def packed_attention(
     *,
     packed_layout: PackedLayout | None = None,
     shared_prefix: SharedPrefix | None = None,
+    row_slots: RowSlots | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -100,11 +102,12 @@ def packed_attention(
 
     ``query [1, H, S, D]``, ``key`` and ``value [1, H_kv, S, D]`` → ``[1, S, H, D]``. With ``shared_prefix``, a decoding
     step: ``query [R, H, 1, D]``, ``key`` and ``value [R, H_kv, T, D]`` of each row's own tokens → ``[R, 1, H, D]``.
+    With ``row_slots``, a decoding step on a GPU: ``key`` and ``value [1, H_kv, N, D]`` of all slots.
 
     Raises:
         ValueError: soft-capped attention scores, which the kernels used here do not compute.
     """
-    if packed_layout is None and shared_prefix is None:
+    if packed_layout is None and shared_prefix is None and row_slots is None:
         plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
         output: tuple[Tensor, Tensor | None] = plain(
             module,
@@ -127,6 +130,10 @@ def packed_attention(
     if shared_prefix is not None:
         layer: Any = module.layer_idx
         return _decoding_attention(query, key, value, shared_prefix, layer, scale), None
+    if row_slots is not None:
+        q, k, v = query[:, :, 0], key[0].transpose(0, 1), value[0].transpose(0, 1)
+        kernel = choose_decoding_kernel(q, k)
+        return kernel.attend(q, k, v, row_slots, sliding_window, scale)[:, None], None
     assert packed_layout is not None
     window = sliding_window if sliding_window is not None and sliding_window < packed_layout.longest else None
     out: Tensor

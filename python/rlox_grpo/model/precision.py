@@ -1,9 +1,23 @@
-"""Weights in the dtype that arithmetic takes them in anyway."""
+"""The dtype that weights are stored in: frozen layers in that of the arithmetic, or the whole model in bfloat16."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
+
+from rlox_grpo.config.records import UpdateConfig, UpdaterConfig
+
+
+def stores_bfloat16(update: UpdateConfig, updater: UpdaterConfig, model: nn.Module) -> bool:
+    """Whether the run's device holds the policy in bfloat16: a frozen model under an adapter, or offloaded weights.
+
+    Weights in training are then float32 elsewhere: an adapter's own, or master weights in host memory.
+    """
+    if update.dtype != "bfloat16" or updater.updater != "torch" or updater.shards_weights:
+        return False
+    return updater.offload_optimizer or hasattr(model, "peft_config")
 
 
 def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> int:
@@ -17,15 +31,46 @@ def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> int:
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             users.setdefault(id(parameter), []).append(module)
+    linear = {key for key, modules in users.items() if all(isinstance(module, nn.Linear) for module in modules)}
+    return _cast(model, dtype, lambda parameter: id(parameter) in linear and not parameter.requires_grad)
+
+
+def cast_weights(model: nn.Module, dtype: torch.dtype, *, trained: bool) -> int:
+    """Store the frozen parameters of ``model`` in ``dtype``, in place, and with ``trained`` the others too.
+
+    The sum that runs through the layers is then in ``dtype`` too, as it is in an engine that holds the model in
+    ``dtype``. Buffers stay, and so do parameters that the architecture asks to keep in float32. Parameters are
+    replaced by new ones: make optimizers and hooks afterwards.
+
+    Returns:
+        The bytes that this frees.
+    """
+    kept = _find_float32_parameters(model)
+    return _cast(model, dtype, lambda one: id(one) not in kept and (trained or not one.requires_grad))
+
+
+def _cast(model: nn.Module, dtype: torch.dtype, is_cast: Callable[[nn.Parameter], bool]) -> int:
     freed = 0
-    cast: dict[int, nn.Parameter] = {}
-    for module in [module for module in model.modules() if isinstance(module, nn.Linear)]:
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            alone = all(isinstance(user, nn.Linear) for user in users[id(parameter)])
-            if parameter.requires_grad or not parameter.is_floating_point() or parameter.dtype == dtype or not alone:
-                continue
-            if id(parameter) not in cast:
-                cast[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
-                freed += (parameter.element_size() - cast[id(parameter)].element_size()) * parameter.numel()
-            setattr(module, name, cast[id(parameter)])
+    places: dict[int, list[tuple[nn.Module, str]]] = {}  # of a parameter: those that share it
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_floating_point() and parameter.dtype != dtype and is_cast(parameter):
+                places.setdefault(id(parameter), []).append((module, name))
+    for users in places.values():
+        module, name = users[0]
+        parameter = getattr(module, name)
+        own = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
+        freed += (parameter.element_size() - own.element_size()) * parameter.numel()
+        for module, name in users:
+            setattr(module, name, own)
     return freed
+
+
+def _find_float32_parameters(model: nn.Module) -> set[int]:
+    """Ids of the parameters that transformers keeps in float32 whatever dtype a model is loaded in."""
+    strict: set[str] = set()
+    for module in model.modules():
+        strict |= set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
+    return {
+        id(parameter) for name, parameter in model.named_parameters() if any(part in strict for part in name.split("."))
+    }

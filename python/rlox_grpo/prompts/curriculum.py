@@ -19,7 +19,7 @@ MIXED = 0.9
 
 
 class PassRates:
-    """Each prompt's measured share of right completions, by its index; unmeasured prompts have none.
+    """Each prompt's measured share of right completions, by prompt index.
 
     A completion is right when the first reward function gives it at least 1, as in an evaluation.
     """
@@ -41,21 +41,20 @@ class PassRates:
             self._rates[index] = found if before is None else MEMORY * before + (1 - MEMORY) * found
 
     def chance(self, index: int, floor: float) -> float:
-        """Chance in [floor, 1] with which prompt ``index`` is taken when its turn comes.
+        """Probability in [floor, 1] of taking prompt ``index`` when it is drawn.
 
-        4 p (1 − p): the variance of a right-or-wrong reward, and so the size of what its group can teach, over its
-        largest value; 1 for a prompt that was never measured. The floor brings back what the policy has forgotten, and
-        what it could not do before.
+        4 p (1 − p), the variance of a right-or-wrong reward divided by its maximum; 1 for an unmeasured prompt. With
+        the floor, solved and unsolved prompts are measured again.
         """
         rate = self._rates.get(index)
         return 1.0 if rate is None else max(floor, 4 * rate * (1 - rate))
 
     def group_size(self, index: int, least: int, most: int) -> int:
-        """Completions to sample for prompt ``index``: enough for a mixed group with a chance of :data:`MIXED`.
+        """Number of completions of prompt ``index``: enough for a mixed group with probability :data:`MIXED`.
 
-        They are a multiple of ``least``, and at most ``most``.
-        A group of n is all right or all wrong with chance pⁿ + (1 − p)ⁿ. A prompt that was never measured gets
-        ``least``, and so does one that was always or never right: no size up to ``most`` is known to help.
+        A multiple of ``least``, at most ``most``.
+        A group of n is all right or all wrong with probability pⁿ + (1 − p)ⁿ. Prompts that are unmeasured, always right
+        or never right get ``least``.
         """
         rate = self._rates.get(index)
         if rate is None or rate in (0.0, 1.0):

@@ -44,7 +44,7 @@ def load_prompts(
             ``.jsonl``, ``.parquet`` or ``.csv`` file of such rows.
         tokenizer: needed unless every prompt is token ids. Strings get the special tokens that it adds by itself;
             messages go through its chat template, continued when the last message is the assistant's.
-        template: how to ask rows without a ``prompt`` column, from their other columns; see
+        template: the prompt of rows without a ``prompt`` column, made from their other columns; see
             :mod:`rlox_grpo.prompts.templates`.
         prompt_column: the column that holds the prompt.
         columns: new name of a column → its name in the rows; applied before anything reads a row.
@@ -260,7 +260,7 @@ def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: i
 def shuffle_prompts(num_prompts: int, seed: int, start: int) -> Iterator[int]:
     """Indices from draw ``start`` on of an endless sequence: one seeded permutation of all prompts after another.
 
-    The order depends on nothing but the arguments, so a resumed run needs only the number of draws already made.
+    The order depends only on the arguments, so a resumed run needs only the number of draws so far.
     """
     epoch, offset = divmod(start, num_prompts)
     while True:
@@ -270,10 +270,10 @@ def shuffle_prompts(num_prompts: int, seed: int, start: int) -> Iterator[int]:
 
 
 class PromptDraws:
-    """Draws prompts in the order of :func:`shuffle_prompts`.
+    """Draw prompts in the order of :func:`shuffle_prompts`.
 
     Attributes:
-        draws: Turns that have passed, those of prompts that were skipped included; where a resumed run goes on.
+        draws: Draws so far, skipped prompts included; a resumed run continues there.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class PromptDraws:
 
 
 def _draw_uniform(seed: int, draw: int) -> float:
-    """A uniform of this draw alone, so that a resumed run skips what it would have skipped."""
+    """A uniform keyed by the draw, so that a resumed run skips the same prompts."""
     return float(np.random.default_rng([seed, draw, *b"skip"]).random())
 
 

@@ -1,7 +1,7 @@
 """Prompt templates of published systems: from a row's columns to chat messages or text.
 
-Roles, tags, order and prefill are the system's; the wording is ours. A template applies to rows that have no ``prompt``
-column; a row that has one is asked as it stands.
+Roles, tags, order and prefill are the system's; the wording is not. A template applies only to rows without a
+``prompt`` column.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class PromptTemplate:
     """A prompt template of a published system.
 
     Attributes:
-        columns: What it reads of a row; the reward functions still see every column.
+        columns: The columns that it reads.
         render: Those columns, in that order, to chat messages (ending with the assistant's turn where it is prefilled)
             or to text.
         what: Its form in a few words.
@@ -48,7 +48,7 @@ def apply_template(name: str, row: Mapping[str, Any]) -> Messages | str:
 def _make_messages(
     system: str | None, user: str, *, turns: tuple[str, ...] = (), prefill: str | None = None
 ) -> Messages:
-    """Chat messages; ``turns`` are a worked exchange before the question, user and assistant by turns."""
+    """Build chat messages; ``turns`` are worked examples before the question, alternately user and assistant."""
     found = [] if system is None else [{"role": "system", "content": system}]
     for place, turn in enumerate(turns):
         found.append({"role": ("user", "assistant")[place % 2], "content": turn})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.config.records.loss import ReferenceConfig
 from rlox_grpo.model.forward import Forward, make_forward
-from rlox_grpo.model.precision import cast_frozen_layers
+from rlox_grpo.model.precision import cast_frozen_layers, cast_weights
 from rlox_grpo.reference.protocol import Reference, ServerAddress, fingerprint_model, refuse_distributions
 from rlox_grpo.types import Batch, TokenDistributions
 
@@ -24,6 +24,7 @@ def make_reference(
     *,
     kl_coef: float,
     ref_model: nn.Module | None = None,
+    in_bfloat16: bool = False,
     **forward_options: Any,
 ) -> Reference | None:
     """Return the reference of a run, or None when nothing needs one.
@@ -35,6 +36,7 @@ def make_reference(
         policy_forward: its forward, for ``adapter_off``.
         kl_coef: weight of the penalty.
         ref_model: the user's own reference; it is frozen.
+        in_bfloat16: whether the policy will be stored in bfloat16; a frozen reference then is too.
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
 
     Raises:
@@ -72,7 +74,11 @@ def make_reference(
     in_use = _offload_to_host(frozen) if config.reference_offload else nullcontext
     forward = make_forward(frozen, **forward_options)  # tries the model in its own dtype
     if kind == "frozen" and (arithmetic := forward_options.get("autocast_dtype")) is not None:
-        cast_frozen_layers(frozen, arithmetic)  # not a periodic one: bfloat16 would drop what it takes over
+        # Not a periodic one: bfloat16 would drop what it takes over.
+        if in_bfloat16:
+            cast_weights(frozen, arithmetic, trained=False)
+        else:
+            cast_frozen_layers(frozen, arithmetic)
     compute, distributions = _make_log_probs(forward), _make_distributions(forward)
     if kind == "frozen":
         return Reference(compute, digest, distributions, in_use)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.model.forward import Forward, make_forward
-from rlox_grpo.reference.client import Question
+from rlox_grpo.reference.client import Question, read_token
 from rlox_grpo.reference.http_server import make_server
 from rlox_grpo.reference.protocol import fingerprint_model
 from rlox_grpo.types import Batch
@@ -25,9 +25,9 @@ from rlox_grpo.types import Batch
 logger = logging.getLogger(__name__)
 
 WAITING = 256
-"""Requests that may wait; one more is told to come back."""
+"""Most waiting requests; a further one gets HTTP 503."""
 _SETTINGS = 8
-"""Different temperatures and vocabularies served at a time."""
+"""Most combinations of temperature and vocabulary that are kept ready."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,17 +188,21 @@ def _slice_batch(batch: Batch, rows: slice) -> Batch:
     )
 
 
-def serve(model: str, token: str, *, host: str, port: int, token_budget: int, bfloat16: bool) -> None:
+def serve(model: str, *, host: str, port: int, token_file: str | None, token_budget: int, dtype: str) -> None:
     """Load ``model`` and answer until interrupted; prints the address once it listens.
 
+    The options are those of ``rlox-grpo serve-reference``; the defaults are there.
+
     Raises:
-        ValueError: a model that cannot be loaded.
-        OSError: an address that cannot be had.
+        ConfigError: There is no token, in neither the environment nor the file.
+        ValueError: The model cannot be loaded.
+        OSError: The server cannot listen on this address.
     """
     from transformers import AutoModelForCausalLM
 
+    token = read_token(token_file)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if bfloat16 else torch.float32)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
         raise ValueError(f"model={model!r} cannot be loaded: {error}") from error
     if torch.cuda.is_available():

@@ -17,6 +17,8 @@ from rlox_grpo.rewards.columns import (
 )
 from rlox_grpo.rewards.verdicts import Verdicts, check_choice, check_tag, name_errors, to_floats
 
+__all__ = ["Countdown", "ExactAnswer", "GSM8KAnswer", "MultipleChoice", "extract_answer"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Countdown:

@@ -1,8 +1,8 @@
 """Evaluate arithmetic expressions as Python's ``eval`` would, without an interpreter.
 
-Those rewards let a model write any mix of digits, ``+ - * / ( ) .`` and spaces, and hand it to ``eval``. Floats, ``//``
-and ``**`` slip through, and ``9**9**9**9`` never returns. Here the same grammar is parsed by hand and computed with
-Python's own numbers, so that values agree to the last bit, under a budget that no text can exceed.
+The published rewards pass any mix of digits, ``+ - * / ( ) .`` and spaces to ``eval``, which accepts floats, ``//`` and
+``**``; ``9**9**9**9`` never returns. This module parses the same grammar and computes with Python's numbers, so that
+values are equal to the last bit, within a budget of tokens, depth and digits.
 """
 
 from __future__ import annotations

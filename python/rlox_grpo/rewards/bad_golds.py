@@ -1,4 +1,4 @@
-"""Golds that the math rule cannot read: all of them in one pass, and what to do about them."""
+"""Find every gold that the math rule cannot read; stop, or skip those rows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlox_grpo.rewards.columns import format_gold
 OnBadGold = Literal["stop", "skip"]
 
 _SHOWN = 20
-"""Golds that a message shows with their reasons; of the others it gives the rows."""
+"""Most golds that a message shows with their reasons; it lists the rows of the others."""
 
 _LONGEST = 80
-"""Characters of a gold that a message shows."""
+"""Most characters of a gold in a message."""
 
 _told: set[str] = set()
-"""Golds that this process has warned about: each is named once, and not again for every batch."""
+"""Golds that this process has warned about, each once."""
 
 
 class UnreadableGold(NamedTuple):
@@ -27,13 +27,13 @@ class UnreadableGold(NamedTuple):
     row: int
     """Its index in the column."""
     gold: Any
-    """What stands there."""
+    """Its value."""
     reason: str
-    """What it should be."""
+    """Why it cannot be read."""
 
 
 def unreadable_golds(answers: Sequence[Any]) -> list[UnreadableGold]:
-    """Every gold of a data set that the math rule cannot read, in the order of the rows; empty if it can read all.
+    """Find the golds of a data set that the math rule cannot read, in row order.
 
     Args:
         answers: The column ``answer``: texts and numbers, as :class:`~rlox_grpo.rewards.MathAnswer` takes them.
@@ -56,10 +56,10 @@ def _find(answers: Sequence[Any], texts: Sequence[str | None]) -> list[Unreadabl
 def skip_unreadable(
     answers: Sequence[Any], rule: str, column: str, on_bad_gold: OnBadGold
 ) -> tuple[list[str], list[UnreadableGold]]:
-    """The golds as texts, and those that cannot be read, each of which has ``"0"`` in its place.
+    """Return the golds as texts, and the unreadable ones; each of these has ``"0"`` as its text.
 
     Raises:
-        ValueError: With ``"stop"``, for golds that cannot be read: it names each row.
+        ValueError: ``on_bad_gold`` is ``"stop"`` and there are unreadable golds; names each row.
     """
     texts = [format_gold(answer) for answer in answers]
     bad = _find(answers, texts)
@@ -77,7 +77,7 @@ def skip_unreadable(
 
 
 def _describe(bad: Sequence[UnreadableGold], rows: int, column: str) -> str:
-    """Each row whose gold cannot be read, and how many they are."""
+    """List the rows whose gold cannot be read, and their number."""
     shown = [f"{column}[{gold.row}] is {_shorten(gold.gold)}: {gold.reason}" for gold in bad[:_SHOWN]]
     if len(bad) > _SHOWN:
         shown.append(f"and rows {', '.join(str(gold.row) for gold in bad[_SHOWN:])}")

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from rlox_grpo.types import Int64Array
+from rlox_grpo.types import BoolArray, Int64Array
 
 Columns = Mapping[str, Any]
+
+SAMPLED = "sampled_mask"
+"""The column that marks the sampled tokens of ``completion_ids``; given where completions hold observations."""
 
 
 def read_texts(completions: Sequence[Any], rule: str) -> list[str]:
@@ -122,6 +125,23 @@ def read_ragged_whole_numbers(columns: Columns, name: str, rows: int, rule: str)
         flat.extend(_read_whole_number(value, name, row, rule) for value in values)
         offsets.append(len(flat))
     return np.array(flat, dtype=np.int64), np.array(offsets, dtype=np.int64)
+
+
+def read_sampled(columns: Columns, rows: int, rule: str) -> list[BoolArray] | None:
+    """Which of each completion's tokens the policy sampled: the column ``sampled_mask``; None where all tokens are.
+
+    Raises:
+        ValueError: For another number of rows, or flags of another number than the row's ``completion_ids``.
+    """
+    if columns.get(SAMPLED) is None:
+        return None
+    flags = [np.asarray(own, dtype=np.bool_) for own in read_column(columns, SAMPLED, rows, rule)]
+    for row, (own, ids) in enumerate(zip(flags, read_column(columns, "completion_ids", rows, rule), strict=True)):
+        if own.shape != (len(ids),):
+            raise ValueError(
+                f"{rule}: {SAMPLED}[{row}] has shape {own.shape}, but completion_ids[{row}] has {len(ids)}"
+            )
+    return flags
 
 
 def _read_whole_number(value: Any, name: str, row: int, rule: str) -> int:

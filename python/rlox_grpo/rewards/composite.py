@@ -12,6 +12,8 @@ import numpy as np
 from rlox_grpo.rewards.columns import Columns
 from rlox_grpo.rewards.verdicts import Rule, Verdicts, sum_weighted, to_floats
 
+__all__ = ["Composite"]
+
 
 @dataclass(frozen=True)
 class Composite:

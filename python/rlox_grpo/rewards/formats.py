@@ -10,6 +10,8 @@ import rlox_grpo._native as _native
 from rlox_grpo.rewards.columns import Columns, read_texts
 from rlox_grpo.rewards.verdicts import Verdicts, check_choice, check_tags, to_floats
 
+__all__ = ["TagCount", "TagFormat"]
+
 FormatMode = Literal[
     "strict", "nano_aha", "grpo_zero", "simple_grpo", "simple_grpo_v1", "rl_from_scratch", "open_r1", "trl_think"
 ]

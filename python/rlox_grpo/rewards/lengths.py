@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 import rlox_grpo._native as _native
-from rlox_grpo.rewards.columns import Columns, read_column, read_ragged_whole_numbers, read_texts
+from rlox_grpo.rewards.columns import Columns, read_column, read_ragged_whole_numbers, read_sampled, read_texts
 from rlox_grpo.rewards.verdicts import (
     Float64Array,
     Rule,
@@ -21,12 +21,15 @@ from rlox_grpo.rewards.verdicts import (
     to_floats,
 )
 
+__all__ = ["CosineLength", "Overlong", "ReasoningLength", "Repetition"]
+
 
 @dataclass(frozen=True)
 class Repetition:
     """``(1 - distinct / total) * max_penalty`` over n-grams; 0.0 for fewer than ``ngram_size`` items.
 
-    ``unit="words"``: lower-cased words, as open-r1; ``"tokens"``: the column ``completion_ids``, as TRL 1.16.
+    ``unit="words"``: lower-cased words, as open-r1; ``"tokens"``: the column ``completion_ids``, as TRL 1.16, without
+    observations: a completion of several turns counts as its sampled tokens, one turn after another.
     Source: arXiv 2502.03373, appendix C.2.
     """
 
@@ -49,6 +52,10 @@ class Repetition:
             answers = read_texts(completions, self.__name__)
             return Verdicts(*_native.score_word_repetition(answers, self.ngram_size, self.max_penalty))
         ids, offsets = read_ragged_whole_numbers(columns, "completion_ids", len(completions), self.__name__)
+        sampled = read_sampled(columns, len(completions), self.__name__)
+        if sampled:
+            flags = np.concatenate(sampled)
+            ids, offsets = ids[flags], np.append(0, np.cumsum(flags))[offsets]
         return make_decided_verdicts(_native.score_token_repetition(ids, offsets, self.ngram_size, self.max_penalty))
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
@@ -66,7 +73,7 @@ class Overlong:
         ((L - C) - |y|) / C    L - C < |y| <= L
         -1                     L < |y|
 
-    Columns: ``completion_ids``, each completion's tokens.
+    Columns: ``completion_ids``, each completion's tokens; ``sampled_mask`` where only some of them count.
     """
 
     max_length: int
@@ -98,7 +105,7 @@ class ReasoningLength:
     its last closing or the end; without either the status is ``no_answer`` and the score 0. ``tag=None`` takes the
     whole completion, and so does ``unit="tokens"`` (column ``completion_ids``), which needs it.
 
-    Nothing here looks at what the reasoning says, and padding is cheap: weigh it low, as R1's retellings do (0.01).
+    The rule does not read the reasoning, and padding earns it: use a low weight, such as 0.01.
     """
 
     max_length: int = 1000
@@ -190,10 +197,12 @@ class CosineLength:
 
 
 def _count_tokens(columns: Columns, rows: int, rule: str) -> Float64Array:
-    """Tokens of each completion, from the column ``completion_ids``."""
+    """Sampled tokens of each completion, from the columns ``completion_ids`` and ``sampled_mask``."""
     lengths = []
     for row, ids in enumerate(read_column(columns, "completion_ids", rows, rule)):
         if isinstance(ids, str) or not hasattr(ids, "__len__"):
             raise ValueError(f"{rule}: completion_ids[{row}] is {ids!r}, expected a list of token ids")
         lengths.append(len(ids))
+    if sampled := read_sampled(columns, rows, rule):
+        lengths = [int(np.count_nonzero(flags)) for flags in sampled]
     return np.array(lengths, dtype=np.float64)

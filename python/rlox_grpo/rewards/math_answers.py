@@ -14,6 +14,8 @@ from rlox_grpo.rewards.bad_golds import OnBadGold, skip_unreadable
 from rlox_grpo.rewards.columns import Columns, format_gold, make_encodable, read_column, read_texts
 from rlox_grpo.rewards.verdicts import Verdicts, check_choice, name_errors, to_floats
 
+__all__ = ["MajorityVote", "MathAnswer", "math_equal"]
+
 Percent = Literal["exact", "optional"]
 Units = Literal["missing_ok", "convert", "exact", "ignore"]
 Bases = Literal["exact", "optional"]

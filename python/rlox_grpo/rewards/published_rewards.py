@@ -17,6 +17,8 @@ from rlox_grpo.rewards.math_answers import MathAnswer
 from rlox_grpo.rewards.systems import ANSWERS, EQUATIONS, Judgement, extract_gold, parse_exact
 from rlox_grpo.rewards.verdicts import Rule, Verdicts, check_choice, to_floats
 
+__all__ = ["PUBLISHED", "PublishedAnswer", "PublishedCountdown", "published"]
+
 
 @dataclass(frozen=True)
 class PublishedCountdown:

@@ -11,40 +11,27 @@ from types import MappingProxyType
 from typing import Any
 
 from rlox_grpo.errors import ConfigError, suggest_nearest
-from rlox_grpo.rewards.answers import Countdown, ExactAnswer, GSM8KAnswer, MultipleChoice
+from rlox_grpo.rewards import answers, composite, formats, lengths, math_answers, published_rewards
 from rlox_grpo.rewards.calls import RewardFn
-from rlox_grpo.rewards.composite import Composite
-from rlox_grpo.rewards.formats import TagCount, TagFormat
-from rlox_grpo.rewards.lengths import CosineLength, Overlong, ReasoningLength, Repetition
-from rlox_grpo.rewards.math_answers import MajorityVote, MathAnswer
-from rlox_grpo.rewards.published_rewards import PublishedAnswer, PublishedCountdown, published
+
+_SHORTER = {"gsm8k_answer": "gsm8k", "math_answer": "math", "majority_vote": "majority", "exact_answer": "exact"}
+"""The name in metrics → the name here, where they differ; both are understood."""
+
+
+def _list_rules() -> Iterator[tuple[str, Callable[..., Any]]]:
+    for module in (answers, math_answers, formats, lengths, composite, published_rewards):
+        for name in module.__all__:
+            rule = getattr(module, name)
+            if hasattr(rule, "verdicts"):
+                shown = vars(rule)["__name__"]
+                yield _SHORTER.get(shown, shown), rule
+
 
 RULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        "countdown": Countdown,
-        "gsm8k": GSM8KAnswer,
-        "math": MathAnswer,
-        "majority": MajorityVote,
-        "exact": ExactAnswer,
-        "multiple_choice": MultipleChoice,
-        "tag_format": TagFormat,
-        "tag_count": TagCount,
-        "repetition": Repetition,
-        "overlong": Overlong,
-        "reasoning_length": ReasoningLength,
-        "cosine_length": CosineLength,
-        "composite": Composite,
-        "published": published,
-        "published_answer": PublishedAnswer,
-        "published_countdown": PublishedCountdown,
-    }
+    {**dict(_list_rules()), "published": published_rewards.published}
 )
-"""Rules by name. ``published`` takes a ``system`` and gives all its parts; every other entry gives one rule."""
-
-_CLASS_NAMES: Mapping[str, str] = MappingProxyType(
-    {rule().__name__: name for name, rule in RULES.items() if name in ("math", "majority", "gsm8k", "exact")}
-)
-"""The rules whose own name, as metrics show it, is not their name here: ``math_answer`` is ``math``."""
+"""Rules by name, from the modules of rules. ``published`` takes a ``system`` and gives all its parts; every other entry
+gives one rule."""
 
 _ONE_RULE = ("rule", "accuracy")
 _SEVERAL_RULES = ("rules",)
@@ -82,7 +69,7 @@ def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
                 "module; options of the run stand above the first [[rewards]]"
             )
         return [_import_callable(place, name, folders)]
-    name = _CLASS_NAMES.get(name, name)
+    name = _SHORTER.get(name, name)
     if name not in RULES:
         raise ConfigError(f"{place}.name is {name!r}{suggest_nearest(name, list(RULES))}")
     for key in arguments:

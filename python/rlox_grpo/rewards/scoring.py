@@ -27,6 +27,7 @@ from rlox_grpo.rewards.calls import (
     split_measures,
     to_list,
 )
+from rlox_grpo.rewards.columns import SAMPLED
 from rlox_grpo.rewards.verdicts import (
     ERROR,
     OK,
@@ -43,7 +44,7 @@ from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup
 
 logger = logging.getLogger(__name__)
 
-_OWN = ("prompts", "completions", "completion_ids")
+_OWN = ("prompts", "completions", "completion_ids", SAMPLED)
 
 
 def score(
@@ -56,10 +57,11 @@ def score(
     """Score every completion with every function, each called once on the whole batch, prompt-major.
 
     A function receives ``prompts`` ``completions`` (texts, or lists of one assistant message where
-    the prompt is chat messages), ``completion_ids`` (lists of ints) and each column, repeated per completion. Where the
+    the prompt is chat messages), ``completion_ids`` (lists of ints) and each column, repeated per completion. Where a
+    completion holds observations there is also ``sampled_mask`` (lists of bools, True on sampled tokens). Where the
     completions have no text, ``completions`` are 1-D int64 tensors and ``prompts`` their stacked ``[N, prompt_len]``
     tokens (a list, if lengths differ), as rlox passes them. A function :class:`~rlox_grpo.rewards.InWorkers` is called
-    there instead, as it says.
+    in its worker processes.
 
     A function may return ``(scores, measures)``: measures map a name to one number, or to one for each completion. They
     are logged and no part of the reward.
@@ -68,8 +70,9 @@ def score(
         groups: Rollouts, all with text or all without.
         reward_fns: One function or several. None or NaN from one means that it does not apply to that sample.
         weights: One for each function; by default its ``weight`` attribute, else 1.
-        on_error: What becomes of a function that raises, or returns what no reward is: it stops the run, or every
-            sample of its call scores None. A function in workers has its own ``on_error``; a rule always stops.
+        on_error: For a function that raises or returns something that is not a score: ``stop`` raises, ``none`` gives
+            every sample of its call the score None. A function in workers has its own ``on_error``; a rule always
+            raises.
 
     Returns:
         Each group with its total (weighted sum over the functions that apply, NaN where none does), each function's own
@@ -112,14 +115,14 @@ def score(
             parts[done.name].seconds = done.seconds
     except BaseException:
         for left in waiting:
-            left.close()  # A coroutine that nobody will await.
+            left.close()  # a coroutine that is not awaited would warn
         raise
     ordered = {name: parts[name] for name in names}
     return _split(groups, sum_weighted([part.scores for part in ordered.values()], factors), ordered)
 
 
 def status_counts(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, int]]:
-    """How often each rule gave each status, and each other function each outcome; counts, so that ranks can add up."""
+    """Count the statuses of each rule and the outcomes of each other function."""
     counts: dict[str, dict[str, int]] = {}
     for group in groups:
         for given, known in ((group.statuses, STATUSES), (group.outcomes, OUTCOMES)):
@@ -172,7 +175,7 @@ def _score_by_workers(
 
 
 def _add_hint_about_chat(error: RewardError) -> RewardError:
-    """The error of a function that was given chat messages, which many a function for text cannot read."""
+    """Add a hint to the error of a function that got chat messages and may expect text."""
     hint = "the prompts are chat messages, so each completion is a list of one message: its text is [0]['content']"
     told = RewardError(f"{error}; {hint}", error.row)
     told.__cause__ = error.__cause__
@@ -210,14 +213,14 @@ def _warn_of_nan(name: str, result: Any) -> None:
 
 
 def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> None:
-    """Refuse, before anything is sampled, prompts and functions that :func:`score` would refuse later or never score.
+    """Check prompts and reward functions before anything is sampled.
 
-    Every rule reads its columns of all the prompts, so that a gold that is missing or cannot be read is an error now
-    and not a zero for ever. Functions in workers are sent there.
+    Every rule reads its columns of all prompts, so that a gold that is missing or unreadable is an error and not a
+    constant zero. Functions in workers are sent to their workers.
 
     Raises:
         ValueError: A column that not every prompt has, or that a rule cannot use; it names the prompt.
-        RewardError: A function that requires what no column gives, or that cannot run in a worker.
+        RewardError: A function requires an argument that no column gives, or cannot run in a worker.
     """
     columns = _collect_columns([(prompt, 1) for prompt in prompts])
     own: dict[str, list[Any]] = {"prompts": [""] * len(prompts), "completions": [""] * len(prompts)}
@@ -284,11 +287,15 @@ def _collect_arguments(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
         raise ValueError(f"completion {has_text.index(False)} has no text while others have; expected all or none")
     given: dict[str, Any] = _collect_texts(groups) if all(has_text) else _collect_tensors(groups)
     given["completion_ids"] = [completion.token_ids.tolist() for completion in completions]
-    return given | _collect_columns([(group.prompt, len(group.completions)) for group in groups])
+    columns = _collect_columns([(group.prompt, len(group.completions)) for group in groups])
+    if any(completion.sampled is not None for completion in completions):
+        flags = [np.ones(len(c.token_ids), np.bool_) if c.sampled is None else c.sampled for c in completions]
+        columns[SAMPLED] = [own.tolist() for own in flags]
+    return given | columns
 
 
 def _collect_columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[Any]]:
-    """Every column of the prompts, each value as often as its prompt is to be repeated."""
+    """Collect every column, each value repeated once per completion of its prompt."""
     columns: dict[str, list[Any]] = {}
     for name in {name: None for prompt, _ in prompts for name in prompt.columns}:
         if name in _OWN:

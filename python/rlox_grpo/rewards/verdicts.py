@@ -1,9 +1,8 @@
 """The protocol of rules: a frozen, picklable value with a ``__name__`` and a ``weight``.
 
-Calling a rule is TRL's call: ``prompts`` and columns that it does not read are ignored, ``completions`` are texts or
-message lists, and the result is a list of floats, with None where the rule does not apply. ``verdicts`` is the same
-with a status for each sample; it is how statuses reach the metrics without any state in the rule. Rules that read text
-run in Rust, in parallel and without the GIL.
+A rule is called as TRL calls reward functions: ``completions`` are texts or message lists, columns that the rule does
+not read are ignored, and the result is a list of floats, None where the rule does not apply. ``verdicts`` also returns
+a status for each sample, for the metrics. Rules that read text run in Rust, in parallel and without the GIL.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Rule(Protocol):
         ...
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
-        """TRL's call."""
+        """Score a batch, called as TRL calls reward functions."""
         ...
 
 

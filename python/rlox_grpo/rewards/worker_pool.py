@@ -32,7 +32,7 @@ from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Float64Array, UInt8Array
 from rlox_grpo.rewards.worker import LONGEST_MESSAGE, Job, write_frame
 
 START_SECONDS = 120.0
-"""What a worker may take to start and to import what the function needs; no sample's deadline runs meanwhile."""
+"""Timeout of a worker's start and of its imports, in seconds; sample deadlines do not run during it."""
 
 _TICK = 0.02
 _LINE = 8 * LONGEST_MESSAGE
@@ -55,7 +55,7 @@ class Outcomes:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A job, the batch's row that it begins at, and the seconds after which its worker is killed."""
+    """A job, its first row in the batch, and the deadline in seconds after which its worker is killed."""
 
     first: int
     job: Job
@@ -63,7 +63,7 @@ class Task:
 
 
 class Pool:
-    """Worker processes of one function, started when they are needed and kept."""
+    """Worker processes of one function: started on demand, reused, ended by ``close``."""
 
     def __init__(self, function: Any, size: int) -> None:
         self.size = size
@@ -71,7 +71,7 @@ class Pool:
         self._workers: list[Worker] = []
         self._lock = threading.Lock()
         self._payload: bytes | None = None
-        # Also when nobody calls close().
+        # Without a call of close() too.
         weakref.finalize(self, _end_all, self._workers, os.getpid())
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class Pool:
             self._workers[0].refuse_broken()
 
     def run(self, tasks: Sequence[Task], rows: int, *, stop_at_error: bool) -> Outcomes:
-        """Do every task, each under its own deadline."""
+        """Run every task under its own deadline."""
         with self._lock:
             self._grow(min(self.size, len(tasks)))
             found = Outcomes(np.full(rows, np.nan), np.zeros(rows, np.uint8), {})
@@ -131,7 +131,7 @@ class Pool:
             )
 
     def _watch(self, threads: Sequence[threading.Thread], stop: threading.Event) -> None:
-        """Run the threads to their end, and kill what is late meanwhile; on Ctrl-C, kill all of it."""
+        """Join the threads and kill workers past their deadline; on Ctrl-C, kill every worker."""
         for thread in threads:
             thread.start()
         try:
@@ -167,7 +167,7 @@ def _find_import_path(function: Any) -> list[str]:
 
 
 class Worker:
-    """One process. ``do`` and ``start`` run in a thread of its own, ``expire`` and ``end`` in any."""
+    """One process. ``do`` and ``start`` run in one thread, ``expire`` and ``end`` in any."""
 
     def __init__(self, name: str, payload: bytes, import_path: Sequence[str]) -> None:
         self.broken: str | None = None
@@ -178,7 +178,7 @@ class Worker:
         self._expired = False
 
     def start(self) -> None:
-        """Start the process, unless it runs already, and wait until it has loaded the function."""
+        """Start the process unless it is running, and wait until it has loaded the function."""
         if self._process is not None and self._process.poll() is None and not self._expired:
             return
         self.end()
@@ -190,7 +190,7 @@ class Worker:
             [sys.executable, "-c", code, json.dumps(self._import_path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Ctrl-C is the trainer's to answer, and a kill takes the processes that the function started too.
+            # Ctrl-C goes to the trainer alone, and a kill of the group reaches processes that the function started.
             start_new_session=True,
         )
         self._set_deadline(START_SECONDS)
@@ -205,7 +205,7 @@ class Worker:
             self.end()
 
     def do(self, task: Task, found: Outcomes) -> None:
-        """Do one task; whatever happens, each of its rows has an outcome, or the worker is ``broken``."""
+        """Run one task. Each of its rows gets an outcome, or the worker is ``broken``."""
         self.start()
         if self.broken is not None:
             return
@@ -215,7 +215,7 @@ class Worker:
             self.broken = f"its arguments cannot be pickled: {type(error).__name__}: {error}"
             return
         left = set(range(task.job.rows))
-        self._set_deadline(START_SECONDS)  # to take in the arguments, which may import what they are made of
+        self._set_deadline(START_SECONDS)  # unpickling the arguments may import modules
         self._send(frame)
         reply = self._receive()
         if "failed" in reply:
@@ -243,24 +243,24 @@ class Worker:
                 self.kill()
 
     def refuse_broken(self) -> None:
-        """Raise RewardError if the process could not be made to run the function."""
+        """Raise RewardError if the process cannot run the function."""
         if self.broken is not None:
             raise RewardError(f"reward function {self._name} cannot run in a worker process: {self.broken}")
 
     def end(self) -> None:
-        """Kill the process and forget it."""
+        """Kill the process and close its pipes."""
         process, self._process = self._process, None
         if process is None:
             return
         _kill_group(process)
         for stream in (process.stdin, process.stdout):
             if stream is not None:
-                with contextlib.suppress(OSError):  # What was still to be written has no reader.
+                with contextlib.suppress(OSError):  # unwritten bytes have no reader
                     stream.close()
         process.wait()
 
     def kill(self) -> None:
-        """End the process; whoever waits for its answer gets none."""
+        """Kill the process; a thread that waits for its answer gets an empty one."""
         process = self._process
         if process is not None:
             _kill_group(process)
@@ -276,10 +276,10 @@ class Worker:
         try:
             write_frame(process.stdin, payload)  # type: ignore[arg-type]
         except (OSError, ValueError):
-            return  # It is dead or being ended; the answer that does not come says so.
+            return  # The process is dead or being killed: no answer follows.
 
     def _receive(self) -> dict[str, Any]:
-        """The next answer; empty when the process has ended or sent what is none."""
+        """Read the next answer; empty if the process ended or sent something else."""
         process = self._process
         if process is None or process.stdout is None:
             return {}
@@ -316,15 +316,15 @@ def _note(found: Outcomes, row: int, reply: Mapping[str, Any]) -> None:
 
 
 def _end_all(workers: Sequence[Worker], owner: int) -> None:
-    if os.getpid() == owner:  # A forked child has the list and none of the processes.
+    if os.getpid() == owner:  # not in a forked child: the processes are its parent's
         for worker in workers:
             worker.end()
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is not None:
-        return  # Reaped: its number may be another's by now.
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # It has ended by itself.
+        return  # reaped: another process may have its number
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended by itself
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
         else:

@@ -19,7 +19,7 @@ from rlox_grpo.rewards.worker import Job
 from rlox_grpo.rewards.worker_pool import Outcomes, Pool, Task
 
 _ASYNC_GRACE = 1.0
-"""Past its own deadlines, what an event loop gets before it counts as blocked."""
+"""Seconds past its deadlines after which an event loop counts as blocked."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlox_grpo.groups import has_zero_std
+from rlox_grpo.groups import has_zero_variance
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
 
@@ -18,21 +18,34 @@ def generate(
     sampling: Sampling,
     seed: int,
     share: slice = slice(None),
+    asked: slice | None = None,
 ) -> list[RolloutGroup]:
     """Sample ``group_sizes[i]`` completions for ``prompts[i]``, all in one call of the engine.
 
     Engines take one group size a call: the largest that divides all of these. Larger groups are asked for in parts.
     A rank that samples a ``share`` of the prompts gets what one process would have sampled for them.
+
+    Args:
+        engine: samples; see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
+        prompts: all prompts of the step, the same on every rank.
+        group_sizes: completions for each of ``prompts``.
+        sampling: the sampling parameters.
+        seed: of the step.
+        share: the prompts whose groups this rank gets.
+        asked: the prompts that the engine samples, a slice that holds ``share``. Ranks that share one engine by tensor
+            parallelism ask for the same prompts, and each keeps its share. None: ``share``.
     """
     unit = math.gcd(*group_sizes)
     parts = [size // unit for size in group_sizes]
-    mine = list(zip(prompts, parts, strict=True))[share]
-    if not mine:
+    start, stop, _ = share.indices(len(prompts))
+    first, last, _ = (asked or share).indices(len(prompts))
+    sampled = list(zip(prompts, parts, strict=True))[first:last]
+    if not sampled:
         return []
-    repeated = [prompt for prompt, count in mine for _ in range(count)]
-    first = sum(parts[: share.start or 0])
-    found = iter(engine.generate(repeated, unit, sampling, seed, first_prompt=first))
-    return [_join_groups([next(found) for _ in range(count)]) for _, count in mine]
+    repeated = [prompt for prompt, count in sampled for _ in range(count)]
+    found = iter(engine.generate(repeated, unit, sampling, seed, first_prompt=sum(parts[:first])))
+    groups = [_join_groups([next(found) for _ in range(count)]) for _, count in sampled]
+    return groups[start - first : stop - first]
 
 
 def _join_groups(groups: Sequence[RolloutGroup]) -> RolloutGroup:
@@ -70,6 +83,7 @@ def refill_groups(
     more: Callable[[int], list[ScoredGroup]],
     *,
     most_refills: int,
+    by_turn: bool = False,
 ) -> Rollout:
     """Dynamic sampling: replace zero-variance groups by groups of new prompts.
 
@@ -82,11 +96,14 @@ def refill_groups(
         groups: the step's own.
         more: samples and scores that many groups of prompts not yet drawn.
         most_refills: times that it is called; a step may end with fewer groups than it began with.
+        by_turn: whether a group is judged by the returns of each turn instead; see
+            :func:`rlox_grpo.groups.has_zero_variance`.
     """
-    sampled, chosen, refills = list(groups), [group for group in groups if not has_zero_std(group.rewards)], 0
+    sampled, refills = list(groups), 0
+    chosen = [group for group in groups if not has_zero_variance(group, by_turn=by_turn)]
     while len(chosen) < len(groups) and refills < most_refills:
         refills += 1
         found = more(len(groups) - len(chosen))
         sampled += found
-        chosen += [group for group in found if not has_zero_std(group.rewards)]
+        chosen += [group for group in found if not has_zero_variance(group, by_turn=by_turn)]
     return Rollout(sampled, chosen, refills)

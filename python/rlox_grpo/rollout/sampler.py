@@ -68,10 +68,10 @@ class Sampler:
         if config.max_group_size is not None:
             sizes = [self.pass_rates.group_size(p.index, config.group_size, config.max_group_size) for p in prompts]
         seed = derive_seed(self._seed, f"refill {refill}" if refill else "rollout", step)
-        share = self._ranks.share(len(prompts))
+        share, asked = self._ranks.share(len(prompts)), self._ranks.engine_share(len(prompts))
 
         def sampled(engine: GenerationEngine) -> list[RolloutGroup]:
-            return generate(engine, prompts, sizes, self.sampling, seed, share)
+            return generate(engine, prompts, sizes, self.sampling, seed, share, asked)
 
         if isinstance(engine, BackgroundEngine):
             return Pending(prompts, engine.submit(sampled))

@@ -25,29 +25,13 @@ def encode_group(group: RolloutGroup) -> dict[str, Any]:
     """A group without its prompt; :func:`decode_group` is the inverse."""
     return {
         "policy_version": group.policy_version,
-        "completions": [
-            {
-                "token_ids": _encode_array(completion.token_ids, np.int64),
-                "log_probs": _encode_array(completion.log_probs, np.float32),
-                "finish_reason": completion.finish_reason,
-                "text": completion.text,
-            }
-            for completion in group.completions
-        ],
+        "completions": [_encode_completion(completion) for completion in group.completions],
     }
 
 
 def decode_group(record: Mapping[str, Any], prompt: Prompt) -> RolloutGroup:
     """The group of :func:`encode_group`, with its prompt."""
-    completions = tuple(
-        Completion(
-            _decode_array(entry["token_ids"], np.int64),
-            _decode_array(entry["log_probs"], np.float32),
-            entry["finish_reason"],
-            entry["text"],
-        )
-        for entry in record["completions"]
-    )
+    completions = tuple(_decode_completion(entry) for entry in record["completions"])
     return RolloutGroup(prompt, completions, record["policy_version"])
 
 
@@ -58,7 +42,10 @@ def encode_scored_group(scored: ScoredGroup) -> dict[str, Any]:
         for field, dtype in _TABLES.items()
     }
     rewards = _encode_array(scored.rewards, np.float32)
-    return {**encode_group(scored.group), "rewards": rewards, "seconds": dict(scored.seconds), **tables}
+    record = {**encode_group(scored.group), "rewards": rewards, "seconds": dict(scored.seconds), **tables}
+    if scored.turn_rewards is not None:
+        record["turn_rewards"] = [_encode_array(paid, np.float32) for paid in scored.turn_rewards]
+    return record
 
 
 def decode_scored_group(record: Mapping[str, Any], prompt: Prompt) -> ScoredGroup:
@@ -68,7 +55,10 @@ def decode_scored_group(record: Mapping[str, Any], prompt: Prompt) -> ScoredGrou
         for field, dtype in _TABLES.items()
     }
     rewards = _decode_array(record["rewards"], np.float32)
-    return ScoredGroup(decode_group(record, prompt), rewards, seconds=record["seconds"], **tables)
+    paid = record.get("turn_rewards")
+    turn_rewards = None if paid is None else tuple(_decode_array(text, np.float32) for text in paid)
+    group = decode_group(record, prompt)
+    return ScoredGroup(group, rewards, seconds=record["seconds"], turn_rewards=turn_rewards, **tables)
 
 
 def gather_scored_groups(mine: Sequence[ScoredGroup], prompts: Sequence[Prompt], ranks: Ranks) -> list[ScoredGroup]:
@@ -83,6 +73,33 @@ def gather_scored_groups(mine: Sequence[ScoredGroup], prompts: Sequence[Prompt],
         return list(mine)
     records = [record for part in ranks.gather([*map(encode_scored_group, mine)]) for record in part]
     return [decode_scored_group(record, prompt) for record, prompt in zip(records, prompts, strict=True)]
+
+
+def _encode_completion(completion: Completion) -> dict[str, Any]:
+    """The fields of several turns are there only where they say something: most completions have one turn."""
+    record: dict[str, Any] = {
+        "token_ids": _encode_array(completion.token_ids, np.int64),
+        "log_probs": _encode_array(completion.log_probs, np.float32),
+        "finish_reason": completion.finish_reason,
+        "text": completion.text,
+    }
+    if completion.sampled is not None:
+        record["sampled"] = _encode_array(completion.sampled, np.bool_)
+    if completion.turns:
+        record["turns"] = [int(start) for start in completion.turns]
+    return record
+
+
+def _decode_completion(record: Mapping[str, Any]) -> Completion:
+    sampled = record.get("sampled")
+    return Completion(
+        _decode_array(record["token_ids"], np.int64),
+        _decode_array(record["log_probs"], np.float32),
+        record["finish_reason"],
+        record["text"],
+        None if sampled is None else _decode_array(sampled, np.bool_),
+        tuple(record.get("turns", ())),
+    )
 
 
 def _encode_array(values: NDArray[Any], dtype: Any) -> str:

@@ -193,6 +193,10 @@ def export_model(
     if hasattr(model, "save_pretrained"):
         save_pretrained: Any = model.save_pretrained
         save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
+        if weights and isinstance(model, PreTrainedModel):
+            # Rounded parameters would name their own dtype in config.json, and from_pretrained would round the weights.
+            model.config.dtype = next(iter(weights.values())).dtype
+            model.config.save_pretrained(path)
         _save_generation_config(model, tokenizer, path)
         if tokenizer is not None:
             tokenizer.save_pretrained(path)
@@ -217,8 +221,8 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def load_weights(checkpoint: Path, model: nn.Module) -> None:
-    """Put the checkpoint's weights into ``model``.
+def load_weights(checkpoint: Path, model: nn.Module, masters: Mapping[str, Tensor] | None = None) -> None:
+    """Put the checkpoint's weights into ``model``, and into the ``masters`` of those that ``model`` holds rounded.
 
     Raises:
         CheckpointError: names or shapes that are not the model's; nothing is loaded then.
@@ -236,6 +240,8 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(place_like(saved[name], tensor))
+            if masters and name in masters:
+                masters[name].copy_(saved[name])
 
 
 def load_optimizer(checkpoint: Path) -> dict[str, Tensor]:

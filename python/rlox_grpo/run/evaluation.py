@@ -13,6 +13,7 @@ from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.generate import generate
 from rlox_grpo.rollout.serialize import gather_scored_groups
+from rlox_grpo.turns import count_sampled
 from rlox_grpo.types import Prompt, Sampling, ScoredGroup
 
 
@@ -34,11 +35,12 @@ def evaluate(
         The metrics and the scored groups. A sample is right when its first reward is at least 1. ``accuracy`` is the
         share of right samples. ``pass@k``, for k = 1, 2, 4, … and ``samples``, is the probability that at least one of
         k samples is right (unbiased estimate, arXiv:2107.03374, eq. 1). ``rewards/<name>`` is the mean of each
-        component; ``mean_reward`` and ``mean_length`` are the means of the total reward and of the length in tokens.
+        component; ``mean_reward`` and ``mean_length`` are the means of the total reward and of the number of
+        sampled tokens.
     """
     ranks = ranks or Ranks()
-    share = ranks.share(len(prompts))
-    mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share)
+    share, asked = ranks.share(len(prompts)), ranks.engine_share(len(prompts))
+    mine = generate(engine, prompts, [samples] * len(prompts), sampling, seed, share, asked)
     groups = gather_scored_groups(score(mine, reward_fns, weights, on_error=on_error), prompts, ranks)
     first = next(iter(groups[0].components))
     right = np.stack([group.components[first] >= RIGHT for group in groups])  # [B, samples]; NaN is not right
@@ -46,7 +48,7 @@ def evaluate(
     for k in sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples}):
         metrics[f"pass@{k}"] = float(np.mean([pass_at_k(samples, int(count), k) for count in right.sum(axis=1)]))
     metrics["mean_reward"] = _mean(np.concatenate([group.rewards for group in groups]))
-    lengths = [len(completion.token_ids) for group in groups for completion in group.group.completions]
+    lengths = [count_sampled(completion) for group in groups for completion in group.group.completions]
     metrics["mean_length"] = float(np.mean(lengths))
     for name in groups[0].components:
         metrics[f"rewards/{name}"] = _mean(np.concatenate([group.components[name] for group in groups]))

@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import numpy as np
+
+from rlox_grpo.turns import count_sampled
 from rlox_grpo.types import Float32Array, ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -22,19 +25,20 @@ _REMEDY = "remove the line, or resume the run, which moves it to a file of the n
 _PART = re.compile(r"\..+\.part")
 
 
-def read_jsonl(path: Path, *, limit: int | None = None) -> list[dict[str, Any]]:
+def read_jsonl(path: Path, *, limit: int | None = None, max_bytes: int | None = None) -> list[dict[str, Any]]:
     """Read a file of JSON objects, one a line; a torn last line, as ``kill -9`` leaves it, is passed over.
 
     Args:
         path: The file to read.
         limit: Stop after this many objects.
+        max_bytes: Refuse a larger file.
 
     Raises:
         ValueError: A whole line is not a JSON object; the message names file and line.
-        OSError: It is not there, or not a regular file.
+        OSError: As :func:`open_regular`.
     """
     rows: list[dict[str, Any]] = []
-    with open_regular(path) as lines:
+    with open_regular(path, max_bytes=max_bytes) as lines:
         for number, line in enumerate(lines, start=1):
             if limit is not None and len(rows) >= limit:
                 break
@@ -44,25 +48,26 @@ def read_jsonl(path: Path, *, limit: int | None = None) -> list[dict[str, Any]]:
     return rows
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path, *, max_bytes: int | None = None) -> IO[bytes]:
     """Open a file of a run's folder for reading; a symbolic link, a pipe or a device is refused.
 
     Raises:
-        OSError: It is not there, cannot be read, or is not a regular file.
+        OSError: The file does not exist, cannot be read, is not a regular file, or is larger than ``max_bytes``.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "is a symbolic link, which a run's folder does not hold", str(path)) from None
+            raise OSError(f"{path}: a symbolic link, expected a regular file") from None
         raise
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return open(descriptor, "rb")
-    os.close(descriptor)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(f"{path} is a folder, expected a file")
-    raise OSError(f"{path} is not a regular file")
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path}: not a regular file")
+    if max_bytes is not None and status.st_size > max_bytes:
+        os.close(descriptor)
+        raise OSError(f"{path}: {status.st_size:,} bytes, expected at most {max_bytes:,}")
+    return open(descriptor, "rb")
 
 
 def cut_after(path: Path, step: int) -> None:
@@ -157,7 +162,7 @@ def append_line(path: Path, line: bytes) -> None:
     with open(descriptor, "r+b", buffering=0) as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is not a regular file")
+            raise OSError(f"{path}: not a regular file")
         _cut_torn_end(file, status.st_size)
         append_or_cut(file, line)
 
@@ -251,16 +256,17 @@ def write_completions(
 ) -> Path:
     """Write one step's completions to ``run_dir/completions/<kind>_<step>.jsonl``, a JSON object for each.
 
-    Keys: ``step``, ``prompt``, ``completion``, ``finish_reason``, ``length`` (tokens), ``rewards`` (each component
-    by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that did not apply is
-    null, and so is every advantage when none are given. Where there is no tokenizer, ``prompt`` and ``completion``
+    Keys: ``step``, ``prompt``, ``completion``, ``finish_reason``, ``length`` (sampled tokens), ``rewards`` (each
+    component by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that did not apply
+    is null, and so is every advantage when none are given. Where there is no tokenizer, ``prompt`` and ``completion``
     are lists of token ids. The text is ASCII with escapes: a lone surrogate comes back as it was.
 
     Args:
         run_dir: The run's folder; ``completions`` in it is made when it is missing.
         step: The training step that sampled them.
         groups: Scored groups in the order of the step.
-        advantages: ``float32 [N]``, prompt-major over all of ``groups``, or None for held-out prompts.
+        advantages: ``float32 [N]``, prompt-major over all of ``groups``, or None for held-out prompts. ``[N, K]``: one
+            for each turn, NaN after the last; ``advantage`` is then a list.
         limit: Most rows that are written: the first ones, so that groups stay together.
         kind: ``step`` for training rollouts, ``eval_step`` for held-out prompts.
 
@@ -283,10 +289,10 @@ def write_completions(
                     "prompt": prompt.text if prompt.text is not None else prompt.token_ids.tolist(),
                     "completion": completion.text if completion.text is not None else completion.token_ids.tolist(),
                     "finish_reason": completion.finish_reason,
-                    "length": len(completion.token_ids),
+                    "length": count_sampled(completion),
                     "rewards": {name: finite(values[place]) for name, values in scored.components.items()},
                     "reward": finite(scored.rewards[place]),
-                    "advantage": None if advantages is None else finite(advantages[len(rows)]),
+                    "advantage": None if advantages is None else _list_advantages(advantages[len(rows)]),
                     "policy_version": scored.group.policy_version,
                 }
             )
@@ -295,6 +301,11 @@ def write_completions(
     path = folder / f"{kind}_{step:06d}.jsonl"
     replace_file(path, b"".join(json_line(row) for row in rows[:limit]))
     return path
+
+
+def _list_advantages(own: Any) -> float | list[float | None] | None:
+    """A completion's advantage, or those of its turns."""
+    return finite(own) if np.ndim(own) == 0 else [finite(value) for value in own[~np.isnan(own)]]
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:
@@ -306,10 +317,12 @@ def json_line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, allow_nan=False).encode("ascii") + b"\n"
 
 
-def finite(value: float) -> float | None:
-    """``value`` as a Python float, or None, JSON's null, where it is NaN or infinite."""
-    value = float(value)
-    return value if math.isfinite(value) else None
+def finite(value: float | None) -> float | None:
+    """``value`` as a Python float; None, JSON's null, for None, NaN, an infinity or an integer beyond 1.8e308."""
+    try:
+        return None if value is None or not math.isfinite(value) else float(value)
+    except OverflowError:
+        return None
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Any] | None:

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.groups import has_zero_std
+from rlox_grpo.groups import has_zero_variance
 from rlox_grpo.rewards import OUTCOMES, STATUSES
+from rlox_grpo.turns import count_sampled, select_sampled
 from rlox_grpo.types import Float32Array, Int64Array, ScoredGroup, UpdateStats
 
 REPETITION_SAMPLES = 64
@@ -23,31 +24,35 @@ def step_metrics(
     advantages: Float32Array,
     updates: UpdateStats | Sequence[UpdateStats],
     timings: Mapping[str, float],
+    *,
+    by_turn: bool = False,
 ) -> dict[str, float]:
     """Compute the metrics of one training step. A metric without a value in this step is left out, never NaN.
 
     Args:
         groups: The step's scored groups, before filtering.
         advantages: ``float32 [N]``, one for each completion trained on; N may be less than the number of completions.
+            Or ``[N, K]``, one for each turn and NaN after the last.
         updates: The optimizer steps, in order; empty when all groups have constant rewards.
+        by_turn: Whether turns have advantages of their own.
         timings: Seconds by stage, ``{"rollout": 1.2, "update": 3.4, "step": 5.0}``. ``step``, if given, is the
             wall-clock time of the whole step; the part of it that is in no stage becomes ``time/other_s``.
 
     Returns:
         Means and standard deviations are over completions. ``std`` is the sample standard deviation (ddof 1), of at
         least two values. ``time/step_s`` is always the sum of the other ``time/*_s``. ``perf/tokens_per_s`` is the
-        number of completion tokens per second of the whole step, ``perf/rollout_tokens_per_s`` per second of the
+        number of sampled tokens per second of the whole step, ``perf/rollout_tokens_per_s`` per second of the
         rollout.
     """
     times = _time_metrics(timings)
     metrics = {
-        **_reward_metrics(groups),
+        **_reward_metrics(groups, by_turn),
         **_completion_metrics(groups),
         **_spread("advantages", advantages, ("mean", "std", "min", "max")),
         **_update_metrics((updates,) if isinstance(updates, UpdateStats) else updates),
         **times,
     }
-    num_tokens = sum(len(completion.token_ids) for scored in groups for completion in scored.group.completions)
+    num_tokens = sum(count_sampled(completion) for scored in groups for completion in scored.group.completions)
     if times["time/step_s"] > 0:
         metrics["perf/tokens_per_s"] = num_tokens / times["time/step_s"]
     if times.get("time/rollout_s", 0.0) > 0:
@@ -55,7 +60,7 @@ def step_metrics(
     return metrics
 
 
-def _reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+def _reward_metrics(groups: Sequence[ScoredGroup], by_turn: bool) -> dict[str, float]:
     if not groups:
         return {}
     metrics = _spread("reward", np.concatenate([scored.rewards for scored in groups]), ("mean", "std"))
@@ -72,7 +77,8 @@ def _reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     for name in names:
         if all(name in scored.seconds for scored in groups):
             metrics[f"rewards/{name}/time_s"] = float(sum(scored.seconds[name] for scored in groups))
-    metrics["rollout/frac_reward_zero_std"] = float(np.mean([has_zero_std(scored.rewards) for scored in groups]))
+    constant = [has_zero_variance(scored, by_turn=by_turn) for scored in groups]
+    metrics["rollout/frac_reward_zero_std"] = float(np.mean(constant))
     return metrics
 
 
@@ -90,7 +96,7 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     completions = [completion for scored in groups for completion in scored.group.completions]
     if not completions:
         return {}
-    lengths = np.array([len(completion.token_ids) for completion in completions], np.float64)
+    lengths = np.array([count_sampled(completion) for completion in completions], np.float64)
     truncated = np.array([completion.finish_reason == "length" for completion in completions])
     metrics = {
         "completions/mean_length": float(lengths.mean()),
@@ -101,7 +107,7 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     if not truncated.all():
         metrics["completions/mean_terminated_length"] = float(lengths[~truncated].mean())
     shown = completions[:: max(1, len(completions) // REPETITION_SAMPLES)]
-    repeated = [share for completion in shown if (share := repeated_share(completion.token_ids)) is not None]
+    repeated = [share for completion in shown if (share := repeated_share(select_sampled(completion))) is not None]
     if repeated:
         metrics["completions/repeated_share"] = float(np.mean(repeated))
     return metrics

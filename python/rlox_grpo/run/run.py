@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,31 +31,18 @@ from rlox_grpo.run.checkpoint import (
 )
 from rlox_grpo.run.files import (
     append_line,
-    cut_after,
     json_line,
-    last_step,
-    remove_later_completions,
-    remove_parts,
-    replace_file,
-    set_broken_lines_aside,
     write_completions,
 )
+from rlox_grpo.run.folder import advise_resume, find_checkpoint, name_newest, prepare_folder, refuse_full_disk
 from rlox_grpo.run.guards import Watch, resume_watch, write_warnings
 from rlox_grpo.run.history import (
     checkpoint_path,
-    checkpoints,
-    choose_newest,
-    remove_leftovers,
-    require_good,
-    set_aside,
-    set_later_aside,
 )
-from rlox_grpo.run.manifest import find_damage
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.resume import (
     compare_data,
     compare_rewards,
-    find_state_damage,
     refuse_changes,
     refuse_unknown_changes,
 )
@@ -135,7 +120,15 @@ class Run:
         self._first_step = self._progress.step
         self._ranks.gather(None)  # every rank has read the checkpoint before the folder changes
         if self._folder is not None and self._writes:
-            self._prepare(self._folder, checkpoint, damaged, changed, origin)
+            refuse_full_disk(self._folder, self._policy.model)
+            prepare_folder(
+                self._folder,
+                self._progress.step,
+                resumes=checkpoint is not None,
+                damaged=damaged,
+                changed=changed,
+                config=self._config.to_toml(origin),
+            )
 
     @property
     def progress_fields(self) -> dict[str, float]:
@@ -315,33 +308,17 @@ class Run:
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error}. The weights of step {self._progress.step} are in memory: free space and call "
-                f"trainer.save(path), or run again to continue from {self._newest_name()}"
+                f"trainer.save(path), or run again to continue from {name_newest(self._folder)}"
             ) from error
         except NonFiniteError as error:
             raise NonFiniteError(
                 f"after step {self._progress.step} {error}: no checkpoint of it was written; saved up to "
-                f"{self._newest_name()}"
+                f"{name_newest(self._folder)}"
             ) from error
 
     def how_to_resume(self, *, numbers_are_bad: bool = False) -> str:
         """What to tell a user whose run stopped; the same command is no advice where it would meet the same numbers."""
-        if self._folder is None:
-            return "nothing was saved: the run has no output_dir"
-        saved = f"saved up to {self._newest_name()}"
-        if numbers_are_bad:
-            return (
-                f"{saved}; the same command would meet the same numbers again: continue with another learning rate "
-                "(learning_rate=…, resume_changes=['learning_rate']) or max_grad_norm, or change what the error names"
-            )
-        if self._config.resume not in ("auto", "never"):
-            return (
-                f"{saved}; start again with resume='auto' to continue (resume={self._config.resume!r} goes back to it)"
-            )
-        return f"{saved}; start the same command again to continue"
-
-    def _newest_name(self) -> str:
-        found = [] if self._folder is None else checkpoints(self._folder / "checkpoints")
-        return str(found[-1]) if found else "the start: no checkpoint was written yet"
+        return advise_resume(self._folder, self._config.resume, numbers_are_bad=numbers_are_bad)
 
     def _model_name(self) -> str:
         model = self._policy.model
@@ -355,7 +332,8 @@ class Run:
         answer: dict[str, Any] = {"path": None, "damaged": [], "error": None}
         if self._ranks.is_first:
             try:
-                path, damaged = self._find_checkpoint()
+                holds_step = self._progress.step > 0  # a second call of train() continues with its own step
+                path, damaged = (None, []) if holds_step else find_checkpoint(self._folder, self._config.resume)
                 answer = {"path": path and str(path), "damaged": [str(one) for one in damaged], "error": None}
             except CheckpointError as error:
                 answer["error"] = str(error)
@@ -364,23 +342,11 @@ class Run:
             raise CheckpointError(answer["error"])
         return answer["path"] and Path(answer["path"]), [Path(path) for path in answer["damaged"]]
 
-    def _find_checkpoint(self) -> tuple[Path | None, list[Path]]:
-        resume = self._config.resume
-        if self._progress.step > 0:  # a second call of train() goes on with what it holds
-            return None, []
-        if resume not in ("auto", "never"):
-            require_good(Path(resume), _find_damage)
-            return Path(resume), []
-        root = None if self._folder is None else self._folder / "checkpoints"
-        if root is not None and resume == "never" and checkpoints(root):
-            raise CheckpointError(f"{self._folder} holds a run and resume='never': choose another output_dir")
-        return (None, []) if root is None else choose_newest(root, _find_damage)
-
     def _resume(self, checkpoint: Path) -> dict[str, tuple[Any, Any]]:
         """Load the checkpoint; returns the options that differ, each with its old and its new value."""
         state = read_state(checkpoint)
         changed = self._refuse_other_run(checkpoint, state)
-        load_weights(checkpoint, self._policy.model)
+        load_weights(checkpoint, self._policy.model, self._learner.updater.masters)
         moments = load_optimizer(checkpoint)
         reference = load_reference(checkpoint) if self._learner.reference is not None else {}
         load_random_states(checkpoint)
@@ -422,56 +388,6 @@ class Run:
             options["rewards"] = ([*state["rewards"]], others)
         return options
 
-    def _prepare(
-        self,
-        folder: Path,
-        checkpoint: Path | None,
-        damaged: Sequence[Path],
-        changed: Mapping[str, tuple[Any, Any]],
-        origin: Mapping[str, Any],
-    ) -> None:
-        """Bring the folder to the step that the run starts from; what belongs to later steps is set aside or cut."""
-        self._refuse_full_disk(folder)
-        root, step = folder / "checkpoints", self._progress.step
-        remove_leftovers(root)
-        for place in (folder, folder / "completions"):
-            remove_parts(place)
-        for path in damaged:
-            logger.warning("the damaged checkpoint is now %s", set_aside(path, "damaged"))
-        if checkpoint is not None:
-            for name in ("metrics.jsonl", "evaluations.jsonl", "warnings.jsonl"):
-                set_broken_lines_aside(folder / name)
-            for path in set_later_aside(root, step):
-                logger.warning("the run goes back to step %d; the later checkpoint is now %s", step, path)
-            recorded = last_step(folder / "metrics.jsonl")
-            if recorded < step:
-                logger.warning(
-                    "%s ends at step %d: the steps up to %d are lost", folder / "metrics.jsonl", recorded, step
-                )
-        replace_file(folder / "config.toml", self._config.to_toml(origin).encode())
-        # A run that starts anew evaluates its step 0 anew.
-        cut_after(folder / "evaluations.jsonl", step or -1)
-        remove_later_completions(folder, step or -1)
-        if changed:
-            values = {name: [old, new] for name, (old, new) in changed.items()}
-            append_line(folder / "changes.jsonl", json_line({"step": step, "time": time.time(), "changed": values}))
-            logger.info(
-                "options changed at step %d: %s",
-                step,
-                ", ".join(f"{name}={new!r}" for name, (_, new) in changed.items()),
-            )
-
-    def _refuse_full_disk(self, folder: Path) -> None:
-        """Raise CheckpointError when the checkpoints to come cannot fit."""
-        trainable = [parameter for parameter in self._policy.model.parameters() if parameter.requires_grad]
-        one = 3 * sum(parameter.numel() * parameter.element_size() for parameter in trainable)  # weights, two moments
-        free = shutil.disk_usage(folder).free
-        if free < 2 * one:
-            raise CheckpointError(
-                f"{folder} has {free / 2**20:.0f} MiB free, and writing one checkpoint beside another takes "
-                f"{2 * one / 2**20:.0f} MiB: free space or choose another output_dir"
-            )
-
     def _write_report(self) -> None:
         if self._folder is not None and self._writes:
             with self._warning_once("report"):
@@ -486,8 +402,3 @@ class Run:
             if what not in self._warned_of:
                 self._warned_of.add(what)
                 warnings.warn(f"{what} cannot be written, training goes on: {error}", RuntimeWarning, stacklevel=4)
-
-
-def _find_damage(checkpoint: Path) -> str:
-    """What is wrong with a checkpoint of a run: its files, else what its state lacks."""
-    return find_damage(checkpoint) or find_state_damage(read_state(checkpoint))

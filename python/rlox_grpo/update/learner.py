@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlox_grpo.advantages import make_advantages
+from rlox_grpo.advantages import make_advantages, make_turn_advantages
 from rlox_grpo.batch.build import drop_end_tokens, make_dummy_batch, microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.groups import compute_group_offsets, describe_sample
+from rlox_grpo.groups import compute_group_offsets, compute_turn_returns, describe_sample
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
 from rlox_grpo.loss.kl import make_kl, sequence_kl
 from rlox_grpo.loss.kl_weight import KLWeight
@@ -26,8 +26,9 @@ from rlox_grpo.loss.policy import top_entropy_masks
 from rlox_grpo.model.flops import find_peak_flops, measure_model, profile_update
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import Policy
-from rlox_grpo.model.precision import cast_frozen_layers
+from rlox_grpo.model.precision import cast_frozen_layers, cast_weights, stores_bfloat16
 from rlox_grpo.reference.local import make_reference
+from rlox_grpo.turns import find_end_tokens
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.learning_rate import learning_rate_at
 from rlox_grpo.update.updaters import make_updater
@@ -64,10 +65,12 @@ class Learner:
             ranks: the processes that share the micro-batches.
         """
         self._config, self._model, self._ranks = config, policy.model, ranks
+        self._end_ids = policy.eos_token_ids
         self._level = correction_level(config.importance, exact=exact_engine)
         self._needs_old_log_probs = not config.bypass_old_log_probs and (
             self._level is not None or not exact_engine or config.updates_per_batch * config.mini_batches > 1
         )
+        in_bfloat16 = stores_bfloat16(config, config, policy.model)
         forward_options: dict[str, Any] = {
             "temperature": config.temperature,
             "vocabulary": policy.vocabulary,
@@ -87,6 +90,7 @@ class Learner:
             Forward(lambda batch: self._forward(batch), forward.shares_prompts, forward.distributions),
             kl_coef=config.kl_coef,
             ref_model=ref_model,
+            in_bfloat16=in_bfloat16,
             **forward_options,
         )
         self._loss_config = config.loss
@@ -96,17 +100,27 @@ class Learner:
         self._forward = self.updater.forward
         self.weights_are_whole = True
         self._normalised = make_advantages(config.advantages, reward_weights)
+        self._of_turns = make_turn_advantages(config.advantages)
         self._size, self._peak_flops = measure_model(self._model), find_peak_flops(self._device)
-        if config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
-            cast_frozen_layers(self._model, torch.bfloat16)  # after all that tried the model in its own dtype
+        # After all that tried the model in its own dtype.
+        if in_bfloat16:
+            cast_weights(self._model, torch.bfloat16, trained=False)
+        elif config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
+            cast_frozen_layers(self._model, torch.bfloat16)
         # No dropout: the policy in training must be the policy that sampled.
-        self._model.train(config.gradient_checkpointing)
+        self._model.train(policy.recomputes)
 
     def advantages(self, scored: Sequence[ScoredGroup], step: int, total_steps: int) -> Float32Array:
-        """Return the advantage of each completion, ``float32 [N]``, prompt-major; ``step`` counts from 0."""
+        """Return the advantage of each completion, ``float32 [N]``, prompt-major; ``step`` counts from 0.
+
+        With ``turn_credit="turn"`` that of each turn, ``[N, K]``; see :func:`rlox_grpo.advantages.turn_advantages`.
+        """
         self.kl_weight.begin(step, total_steps)
         if not scored:
             return np.zeros(0, np.float32)
+        if self._config.turn_credit == "turn":
+            returns, turns = compute_turn_returns(scored, self._rewards(scored))
+            return self._of_turns(returns, turns, compute_group_offsets(scored))
         components = {
             name: np.concatenate([group.components[name] for group in scored]) for name in scored[0].components
         }
@@ -120,7 +134,7 @@ class Learner:
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
         keep_all = self._config.zero_variance == "keep"
         # The advantages of a group whose rewards are all equal are exactly 0.
-        kept = [index for index, own in enumerate(rows) if keep_all or advantages[own].any()]
+        kept = [index for index, own in enumerate(rows) if keep_all or np.nan_to_num(advantages[own]).any()]
         parts: list[list[Batch]] = []
         for part in np.array_split(kept, self._config.mini_batches):
             if part.size == 0:
@@ -128,8 +142,8 @@ class Learner:
             groups, part_rows = [scored[index] for index in part], np.concatenate([rows[index] for index in part])
             batches = self._microbatches(groups, advantages[part_rows], train_truncated=not self._config.mask_truncated)
             if not self._config.train_end_token:
-                ended = [c.finish_reason == "stop" for group in groups for c in group.group.completions]
-                batches = drop_end_tokens(batches, np.array(ended), self._ranks)
+                ends = [find_end_tokens(c, self._end_ids) for group in groups for c in group.group.completions]
+                batches = drop_end_tokens(batches, ends, self._ranks)
             # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
             numbers = torch.from_numpy(part_rows)
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]

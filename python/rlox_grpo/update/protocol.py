@@ -22,10 +22,13 @@ class Updater(Protocol):
         forward: The policy's forward pass under this updater.
         is_sharded: Whether a rank holds only a part of the weights or moments. Then ``state_dict``, ``weights`` and
             ``forward`` are collectives.
+        masters: Float32 weights that the steps change, by the parameter's name, where the model holds rounded copies of
+            them. A checkpoint is loaded into both.
     """
 
     forward: Forward
     is_sharded: bool
+    masters: Mapping[str, Tensor]
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """Take one optimizer step over micro-batches that share their denominators.

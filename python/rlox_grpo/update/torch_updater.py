@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from rlox_grpo.distributed.shards import gather_shards, place_like
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.types import Batch, UpdateStats
-from rlox_grpo.update.parameter_groups import parameter_groups
+from rlox_grpo.update.master_weights import MasterWeights
+from rlox_grpo.update.parameter_groups import make_adamw
 from rlox_grpo.update.protocol import LossFn
 from rlox_grpo.update.sharding import shard_parameters
 from rlox_grpo.update.step_metrics import StepReport
@@ -25,6 +26,9 @@ _DEFAULTS = OptimizerConfig()
 
 class TorchUpdater:
     """AdamW over the trainable parameters of ``model``; weights and moments in the parameters' own dtype.
+
+    With ``offload``, the model is stored in bfloat16, and float32 weights and moments lie in host memory
+    (:mod:`.master_weights`). Saved state is the same.
 
     With several ranks, each processes its own micro-batches, and gradients are summed once, after the last. They are
     not averaged: the losses are parts of one sum. Every rank then takes the same step.
@@ -41,24 +45,23 @@ class TorchUpdater:
         config: OptimizerConfig = _DEFAULTS,
         *,
         shards: bool = False,
+        offload: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
         self._ranks = ranks or Ranks()
         self.is_sharded = shards and self._ranks.size > 1
-        self.forward = shard_parameters(model, forward, self._ranks) if self.is_sharded else forward
-        self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        if not self._named:
+        if self.is_sharded and offload:
+            raise ValueError("offload is for parameters that are whole on each rank: shards is set too")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
+        self.forward = shard_parameters(model, forward, self._ranks) if self.is_sharded else forward
+        self._host = MasterWeights(model, config) if offload else None
+        self.masters: Mapping[str, Tensor] = {} if self._host is None else self._host.weights
+        self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._model = model
         self._loss_fn = loss_fn
         self._max_grad_norm = config.max_grad_norm
-        self._optimizer = torch.optim.AdamW(
-            parameter_groups(self._named.values(), config),
-            lr=0.0,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_epsilon,
-            fused=True,
-        )
+        self._optimizer = None if offload else make_adamw(self._named.values(), config)
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
@@ -74,48 +77,79 @@ class TorchUpdater:
             output.loss.backward()  # type: ignore[no-untyped-call]
         try:
             metrics = report.over_ranks(self._ranks)
+            self._sum_gradients()
+            grad_norm = self._clip_gradients()
         except NonFiniteError:
-            self._optimizer.zero_grad(set_to_none=True)
+            self._free_gradients()
             raise
-        self._sum_gradients()
-        grad_norm = self._clipped_grad_norm(self._named.items())
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)  # between updates their memory is the sampler's
+        if self._host is not None:
+            self._host.step(learning_rate)
+        elif self._optimizer is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
+        self._free_gradients()  # between updates their memory is the sampler's
         return UpdateStats(grad_norm, learning_rate, metrics)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
-        return ((name, gather_shards(parameter.detach())) for name, parameter in self._model.named_parameters())
+        return (
+            (name, self.masters[name] if name in self.masters else gather_shards(parameter.detach()))
+            for name, parameter in self._model.named_parameters()
+        )
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """The gradients that there are, by the parameter's name."""
+        if self._host is not None:
+            return self._host.gradients
+        return {name: parameter.grad for name, parameter in self._named.items() if parameter.grad is not None}
+
+    def _free_gradients(self) -> None:
+        if self._host is not None:
+            self._host.gradients.clear()
+        elif self._optimizer is not None:
+            self._optimizer.zero_grad(set_to_none=True)
 
     def _sum_gradients(self) -> None:
-        """Sum gradients over ranks; a parameter that no rank used keeps None."""
+        """Sum gradients over ranks; a parameter that no rank used keeps none."""
         if self._ranks.size == 1 or self.is_sharded:
             return
-        parameters = list(self._named.values())
-        used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
-        used = used.to(parameters[0].device)
+        gradients = self._gradients()
+        used = torch.tensor([name in gradients for name in self._named], dtype=torch.int32)
+        used = used.to(next(iter(self._named.values())).device)
         self._ranks.sum_tensors([used])
         by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)
-        for parameter, count in zip(parameters, used.tolist(), strict=True):
+        for (name, parameter), count in zip(self._named.items(), used.tolist(), strict=True):
             if count:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                by_dtype[parameter.grad.dtype].append(parameter.grad)
-        for gradients in by_dtype.values():
-            self._ranks.sum_tensors(gradients)
+                if name not in gradients:
+                    gradients[name] = self._add_zero_gradient(name, parameter)
+                by_dtype[gradients[name].dtype].append(gradients[name])
+        for tensors in by_dtype.values():
+            self._ranks.sum_tensors(tensors)
 
-    def _clipped_grad_norm(self, named: Iterable[tuple[str, nn.Parameter]]) -> float:
-        gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+    def _add_zero_gradient(self, name: str, parameter: nn.Parameter) -> Tensor:
+        if self._host is not None:
+            return torch.zeros_like(parameter, dtype=torch.float32)
+        parameter.grad = torch.zeros_like(parameter)
+        return parameter.grad
+
+    def _clip_gradients(self) -> float:
+        """Clip the gradients in place; returns their norm before that.
+
+        Raises:
+            NonFiniteError: the norm is not finite; names the first parameters whose gradients are not.
+        """
+        gradients = self._gradients()
         norm = gather_shards(torch.nn.utils.get_total_norm(gradients.values()))
         if not torch.isfinite(norm):
             broken = [name for name, gradient in gradients.items() if not torch.isfinite(gather_shards(gradient)).all()]
-            self._optimizer.zero_grad(set_to_none=True)
             where = ", ".join(broken[:4]) or "their norm alone (it overflowed)"
             raise NonFiniteError(f"the gradient norm is {float(norm)}: not finite in {where}")
         if self._max_grad_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(list(self._named.values()), self._max_grad_norm, norm)
+            if self._host is None:
+                torch.nn.utils.clip_grads_with_norm_(list(self._named.values()), self._max_grad_norm, norm)
+            else:
+                self._host.scale_gradients(torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0))
         return float(norm)
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,6 +163,10 @@ class TorchUpdater:
         return {key: value.cpu() for key, value in gathered if self._ranks.is_first}
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
+        if self._host is not None:
+            yield from ((f"{name}/{moment}", value) for name, moment, value in self._host.moments())
+            return
+        assert self._optimizer is not None
         for name, parameter in self._named.items():
             for moment, value in self._optimizer.state.get(parameter, {}).items():
                 yield f"{name}/{moment}", value
@@ -139,7 +177,7 @@ class TorchUpdater:
         Raises:
             ValueError: a moment of an unknown parameter, or of another shape.
         """
-        moments: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
+        moments: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for key, value in state.items():
             name, _, moment = key.rpartition("/")
             parameter = self._named.get(name)
@@ -149,7 +187,15 @@ class TorchUpdater:
                 raise ValueError(
                     f"optimizer state {key!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}"
                 )
-            own = place_like(value, parameter) if value.dim() else value.to(parameter.device)  # steps are one number
-            moments[parameter][moment] = own.detach().clone()
-        for parameter, values in moments.items():
-            self._optimizer.state[parameter] = values
+            moments[name][moment] = value
+        if self._host is not None:
+            self._host.load_moments(moments)
+            return
+        assert self._optimizer is not None
+        for name, values in moments.items():
+            parameter = self._named[name]
+            self._optimizer.state[parameter] = {
+                # Steps are one number, whole on each rank.
+                moment: (place_like(value, parameter) if value.dim() else value.to(parameter.device)).detach().clone()
+                for moment, value in values.items()
+            }

@@ -28,4 +28,9 @@ def make_updater(
         )
     from rlox_grpo.update.torch_updater import TorchUpdater
 
-    return TorchUpdater(model, forward, loss_fn, config.optimizer, shards=config.shard_parameters, ranks=ranks)
+    return TorchUpdater(
+        *(model, forward, loss_fn, config.optimizer),
+        shards=config.shard_parameters,
+        offload=config.offload_optimizer,
+        ranks=ranks,
+    )

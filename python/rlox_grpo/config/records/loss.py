@@ -112,9 +112,22 @@ class LossConfig(Record, title="Loss"):
     kl_coef: float = option(0.0, "Weight β of the KL penalty against the reference policy.", ge=0)
     kl_estimator: KLEstimator = option(
         "k3",
-        "Estimator of the KL per token; full: the KL over the whole vocabulary.",
+        "Estimator of the KL per token, from d = log π_ref − log π, clamped to ±20.",
         only_with=_MEASURES_KL,
-        source="DeepSeekMath, arXiv:2402.03300, eq. 4",
+        source="DeepSeekMath, arXiv:2402.03300, eq. 4; Schulman, Approximating KL divergence, 2020",
+        choices={
+            "k1": "−d, derivative 1 by log π: unbiased, may be negative; its gradient has expectation 0 in the loss.",
+            "k2": "d²/2, derivative −d: biased value; the gradient is that of KL(π ‖ π_ref).",
+            "k3": "exp(d) − d − 1, derivative 1 − exp(d): unbiased, never negative.",
+            "abs": "|d|, derivative ±1, as in verl.",
+            "k1+": "k1 with the gradient of k2, as in verl.",
+            "k3+": "k3 with the gradient of k2, as in verl.",
+            "abs+": "abs with the gradient of k2, as in verl.",
+            "k1_inverted": "d, derivative −1: the wrong sign, for the preset r1_blog with published=True.",
+            "k3_clamped": "min(k3, 10), derivative 0 above the limit: verl's low_var_kl, for the preset verl with "
+            "published=True.",
+            "full": "Σ p (log p − log q) over the whole vocabulary: exact.",
+        },
     )
     kl_in: Literal["loss", "reward"] = option(
         "loss",

@@ -32,6 +32,7 @@ def option(
     resumable: bool = False,
     hint: str = "",
     source: str = "",
+    choices: Mapping[str, str] | None = None,
     **limits: Any,
 ) -> Any:
     """Return the pydantic field of one option.
@@ -45,6 +46,7 @@ def option(
             beyond rounding.
         hint: what to write instead; added to every error about this option.
         source: the paper or library that the default or the formula is from.
+        choices: the meaning of each value, where the description does not give it.
         limits: pydantic's ``ge``, ``gt``, ``le``, ``lt``.
     """
     conditions = [only_with] if isinstance(only_with, Mapping) else list(only_with)
@@ -55,12 +57,13 @@ def option(
         "resumable": resumable,
         "hint": hint,
         "source": source,
+        "choices": dict(choices or {}),
     }
     return Field(default, description=description, json_schema_extra=metadata, **limits)
 
 
 def read_metadata(field: FieldInfo) -> Mapping[str, Any]:
-    """Return what :func:`option` recorded: ``only_with``, ``resumable``, ``hint`` and ``source``."""
+    """Return what :func:`option` recorded: ``only_with``, ``resumable``, ``hint``, ``source``, ``choices``."""
     extra = field.json_schema_extra
     return extra if isinstance(extra, dict) else {}
 

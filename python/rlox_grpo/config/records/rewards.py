@@ -69,6 +69,12 @@ class AdvantageConfig(Record, title="Advantages"):
         "of the batch (REINFORCE++, arXiv:2501.03262).",
         source="DeepSeekMath, arXiv:2402.03300, section 4.1.2",
     )
+    turn_credit: Literal["episode", "turn"] = option(
+        "episode",
+        "Episodes of several turns: one advantage for the whole episode, or one for each turn, from the rewards of "
+        "this turn and the turns after it.",
+        only_with={"environment": SET},
+    )
     zero_variance: Literal["drop", "keep", "refill"] = option(
         "drop",
         "Zero-variance groups: drop, keep, or refill with new prompts (dynamic sampling).",

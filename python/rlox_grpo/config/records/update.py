@@ -20,9 +20,14 @@ class UpdateConfig(Record, title="Update"):
         16_384, "Maximum number of tokens in one forward pass, padding included.", ge=1, resumable=True
     )
     dtype: Literal["float32", "bfloat16"] = option(
-        "float32", "Precision of forward and backward; weights and optimizer state stay float32."
+        "float32", "Precision of forward and backward; weights in training and optimizer state stay float32."
     )
-    gradient_checkpointing: bool = option(False, "Recompute activations in the backward pass, to save memory.")
+    gradient_checkpointing: bool | Literal["auto"] = option(
+        "auto",
+        "Recompute activations in the backward pass, to save memory. auto: on a GPU where the memory estimate without "
+        "it does not fit (`rlox-grpo memory`), never on a CPU.",
+        resumable=True,
+    )
     torch_compile: bool = option(False, "Compile forward and backward with torch.compile (transformers models).")
 
 
@@ -71,8 +76,9 @@ class UpdaterConfig(Record, title="Ranks and sharding"):
     )
     offload_optimizer: bool = option(
         False,
-        "DeepSpeed keeps optimizer state and master weights in host memory; zero_stage 1 to 3.",
-        only_with=_DEEPSPEED,
+        "Keep optimizer state and float32 weights in host memory; with dtype='bfloat16' the device holds bfloat16 "
+        "weights. DeepSpeed: zero_stage 1 to 3.",
+        only_with=(_DEEPSPEED, {"updater": ("torch",), "dtype": ("bfloat16",)}),
         resumable=True,
     )
     offload_params: bool = option(

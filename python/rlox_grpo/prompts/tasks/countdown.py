@@ -1,21 +1,19 @@
-"""Countdown: reach a target with each of the given numbers once. Problems, exact worked solutions, prompt text.
+"""Countdown: reach a target with each of the given numbers once. Problems and prompt text.
 
 A row has the columns of the public Countdown sets, ``nums`` (list of int) and ``target`` (int).
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import numpy as np
 
 from rlox_grpo.prompts.load import read_rows
+from rlox_grpo.prompts.tasks.split import split_by_key
 
 Operator = Literal["+", "-", "*", "/"]
 OPERATORS: tuple[Operator, ...] = ("+", "-", "*", "/")
@@ -30,27 +28,6 @@ class CountdownRow(TypedDict):
     target: int
 
 
-@dataclass(frozen=True)
-class Step:
-    """One operation of a worked solution; ``value`` is exact."""
-
-    left: Fraction
-    operator: Operator
-    right: Fraction
-    value: Fraction
-
-    def __str__(self) -> str:
-        return f"{self.left} {self.operator} {self.right} = {self.value}"
-
-
-@dataclass(frozen=True)
-class WorkedSolution:
-    """The operations in order, and the same as one expression over the given numbers."""
-
-    steps: tuple[Step, ...]
-    expression: str
-
-
 def generate_problems(
     count: int,
     *,
@@ -62,8 +39,8 @@ def generate_problems(
 ) -> list[CountdownRow]:
     """Draw ``count`` distinct problems, each solvable because its target comes from combining its numbers.
 
-    Two problems are the same when their targets and their numbers, in any order, are. Every intermediate
-    result of the combination drawn is a positive integer; a division is drawn only where it is exact.
+    Problems are equal if their targets and their numbers, in any order, are. Every intermediate result of the drawn
+    combination is a positive integer; only exact divisions are drawn.
 
     Args:
         count: Number of problems.
@@ -80,9 +57,9 @@ def generate_problems(
     _check_range("numbers", numbers)
     _check_range("targets", targets)
     if count < 0:
-        raise ValueError(f"count must not be negative: {count}")
+        raise ValueError(f"count is {count}, expected at least 0")
     if not how_many or min(how_many) < 2:
-        raise ValueError(f"how_many must hold sizes of at least 2: {list(how_many)}")
+        raise ValueError(f"how_many is {list(how_many)}, expected sizes of at least 2")
     rng = np.random.default_rng(seed)
     found: dict[tuple[tuple[int, ...], int], CountdownRow] = {}
     patience = 1000 + 200 * count
@@ -95,7 +72,9 @@ def generate_problems(
         if target is not None and targets[0] <= target <= targets[1]:
             found.setdefault((tuple(sorted(nums)), target), {"nums": nums, "target": target})
     if len(found) < count:
-        raise ValueError(f"found {len(found)} distinct problems of the {count} asked for in {patience} draws")
+        raise ValueError(
+            f"count is {count}, and {patience} draws found {len(found)} distinct problems: allow more numbers"
+        )
     return list(found.values())
 
 
@@ -120,39 +99,11 @@ def enumerate_problems(
 def split_rows(
     rows: Iterable[CountdownRow], *, held_out: float = 0.1, seed: int = 0
 ) -> tuple[list[CountdownRow], list[CountdownRow]]:
-    """Part rows into train and held-out so that no set of numbers, in any order, is on both sides.
+    """Split rows into training and held-out rows so that no set of numbers, in any order, is on both sides.
 
-    A set's side depends on ``seed`` and its numbers alone, so two calls on different lists never disagree.
-    ``held_out`` is the share expected, not an exact count.
+    See :func:`.split.split_by_key`.
     """
-    if not 0.0 <= held_out <= 1.0:
-        raise ValueError(f"held_out must lie in 0..1: {held_out}")
-    train: list[CountdownRow] = []
-    held: list[CountdownRow] = []
-    for row in rows:
-        name = f"{seed}:{sorted(row['nums'])}".encode()
-        position = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") / 2**64
-        (held if position < held_out else train).append(row)
-    return train, held
-
-
-def write_solution(
-    nums: Sequence[int], target: int, *, operators: Collection[Operator] = OPERATORS
-) -> WorkedSolution | None:
-    """Find one way to reach ``target`` with each number once, or None when exact rationals offer none.
-
-    A way through non-negative integers is preferred to one through fractions or negative numbers.
-    """
-    chosen = _check_operators(operators)
-    if not nums:
-        raise ValueError("nums must hold at least one number")
-    terms = [(Fraction(n), str(n)) for n in nums]
-    for plain in (True, False):
-        solved = _search(terms, Fraction(target), chosen, plain, set())
-        if solved is not None:
-            steps, expression = solved
-            return WorkedSolution(tuple(steps), expression[1:-1] if steps else expression)
-    return None
+    return split_by_key(rows, lambda row: sorted(row["nums"]), held_out=held_out, seed=seed)
 
 
 def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -204,10 +155,10 @@ def read_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict
 def format_chat_prompt(
     nums: Sequence[int], target: int, *, prefill: str | None = DEFAULT_PREFILL
 ) -> list[dict[str, str]]:
-    """Build the chat messages that put a problem to an instruction-tuned model.
+    """Build the chat messages of a problem for an instruction-tuned model.
 
-    ``prefill`` opens the assistant's turn, which the model continues; None leaves the turn to the model. With
-    the default the completion starts inside ``<think>``, so a format rule has to be one that expects this.
+    ``prefill`` begins the assistant's turn, which the model continues; None leaves the turn empty. With the default,
+    completions start inside ``<think>``: use a format rule that allows for this.
     """
     listed = ", ".join(str(n) for n in nums)
     messages = [
@@ -230,46 +181,8 @@ def format_chat_prompt(
     return messages
 
 
-def _search(
-    terms: list[tuple[Fraction, str]],
-    target: Fraction,
-    operators: tuple[Operator, ...],
-    plain: bool,
-    dead: set[tuple[Fraction, ...]],
-) -> tuple[list[Step], str] | None:
-    """Combine two terms in every way and go on with the result; ``dead`` holds the values that led nowhere."""
-    if len(terms) == 1:
-        return ([], terms[0][1]) if terms[0][0] == target else None
-    state = tuple(sorted(value for value, _ in terms))
-    if state in dead:
-        return None
-    for (i, (a, a_text)), (j, (b, b_text)) in itertools.permutations(enumerate(terms), 2):
-        rest = [term for k, term in enumerate(terms) if k not in (i, j)]
-        for operator in operators:
-            if operator in "+*" and i > j:  # the other order gave the same
-                continue
-            value = _apply(a, operator, b)
-            if value is None or (plain and (value < 0 or value.denominator != 1)):
-                continue
-            solved = _search([*rest, (value, f"({a_text} {operator} {b_text})")], target, operators, plain, dead)
-            if solved is not None:
-                return [Step(a, operator, b, value), *solved[0]], solved[1]
-    dead.add(state)
-    return None
-
-
-def _apply(a: Fraction, operator: Operator, b: Fraction) -> Fraction | None:
-    if operator == "+":
-        return a + b
-    if operator == "-":
-        return a - b
-    if operator == "*":
-        return a * b
-    return a / b if b else None
-
-
 def _list_whole_results(a: int, b: int, operators: Collection[Operator]) -> list[int]:
-    """List what two non-negative integers make without leaving them: larger minus smaller, exact quotients."""
+    """Results of two operands that are non-negative integers: differences larger minus smaller, exact quotients."""
     results = []
     high, low = max(a, b), min(a, b)
     if "+" in operators:
@@ -295,7 +208,7 @@ def _list_reachable(nums: tuple[int, ...], operators: Collection[Operator]) -> s
 
 
 def _combine_at_random(nums: Sequence[int], operators: tuple[Operator, ...], rng: np.random.Generator) -> int | None:
-    """Fold the numbers, two at a time in random order, or None when a step would leave the positive integers."""
+    """Combine the numbers two at a time in random order; None if a result is not a positive integer."""
     left = list(nums)
     while len(left) > 1:
         i, j = (int(k) for k in rng.choice(len(left), size=2, replace=False))
@@ -315,10 +228,10 @@ def _is_whole(value: object) -> bool:
 def _check_operators(operators: Collection[Operator]) -> tuple[Operator, ...]:
     unknown = sorted(set(operators) - set(OPERATORS))
     if unknown or not operators:
-        raise ValueError(f"operators must be some of {' '.join(OPERATORS)}: {list(operators)}")
+        raise ValueError(f"operators is {list(operators)}, expected some of {' '.join(OPERATORS)}")
     return tuple(op for op in OPERATORS if op in operators)
 
 
 def _check_range(name: str, bounds: tuple[int, int]) -> None:
     if bounds[0] > bounds[1] or bounds[0] < 0:
-        raise ValueError(f"{name} must be (lowest, highest), none below zero: {bounds}")
+        raise ValueError(f"{name} is {bounds}, expected (lowest, highest) with 0 <= lowest <= highest")

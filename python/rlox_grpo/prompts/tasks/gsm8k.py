@@ -6,7 +6,6 @@ A row has the columns of the public set: ``question``, and ``answer``, a solutio
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from rlox_grpo.prompts.load import read_rows
+from rlox_grpo.prompts.tasks.split import split_by_key
 from rlox_grpo.prompts.templates import apply_template
 
 HUB_SET = "openai/gsm8k"
@@ -101,20 +101,14 @@ def extract_reasoning(answer: str) -> str:
 
 
 def split_rows(rows: Iterable[Row], *, held_out: float = 0.1, seed: int = 0) -> tuple[list[Row], list[Row]]:
-    """Part rows into train and held-out so that no list of calculations is on both sides.
+    """Split rows into training and held-out rows so that no list of calculations is on both sides.
 
-    A row's side depends on ``seed`` and the annotations of its answer (on the question where there is none): a problem
-    told again with other names and things stays on its side. ``held_out`` is the share expected, not an exact count.
+    The key is the annotations of the answer, or the question where there are none: a problem told again with other
+    names and things stays on its side. See :func:`.split.split_by_key`.
     """
-    if not 0.0 <= held_out <= 1.0:
-        raise ValueError(f"held_out must lie in 0..1: {held_out}")
-    train: list[Row] = []
-    held: list[Row] = []
-    for row in rows:
-        name = f"{seed}:{ANNOTATION.findall(row['answer']) or row['question']}".encode()
-        position = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") / 2**64
-        (held if position < held_out else train).append(row)
-    return train, held
+    return split_by_key(
+        rows, lambda row: ANNOTATION.findall(row["answer"]) or row["question"], held_out=held_out, seed=seed
+    )
 
 
 def write_completion(row: Mapping[str, Any], template: str) -> str:

@@ -70,12 +70,16 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) 
 def _make_hf(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> GenerationEngine:
     import torch
 
+    from rlox_grpo.model.precision import cast_weights, stores_bfloat16
     from rlox_grpo.rollout.engines.hf.engine import HFEngine
 
     # The engine needs weights of its own to sample during an update, or where the policy's lie in shards.
     takes_weights = config.async_steps > 0 or config.shards_weights
+    model = _copy_model(policy.model) if takes_weights else policy.model
+    if takes_weights and stores_bfloat16(config, config, policy.model):
+        cast_weights(model, torch.bfloat16, trained=True)
     return HFEngine(
-        _copy_model(policy.model) if takes_weights else policy.model,
+        model,
         policy.tokenizer,
         eos_token_ids=policy.eos_token_ids,
         vocab_limit=policy.vocabulary,
@@ -95,8 +99,10 @@ def _copy_model(model: nn.Module) -> nn.Module:
 
 
 def _make_vllm(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> GenerationEngine:
+    from rlox_grpo.distributed.ranks import Ranks
     from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 
+    ranks = ranks or Ranks()
     return VLLMEngine(
         policy.model,
         policy.tokenizer,
@@ -106,9 +112,10 @@ def _make_vllm(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> Gener
         max_length=config.engine_max_length,
         max_rows=config.max_rollout_rows,
         gpu_memory_utilization=config.gpu_memory_utilization,
-        tensor_parallel_size=config.tensor_parallel_size,
         sleep=config.engine_sleep,
-        ranks=ranks,
+        # Of their own: with async_steps the engine runs in a thread beside the trainer's.
+        ranks=ranks.new_host_group(),
+        sharing_ranks=ranks.new_host_group(ranks.engine_size),
     )
 
 

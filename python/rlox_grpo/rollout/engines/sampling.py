@@ -25,17 +25,17 @@ def check_sampling(sampling: Sampling) -> None:
         ValueError: Names the field and its value.
     """
     if sampling.max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {sampling.max_new_tokens}")
+        raise ValueError(f"max_new_tokens is {sampling.max_new_tokens}, expected at least 1")
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        raise ValueError(f"temperature must be finite and at least 0, got {sampling.temperature}")
+        raise ValueError(f"temperature is {sampling.temperature}, expected a finite number, at least 0")
     if not 0 < sampling.top_p <= 1:
-        raise ValueError(f"top_p must be in (0, 1], got {sampling.top_p}")
+        raise ValueError(f"top_p is {sampling.top_p}, expected above 0 and at most 1")
     if sampling.top_k < 0:
-        raise ValueError(f"top_k must be at least 0 (0 is off), got {sampling.top_k}")
+        raise ValueError(f"top_k is {sampling.top_k}, expected at least 0 (0 is off)")
     if not 0 <= sampling.min_p <= 1:
-        raise ValueError(f"min_p must be in [0, 1], got {sampling.min_p}")
+        raise ValueError(f"min_p is {sampling.min_p}, expected 0 to 1")
     if "" in sampling.stop:
-        raise ValueError("stop holds an empty string, which every completion contains")
+        raise ValueError(f"stop is {sampling.stop!r}, expected no empty string: every completion contains it")
 
 
 def draw_row_uniforms(seed: int, prompt: int, completion: int, count: int) -> NDArray[np.float64]:

@@ -1,15 +1,15 @@
 """Policy weights for a generation engine: checkpoint names, merged adapters, and checks before the first transfer.
 
-An engine that stops in the middle of a reload holds a mixture of old and new weights, or none at all, and an engine
-that is handed too few of them says nothing. So the whole list is compared with what the engine's own configuration
-asks for, and only then does the engine see it.
+A reload that fails midway leaves a mixture of old and new weights, and an engine does not report missing ones. So all
+names and shapes are checked against the engine's configuration before the engine gets the first weight. Both passes go
+over a stream: one merged or gathered weight exists at a time.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -31,7 +31,7 @@ class WeightMismatchError(ValueError):
 def collect_weights(
     model: nn.Module, whole: Iterable[tuple[str, Tensor]] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and value of every tensor that a checkpoint of ``model`` holds, tied ones once; nothing has a gradient.
+    """Yield name and value of every tensor in a checkpoint of ``model``, without gradients; tied tensors once.
 
     A LoRA model gives the names of its base model, and each adapted weight with its active adapters merged in:
     W + ΔW in W's own dtype. The model itself is not changed, and only one merged weight exists at a time.
@@ -69,11 +69,31 @@ def collect_weights(
             raise ValueError(f"{name}: only plain LoRA adapters can be merged for a generation engine")
 
 
-def digest_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """16 hexadecimal digits of names, shapes and every bit of the values; equal on every rank that holds the same.
+class WeightStream:
+    """The weights of ``model`` as they are when it is iterated, any number of times; see :func:`collect_weights`.
 
-    Two sums over the bits of each tensor, one weighted by position, in wrapping 64-bit arithmetic where the tensor
-    lies: they read it once and are exact in any order. It tells weights apart, and is no defence against an attacker.
+    Attributes:
+        is_collective: Whether an iteration gathers shards, so that every rank must iterate, and to the end.
+    """
+
+    def __init__(self, model: nn.Module, whole: Callable[[], Iterable[tuple[str, Tensor]]] | None = None) -> None:
+        self._model, self._whole = model, whole
+        self.is_collective = whole is not None
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return collect_weights(self._model, None if self._whole is None else self._whole())
+
+
+def make_repeatable(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+    """Return ``weights``, or a list of them where they can be iterated only once."""
+    return list(weights) if iter(weights) is weights else weights
+
+
+def digest_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """Digest of names, shapes and every bit of the values: 16 hexadecimal digits, equal where weights are.
+
+    Two sums over the bits of each tensor, one weighted by position, in wrapping 64-bit arithmetic on the tensor's
+    device: one read, exact in any order. Not a cryptographic digest.
     """
     digest = blake2b(digest_size=8)
     for name, tensor in weights:
@@ -88,7 +108,7 @@ def digest_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def build_manifest(config: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a causal LM's checkpoint by its transformers ``config`` alone; no weight is allocated."""
+    """Names and shapes of a causal LM's checkpoint, from its transformers ``config``; no weight is allocated."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -116,31 +136,30 @@ def find_tied_layers(config: Any) -> dict[str, str]:
     }  # embeddings come first
 
 
-def check_weights(weights: Sequence[tuple[str, Tensor]], expected: Manifest) -> None:
-    """Check that names, shapes and types are exactly those of ``expected``.
+def check_weights(weights: Iterable[tuple[str, Tensor]], expected: Manifest) -> None:
+    """Check that names, shapes and types are exactly those of ``expected``; goes over ``weights`` once.
 
     Raises:
         WeightMismatchError: names that are missing, unknown or given twice; shapes, or types that hold no real numbers;
             tensors without data. The message names the first few of each.
     """
-    counts = Counter(name for name, _ in weights)
-    given = dict(weights)
+    counts: Counter[str] = Counter()
+    reshaped, not_floats, empty = [], [], []
+    for name, tensor in weights:
+        counts[name] += 1
+        if name in expected and tuple(tensor.shape) != tuple(expected[name]):
+            reshaped.append(f"{name} {tuple(tensor.shape)} instead of {tuple(expected[name])}")
+        if not tensor.dtype.is_floating_point:
+            not_floats.append(f"{name} {tensor.dtype}")
+        if tensor.is_meta:
+            empty.append(name)
     findings = [
-        _list_names("missing", sorted(expected.keys() - given.keys())),
-        _list_names("unknown", sorted(given.keys() - expected.keys())),
+        _list_names("missing", sorted(expected.keys() - counts.keys())),
+        _list_names("unknown", sorted(counts.keys() - expected.keys())),
         _list_names("given twice", [name for name, count in counts.items() if count > 1]),
-        _list_names(
-            "of another shape",
-            [
-                f"{name} {tuple(tensor.shape)} instead of {tuple(expected[name])}"
-                for name, tensor in given.items()
-                if name in expected and tuple(tensor.shape) != tuple(expected[name])
-            ],
-        ),
-        _list_names(
-            "not floating point", [f"{n} {t.dtype}" for n, t in given.items() if not t.dtype.is_floating_point]
-        ),
-        _list_names("without data", [name for name, tensor in given.items() if tensor.is_meta]),
+        _list_names("of another shape", reshaped),
+        _list_names("not floating point", not_floats),
+        _list_names("without data", empty),
     ]
     found = [finding for finding in findings if finding]
     if found:

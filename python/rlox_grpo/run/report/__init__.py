@@ -42,7 +42,7 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
     Raises:
         FileNotFoundError: There is no such folder.
         ValueError: A file is broken; the message names it and the line.
-        OSError: The page cannot be written.
+        OSError: A file is not a regular file or too large, or the page cannot be written.
     """
     run = read_run(Path(run_dir))
     sections = {

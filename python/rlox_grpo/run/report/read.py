@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
-import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.run.files import read_jsonl
+from rlox_grpo.run.files import finite, open_regular, read_jsonl
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-LARGEST_SHOWN = 1e100
-"""Numbers beyond it count as not finite: charts add, square and average what they show."""
 
 Table = dict[int, dict[str, float | None]]
 """Step → metric → value; None where it was not finite."""
@@ -58,8 +54,8 @@ def read_run(run_dir: Path) -> Run:
 
     Raises:
         FileNotFoundError: There is no such folder.
-        ValueError: A file is broken, larger than ``MAX_BYTES``, or not a regular file; the message names the file and,
-            where there is one, the line.
+        ValueError: A file is broken; the message names the file and, where there is one, the line.
+        OSError: A file is larger than ``MAX_BYTES``, or not a regular file.
     """
     if not run_dir.is_dir():
         raise FileNotFoundError(f"{run_dir}: no such folder; a report is made from the output_dir of a run")
@@ -84,25 +80,14 @@ def read_rows(path: Path, *, limit: int | None = None) -> list[dict[str, Any]]:
     """Read a file of JSON objects, one on each line, at most ``limit`` of them; none when there is no file.
 
     Raises:
-        ValueError: See :func:`read_run`.
+        ValueError, OSError: See :func:`read_run`.
     """
     try:
-        return read_jsonl(path, limit=limit) if _is_there(path) else []
+        return read_jsonl(path, limit=limit, max_bytes=MAX_BYTES)
+    except FileNotFoundError:
+        return []
     except RecursionError as error:
         raise ValueError(f"{path}: a line is nested too deeply") from error
-
-
-def _is_there(path: Path) -> bool:
-    """Tell whether ``path`` is a file to read. Raises ValueError for a link, a pipe, a device, or a file too large."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return False
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path}: not a regular file; a report reads no symbolic links, pipes or devices")
-    if status.st_size > MAX_BYTES:
-        raise ValueError(f"{path}: {status.st_size:,} bytes; a report reads files of at most {MAX_BYTES:,}")
-    return True
 
 
 def _read_table(path: Path) -> Table:
@@ -115,22 +100,16 @@ def _read_table(path: Path) -> Table:
         for key, value in row.items():
             if value is not None and not isinstance(value, (int, float)):
                 raise ValueError(f"{path}:{number}: {key!r} is not a number: {value!r:.80}")
-            values[key] = _finite(value)
+            values[key] = finite(value)
     return dict(sorted(table.items()))
 
 
-def _finite(value: float | None) -> float | None:
-    try:
-        return None if value is None or not math.isfinite(value) else float(value)
-    except OverflowError:  # an integer past 1.8e308
-        return None
-
-
 def _read_config(path: Path) -> dict[str, Any]:
-    if not _is_there(path):
-        return {}
     try:
-        return dict(_flatten(tomllib.loads(path.read_text(encoding="utf-8")), ""))
+        with open_regular(path, max_bytes=MAX_BYTES) as file:
+            return dict(_flatten(tomllib.load(file), ""))
+    except FileNotFoundError:
+        return {}
     except (ValueError, RecursionError) as error:  # TOML's own error, and bytes that are not UTF-8
         raise ValueError(f"{path}: {error}") from error
 
@@ -144,7 +123,7 @@ def _flatten(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
 
 def _completion_files(folder: Path, kind: str) -> dict[int, Path]:
     if folder.is_symlink():
-        raise ValueError(f"{folder}: a symbolic link; a report reads none")
+        raise OSError(f"{folder}: a symbolic link, expected a folder")
     found = {}
     for path in folder.glob(f"{kind}_*.jsonl"):
         match = re.fullmatch(rf"{kind}_(\d{{1,15}})\.jsonl", path.name)

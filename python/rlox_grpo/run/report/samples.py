@@ -14,6 +14,7 @@ from rlox_grpo.run.report.text import escape, model_text, number
 _MAX_PAIRS = 8
 _MAX_STEPS = 4
 _MAX_GROUPS = 2
+_MAX_MESSAGES = 64
 _MAX_ROWS = 32
 
 Row = dict[str, Any]
@@ -69,11 +70,12 @@ def _step(step: int, path: Path, *, is_open: bool) -> str:
 
 
 def _completion(row: Row, title: str) -> str:
-    rewards = row.get("rewards")
+    rewards, advantage = row.get("rewards"), row.get("advantage")
+    by_turn = advantage if isinstance(advantage, list) else [advantage]
     facts = [
         ("reward", number(row.get("reward"))),
         *((str(name), number(value)) for name, value in (rewards.items() if isinstance(rewards, dict) else ())),
-        ("advantage", number(row.get("advantage"))),
+        ("advantage" if len(by_turn) < 2 else "advantages by turn", " · ".join(map(number, by_turn))),
         ("tokens", number(row.get("length"))),
         ("ended by", number(row.get("finish_reason"))),
     ]
@@ -81,8 +83,36 @@ def _completion(row: Row, title: str) -> str:
         f"<div><dt><bdi>{escape(name)}</bdi></dt><dd>{value}</dd></div>" for name, value in facts if value != "—"
     )
     return (
-        f'<section class="completion {_sign(row.get("advantage"))}"><h4>{escape(title)}</h4>'
-        f'<dl class="facts">{listed}</dl>{model_text(row.get("completion"))}</section>'
+        f'<section class="completion {_sign(by_turn[0] if by_turn else None)}"><h4>{escape(title)}</h4>'
+        f'<dl class="facts">{listed}</dl>{_conversation(row) or model_text(row.get("completion"))}</section>'
+    )
+
+
+def _conversation(row: Row) -> str:
+    """Show the messages of an episode in order, those that the policy sampled marked; empty for one turn."""
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+        return ""
+    paid = row.get("turn_rewards")
+    rewards = iter(paid if isinstance(paid, list) else ())
+    shown = "".join(
+        _message(message, next(rewards, None) if message.get("role") == "assistant" else None)
+        for message in messages[:_MAX_MESSAGES]
+    )
+    left = len(messages) - _MAX_MESSAGES
+    return shown + (f'<p class="quiet">… and {left:,} more messages</p>' if left > 0 else "")
+
+
+def _message(message: Row, reward: Any) -> str:
+    role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
+    sampled = role == "assistant"
+    facts = [str(role), *(["sampled"] if sampled else []), *([] if reward is None else [f"reward {number(reward)}"])]
+    parts = [content] if content else []
+    parts += [json.dumps(calls, ensure_ascii=False)] if calls else []
+    body = "".join(map(model_text, parts))
+    return (
+        f'<div class="message {"sampled" if sampled else "observed"}"><h5>{" · ".join(map(escape, facts))}</h5>'
+        f"{body}</div>"
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, RowId
 from rlox_grpo.rollout.engines.hf.shared_lines import SharedLines
 from rlox_grpo.rollout.engines.hf.shared_prefix import SharedPrefixCache
+from rlox_grpo.rollout.engines.hf.slot_cache import SlotCache
 from rlox_grpo.types import Int64Array
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ def decode_with_cache(
     max_rows: int,
     *,
     share_prefixes: bool = False,
+    use_slots: bool = False,
 ) -> None:
     """Sample every row with continuous batching: a waiting row takes the place of a finished one.
 
@@ -54,7 +57,8 @@ def decode_with_cache(
     length, and a late one always fits beside the live rows.
     """
     waiting = _WaitingRows(model, prompts, group_size, rows.device)
-    cache = (SharedPrefixCache if share_prefixes else RowCache)(max_rows, rows.device)
+    kind = SlotCache if use_slots else SharedPrefixCache if share_prefixes else RowCache
+    cache: RowCache | SharedPrefixCache | SlotCache = kind(max_rows, rows.device)
     lines = SharedLines(cache, rows.device)
     while waiting or len(rows):
         free = max_rows - len(rows)
@@ -75,35 +79,58 @@ def decode_with_cache(
             lines.part(rows.last_tokens())
 
 
-@torch.no_grad()
 def can_share_prefixes(model: nn.Module) -> bool:
     """Whether a decoding step over shared prompts gives the logits of one over copied prompts, found by trying it.
 
     Only on a CPU, where the attention kernel takes a mask and returns its log normalisers.
     """
-    split = split_model(model)
-    if split is None or split.head.weight.device.type != "cpu" or not can_pack(split):
+    split = split_model(model) if _is_on_cpu(model) else None
+    if split is None or not can_pack(split):
         return False
-    ids = np.arange(5) % split.head.weight.shape[0]
+    return _gives_same_logits(model, SharedPrefixCache, split.head.weight, None)
+
+
+def can_use_slots(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
+    """Whether a decoding step over a `SlotCache` gives the logits of one over a `RowCache`, found by trying it.
+
+    Only on a GPU: its kernels are told where each row's keys are. ``autocast`` is the arithmetic of generation.
+    """
+    split = None if _is_on_cpu(model) else split_model(model)
+    if split is None or not can_pack(split, autocast):
+        return False
+    return _gives_same_logits(model, SlotCache, split.head.weight, autocast)
+
+
+def _is_on_cpu(model: nn.Module) -> bool:
+    return all(parameter.device.type == "cpu" for parameter in model.parameters())
+
+
+@torch.no_grad()
+def _gives_same_logits(
+    model: nn.Module, kind: type[SharedPrefixCache | SlotCache], head: Tensor, autocast: torch.dtype | None
+) -> bool:
+    ids = np.arange(5) % head.shape[0]
     which = np.array([0, 1, 1])
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        prefilled = _prefill(model, [ids[:3], ids[3:]], split.head.weight.device)
-        logits = []
-        for kind in (RowCache, SharedPrefixCache):
-            cache: RowCache | SharedPrefixCache = kind(len(which), split.head.weight.device)
-            cache.add_rows(prefilled, which)
-            cache.make_room()
-            step = model(input_ids=torch.from_numpy(which[:, None]), use_cache=True, **cache.model_options())
-            logits.append(step.logits)
+        with nullcontext() if autocast is None else torch.autocast(head.device.type, autocast):
+            prefilled = _prefill(model, [ids[:3], ids[3:]], head.device)
+            logits = []
+            for each in (RowCache, kind):
+                cache: RowCache | SharedPrefixCache | SlotCache = each(len(which), head.device)
+                cache.add_rows(prefilled, which)
+                cache.make_room()
+                newest = torch.from_numpy(which[:, None]).to(head.device)
+                logits.append(model(input_ids=newest, use_cache=True, **cache.model_options()).logits)
     except (ValueError, TypeError, RuntimeError, IndexError, KeyError, AttributeError) as error:
         logger.info("%s copies prompts to their rows when it samples: %s", type(model).__name__, error)
         return False
     finally:
         for module in training:
             module.training = True
-    return are_activations_close(*logits)
+    found, expected = (tensor if autocast is None else tensor.to(autocast) for tensor in reversed(logits))
+    return are_activations_close(found, expected)
 
 
 class _WaitingRows:
@@ -177,32 +204,62 @@ def _select_last_logits(output: Any) -> Tensor:
 
 
 def _prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.device) -> PrefilledPrompts:
+    """Run each prompt once, padded on the left on a CPU.
+
+    On a GPU prompts are padded on the right: no token then attends to padding, so there is no mask, and no token that
+    attends to nothing, for which some kernels give NaN.
+    """
+    padded_left = device.type == "cpu"
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     width = int(lengths.max())
     input_ids = np.zeros((len(prompts), width), dtype=np.int64)
     for row, prompt in enumerate(prompts):
-        input_ids[row, width - len(prompt) :] = prompt
-    attention_mask = np.arange(width) >= (width - lengths)[:, None]
-    position_ids = np.maximum(np.arange(width) - (width - lengths)[:, None], 0)
-    options: dict[str, Any] = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
-    if not attention_mask.all():
-        options["attention_mask"] = torch.from_numpy(attention_mask).to(device)
+        start = width - len(prompt) if padded_left else 0
+        input_ids[row, start : start + len(prompt)] = prompt
+    options: dict[str, Any] = {}
+    if padded_left:
+        padding = (width - lengths)[:, None]
+        options["position_ids"] = torch.from_numpy(np.maximum(np.arange(width) - padding, 0)).to(device)
+        if padding.any():
+            options["attention_mask"] = torch.from_numpy(np.arange(width) >= padding).to(device)
+    if (padded_left or (lengths == width).all()) and _takes(model, "logits_to_keep"):
+        options["logits_to_keep"] = 1
     # Without the config every layer keeps all its positions, those with a sliding window too.
     cache = DynamicCache()
-    output = model(
-        input_ids=torch.from_numpy(input_ids).to(device),
-        position_ids=torch.from_numpy(position_ids).to(device),
-        past_key_values=cache,
-        use_cache=True,
-        **options,
-    )
+    last = None if padded_left or "logits_to_keep" in options else torch.from_numpy(lengths - 1).to(device)
+    with nullcontext() if last is None else _only_last_logits(model, last):
+        output = model(
+            input_ids=torch.from_numpy(input_ids).to(device), past_key_values=cache, use_cache=True, **options
+        )
+    logits: Tensor = output.logits
+    if last is not None and logits.shape[1] > 1:  # a model that does not call its output layer
+        logits = logits[torch.arange(len(last), device=device), last][:, None]
     layers: list[Any] = cache.layers
     return PrefilledPrompts(
         keys=[layer.keys for layer in layers],
         values=[layer.values for layer in layers],
-        logits=output.logits[:, -1].clone(),  # a view would keep the logits of the whole prompt
+        logits=logits[:, -1].clone(),  # a view would keep the logits of the whole prompt
         lengths=lengths,
+        padded_left=padded_left,
     )
+
+
+@contextmanager
+def _only_last_logits(model: Any, last: Tensor) -> Iterator[None]:
+    """Let the output layer see one hidden state of each row, the one at ``last [P]``."""
+
+    def select(head: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden, *others = arguments
+        return hidden[torch.arange(len(last), device=hidden.device), last][:, None], *others
+
+    if (head := model.get_output_embeddings()) is None:
+        yield
+        return
+    handle = head.register_forward_pre_hook(select)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _takes(model: nn.Module, *names: str) -> bool:

@@ -16,14 +16,15 @@ from rlox_grpo.model.load import find_max_positions
 from rlox_grpo.rollout.engines.hf.decoding import (
     can_decode_with_cache,
     can_share_prefixes,
+    can_use_slots,
     decode_with_cache,
     decode_without_cache,
 )
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, NonFiniteLogitsError, RowId, SampledRow
-from rlox_grpo.rollout.engines.sampling import check_sampling
+from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.stop_strings import StopStrings, decode
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
-from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
+from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 __all__ = ["HFEngine", "NonFiniteLogitsError"]
 
@@ -46,8 +47,8 @@ class HFEngine:
     logits do depend on the batch in their last bits, as matrix products do; a token can flip where its uniform lies
     that near (about 1e-7) to the edge between two tokens.
 
-    Log-probs are those of the distribution really sampled: after temperature and filters, renormalised; 0.0 where
-    temperature 0 makes it a point mass. With filters off they are the trainer's log_softmax(logits / temperature).
+    Log-probs are of the sampled distribution: after temperature and filters, renormalised; 0.0 at temperature 0.
+    With filters off they are the trainer's log_softmax(logits / temperature).
 
     Attributes:
         exact: True unless ``autocast_dtype`` makes the log-probs differ from the trainer's.
@@ -60,6 +61,7 @@ class HFEngine:
         uses_cache: Whether the model runs with a key-value cache.
         shares_prefixes: Whether the rows of a group can read one copy of their prompt's keys and values. They do
             unless a group has one row or a sequence can outgrow the model's sliding window.
+        uses_slots: Whether rows decode without padding on a GPU (:mod:`.slot_cache`).
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class HFEngine:
             ValueError: ``max_rows`` is below 1.
         """
         if max_rows is not None and max_rows < 1:
-            raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+            raise ValueError(f"max_rows is {max_rows}, expected at least 1")
         self._model = model
         self._tokenizer = tokenizer
         self._max_rows = DEFAULT_MAX_ROWS if max_rows is None else max_rows
@@ -110,6 +112,7 @@ class HFEngine:
                 type(model).__name__,
             )
         self.shares_prefixes = self.uses_cache and can_share_prefixes(model)
+        self.uses_slots = self.uses_cache and can_use_slots(model, autocast_dtype)
         self.exact = autocast_dtype is None
         self.policy_version = 0
         self.max_length = find_max_positions(model)
@@ -120,25 +123,25 @@ class HFEngine:
         """Sample ``group_size`` completions for each prompt; the first is number ``first_prompt`` of its step.
 
         Raises:
-            ValueError: No prompt, an empty one, one with an id out of the vocabulary or too long for the model, or a
-                sampling value out of its range; names the prompt's position in ``prompts``.
+            ValueError: As :func:`~rlox_grpo.rollout.engines.request.check_request`.
             NonFiniteLogitsError: The model's logits are not finite; names the prompt and the token.
         """
-        if group_size < 1:
-            raise ValueError(f"group_size must be at least 1, got {group_size}")
-        if seed < 0:
-            raise ValueError(f"seed must be at least 0, got {seed}")
-        check_sampling(sampling)
-        if sampling.stop and self._tokenizer is None:
-            raise ValueError(f"stop strings need a tokenizer: stop={sampling.stop!r}")
+        check_request(
+            prompts,
+            group_size,
+            sampling,
+            seed,
+            vocab_size=self._vocab_size,
+            max_length=self.max_length,
+            has_tokenizer=self._tokenizer is not None,
+        )
         token_ids = [np.asarray(prompt.token_ids, dtype=np.int64) for prompt in prompts]
-        self._check_prompts(token_ids, sampling.max_new_tokens)
         max_rows = min(self._max_rows, len(prompts) * group_size)
         longest = max(len(prompt) for prompt in token_ids) + sampling.max_new_tokens
         share_prefixes = self.shares_prefixes and group_size > 1 and longest <= _find_sliding_window(self._model)
         decode_rows: Any = decode_without_cache
         if self.uses_cache:
-            decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes)
+            decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes, use_slots=self.uses_slots)
         with _inference(self._model), self._autocast():
             rows = self._live_rows(max_rows, sampling, seed, first_prompt)
             decode_rows(self._model, token_ids, group_size, rows, max_rows)
@@ -155,29 +158,7 @@ class HFEngine:
         self.policy_version = version
 
     def close(self) -> None:
-        """Nothing to release: caches live as long as one ``generate``."""
-
-    def _check_prompts(self, prompts: Sequence[Int64Array], max_new_tokens: int) -> None:
-        if not prompts:
-            raise ValueError("prompts is empty")
-        limit = self.max_length
-        for index, prompt in enumerate(prompts):
-            if prompt.ndim != 1 or not len(prompt):
-                raise ValueError(
-                    f"prompts[{index}] must hold at least one token id in one dimension, got {prompt.shape}"
-                )
-            if limit is not None and len(prompt) + max_new_tokens > limit:
-                raise ValueError(
-                    f"prompts[{index}] has {len(prompt)} tokens: with max_new_tokens={max_new_tokens} it does not fit "
-                    f"the model's max_position_embeddings={limit}"
-                )
-            beyond = (prompt < 0) | (prompt >= (np.inf if self._vocab_size is None else self._vocab_size))
-            if beyond.any():
-                place = int(beyond.argmax())
-                raise ValueError(
-                    f"prompts[{index}].token_ids[{place}] is {prompt[place]}, outside the model's vocabulary of "
-                    f"{self._vocab_size}"
-                )
+        """Do nothing: caches live only during ``generate``."""
 
     def _live_rows(self, max_rows: int, sampling: Sampling, seed: int, first_prompt: int) -> LiveRows:
         device = _find_device(self._model)

@@ -18,18 +18,20 @@ _MIN_SPARE_COLUMNS = 64
 
 @dataclass(frozen=True, eq=False)
 class PrefilledPrompts:
-    """Prompts after prefill, padded on the left to a common width.
+    """Prompts after prefill, padded to a common width.
 
     Attributes:
         keys, values: One tensor per layer, ``[P, heads, width, head_dim]``; the padding is not read.
         logits: ``[P, V]``, logits of the token after each prompt.
         lengths: ``int64 [P]``, prompt lengths in tokens.
+        padded_left: whether prompts end at the last column; else they begin at the first.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
     logits: Tensor
     lengths: Int64Array
+    padded_left: bool = True
 
     @property
     def width(self) -> int:
@@ -40,6 +42,24 @@ class PrefilledPrompts:
         """The same prompts with zero columns, for rows whose prompt is stored elsewhere."""
         keys, values = ([tensor[:, :, :0] for tensor in tensors] for tensors in (self.keys, self.values))
         return PrefilledPrompts(keys, values, self.logits, np.zeros_like(self.lengths))
+
+    def pad_left(self) -> PrefilledPrompts:
+        """The same prompts, ending at the last column."""
+        if self.padded_left:
+            return self
+        columns = (np.arange(self.width) - (self.width - self.lengths[:, None])) % self.width  # [P, width]
+        index = torch.from_numpy(columns).to(self.logits.device)[:, None, :, None]
+
+        def roll(tensor: Tensor) -> Tensor:
+            return tensor.gather(2, index.expand(-1, tensor.shape[1], -1, tensor.shape[3]))
+
+        keys, values = ([roll(tensor) for tensor in tensors] for tensors in (self.keys, self.values))
+        return PrefilledPrompts(keys, values, self.logits, self.lengths)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of products under autocast on ``device``; None where autocast is off."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 @dataclass
@@ -94,6 +114,7 @@ class RowCache:
 
     def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
         """Append live rows: row i continues ``prompts[which[i]]``."""
+        prompts = prompts.pad_left()
         extent, width, count = self._extent, prompts.width, len(which)
         if not self._layers:
             self._layers = [_RowLayer(extent) for _ in prompts.keys]

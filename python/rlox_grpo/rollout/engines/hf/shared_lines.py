@@ -23,13 +23,14 @@ from torch import Tensor
 
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache
 from rlox_grpo.rollout.engines.hf.shared_prefix import SharedPrefixCache
+from rlox_grpo.rollout.engines.hf.slot_cache import SlotCache
 from rlox_grpo.types import Int64Array
 
 
 class SharedLines:
     """The line of ``cache`` that each live row reads. Rows and lines are both numbered from 0 without gaps."""
 
-    def __init__(self, cache: RowCache | SharedPrefixCache, device: torch.device) -> None:
+    def __init__(self, cache: RowCache | SharedPrefixCache | SlotCache, device: torch.device) -> None:
         self._cache = cache
         self._device = device
         self._num_lines = 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.model.packed_attention import NO_MASK, SharedPrefix
-from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache
+from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache, autocast_dtype
 from rlox_grpo.types import Int64Array
 
 
@@ -103,8 +103,7 @@ class SharedPrefixCache:
         live = len(self._prompts)
         width = max(like.width, self._keys[0].shape[2] if self._keys else 0)
 
-        device = self._device.type
-        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        autocast = autocast_dtype(self._device)
 
         def grown(tensor: Tensor, old: Tensor | None) -> Tensor:
             # Zeros, not empty: a masked column weighs 0, and 0 times a stray NaN is NaN.

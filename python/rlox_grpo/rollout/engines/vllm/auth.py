@@ -1,4 +1,4 @@
-"""ASGI middleware of the servers that ``rlox-grpo serve`` starts: a token, bounds, and which weights answered.
+"""ASGI middleware of ``rlox-grpo serve``: a bearer token, bounds, and a header with the mark of the weights.
 
 vLLM's own ``--api-key`` guards ``/v1`` and a few more prefixes; the paths that reload weights, run methods in the
 workers and pause the server stay open. Here everything but ``/health`` needs the token.

@@ -20,17 +20,24 @@ import numpy as np
 from torch import Tensor
 
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.vllm.auth import LOADING
 from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, ServerConnection, Unavailable
 from rlox_grpo.rollout.engines.vllm.requests import (
     MODEL_NAME,
-    check_request,
     decode_texts,
     derive_prompt_seeds,
     make_request_fields,
     read_completion,
+    refuse_low_temperature,
 )
-from rlox_grpo.rollout.engines.weight_sync import build_manifest, check_weights, digest_weights
+from rlox_grpo.rollout.engines.weight_sync import (
+    WeightStream,
+    build_manifest,
+    check_weights,
+    digest_weights,
+    make_repeatable,
+)
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
@@ -112,7 +119,7 @@ class VLLMServerEngine:
         self._nccl_address = nccl_address
         self._rank = int(os.environ.get("RANK", "0"))
         self._servers = [ServerConnection(url, REQUESTS_PER_SERVER) for url in urls]
-        self._weights: Sequence[tuple[str, Tensor]] = ()
+        self._weights: Iterable[tuple[str, Tensor]] = ()
         self._mark = "none"
         self._file: Path | None = None
         self.policy_version = -1
@@ -127,8 +134,10 @@ class VLLMServerEngine:
     ) -> list[RolloutGroup]:
         """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
 
+        The prompts of a step go to the servers in turn, over all ranks.
+
         Raises:
-            ValueError: what :func:`rlox_grpo.rollout.engines.vllm.requests.check_request` refuses.
+            ValueError: As :func:`~rlox_grpo.rollout.engines.request.check_request`, or a temperature below 0.01.
             EngineError: no weights were loaded yet; no server answered within the deadline; or one refused a request.
         """
         if self.policy_version < 0:
@@ -142,13 +151,15 @@ class VLLMServerEngine:
             max_length=self.max_length,
             has_tokenizer=self._tokenizer is not None,
         )
+        refuse_low_temperature(sampling)
         deadline = time.monotonic() + self._timeout
 
         def group(place: int, prompt: Prompt, prompt_seed: int) -> list[Completion]:
             body = self._body(prompt, group_size, sampling, prompt_seed)
             return self._ask_any(place, body, group_size, sampling, deadline)
 
-        places = range(len(prompts))
+        # Among all prompts of the step: if each rank counted from 0, all would begin with the same servers.
+        places = range(first_prompt, first_prompt + len(prompts))
         with ThreadPoolExecutor(min(len(prompts), REQUESTS_PER_SERVER * len(self._servers))) as pool:
             sampled = list(pool.map(group, places, prompts, derive_prompt_seeds(prompts, seed)))
         texts = iter(decode_texts(self._tokenizer, [completion for group in sampled for completion in group]))
@@ -165,7 +176,9 @@ class VLLMServerEngine:
             EngineError: no server took them, or one cannot read the file; names each with the end of its log.
         """
         start = time.perf_counter()
-        given = list(weights)
+        # Servers that start again get them once more: kept here where that would be a gather over ranks.
+        is_collective = isinstance(weights, WeightStream) and weights.is_collective
+        given = list(weights) if is_collective else make_repeatable(weights)
         check_weights(given, self._expected)
         if self._file is not None:
             self._file.unlink(missing_ok=True)

@@ -11,10 +11,10 @@ from rlox_grpo.rollout.engines.vllm.auth import WEIGHTS_HEADER
 from rlox_grpo.rollout.engines.vllm.records import find_record, find_token
 
 MARK = WEIGHTS_HEADER.decode()
-"""The header that names the weights that a server held when it was asked."""
+"""Response header with the mark of the weights that the server held."""
 
 POLL_SECONDS = 0.5
-"""Between two looks at a server that is starting."""
+"""Polling interval of a starting server, in seconds."""
 
 _CONNECT_SECONDS = 5.0
 
@@ -72,7 +72,7 @@ class ServerConnection:
         return self._usable(path, self._client.post(path, timeout=self._limits(deadline), **content))
 
     def held_weights(self, deadline: float) -> str:
-        """The mark of the weights that it holds.
+        """Return the mark of the weights that the server holds.
 
         Raises:
             Unavailable, httpx.TransportError: also where its engine is dead, which other answers do not show.
@@ -85,13 +85,13 @@ class ServerConnection:
         self.trouble = f"{type(error).__name__}: {error}"
 
     def report(self) -> str:
-        """Its address, why it failed, and the end of its log where it runs on this host."""
+        """Return the URL, the last failure, and the end of the server's log if it runs on this host."""
         record = find_record(self.url)
         tail = "" if record is None else record.log_tail()
         return f"\n{self.url}: {self.trouble or 'left out'}" + (f"\n{tail}" if tail else "")
 
     def may_come_back(self, deadline: float) -> bool:
-        """Whether there is time left and a launcher that starts it again."""
+        """Whether the launcher can restart the server before ``deadline``."""
         record = find_record(self.url)
         in_time = time.monotonic() + POLL_SECONDS < deadline
         return in_time and record is not None and record.launcher_is_alive()

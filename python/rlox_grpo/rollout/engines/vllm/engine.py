@@ -1,4 +1,4 @@
-"""vLLM in the trainer's process: on the CPU as it is, on a GPU beside the trainer, asleep while it updates."""
+"""In-process vLLM engine. On a GPU it sleeps during the update and gives its memory to the trainer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import gc
 import importlib.metadata
+import json
 import logging
 import os
 import random
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -20,26 +22,33 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.vllm.requests import (
-    check_request,
     decode_texts,
     derive_prompt_seeds,
     make_request_fields,
     read_completion,
+    refuse_low_temperature,
 )
-from rlox_grpo.rollout.engines.weight_sync import build_manifest, check_weights, find_tied_layers, untie_output_layer
+from rlox_grpo.rollout.engines.weight_sync import (
+    build_manifest,
+    check_weights,
+    find_tied_layers,
+    make_repeatable,
+    untie_output_layer,
+)
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
 
 FIRST_VLLM, LAST_VLLM = (0, 32), (0, 32)
-"""The versions that the tests run with; an older one is refused, a newer one is tried with a warning."""
+"""Tested vLLM versions: an older one raises ImportError, a newer one logs a warning."""
 
 DEFAULT_MAX_ROWS = 256
 
-# What a reload raises inside vLLM: its loaders assert, index, narrow and allocate.
+# Errors of vLLM's weight loaders.
 _RELOAD_FAILURES = (
     ArithmeticError,
     AssertionError,
@@ -55,9 +64,9 @@ _RELOAD_FAILURES = (
 class VLLMEngine:
     """Samples with vLLM from a copy of the policy, loaded and reloaded in memory; nothing goes through a file.
 
-    vLLM starts with the first ``load_weights``, from the model's configuration alone. It reads no tokenizer unless
-    stop strings need one, no generation settings of a checkpoint, and ends a completion by the policy's end tokens:
-    prompts and completions are token ids.
+    vLLM starts at the first ``load_weights``, from the model's configuration. Prompts and completions are token ids:
+    it reads a tokenizer only for stop strings, ignores a checkpoint's generation settings, and ends a completion at
+    the policy's end tokens.
 
     A completion's draws are keyed by (seed, prompt's index, completion's place in its group), so the batch's order
     does not decide them. Logits depend on the batch in their last bits; a token can flip where a draw lies on the edge.
@@ -86,9 +95,9 @@ class VLLMEngine:
         max_length: int | None = None,
         max_rows: int | None = None,
         gpu_memory_utilization: float = 0.3,
-        tensor_parallel_size: int = 1,
         sleep: bool = True,
-        ranks: Ranks | None = None,
+        ranks: HostGroup | None = None,
+        sharing_ranks: HostGroup | None = None,
     ) -> None:
         """Check that vLLM can serve ``model``; it is started by ``load_weights``.
 
@@ -101,25 +110,21 @@ class VLLMEngine:
             max_length: Longest prompt with its completion; the model's own limit by default.
             max_rows: Completions decoded at once, 256 by default.
             gpu_memory_utilization: Share of the GPU's memory that vLLM may take, its weights included.
-            tensor_parallel_size: Ranks that share one model; above 1 under ``torchrun`` only.
             sleep: On a GPU, hand vLLM's memory to the trainer between one ``generate`` and the next.
-            ranks: Those of the run, each with an engine of its own: they start, and start again, together.
+            ranks: All ranks of the run: their engines start, and start again, together.
+            sharing_ranks: The consecutive ranks that share one model by tensor parallelism. They call ``generate``
+                together, with the same arguments.
 
         Raises:
             ImportError: vLLM is missing or too old; names the extra.
-            ValueError: a model that is not of transformers, or a ``tensor_parallel_size`` that cannot be had here.
+            ValueError: a model that is not of transformers.
         """
         check_vllm_version()
         if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
             raise ValueError(f"engine='vllm' needs a transformers model, got {type(model).__name__}")
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        if tensor_parallel_size > 1 and world_size % tensor_parallel_size:
-            raise ValueError(
-                f"tensor_parallel_size={tensor_parallel_size} does not divide the {world_size} processes of this run: "
-                "start it with torchrun, or use engine='vllm_server'"
-            )
         self._tokenizer = tokenizer
-        self._ranks = ranks or Ranks()
+        self._ranks, self._sharing = ranks or HostGroup(), sharing_ranks or HostGroup()
         self._end_ids = tuple(eos_token_ids)
         text_config = model.config.get_text_config(decoder=True)
         self._vocab_size = int(text_config.vocab_size)
@@ -138,7 +143,7 @@ class VLLMEngine:
             "max_model_len": self.max_length,
             "max_num_seqs": max_rows or DEFAULT_MAX_ROWS,
             "gpu_memory_utilization": gpu_memory_utilization,
-            "tensor_parallel_size": tensor_parallel_size,
+            "tensor_parallel_size": self._sharing.size,
             "distributed_executor_backend": "external_launcher" if world_size > 1 else "uni",
             "enforce_eager": not torch.cuda.is_available(),
             "enable_sleep_mode": self._sleeps,
@@ -160,8 +165,9 @@ class VLLMEngine:
         """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
 
         Raises:
-            ValueError: what :func:`rlox_grpo.rollout.engines.vllm.requests.check_request` refuses.
-            EngineError: no weights were loaded yet, or vLLM gave something that is no completion.
+            ValueError: As :func:`~rlox_grpo.rollout.engines.request.check_request`, or a temperature below 0.01.
+            EngineError: no weights were loaded yet, or vLLM gave something that is no completion, or ranks that share
+                one model were given different prompts or sampled different tokens.
         """
         if self._llm is None:
             raise EngineError("engine='vllm' has no weights yet: load_weights comes before generate")
@@ -174,6 +180,9 @@ class VLLMEngine:
             max_length=self.max_length,
             has_tokenizer=self._tokenizer is not None,
         )
+        refuse_low_temperature(sampling)
+        asked = [prompt.token_ids.tolist() for prompt in prompts]
+        self._refuse_differences("were given different prompts", [asked, group_size, repr(sampling), seed])
         from vllm import SamplingParams
 
         without_text = range(self._vocab_limit or self._vocab_size, self._vocab_size)
@@ -187,10 +196,11 @@ class VLLMEngine:
             for prompt_seed in derive_prompt_seeds(prompts, seed)
         ]
         self._wake({"weights", "kv_cache"})
-        requests = [{"prompt_token_ids": prompt.token_ids.tolist()} for prompt in prompts]
+        requests = [{"prompt_token_ids": token_ids} for token_ids in asked]
         outputs = self._llm.generate(requests, parameters, use_tqdm=False)
         self._sleep()
         sampled = [self._completion(output, sampling) for request in outputs for output in request.outputs]
+        self._refuse_differences("sampled different tokens", [one.token_ids.tolist() for one in sampled])
         texts = decode_texts(self._tokenizer, sampled)
         completions = [replace(one, text=text) for one, text in zip(sampled, texts, strict=True)]
         return [
@@ -209,21 +219,19 @@ class VLLMEngine:
             EngineError: vLLM cannot be started again.
         """
         start = time.perf_counter()
-        tensors = list(weights)
-        check_weights(tensors, self._expected)
-        given = dict(tensors)
-        tensors += [(layer, given[embeddings]) for layer, embeddings in self._tied_layers.items()]
+        weights = make_repeatable(weights)
+        check_weights(weights, self._expected)
         if self._llm is None:
             self._start()
         failure = ""
         try:
-            self._reload(tensors)
+            self._reload(weights)
         except _RELOAD_FAILURES as error:
             failure = f"{type(error).__name__}: {error}"
         failures = [f"rank {rank}: {told}" for rank, told in enumerate(self._ranks.gather(failure)) if told]
         if failures:
             logger.warning("the sync of version %d failed (%s): vLLM is started again", version, "; ".join(failures))
-            self._restart(tensors, version)
+            self._restart(weights, version)
         self.policy_version = version
         self.sync_seconds = time.perf_counter() - start
 
@@ -241,6 +249,22 @@ class VLLMEngine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
+    def _refuse_differences(self, what: str, value: list[Any]) -> None:
+        """Raise EngineError where the ranks that share this model differ in ``value``, a JSON value.
+
+        Each of them runs vLLM's scheduler, and they meet in every layer: with other prompts the sums over ranks would
+        mix rows of different prompts, or wait for ever for a rank that has fewer of them.
+        """
+        if self._sharing.size == 1:
+            return
+        digest = blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+        found = self._sharing.gather(digest)
+        if any(other != digest for other in found):
+            raise EngineError(
+                f"tensor_parallel_size={self._sharing.size}: the ranks that share one vLLM model {what} (digests "
+                f"{', '.join(found)}), so their completions cannot be trusted"
+            )
+
     def _start(self) -> None:
         _set_environment()
         from vllm import LLM
@@ -254,24 +278,38 @@ class VLLMEngine:
             self._llm = LLM(model=folder, **settings)
         atexit.register(self.close)  # else vLLM ends after the process groups that it is in, and prints a traceback
 
-    def _restart(self, tensors: Sequence[tuple[str, Tensor]], version: int) -> None:
+    def _restart(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.close()
         try:
             self._start()
-            self._reload(tensors)
+            self._reload(weights)
         except _RELOAD_FAILURES as error:
             self.close()
             raise EngineError(f"vLLM does not take version {version} of the weights, started anew: {error}") from error
 
-    def _reload(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self._wake({"weights"})
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
+        stream = self._with_tied_layers(weights)
+        try:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
+        finally:
+            for _ in stream:  # of shards: the other ranks gather all of them
+                pass
         # Blocks of the cache hold keys and values of the old weights.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not clear its prefix cache: requests are still running")
 
+    def _with_tied_layers(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            yield name, tensor
+            for layer, embeddings in self._tied_layers.items():
+                if embeddings == name:
+                    yield layer, tensor
+
     def _wake(self, parts: set[str]) -> None:
         if asleep := parts & self._asleep:  # vLLM must not be woken where it is awake
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # vLLM takes its memory from the driver, where torch's cache is not free
             self._llm.wake_up(tags=sorted(asleep))
             self._asleep -= asleep
 
@@ -311,7 +349,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def _set_environment() -> None:
-    """What vLLM reads when it is imported; a user's own values stand, but for the one that the sync depends on."""
+    """Set the environment variables that vLLM reads on import; the user's values win, but for multiprocessing."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -323,7 +361,7 @@ def _set_environment() -> None:
 
 @contextlib.contextmanager
 def _random_states_kept() -> Iterator[None]:
-    """VLLM seeds every generator of the process when it starts; the trainer's go on where they were."""
+    """Restore the trainer's random states: vLLM seeds every generator of the process when it starts."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:
@@ -337,7 +375,7 @@ def _random_states_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _groups_kept() -> Iterator[None]:
-    """VLLM closes every process group of the process when it shuts down; here its own alone."""
+    """Keep the trainer's process groups: vLLM destroys every group of the process when it shuts down."""
     destroy = dist.destroy_process_group
 
     def destroy_one(group: Any = None) -> None:

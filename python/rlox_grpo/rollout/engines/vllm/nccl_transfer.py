@@ -1,4 +1,4 @@
-"""Weights from the trainer's GPU to the GPUs of one server by NCCL, over vLLM's public weight-transfer API.
+"""Weight transfer by NCCL from the trainer's GPU to one server's GPUs, over vLLM's weight-transfer API.
 
 Written against vLLM 0.32 and reviewed; the transfer itself has not been run, as it needs two GPUs. vLLM's IPC transport
 is left out on purpose: over HTTP its handles travel as a pickle, which the server unpickles.
@@ -7,7 +7,7 @@ is left out on purpose: over HTTP its handles travel as a pickle, which the serv
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +24,7 @@ class PolicySource(WeightSource):  # type: ignore[misc]  # vLLM's interface
     """The checked weights of one sync, in vLLM's form."""
 
     def __init__(self) -> None:
-        self.weights: Sequence[tuple[str, Tensor]] = ()
+        self.weights: Iterable[tuple[str, Tensor]] = ()
 
     def metadata(self) -> list[Any]:
         """Name, type and shape of each tensor, in the order of iteration."""
@@ -41,19 +41,19 @@ class ControlPlane:
         self._post = post
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Let the workers join the group; returns when they have."""
+        """Have the workers join the group; returns once they have."""
         self._post("/init_weight_transfer_engine", {"init_info": init_info})
 
     def start_weight_update(self) -> None:
-        """From here on the server's weights are a mixture."""
+        """Begin an update; until it is finished the server's weights are a mixture of old and new."""
         self._post("/start_weight_update", None)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Let the workers receive; runs beside the broadcast."""
+        """Have the workers receive the weights, concurrently with the broadcast."""
         self._post("/update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """The weights are whole again."""
+        """Finish the update."""
         self._post("/finish_weight_update", None if weight_version is None else {"weight_version": weight_version})
 
 
@@ -75,7 +75,7 @@ class NCCLTransfer:
             lambda: WeightTransferTrainerFactory.trainer_init(info, client=ControlPlane(post), source=self._source),
         )
 
-    def send(self, weights: Sequence[tuple[str, Tensor]], seconds: float) -> None:
+    def send(self, weights: Iterable[tuple[str, Tensor]], seconds: float) -> None:
         """Broadcast every tensor; returns when the workers have them all.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Where ``rlox-grpo serve`` leaves the token and the log of each server for the trainers of the same user and host."""
+"""Records of running vLLM servers: URL, token and log file, for trainers of the same user on the same host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TAIL_LINES = 15
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """One server that runs here: its address, its token, the file it logs to, and who started it."""
+    """A server on this host: URL, token, log file, and the process id of its launcher."""
 
     url: str
     token: str
@@ -24,7 +24,7 @@ class ServerRecord:
     launcher_pid: int
 
     def launcher_is_alive(self) -> bool:
-        """Whether the launcher still runs: it starts a server again that has died."""
+        """Whether the launcher runs; it restarts a server that has died."""
         try:
             os.kill(self.launcher_pid, 0)
         except ProcessLookupError:
@@ -43,7 +43,7 @@ class ServerRecord:
 
 
 def write_record(record: ServerRecord) -> Path:
-    """Leave ``record`` where only this user can read it. Returns its path."""
+    """Write ``record`` to a file that only this user can read. Returns its path."""
     path = _path(record.url)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
@@ -54,7 +54,7 @@ def write_record(record: ServerRecord) -> Path:
 
 
 def find_record(url: str) -> ServerRecord | None:
-    """What was left of the server at ``url``; None for one that was not started here."""
+    """Read the record of the server at ``url``; None if it was not started on this host."""
     try:
         return ServerRecord(**json.loads(_path(url).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):  # none, or cut short
@@ -62,12 +62,12 @@ def find_record(url: str) -> ServerRecord | None:
 
 
 def remove_record(url: str) -> None:
-    """Take it back."""
+    """Remove the record of the server at ``url``."""
     _path(url).unlink(missing_ok=True)
 
 
 def find_token(url: str) -> str:
-    """The token of the server at ``url``: the environment's, else its record's.
+    """Find the token of the server at ``url`` in the environment, else in its record.
 
     Raises:
         ValueError: neither has one.

@@ -9,61 +9,26 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.errors import EngineError
-from rlox_grpo.rollout.engines.sampling import check_sampling
 from rlox_grpo.rollout.engines.stop_strings import decode
 from rlox_grpo.types import Completion, Int64Array, Prompt, Sampling
 
 LOWEST_TEMPERATURE = 0.01
-"""vLLM raises any temperature between 0 and this to it; what it reports would be of another distribution."""
+"""vLLM raises a lower temperature, other than 0, to this one and would report log-probs of another distribution."""
 
 
-def check_request(
-    prompts: Sequence[Prompt],
-    group_size: int,
-    sampling: Sampling,
-    seed: int,
-    *,
-    vocab_size: int,
-    max_length: int | None,
-    has_tokenizer: bool,
-) -> None:
-    """Raise ValueError for a request that vLLM would refuse later or treat differently without a message.
-
-    Raises:
-        ValueError: names the argument, the prompt's position in ``prompts`` and the value.
-    """
-    if group_size < 1:
-        raise ValueError(f"group_size must be at least 1, got {group_size}")
-    if seed < 0:
-        raise ValueError(f"seed must be at least 0, got {seed}")
-    if not prompts:
-        raise ValueError("prompts is empty")
-    check_sampling(sampling)
+def refuse_low_temperature(sampling: Sampling) -> None:
+    """Raise ValueError for a temperature that vLLM would raise without a message."""
     if 0 < sampling.temperature < LOWEST_TEMPERATURE:
         raise ValueError(
             f"temperature is {sampling.temperature}: vLLM samples at {LOWEST_TEMPERATURE} or above, or at 0"
         )
-    if sampling.stop and not has_tokenizer:
-        raise ValueError(f"stop strings need a tokenizer: stop={sampling.stop!r}")
-    for place, prompt in enumerate(prompts):
-        ids = prompt.token_ids
-        if ids.ndim != 1 or not len(ids):
-            raise ValueError(f"prompts[{place}] must hold at least one token id in one dimension, got {ids.shape}")
-        if max_length is not None and len(ids) + sampling.max_new_tokens > max_length:
-            raise ValueError(
-                f"prompts[{place}] has {len(ids)} tokens: with max_new_tokens={sampling.max_new_tokens} it does not "
-                f"fit the engine's {max_length} positions"
-            )
-        if ((ids < 0) | (ids >= vocab_size)).any():
-            wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
-            raise ValueError(f"prompts[{place}] holds token id {wrong}, outside the model's vocabulary of {vocab_size}")
 
 
 def derive_prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
-    """A 62-bit seed for each prompt, of ``seed`` and the prompt's index, so that neighbours and order do not matter.
+    """Derive a 62-bit seed for each prompt from ``seed`` and the prompt's index, independent of order and neighbours.
 
-    A prompt that comes twice in one call gets a second seed. vLLM adds a completion's place in its group to its
-    prompt's seed; two bits are left free for that, and 2⁶² is far enough apart for groups not to meet.
+    A prompt that occurs twice in one call gets two seeds. vLLM adds a completion's index in its group to the prompt's
+    seed, hence the two free bits.
     """
     seen: Counter[int] = Counter()
     seeds = []
@@ -75,9 +40,9 @@ def derive_prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
 
 
 def make_request_fields(sampling: Sampling, group_size: int, seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
-    """The sampling parameters that vLLM's Python and HTTP faces have in common.
+    """The sampling parameters that vLLM's Python and HTTP interfaces share.
 
-    End tokens are ours alone: vLLM's own notion of them comes of files that the trainer may not have.
+    Only the policy's end tokens apply: vLLM would read its own from files that the trainer may not have.
     """
     return {
         "n": group_size,
@@ -97,7 +62,7 @@ def make_request_fields(sampling: Sampling, group_size: int, seed: int, end_ids:
 def read_completion(
     token_ids: Int64Array, log_probs: Any, finish_reason: str, sampling: Sampling, vocab_limit: int | None, source: str
 ) -> Completion:
-    """One completion as the trainer takes it, without its text.
+    """Convert one completion to the trainer's form, without its text.
 
     At temperature 0 the distribution sampled from is a point mass, whose log-prob is 0; vLLM reports the softmax's.
 
@@ -126,4 +91,4 @@ def decode_texts(tokenizer: Any, completions: Sequence[Completion]) -> Sequence[
 
 
 MODEL_NAME = "policy"
-"""The model's name in requests, whatever its path."""
+"""The served model's name in requests."""

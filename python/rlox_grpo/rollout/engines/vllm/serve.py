@@ -1,4 +1,4 @@
-"""``rlox-grpo serve``: vLLM servers that a trainer on this or another machine samples from and syncs its weights to."""
+"""``rlox-grpo serve``: vLLM servers that trainers on this or other hosts sample from and sync their weights to."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class _Server:
             return False
 
     def how_it_ended(self) -> str | None:
-        """In words; None while it runs and listens.
+        """Describe how the server ended; None while it runs and listens.
 
-        vLLM 0.32 whose engine has died stops to listen, and then waits for answers that the engine owes for ever.
+        When its engine dies, vLLM 0.32 closes its port and the process hangs.
         """
         if self.process.poll() is None and self._listens():
             return None
@@ -89,23 +89,23 @@ class _Server:
 def serve(
     model: str,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    count: int = 1,
-    dtype: str = "float32",
-    max_length: int | None = None,
-    token_file: str | None = None,
-    log_dir: str = "runs/servers",
-    restarts: int = 3,
-    start_timeout: float = 600.0,
-    vllm_arguments: Sequence[str] = (),
-    say: Callable[[str], None] = print,
+    host: str,
+    port: int,
+    count: int,
+    dtype: str,
+    max_length: int | None,
+    token_file: str | None,
+    log_dir: str,
+    restarts: int,
+    start_timeout: float,
+    vllm_arguments: Sequence[str],
+    say: Callable[[str], None],
 ) -> None:
-    """Run ``count`` servers of ``model`` on ports from ``port`` on, until stopped; a server that dies is started again.
+    """Run ``count`` servers of ``model`` on consecutive ports until stopped, and restart a server that dies.
 
-    Every path of theirs but ``/health`` needs a bearer token: ``token_file``'s, the environment's, or a new one. It is
-    passed on by environment, never on a command line. The trainers of the same user on this host find it, and the
-    server's log, by the server's URL; others need it in their environment.
+    Every path except ``/health`` needs a bearer token: from ``token_file``, the environment, or a new one. The token is
+    passed by environment, never on a command line. Trainers of the same user on this host find the token and the
+    server's log by the server's URL; other trainers need the token in their environment.
 
     Args:
         model: A path or hub id with its tokenizer; the trainer replaces its weights.
@@ -114,11 +114,11 @@ def serve(
         dtype: vLLM's arithmetic, as the trainer's ``dtype``.
         max_length: Longest prompt with its completion.
         token_file: A file that holds the token alone.
-        log_dir: Where ``server_<port>.log`` go.
-        restarts: How often each server is started again after it died.
-        start_timeout: Seconds that a server has to become healthy.
+        log_dir: Folder of the ``server_<port>.log`` files.
+        restarts: Most restarts of each server.
+        start_timeout: Seconds until a server must be healthy.
         vllm_arguments: More arguments of vLLM's server, such as ``--tensor-parallel-size 2``.
-        say: Told what happens, a line at a time.
+        say: Called with each line of progress.
 
     Raises:
         ValueError: on the CPU, a model of more than text whose output layer is its embeddings.
@@ -155,7 +155,7 @@ def serve(
 
 
 def _watch(servers: Sequence[_Server], start_timeout: float, say: Callable[[str], None]) -> None:
-    """Until interrupted: start again what died."""
+    """Restart servers that died, until interrupted."""
     while True:
         time.sleep(_POLL_SECONDS)
         for server in servers:
@@ -239,7 +239,7 @@ def _token(token_file: str | None) -> str:
 
 
 def _refuse_taken(host: str, port: int) -> None:
-    """Another server on this port would be taken for ours. Raises OSError naming the address."""
+    """Raise OSError if the port is in use: another server there would be mistaken for ours."""
     try:
         socket.create_server((host, port)).close()
     except OSError as error:
@@ -247,7 +247,7 @@ def _refuse_taken(host: str, port: int) -> None:
 
 
 def _own_output_layer(model: str) -> list[str]:
-    """Arguments that give vLLM an output layer of its own where the model's is its embeddings.
+    """Arguments that give vLLM a separate output layer where the model ties it to its embeddings.
 
     See :func:`.weight_sync.untie_output_layer`. The checkpoint has no weights for it, so all weights come by sync.
     """
@@ -277,7 +277,7 @@ def _tail(server: _Server) -> str:
 
 
 def _end_with_the_launcher() -> None:
-    """In the child: be told to end when the launcher is killed, however hard."""
+    """In the child process: get SIGTERM when the launcher dies, by SIGKILL too."""
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
 
 

@@ -1,4 +1,4 @@
-"""What ``rlox-grpo serve`` adds to vLLM's workers: taking new weights from a file, all of them or none."""
+"""Worker extension of ``rlox-grpo serve``: load new weights from a file, all of them or none."""
 
 from __future__ import annotations
 

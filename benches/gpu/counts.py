@@ -1,0 +1,220 @@
+"""Kernels, host syncs, attention kernels and peak memory of an update and of a generated token, without a GPU.
+
+The library's own code runs on the simulated device of tests/cuda_sim. Prints a Markdown table of this tree and, if one
+is named, of another to compare with:
+
+    python benches/gpu/counts.py [--base REF_OR_FOLDER] [--only TEXT] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+GIB = 2**30
+# name: model, LoRA rank, activation checkpointing
+UPDATES = {
+    "0.5B": ("0.5B", 0, False),
+    "0.5B, checkpointing": ("0.5B", 0, True),
+    "7B LoRA 32, checkpointing": ("7B", 32, True),
+}
+# name: options of the sampled model; as many layers as 0.5B and narrow, as only kernels are counted
+DECODES = {
+    "a token of 24 layers": {"num_hidden_layers": 24},
+    "a token of 24 layers, LoRA 32": {"num_hidden_layers": 24, "lora_rank": 32},
+}
+ROWS, PROMPT, NEW = 16, 1024, 1024
+
+
+def measure(only: str) -> dict[str, Any]:
+    """The rows of the table whose name has ``only``, of the library that this process imports. Runs under the shim."""
+    import torch
+
+    warnings.simplefilter("ignore")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as the trainer does
+    rows: dict[str, Any] = {}
+    for kind, cases, function in (("update", UPDATES, measure_update), ("token", DECODES, measure_token)):
+        for name in cases:
+            if only not in f"{kind}: {name}":
+                continue
+            try:
+                rows[f"{kind}: {name}"] = function(name)
+            except Exception as error:  # noqa: BLE001 - an older tree may lack what a row needs
+                rows[f"{kind}: {name}"] = {"error": f"{type(error).__name__}: {error}"}
+    return rows
+
+
+def measure_update(name: str) -> dict[str, Any]:
+    """The second update of a model without data: one prompt of 1,024 tokens, 16 completions of 1,024 tokens."""
+    import torch
+    from simulated import SimulatedCuda, swapping_parameters
+    from sizes import MODELS, add_lora, checkpoint_activations, make_batch, make_model, store_frozen_in_bfloat16
+
+    from rlox_grpo.loss import grpo_loss
+    from rlox_grpo.model.forward import make_forward
+    from rlox_grpo.update.torch_updater import TorchUpdater
+
+    size, lora_rank, checkpointing = UPDATES[name]
+    with SimulatedCuda(values=False) as gpu, swapping_parameters():
+        with torch.device("meta"):
+            model = make_model(size)
+        gpu.adopt(model)
+        model = add_lora(model, lora_rank) if lora_rank else model
+        if checkpointing:
+            checkpoint_activations(model)
+        updater = TorchUpdater(model, make_forward(model, autocast_dtype=torch.bfloat16), grpo_loss)
+        store_frozen_in_bfloat16(model)
+        batch = make_batch(ROWS, PROMPT, NEW, MODELS[size]["vocab_size"], "cuda")
+        updater.step([batch], 1e-6)
+        gc.collect()
+        held = gpu.live
+        gpu.forget()
+        updater.step([batch], 1e-6)
+        return {**_counts(gpu), "held_gib": held / GIB, "peak_gib": gpu.peak / GIB}
+
+
+def measure_token(name: str) -> dict[str, Any]:
+    """A token of every row, after prefill: 2 prompts x 4 completions in bfloat16, in the mean over 8 tokens."""
+    import torch
+    from simulated import SimulatedCuda, swapping_parameters, to_cuda
+    from sizes import add_lora, make_model, make_prompts, store_frozen_in_bfloat16
+
+    from rlox_grpo.rollout.engines.hf.engine import HFEngine
+    from rlox_grpo.types import Sampling
+
+    options = dict(DECODES[name])
+    lora_rank = options.pop("lora_rank", 0)
+    with SimulatedCuda(nothing_seen_is_nan=False) as gpu, swapping_parameters():
+        model = to_cuda(make_model("tiny", **options))
+        model = add_lora(model, lora_rank) if lora_rank else model
+        engine = HFEngine(model, eos_token_ids=[], autocast_dtype=torch.bfloat16)
+        store_frozen_in_bfloat16(model)
+        found = []
+        for tokens in (1, 9):
+            gpu.forget()
+            engine.generate(make_prompts(2, 24, 1024), 4, Sampling(tokens), 0)
+            found.append(_counts(gpu))
+        first, all_tokens = found
+        each = {what: (all_tokens[what] - first[what]) / 8 for what in ("kernels", "syncs")}
+        decoding = [kind for kind in all_tokens["attention"] if kind not in first["attention"]]
+        return {**all_tokens, **each, "attention": decoding or all_tokens["attention"]}
+
+
+def _counts(gpu: Any) -> dict[str, Any]:
+    kinds = sorted({_kind(name) for name in gpu.attention if "backward" not in name})
+    if any("_softmax" in name for name in gpu.operators) and not kinds:
+        kinds = ["math"]
+    return {
+        "kernels": gpu.kernels_total,
+        "syncs": sum(gpu.syncs.values()),
+        "attention": kinds,
+        "where_syncs": dict(gpu.syncs.most_common(12)),
+    }
+
+
+def _kind(name: str) -> str:
+    words = name.split(" ", 1)[1].split(" q=")[0]
+    return words.replace(" causal", "")
+
+
+def table(rows: dict[str, Any], base: dict[str, Any] | None, base_name: str) -> str:
+    """Markdown; with ``base``, each figure stands beside the other tree's."""
+    columns = ("kernels", "host syncs", "attention kernels", "peak GiB")
+    lines = [f"| | {' | '.join(columns)} |", "| --- | ---: | ---: | --- | ---: |"]
+    for name, row in rows.items():
+        for label, figures in ((name, row), *(((f"{name}, {base_name}", base[name]),) if base else ())):
+            if "error" in figures:
+                lines.append(f"| {label} | {figures['error'].splitlines()[0][:120]} | | | |")
+                continue
+            peak = f"{figures['peak_gib']:.1f}" if "peak_gib" in figures else ""
+            attention = ", ".join(figures["attention"])
+            lines.append(f"| {label} | {figures['kernels']:,.0f} | {figures['syncs']:.1f} | {attention} | {peak} |")
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def checkout(base: str) -> Iterator[Path]:
+    """The tree of ``base``, a folder or a git reference, with the extension built in it."""
+    if Path(base).is_dir():
+        yield Path(base).resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="rlox_base_") as name:
+        tree = Path(name) / "tree"
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), base], cwd=ROOT, check=True)
+        try:
+            _build_extension(tree, base)
+            yield tree
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
+
+
+def _build_extension(tree: Path, base: str) -> None:
+    """This tree's extension where the Rust sources are the same; else built by cargo."""
+    package = tree / "python/rlox_grpo"
+    sources = ["--", "rust", "Cargo.toml", "Cargo.lock"]
+    same = subprocess.run(["git", "diff", "--quiet", base, *sources], cwd=ROOT, check=False).returncode == 0
+    if same:
+        for built in (ROOT / "python/rlox_grpo").glob("_native*.so"):
+            shutil.copy2(built, package)
+        return
+    target = ROOT / "target/base"
+    command = ["cargo", "build", "--release", "--locked", "--features", "python", "--target-dir", str(target)]
+    subprocess.run(command, cwd=tree, check=True)
+    [library] = [path for path in (target / "release").glob("*_native.so") if path.is_file()]
+    shutil.copy2(library, package / "_native.abi3.so")
+
+
+def run_on(tree: Path, shim: dict[str, str], only: str) -> dict[str, Any]:
+    """The table's rows of the library in ``tree``, by a process of its own."""
+    path = os.pathsep.join([str(tree / "python"), str(HERE), str(ROOT / "tests/cuda_sim")])
+    command = [sys.executable, str(Path(__file__).resolve()), "--measure", "--only", only]
+    environment = {**shim, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, cwd=tree)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    rows: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return rows
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--base", help="git reference or folder of a tree to compare with")
+    arguments.add_argument("--json", type=Path, help="also write the figures here")
+    arguments.add_argument("--only", default="", help="only rows whose name has this, such as update or token")
+    arguments.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    options = arguments.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.only)))
+        return
+    sys.path.insert(0, str(ROOT / "tests/cuda_sim"))
+    from run import shimmed
+
+    with shimmed() as (environment, reason):
+        if reason:
+            print(f"skipped, as {reason}")
+            return
+        rows, base = run_on(ROOT, environment, options.only), None
+        if options.base:
+            with checkout(options.base) as tree:
+                base = run_on(tree, environment, options.only)
+    if options.json:
+        options.json.write_text(json.dumps({"this tree": rows, **({options.base: base} if base else {})}, indent=1))
+    print(f"{ROWS} completions of {NEW:,} tokens, prompt {PROMPT:,}; simulated device, bfloat16 arithmetic\n")
+    print(table(rows, base, options.base or ""))
+
+
+if __name__ == "__main__":
+    main()

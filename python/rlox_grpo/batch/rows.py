@@ -1,0 +1,203 @@
+"""The rows of an optimizer step, flat, and the batches that they are laid out in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import rlox_grpo._native as _native
+from rlox_grpo.batch.ragged import check_at_least, concatenate
+from rlox_grpo.turns import count_turns, mark_sampled, number_turns
+from rlox_grpo.types import Batch, BoolArray, Completion, Float32Array, Int64Array, ScoredGroup
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of an optimizer step, flat: what each token has, with offsets, and one entry of the rest for each row.
+
+    ``sampled`` is None where the policy sampled every token. ``advantages`` have one value for each row, or for each
+    token if ``by_turn``.
+    """
+
+    prompts: Int64Array
+    prompt_offsets: Int64Array
+    completions: Int64Array
+    completion_offsets: Int64Array
+    log_probs: Float32Array
+    sampled: BoolArray | None
+    prompt_of_row: Int64Array
+    train: BoolArray
+    advantages: Float32Array
+    by_turn: bool
+
+    @staticmethod
+    def of(scored_groups: Sequence[ScoredGroup], advantages: Any, train_truncated: bool) -> Rows:
+        """Collect and check what :func:`rlox_grpo.batch.build_batch` is given."""
+        groups = [scored.group for scored in scored_groups]
+        completions = [completion for group in groups for completion in group.completions]
+        ids, id_offsets = concatenate([c.token_ids for c in completions], np.int64, "completions.token_ids")
+        log_probs, log_prob_offsets = concatenate(
+            [c.log_probs for c in completions], np.float32, "completions.log_probs"
+        )
+        _check_log_probs(id_offsets, log_prob_offsets)
+        sampled = mark_sampled(completions)
+        rows = _check_advantages(advantages, completions)
+        prompts, prompt_offsets = concatenate([g.prompt.token_ids for g in groups], np.int64, "prompts.token_ids")
+        return Rows(
+            prompts=prompts,
+            prompt_offsets=prompt_offsets,
+            completions=ids,
+            completion_offsets=id_offsets,
+            log_probs=log_probs,
+            sampled=sampled,
+            prompt_of_row=np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups]),
+            train=_mark_trained(completions, train_truncated),
+            advantages=rows if rows.ndim == 1 else _spread_over_tokens(rows, completions),
+            by_turn=rows.ndim == 2,
+        )
+
+    @property
+    def count(self) -> int:
+        """N, the completions of the step."""
+        return len(self.train)
+
+    def count_tokens(self, rows: Sequence[int]) -> int:
+        """Tokens of rows that share a prompt, which is counted once."""
+        prompt = self.prompt_of_row[rows[0]]
+        completions = sum(self.completion_offsets[row + 1] - self.completion_offsets[row] for row in rows)
+        return int(self.prompt_offsets[prompt + 1] - self.prompt_offsets[prompt] + completions)
+
+    def _bounds(self, rows: Int64Array) -> Iterator[tuple[int, int]]:
+        """Where each row's tokens begin and end among the flat ones."""
+        return zip(self.completion_offsets[rows], self.completion_offsets[rows + 1], strict=True)
+
+    def parts(self, token_budget: int) -> list[list[int]]:
+        """Rows of each group, cut where the next one would pass the budget."""
+        completion_lengths = np.diff(self.completion_offsets).tolist()
+        parts: list[list[int]] = []
+        tokens, prompt = 0, -1
+        for row, (of, length) in enumerate(zip(self.prompt_of_row.tolist(), completion_lengths, strict=True)):
+            if of == prompt and tokens + length <= token_budget:
+                parts[-1].append(row)
+                tokens += length
+            else:
+                parts.append([row])
+                tokens, prompt = self.count_tokens([row]), of
+        return parts
+
+    def denominators(self, num_loss_tokens: float | None, num_sequences: float | None) -> tuple[float, float]:
+        """Loss tokens and sequences that hold one, counted here where they are not given."""
+        lengths = np.diff(self.completion_offsets)
+        if self.sampled is not None:
+            lengths = np.diff(np.append(0, np.cumsum(self.sampled))[self.completion_offsets])
+        tokens = lengths * self.train
+        return (
+            float(tokens.sum()) if num_loss_tokens is None else num_loss_tokens,
+            float(np.count_nonzero(tokens)) if num_sequences is None else num_sequences,
+        )
+
+    def batch(
+        self,
+        rows: Int64Array,
+        denominators: tuple[float, float],
+        pad_token_id: int,
+        multiple_of: int,
+        device: torch.device | str | None,
+    ) -> Batch:
+        """Lay out ``rows``, ``int64`` indices in the step, with the denominators of the whole step."""
+        import torch
+
+        input_ids, attention_mask, position_ids, completion_ids, completion_mask, loss_mask, prompt_lengths = (
+            _native.layout_rows(
+                self.prompts,
+                self.prompt_offsets,
+                self.completions,
+                self.completion_offsets,
+                self.prompt_of_row,
+                self.train,
+                rows,
+                pad_token_id,
+                check_at_least(multiple_of, 1, "multiple_of"),
+            )
+        )
+        if self.sampled is not None:
+            # Boolean indexing goes through the rectangle row by row, as the flags do.
+            flags = [self.sampled[start:stop] for start, stop in self._bounds(rows)]
+            loss_mask[completion_mask] &= np.concatenate([np.zeros(0, np.bool_), *flags])
+        width = completion_ids.shape[1]
+        log_probs = _native.pad_values(self.log_probs, self.completion_offsets, rows, width, 0.0)
+
+        if self.by_turn:
+            advantages = _native.pad_values(self.advantages, self.completion_offsets, rows, width, 0.0)
+            advantages[~loss_mask] = 0.0
+        else:
+            advantages = self.advantages[rows]
+
+        def tensor(array: NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(array).to(device)
+
+        return Batch(
+            input_ids=tensor(input_ids),
+            attention_mask=tensor(attention_mask),
+            position_ids=tensor(position_ids),
+            prompt_lengths=tensor(prompt_lengths),
+            completion_ids=tensor(completion_ids),
+            completion_mask=tensor(completion_mask),
+            loss_mask=tensor(loss_mask),
+            advantages=tensor(advantages),
+            row_index=tensor(rows),
+            prompt_index=tensor(self.prompt_of_row[rows]),
+            num_loss_tokens=denominators[0],
+            num_sequences=denominators[1],
+            sampling_log_probs=tensor(log_probs),
+        )
+
+
+def _mark_trained(completions: Sequence[Completion], train_truncated: bool) -> BoolArray:
+    flags = (train_truncated or completion.finish_reason != "length" for completion in completions)
+    return np.fromiter(flags, np.bool_, len(completions))
+
+
+def _check_log_probs(id_offsets: Int64Array, log_prob_offsets: Int64Array) -> None:
+    lengths, expected = np.diff(log_prob_offsets), np.diff(id_offsets)
+    if (wrong := np.flatnonzero(lengths != expected)).size:
+        row = int(wrong[0])
+        raise ValueError(
+            f"completions[{row}].log_probs has {lengths[row]} values, but its token_ids has {expected[row]}"
+        )
+
+
+def _spread_over_tokens(advantages: Float32Array, completions: Sequence[Completion]) -> Float32Array:
+    """The advantage of each token's turn, ``float32 [sum T]``, of ``advantages [N, K]``."""
+    own = [row[number_turns(completion)] for row, completion in zip(advantages, completions, strict=True)]
+    return np.concatenate([np.zeros(0, np.float32), *own])
+
+
+def _check_advantages(advantages: Any, completions: Sequence[Completion]) -> Float32Array:
+    array, count = np.asarray(advantages), len(completions)
+    if array.ndim not in (1, 2) or array.dtype.kind not in "iuf":
+        raise TypeError(
+            f"advantages has dtype {array.dtype} and shape {array.shape}: expected float32 in one dimension, or in two "
+            "with a column for each turn"
+        )
+    if len(array) != count:
+        raise ValueError(f"advantages has {len(array)} values, but scored_groups hold {count} completions")
+    values = array.astype(np.float32)
+    needed = np.ones(count, np.bool_)
+    if array.ndim == 2:
+        turns = np.array([count_turns(completion) for completion in completions], np.int64)
+        if turns.max(initial=0) > array.shape[1]:
+            row = int(turns.argmax())
+            raise ValueError(f"advantages has {array.shape[1]} columns, but completion {row} has {turns[row]} turns")
+        needed = np.arange(array.shape[1]) < turns[:, None]
+    if (wrong := np.argwhere(needed & ~np.isfinite(values))).size:
+        place = tuple(wrong[0].tolist())
+        raise ValueError(f"advantages[{', '.join(map(str, place))}] is not finite: {values[place]}")
+    return values

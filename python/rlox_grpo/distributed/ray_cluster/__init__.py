@@ -1,0 +1,1 @@
+"""Start the ranks of a run as actors of a Ray cluster. Ray is imported when a cluster is asked for."""

@@ -1,0 +1,132 @@
+"""Join or start a Ray cluster, and reserve room for the ranks on it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rlox_grpo.distributed.ray_cluster.placement import Node, Place, Trainers, number_ranks, require_room
+from rlox_grpo.errors import ConfigError
+
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Of a cluster that is started here: nothing large goes through the object store."""
+ANSWER_WITHIN_S = 10.0
+"""Seconds to wait for the address of a cluster."""
+ROOM_WITHIN_S = 60.0
+"""Seconds to wait for room that something else on the cluster uses."""
+
+
+def import_ray() -> Any:
+    """Return the module ``ray``.
+
+    Raises:
+        ImportError: it is not installed; names the extra.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ImportError('a Ray cluster needs Ray: pip install "rlox-grpo[ray]"') from None
+    return ray
+
+
+@contextmanager
+def joined_cluster(address: str) -> Iterator[Any]:
+    """Join a Ray cluster for the block and yield the module ``ray``; a cluster that was started here ends with it.
+
+    Args:
+        address: ``auto`` joins the cluster that ``RAY_ADDRESS`` or this machine's ``ray start`` names, and starts one
+            on this machine where there is none; ``local`` always starts one; else the address of a cluster.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ConfigError: no cluster answers at the address.
+    """
+    ray = import_ray()
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", address)
+    if address not in ("auto", "local"):
+        _require_answer(address)
+    if ray.is_initialized():  # a notebook or driver script that has joined one
+        yield ray
+        return
+    quiet = {"log_to_driver": False, "logging_level": "warning"}
+    try:
+        if address == "local" or (address == "auto" and not _finds_cluster(ray, quiet)):
+            ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
+        elif address != "auto":
+            ray.init(address=address, **quiet)
+    except Exception as error:  # Ray raises bare ones, as where a busy machine starts its processes too slowly
+        raise ConfigError(f"--ray {address}: no Ray cluster can be joined: {error}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Raise ConfigError where nothing listens at ``HOST:PORT``; Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        raise ConfigError(
+            f"--ray {address}: expected auto, local or HOST:PORT, the address that `ray start --head` prints; start "
+            "this command on a machine of the cluster"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN_S).close()
+    except OSError as error:
+        raise ConfigError(f"--ray {address}: no Ray cluster answers there ({error}); is `ray start` running?") from None
+
+
+def _finds_cluster(ray: Any, quiet: dict[str, Any]) -> bool:
+    try:
+        ray.init(address="auto", **quiet)
+    except ConnectionError:
+        return False
+    return True
+
+
+def list_nodes(ray: Any) -> list[Node]:
+    """The living nodes of the cluster."""
+    return [
+        Node(
+            node["NodeID"],
+            node["NodeManagerAddress"],
+            float(node["Resources"].get("CPU", 0)),
+            float(node["Resources"].get("GPU", 0)),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+@contextmanager
+def reserved_room(ray: Any, count: int, cpus: float) -> Iterator[tuple[Any, list[Place], Trainers]]:
+    """Reserve room for ``count`` ranks for the block, close to each other; yields Ray's placement group and the places.
+
+    Each rank takes one GPU where the cluster has any, and none where it has none.
+
+    Raises:
+        ConfigError: the cluster cannot hold them, or something else uses the room; with the numbers.
+    """
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    nodes = list_nodes(ray)
+    trainers = Trainers(count, cpus, 1.0 if any(node.gpus for node in nodes) else 0.0)
+    require_room(nodes, trainers)
+    resources = {"CPU": trainers.cpus, **({"GPU": trainers.gpus} if trainers.gpus else {})}
+    group = placement_group([resources] * count, strategy="PACK")
+    try:
+        if not group.wait(ROOM_WITHIN_S):
+            free = ray.available_resources()
+            raise ConfigError(
+                f"[layout] trainers={count}: the cluster could hold them; after {ROOM_WITHIN_S:g} s it has no room: "
+                f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free. Wait for the other jobs, "
+                "or set fewer trainers"
+            )
+        found = placement_group_table(group)["bundles_to_node_id"]
+        yield group, number_ranks({int(bundle): node for bundle, node in found.items()}, nodes), trainers
+    finally:
+        remove_placement_group(group)

@@ -1,0 +1,228 @@
+"""Start the ranks of a run as Ray actors, show what rank 0 says, and end all of them when one ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlox_grpo.distributed.ray_cluster.cluster import joined_cluster, reserved_room
+from rlox_grpo.distributed.ray_cluster.placement import Place, describe, make_rank_variables
+from rlox_grpo.distributed.ray_cluster.rank_process import Ending, RankProcess
+from rlox_grpo.distributed.signals import stop_on_signal
+from rlox_grpo.errors import RankError
+
+LAUNCHER_VARIABLE = "RLOX_GRPO_LAUNCHER"
+"""Set to ``ray`` in the ranks: a run file that asks for Ray must not start another set of them."""
+
+FORWARDED = ("RLOX_GRPO_", "HF_", "TRANSFORMERS_", "OMP_", "NCCL_", "GLOO_", "TORCH_", "VLLM_", "WANDB_", "TRACKIO_")
+"""Variables of the driver that the ranks get too, by how their names begin: settings and tokens of the run."""
+
+END_WITHIN_S = 45.0
+"""Seconds beyond ``rank_timeout`` that the other ranks have to save and end, once one has ended."""
+POLL_S = 0.5
+SHOWN = 600
+"""Characters of Ray's own account of a failure."""
+STOPPED = 130
+"""Exit status of a rank that a signal asked to stop, after its checkpoint."""
+
+# How a rank that ends because of another one begins its last line; see distributed.heartbeat.
+_VICTIM = re.compile(r"rlox-grpo: (rank \d+ \(|the store of the ranks|a connection to another rank)")
+
+
+@dataclass
+class _Watched:
+    """The ranks of one start: those that run, and how the others ended, in that order."""
+
+    places: Sequence[Place]
+    actors: Sequence[Any]
+    running: dict[Any, int]
+    endings: dict[int, Ending] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+
+
+def launch_ranks(
+    arguments: Sequence[str],
+    *,
+    address: str,
+    trainers: int,
+    cpus_per_trainer: int,
+    rank_timeout: float,
+    log_folder: Path | None,
+    dry_run: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Run ``python ARGUMENTS`` on so many ranks, each a Ray actor with torchrun's environment variables.
+
+    Args:
+        arguments: after the interpreter's name.
+        address: see :func:`rlox_grpo.distributed.ray_cluster.cluster.joined_cluster`.
+        trainers: ranks.
+        cpus_per_trainer: CPUs that each reserves; also its ``OMP_NUM_THREADS``, unless the driver has that variable.
+        rank_timeout: heartbeat timeout of the run, in seconds.
+        log_folder: gets ``rank_0.log``, … from each rank's node; None: a folder for temporary files there.
+        dry_run: show the placement and start nothing.
+        say: takes the placement and rank 0's output.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ConfigError: no cluster, or one that cannot hold the ranks; with the numbers.
+        RankError: a rank failed or died; names it, its node, and the last lines of its log.
+        KeyboardInterrupt: the ranks were asked to stop, and did so after a checkpoint.
+    """
+    with (
+        joined_cluster(address) as ray,
+        reserved_room(ray, trainers, cpus_per_trainer) as (group, places, needs),
+    ):
+        say(describe(places, needs) + "\n")
+        if dry_run:
+            return
+        run_id = f"ray-{uuid.uuid4().hex[:12]}"
+        folder = Path(tempfile.gettempdir()) / f"rlox-grpo-{run_id}" if log_folder is None else log_folder.absolute()
+        actors = [_make_actor(ray, group, place, needs.cpus, needs.gpus) for place in places]
+        try:
+            threads = {"OMP_NUM_THREADS": f"{cpus_per_trainer}"}
+            try:
+                running = _start(ray, actors, places, arguments, run_id, folder, threads)
+            except ray.exceptions.RayError as error:
+                raise RankError(
+                    f"an actor of the ranks cannot start: {_shorten(error)}; every node needs this version of rlox_grpo"
+                ) from error
+            watched = _Watched(places, actors, running)
+            _watch(ray, watched, rank_timeout, say)
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+        how = (
+            "nothing was saved: the run has no output_dir"
+            if log_folder is None
+            else "the same command continues the run"
+        )
+        _raise_failure(watched, f"the logs of all ranks: {folder}; {how}")
+
+
+def _make_actor(ray: Any, group: Any, place: Place, cpus: float, gpus: float) -> Any:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.bundle)
+    kind = ray.remote(RankProcess).options(
+        num_cpus=cpus,
+        num_gpus=gpus,
+        max_restarts=0,
+        max_concurrency=4,
+        scheduling_strategy=strategy,
+        name=f"rlox-grpo rank {place.rank}",
+    )
+    return kind.remote()
+
+
+def _start(
+    ray: Any,
+    actors: Sequence[Any],
+    places: Sequence[Place],
+    arguments: Sequence[str],
+    run_id: str,
+    folder: Path,
+    threads: dict[str, str],
+) -> dict[Any, int]:
+    """Start the rank of each actor; returns the reference of each one's ending → its rank."""
+    master = places[0].node.address
+    port = ray.get(actors[0].open_store.remote(master))
+    gpus = ray.get([actor.list_gpus.remote() for actor in actors])
+    forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
+    running = {}
+    for place, actor in zip(places, actors, strict=True):
+        # As under torchrun, a rank sees the GPUs of all ranks of its node, and its own is number LOCAL_RANK.
+        seen = [gpu for other in places if other.node == place.node for gpu in gpus[other.rank]]
+        environment = {
+            **threads,
+            **forwarded,
+            **make_rank_variables(place, places, (master, port), run_id),
+            **({"CUDA_VISIBLE_DEVICES": ",".join(seen)} if seen else {}),
+            LAUNCHER_VARIABLE: "ray",
+            "PYTHONUNBUFFERED": "1",
+        }
+        log = str(folder / f"rank_{place.rank}.log")
+        running[actor.run.remote(arguments, environment, log, os.getcwd())] = place.rank
+    return running
+
+
+def _watch(ray: Any, watched: _Watched, rank_timeout: float, say: Callable[[str], None]) -> None:
+    """Wait until all ranks have ended; after the first failure the others have a deadline."""
+    deadline: float | None = None
+    told = False
+    with stop_on_signal() as stop:
+        while watched.running:
+            done, _ = ray.wait(list(watched.running), timeout=POLL_S)
+            _show_output(ray, watched, say)
+            for reference in done:
+                _note_ending(ray, watched, reference)
+            if stop and not told:
+                told = True
+                for rank in watched.running.values():
+                    watched.actors[rank].stop.remote()
+            failed = watched.lost or any(ending.status for ending in watched.endings.values())
+            if deadline is None and (failed or stop):
+                deadline = time.monotonic() + rank_timeout + END_WITHIN_S
+            if deadline is not None and time.monotonic() > deadline:
+                late = list(watched.running.values())
+                ray.wait([watched.actors[rank].stop.remote(at_once=True) for rank in late], timeout=10 * POLL_S)
+                words = f"did not end within {rank_timeout + END_WITHIN_S:g} s and was killed"
+                watched.lost |= dict.fromkeys(late, words)
+                return
+
+
+def _note_ending(ray: Any, watched: _Watched, reference: Any) -> None:
+    rank = watched.running.pop(reference)
+    try:
+        watched.endings[rank] = ray.get(reference)
+    except ray.exceptions.RayError as error:  # the actor or its node is gone, or its log cannot be written
+        watched.lost[rank] = f"was lost with its actor: {_shorten(error)}"
+
+
+def _shorten(error: Exception) -> str:
+    return " ".join(str(error).split())[:SHOWN]
+
+
+def _show_output(ray: Any, watched: _Watched, say: Callable[[str], None]) -> None:
+    if 0 in watched.lost:
+        return
+    try:
+        text = ray.get(watched.actors[0].read_output.remote(), timeout=10 * POLL_S)
+    except (ray.exceptions.RayError, OSError):
+        return
+    if text:
+        say(text)
+
+
+def _raise_failure(watched: _Watched, how_to_go_on: str) -> None:
+    """Raise the error of the run: first the rank that died or failed by itself, then those that ended because of it."""
+    bad = {rank: ending for rank, ending in watched.endings.items() if ending.status}
+    if not bad and not watched.lost:
+        return
+    if not watched.lost and all(ending.status == STOPPED for ending in watched.endings.values()):
+        raise KeyboardInterrupt(watched.endings[0].last_lines)
+    found = {**{rank: _describe_ending(ending) for rank, ending in bad.items()}, **watched.lost}
+
+    def order(rank: int) -> tuple[bool, bool]:
+        ending = bad.get(rank)
+        killed = ending is None or ending.status < 0
+        return not killed, ending is not None and _VICTIM.search(ending.last_lines) is not None
+
+    first, *others = sorted(found, key=order)
+    addresses = {place.rank: place.node.address for place in watched.places}
+    lines = [f"rank {first} on {addresses[first]} {found[first]}"]
+    lines += [f"then rank {rank} on {addresses[rank]} {found[rank]}" for rank in others]
+    raise RankError("\n".join([*lines, how_to_go_on]))
+
+
+def _describe_ending(ending: Ending) -> str:
+    how = f"was killed by signal {-ending.status}" if ending.status < 0 else f"ended with status {ending.status}"
+    said = "".join(f"\n    {line}" for line in ending.last_lines.splitlines())
+    return f"(process {ending.process}) {how}{said}"

@@ -1,0 +1,104 @@
+"""What runs in the actor of a training rank: the rank itself is a child process, as under torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LAST_BYTES = 4096
+"""Of a log, from which its last lines are read."""
+LAST_LINES = 3
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank ended.
+
+    Attributes:
+        status: exit status; negative: the number of the signal that killed it.
+        process: its process id.
+        last_lines: the last lines of its log.
+    """
+
+    status: int
+    process: int
+    last_lines: str
+
+
+class RankProcess:
+    """The supervisor of one rank, a Ray actor. ``run`` blocks a thread; the other methods are called beside it.
+
+    A child process, because a rank takes signals in its main thread, sets the threads and devices of its libraries
+    from environment variables at the start, and may be ended by the heartbeat without the actor.
+    """
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._store: Any = None
+        self._log = Path()
+        self._read = 0
+
+    def open_store(self, address: str) -> int:
+        """Open the ranks' rendezvous store in this process, for as long as it lives; returns its port."""
+        import torch.distributed as dist
+
+        self._store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        return int(self._store.port)
+
+    def list_gpus(self) -> list[str]:
+        """The GPUs that Ray assigned to this actor, as ``CUDA_VISIBLE_DEVICES`` names them."""
+        import ray
+
+        return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
+
+    def run(self, arguments: Sequence[str], environment: Mapping[str, str], log: str, folder: str) -> Ending:
+        """Run ``python ARGUMENTS`` until it ends.
+
+        Args:
+            arguments: after the interpreter's name.
+            environment: beside the actor's own variables.
+            log: file that its output is appended to.
+            folder: its working directory; the actor's own where this node lacks it.
+        """
+        self._log = Path(log)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._log, "ab") as output:
+            self._read = output.tell()
+            self._child = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=folder if os.path.isdir(folder) else None,
+                env={**os.environ, **environment},
+                start_new_session=True,  # a terminal's Ctrl-C goes to the driver, which asks all ranks to stop
+            )
+        status = self._child.wait()
+        return Ending(status, self._child.pid, self._read_last_lines())
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Ask the rank to save and stop (SIGTERM), or kill it."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(signal.SIGKILL if at_once else signal.SIGTERM)
+
+    def read_output(self) -> str:
+        """What the rank has written since the last call."""
+        if self._child is None:
+            return ""
+        with open(self._log, "rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        self._read += len(data)
+        return data.decode(errors="replace")
+
+    def _read_last_lines(self) -> str:
+        with open(self._log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        return "\n".join([line for line in lines if line.strip()][-LAST_LINES:])

@@ -1,0 +1,155 @@
+"""Attention of a decoding step on a GPU: one query for each row, over keys that lie in slots of equal size.
+
+Row r's keys are in slot r of one flat buffer: its token t is at place ``r * capacity + t``. A kernel is told where each
+row's keys begin and how many there are. So there is no mask, no padding and no copy, and the shapes of a step depend
+only on the number of rows and the capacity. Every row sees at least its own token, so no softmax is over nothing. A
+sliding window moves the beginning. Heads that share a key head are not repeated.
+
+Two kernels compute it: flash attention (float16 and bfloat16) and the memory-efficient one (any other dtype, and GPUs
+without flash attention). :func:`choose_decoding_kernel` tries them against the formula once for each kind of head.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class RowSlots:
+    """Where the keys and values of each of R rows lie, the newest included.
+
+    Attributes:
+        starts: ``int32 [R + 1]``, place of each slot's first token; the last entry is one slot further.
+        lengths: ``int32 [R]``, tokens of each row.
+        counts: ``int32 [R + 1]``, 0 to R.
+        capacity: tokens of a slot.
+    """
+
+    starts: Tensor
+    lengths: Tensor
+    counts: Tensor
+    capacity: int
+    _windows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def seen(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """``starts`` and ``lengths`` of what a layer with this sliding window sees, computed once for all layers."""
+        if window is None or window >= self.capacity:
+            return self.starts, self.lengths
+        if window not in self._windows:
+            lengths = self.lengths.clamp(max=window)
+            starts = self.starts.clone()
+            starts[:-1] += self.lengths - lengths
+            self._windows[window] = starts, lengths
+        return self._windows[window]
+
+
+@dataclass(frozen=True)
+class DecodingKernel:
+    """A kernel of torch: ``attend(q [R, H, D], k [N, H_kv, D], v, slots, window, scale)`` → ``[R, H, D]``."""
+
+    name: str
+    attend: Callable[[Tensor, Tensor, Tensor, RowSlots, int | None, float], Tensor]
+
+
+def _attend_flash(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int | None, scale: float) -> Tensor:
+    starts, lengths = slots.seen(window)
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        *(q, k, v, slots.counts, starts, 1, slots.capacity, 0.0, False, False), scale=scale, seqused_k=lengths
+    )[0]
+    return out
+
+
+def _attend_efficient(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int | None, scale: float) -> Tensor:
+    # The kernel wants as many key heads as query heads: heads that share a key head are so many queries of one head.
+    starts, lengths = slots.seen(window)
+    rows, heads, width = q.shape
+    key_heads = k.shape[1]
+    shared = heads // key_heads
+    queries = q.view(rows, key_heads, shared, width).transpose(1, 2).reshape(1, rows * shared, key_heads, width)
+    out: Tensor = torch.ops.aten._efficient_attention_forward(
+        *(queries, k[None], v[None], None, slots.counts * shared, starts, shared, slots.capacity, 0.0, 0, False),
+        scale=scale,
+        seqlen_k=lengths,
+    )[0]
+    return out.view(rows, shared, key_heads, -1).transpose(1, 2).reshape(rows, heads, -1)
+
+
+FLASH = DecodingKernel("flash attention", _attend_flash)
+EFFICIENT = DecodingKernel("memory-efficient attention", _attend_efficient)
+
+_chosen: dict[tuple[Any, ...], DecodingKernel | None] = {}
+
+
+def choose_decoding_kernel(q: Tensor, k: Tensor) -> DecodingKernel:
+    """The fastest kernel that computes a decoding step right on this device, found by trying it once; logged.
+
+    Args:
+        q: ``[R, H, D]``, as it will be given.
+        k: ``[N, H_kv, D]``.
+
+    Raises:
+        RuntimeError: no kernel does; the caller then decodes with the model's own attention.
+    """
+    key = (q.device, q.dtype, q.shape[1:], k.shape[1])
+    if key not in _chosen:
+        candidates = (FLASH, EFFICIENT) if q.dtype in (torch.float16, torch.bfloat16) else (EFFICIENT,)
+        _chosen[key] = next((kernel for kernel in candidates if _computes_right(kernel, q, k)), None)
+        logger.info(
+            "attention of decoding steps on %s in %s, %d heads of %d: %s",
+            *(q.device, str(q.dtype).removeprefix("torch."), q.shape[1], q.shape[2]),
+            "no kernel" if (found := _chosen[key]) is None else found.name,
+        )
+    kernel = _chosen[key]
+    if kernel is None:
+        raise RuntimeError(f"no attention kernel for decoding on {q.device} in {q.dtype} with heads of {q.shape[2]}")
+    return kernel
+
+
+def attend_by_formula(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int | None, scale: float) -> Tensor:
+    """What a kernel computes, row by row: for trials and tests."""
+    shared = q.shape[1] // k.shape[1]
+    outputs = []
+    for row, (slot, length) in enumerate(zip(slots.starts.tolist(), slots.lengths.tolist(), strict=False)):
+        seen = slice(slot + (0 if window is None else max(0, length - window)), slot + length)
+        keys, values = (tensor[seen].repeat_interleave(shared, 1) for tensor in (k, v))
+        weights = (torch.einsum("hd,khd->hk", q[row], keys) * scale).softmax(dim=-1)
+        outputs.append(torch.einsum("hk,khd->hd", weights, values))
+    return torch.stack(outputs)
+
+
+def _computes_right(kernel: DecodingKernel, q: Tensor, k: Tensor) -> bool:
+    """Whether rows of 1, 5 and 8 tokens in slots of 8, with and without a window, agree with the formula."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count: int, heads: int) -> Tensor:
+        return torch.randn(count, heads, q.shape[2], generator=generator, dtype=torch.float64).to(q.dtype)
+
+    def make_slots(device: torch.device) -> RowSlots:
+        starts, lengths, counts = (
+            torch.tensor(table, dtype=torch.int32, device=device) for table in ([0, 8, 16, 24], [1, 5, 8], [0, 1, 2, 3])
+        )
+        return RowSlots(starts, lengths, counts, 8)
+
+    own_q, own_k, own_v = draw(3, q.shape[1]), draw(24, k.shape[1]), draw(24, k.shape[1])
+    there_q, there_k, there_v = (tensor.to(q.device) for tensor in (own_q, own_k, own_v))
+    exact_q, exact_k, exact_v = own_q.double(), own_k.double(), own_v.double()
+    scale = q.shape[2] ** -0.5
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-9}.get(q.dtype, 2e-2)
+    for window in (None, 3):
+        expected = attend_by_formula(exact_q, exact_k, exact_v, make_slots(torch.device("cpu")), window, scale)
+        try:
+            found = kernel.attend(there_q, there_k, there_v, make_slots(q.device), window, scale)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            logger.info("%s: %s", kernel.name, error)
+            return False
+        if not bool((found.cpu().double() - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))):
+            return False
+    return True

@@ -1,0 +1,281 @@
+"""Estimate the device memory of a training step from a model's sizes and the run's options; nothing is allocated.
+
+Weights, gradients and moments are counted exactly. Activations are counted tensor by tensor for a decoder with
+RMSNorm, rotary attention and a gated MLP, under the library's own forward pass; tests/cuda_sim/test_memory.py holds the
+result against the simulated peak within 15 %. Not counted: CUDA's context (about 0.5 GiB), fragmentation, buffers of
+collectives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlox_grpo.model.log_probs import GPU_TILE_BYTES
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a causal language model.
+
+    Attributes:
+        parameters: all of them, a tied output layer counted once.
+        embedding: those of the input embeddings.
+        head: those of an output layer of its own; 0 where it shares the embeddings' weight.
+        adapted_width: sum of inputs and outputs over the linear layers that take an adapter: parameters of LoRA of rank
+            1.
+        adapter: parameters of the adapter that the model has already and trains; 0 without one.
+        layers, hidden, intermediate, vocabulary: sizes; ``intermediate`` of all experts that run on a token.
+        query_width, key_width: heads times head size, of queries and of keys.
+        heads: of queries.
+    """
+
+    parameters: int
+    embedding: int
+    head: int
+    adapted_width: int
+    adapter: int
+    layers: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    query_width: int
+    key_width: int
+    heads: int
+
+    @property
+    def body(self) -> int:
+        """Parameters of the decoder's layers."""
+        return self.parameters - self.embedding - self.head
+
+
+@dataclass(frozen=True)
+class UpdateLayout:
+    """What decides the memory of an update.
+
+    Attributes:
+        tokens: tokens forwarded at a time.
+        predicted: those of them whose log-probs are computed.
+        bfloat16: whether arithmetic is bfloat16; else float32.
+        lora_rank: of a new adapter; 0: what the model has is trained, an adapter or the weights.
+        checkpointing: whether activations are recomputed.
+        offload: whether float32 weights and moments lie in host memory.
+        zero_stage: what is sharded over ranks: 0 nothing, 1 moments, 2 gradients too, 3 weights too.
+        deepspeed: whether DeepSpeed shards: with bfloat16 arithmetic it holds bfloat16 weights beside float32 ones.
+        ranks: number of ranks.
+        reference: whether a frozen copy of the model is kept.
+        accumulates: whether a step has several micro-batches.
+        tile_bytes: of a tile of float32 logits, at most.
+    """
+
+    tokens: int
+    predicted: int
+    bfloat16: bool = True
+    lora_rank: int = 0
+    checkpointing: bool = False
+    offload: bool = False
+    zero_stage: int = 0
+    deepspeed: bool = False
+    ranks: int = 1
+    reference: bool = False
+    accumulates: bool = True
+    tile_bytes: int = GPU_TILE_BYTES[1]
+
+
+@dataclass(frozen=True)
+class UpdateMemory:
+    """Bytes on one device. ``peak`` is less than their sum: they are not at their largest at the same time.
+
+    Attributes:
+        weights: of the policy.
+        gradients: at the end of the backward pass.
+        moments: of AdamW, on the device.
+        reference: of a frozen reference.
+        activations: what the backward pass keeps of the forward pass, and what one layer of it needs.
+        logits: tiles of logits and the gradient of the output layer's operands.
+        held: what is allocated between two updates.
+        peak: the largest that is allocated at once.
+    """
+
+    weights: int
+    gradients: int
+    moments: int
+    reference: int
+    activations: int
+    logits: int
+    held: int
+    peak: int
+
+
+def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear") -> ModelShape | None:
+    """Return the sizes of a transformers decoder, with or without an adapter; None for another module.
+
+    Args:
+        model: its parameters may be on the meta device.
+        targets: ``lora_target_modules``: which linear layers take an adapter.
+    """
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config") or not hasattr(model, "get_output_embeddings"):
+        return None
+    text: Any = config.get_text_config(decoder=True)
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+    if any(not isinstance(getattr(text, name, None), int) for name in names):
+        return None
+    adapted: Any = model
+    base: Any = adapted.get_base_model() if hasattr(model, "get_base_model") else model
+    embedding, head = base.get_input_embeddings().weight, getattr(base.get_output_embeddings(), "weight", None)
+    own = [p for name, p in base.named_parameters() if "lora_" not in name]
+    heads = text.num_attention_heads
+    head_dim = _read_size(text, "head_dim", text.hidden_size // heads)
+    return ModelShape(
+        parameters=sum(parameter.numel() for parameter in own),
+        embedding=embedding.numel(),
+        head=0 if head is None or head is embedding else head.numel(),
+        adapted_width=_count_adapted_width(base, head, targets),
+        adapter=sum(p.numel() for p in model.parameters() if p.requires_grad) if hasattr(model, "peft_config") else 0,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        intermediate=_find_intermediate_size(text),
+        vocabulary=text.vocab_size,
+        query_width=heads * head_dim,
+        key_width=_read_size(text, "num_key_value_heads", heads) * head_dim,
+        heads=heads,
+    )
+
+
+def read_shape(config: Any, targets: str | tuple[str, ...] = "all-linear") -> ModelShape:
+    """Return the sizes of the causal LM of a transformers ``config``; no weight is allocated.
+
+    Raises:
+        ValueError: a model type without a causal LM, or one whose sizes have other names.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    shape = measure_shape(model, targets)
+    if shape is None:
+        raise ValueError(f"the sizes of model type {config.model_type!r} are not known to the estimate")
+    return shape
+
+
+def _count_adapted_width(base: Any, head: Any, targets: str | tuple[str, ...]) -> int:
+    every = targets == "all-linear"
+    wanted = (targets,) if isinstance(targets, str) else targets
+    width = 0
+    for name, module in base.named_modules():
+        parts = name.split(".")
+        if not isinstance(module, nn.Linear) or module.weight is head or "lora_" in name or "default" in parts:
+            continue
+        own = parts[-2] if parts[-1] == "base_layer" else parts[-1]
+        if every or own in wanted:
+            width += module.in_features + module.out_features
+    return width
+
+
+def _find_intermediate_size(text: Any) -> int:
+    """Width of the MLP that a token goes through: of all its experts, where there are several."""
+    dense = _read_size(text, "intermediate_size", 4 * text.hidden_size)
+    experts = _read_size(text, "num_experts_per_tok", 0)
+    return experts * _read_size(text, "moe_intermediate_size", dense) if experts else dense
+
+
+def _read_size(text: Any, name: str, default: int) -> int:
+    """A size of the configuration, of the largest layer where they differ; ``default`` where it has none."""
+    value = getattr(text, name, None)
+    value = max(value, default=None) if isinstance(value, (list, tuple)) else value
+    return value if isinstance(value, int) and value > 0 else default
+
+
+def estimate_update(shape: ModelShape, layout: UpdateLayout) -> UpdateMemory:
+    """Return the device memory of an update with AdamW."""
+    lora = shape.adapter or layout.lora_rank * shape.adapted_width
+    trained = lora or shape.parameters
+    in_bfloat16 = layout.bfloat16 and (layout.offload or layout.deepspeed or (lora > 0 and layout.zero_stage == 0))
+    weight_bytes = 2 if in_bfloat16 else 4
+    # Of moments, gradients and weights: the ranks that share them.
+    of_moments, of_gradients, of_weights = (layout.ranks if layout.zero_stage >= stage else 1 for stage in (1, 2, 3))
+    weights = (shape.parameters * weight_bytes + (0 if layout.offload else 4 * lora)) // of_weights
+    # DeepSpeed adds micro-batches up in bfloat16 until it shards gradients.
+    gradient_bytes = 2 if layout.deepspeed and in_bfloat16 and of_gradients == 1 else 4
+    gradients = gradient_bytes * trained // of_gradients
+    float32_weights = 4 * trained if layout.deepspeed and in_bfloat16 else 0
+    moments = 0 if layout.offload else (8 * trained + float32_weights) // of_moments
+    reference = _estimate_reference(shape, layout, in_bfloat16=in_bfloat16)
+    # Shards of two layers are gathered at a time, those of embeddings and output layer for the whole pass.
+    gathered = weight_bytes * (shape.embedding + shape.head + 2 * shape.body // shape.layers) if of_weights > 1 else 0
+    # Autocast keeps a bfloat16 copy of each float32 weight, at least as long as the forward pass.
+    copies = 2 * shape.body if layout.bfloat16 and not in_bfloat16 else 0
+
+    saved_layer = layout.tokens * _count_saved_bytes(shape, layout, in_bfloat16=in_bfloat16)
+    stream = layout.tokens * shape.hidden * (2 if in_bfloat16 else 4)
+    ends = layout.tokens * shape.hidden * (8 if in_bfloat16 else 10 if layout.bfloat16 else 12)
+    # Of a layer's backward pass, beside what it kept: two or three tensors of the MLP's width, more with adapters.
+    working = int(layout.tokens * shape.intermediate * (5.5 if layout.bfloat16 else 11) * (1.25 if lora else 1))
+    saved, layer = shape.layers * saved_layer + ends + copies, 0
+    if layout.checkpointing:
+        saved, layer = shape.layers * stream + ends, saved_layer + copies // shape.layers
+    forward_head, backward_head = _estimate_head(shape, layout, weight_bytes, trains_head=not lora)
+    before = gradients if layout.accumulates else 0
+    # When the first layer's backward pass begins, its gradients and those of the embeddings are not there yet.
+    missing = (shape.embedding + shape.body // shape.layers) / shape.parameters if shape.head else 0.0
+    phases = (
+        saved + before + forward_head,
+        saved + before + backward_head,
+        saved + before + layer + working,
+        before + copies + layer,
+        max(before, int(gradients * (1 - missing))) + layer + working + stream,
+        gradients,
+    )
+    held = weights + moments + reference
+    return UpdateMemory(
+        weights=weights,
+        gradients=gradients,
+        moments=moments,
+        reference=reference,
+        activations=saved + layer + working + gathered,
+        logits=max(forward_head, backward_head),
+        held=held,
+        peak=held + gathered + max(phases),
+    )
+
+
+def _estimate_reference(shape: ModelShape, layout: UpdateLayout, *, in_bfloat16: bool) -> int:
+    if not layout.reference:
+        return 0
+    if in_bfloat16:
+        return 2 * shape.parameters
+    return 2 * (shape.body + shape.head) + 4 * shape.embedding if layout.bfloat16 else 4 * shape.parameters
+
+
+def _count_saved_bytes(shape: ModelShape, layout: UpdateLayout, *, in_bfloat16: bool) -> int:
+    """Bytes that one layer's forward pass keeps for its backward pass, for each token."""
+    hidden, queries, keys, inner = shape.hidden, shape.query_width, shape.key_width, shape.intermediate
+    normalisers = 4 * shape.heads
+    if not layout.bfloat16:
+        # Two norms: input, normalised input, output. Queries, keys, values, attention. Gate, SiLU, up, product.
+        return 24 * hidden + 8 * queries + 8 * keys + normalisers + 16 * inner
+    attention_and_mlp = 4 * queries + 4 * keys + normalisers + 8 * inner
+    if layout.lora_rank or shape.adapter:
+        # Norms in float32, and an input cast for each adapter; frozen layers keep no input.
+        return 18 * hidden + 2 * queries + attention_and_mlp + 14 * layout.lora_rank
+    # A norm keeps its input in float32 and, in the dtype of the stream, its normalised input and its output; from a
+    # float32 stream autocast casts the input of each of five linear layers.
+    return (16 if in_bfloat16 else 26) * hidden + attention_and_mlp
+
+
+def _estimate_head(shape: ModelShape, layout: UpdateLayout, weight_bytes: int, *, trains_head: bool) -> tuple[int, int]:
+    """Bytes of the output layer's forward and backward pass in tiles (:mod:`rlox_grpo.model.log_probs`)."""
+    row = 4 * shape.vocabulary
+    tile = min(layout.tile_bytes // row, layout.predicted) * row
+    weight = shape.vocabulary * shape.hidden
+    product = tile // 2 if layout.bfloat16 else 0
+    cast = 2 * weight if layout.bfloat16 and weight_bytes == 4 else 0
+    forward = 2 * tile + product + cast
+    backward = tile + 2 * product + cast + 4 * layout.predicted * shape.hidden
+    if trains_head:
+        backward += 4 * weight + (2 * weight if layout.bfloat16 else 0) + (2 * weight if weight_bytes == 2 else 0)
+    return forward, backward

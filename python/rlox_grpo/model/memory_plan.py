@@ -1,0 +1,243 @@
+"""Whether a run fits on its GPU: memory by option, checkpointing where it is needed, and options that would fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.log_probs import GPU_TILE_BYTES
+from rlox_grpo.model.memory import ModelShape, UpdateLayout, UpdateMemory, estimate_update, measure_shape
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+
+USABLE = 0.92
+"""Share of a GPU's memory that a run may plan with; the rest is for CUDA's context, fragmentation, and errors."""
+
+PROMPT_TOKENS = 1024
+"""Length of a prompt where the data are not known yet. It decides the built-in engine's cache alone."""
+
+_HF_ROWS = 256  # decoded at once where max_rollout_rows is None
+
+
+def find_gpu_bytes() -> int | None:
+    """Return the memory of this process's GPU, or None without one."""
+    if not torch.cuda.is_available():
+        return None
+    total: int = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return total
+
+
+@dataclass(frozen=True)
+class RunMemory:
+    """Bytes on one device.
+
+    Attributes:
+        update: of the update alone.
+        engine: of generation: the cache of keys and values, and the engine's own weights, or vLLM's whole share.
+        total: the largest that is allocated at once.
+    """
+
+    update: UpdateMemory
+    engine: int
+    total: int
+
+
+def estimate_run(
+    shape: ModelShape,
+    config: GRPOConfig,
+    gpu_bytes: int,
+    *,
+    checkpointing: bool,
+    ranks: int = 1,
+    prompt_tokens: int = PROMPT_TOKENS,
+) -> RunMemory:
+    """Return the memory of a run of a model of this ``shape`` on GPUs of ``gpu_bytes``.
+
+    Args:
+        shape: the model's sizes.
+        config: every option; ``gradient_checkpointing`` is not read.
+        gpu_bytes: of each GPU.
+        checkpointing: whether activations are recomputed.
+        ranks: processes of the run, with one GPU each.
+        prompt_tokens: longest prompt.
+    """
+    deepspeed = config.updater == "deepspeed"
+    longest = prompt_tokens + config.max_new_tokens
+    tokens = max(config.micro_batch_tokens, longest)
+    least, most = GPU_TILE_BYTES
+    update = estimate_update(
+        shape,
+        UpdateLayout(
+            tokens=tokens,
+            predicted=tokens,
+            bfloat16=config.dtype == "bfloat16",
+            lora_rank=config.lora_rank,
+            checkpointing=checkpointing,
+            offload=config.offload_optimizer,
+            zero_stage=config.zero_stage if deepspeed else 3 if config.shard_parameters and ranks > 1 else 0,
+            deepspeed=deepspeed,
+            ranks=ranks,
+            reference=_keeps_reference(config, has_adapter=config.lora_rank > 0 or shape.adapter > 0),
+            tile_bytes=min(max(gpu_bytes // 64, least), most),
+        ),
+    )
+    number = 2 if config.dtype == "bfloat16" else 4
+    copied = 0
+    if config.engine == "hf" and (config.async_steps > 0 or config.shards_weights):
+        copied = shape.parameters * number
+    if config.async_steps > 0:
+        copied += update.weights  # the weights of one sync, until the engine takes them
+    cache = 0
+    if config.engine == "hf":
+        rows = min(-(-config.prompts_per_step // ranks) * config.group_size, config.max_rollout_rows or _HF_ROWS)
+        cache = rows * (longest * shape.layers * 2 * shape.key_width * number + 8 * shape.vocabulary)
+    elif config.engine == "vllm":
+        cache = int(config.gpu_memory_utilization * gpu_bytes)
+    in_turns = config.async_steps == 0 and (config.engine == "hf" or config.engine_sleep)
+    total = copied + (max(update.peak, update.held + cache) if in_turns else update.peak + cache)
+    return RunMemory(update, cache + copied, total)
+
+
+def _keeps_reference(config: GRPOConfig, *, has_adapter: bool) -> bool:
+    if config.kl_coef == 0 or config.reference_offload or config.reference in ("none", "adapter_off", "server"):
+        return False
+    return config.reference != "auto" or not has_adapter
+
+
+def choose_checkpointing(
+    shape: ModelShape | None, config: GRPOConfig, gpu_bytes: int | None, *, ranks: int = 1
+) -> bool:
+    """Return whether to recompute activations: as the option says, or with ``"auto"`` where they do not fit otherwise.
+
+    Args:
+        shape: the model's sizes, or None where they are not known.
+        config: every option.
+        gpu_bytes: of the GPU; None without one.
+        ranks: processes of the run.
+    """
+    if config.gradient_checkpointing != "auto":
+        return bool(config.gradient_checkpointing)
+    if shape is None or gpu_bytes is None:
+        return False
+    total = estimate_run(shape, config, gpu_bytes, checkpointing=False, ranks=ranks).total
+    return total > USABLE * gpu_bytes
+
+
+def check_fit(
+    model: nn.Module, config: GRPOConfig, *, checkpointing: bool, ranks: int = 1, prompt_tokens: int = PROMPT_TOKENS
+) -> None:
+    """Warn of a run that is estimated not to fit on this process's GPU; does nothing without one.
+
+    Raises:
+        ConfigError: weights, gradients and moments alone are larger; names options that would make the run fit.
+    """
+    gpu_bytes = find_gpu_bytes()
+    shape = None if gpu_bytes is None else measure_shape(model, config.lora_target_modules)
+    if shape is None or gpu_bytes is None:
+        return
+    memory = estimate_run(
+        shape, config, gpu_bytes, checkpointing=checkpointing, ranks=ranks, prompt_tokens=prompt_tokens
+    )
+    least = memory.update.held + memory.update.gradients
+    if memory.total <= gpu_bytes:
+        return
+    changes = find_fitting_changes(shape, config, gpu_bytes, ranks=ranks)
+    advice = "; ".join(describe_changes(change) for change in changes) or "a larger GPU, or more of them"
+    text = (
+        f"of a GPU's {gpu_bytes / GIB:.1f} GiB this run needs about {memory.total / GIB:.1f} (weights, gradients and "
+        f"moments {least / GIB:.1f}). Any of these would fit: {advice}. `rlox-grpo memory MODEL` prints the table"
+    )
+    if least > gpu_bytes:
+        raise ConfigError(text)
+    logger.warning("%s", text)
+
+
+CHANGES: Sequence[Mapping[str, Any]] = (
+    {"dtype": "bfloat16"},
+    {"gradient_checkpointing": True},
+    {"dtype": "bfloat16", "gradient_checkpointing": True},
+    {"dtype": "bfloat16", "gradient_checkpointing": True, "micro_batch_tokens": 4096},
+    {"dtype": "bfloat16", "gradient_checkpointing": True, "offload_optimizer": True},
+    {"dtype": "bfloat16", "gradient_checkpointing": True, "offload_optimizer": True, "micro_batch_tokens": 4096},
+    {"dtype": "bfloat16", "gradient_checkpointing": True, "lora_rank": 32},
+    {"dtype": "bfloat16", "gradient_checkpointing": True, "lora_rank": 32, "micro_batch_tokens": 4096},
+)
+"""Options that save memory, from the cheapest on."""
+
+
+def find_fitting_changes(
+    shape: ModelShape, config: GRPOConfig, gpu_bytes: int, *, ranks: int = 1, most: int = 3
+) -> list[Mapping[str, Any]]:
+    """Return the first of :data:`CHANGES` that make the run fit; none that only adds to one before it."""
+    found: list[Mapping[str, Any]] = []
+    for change in CHANGES:
+        changed = {name: value for name, value in change.items() if getattr(config, name) != value}
+        if changed.get("micro_batch_tokens", 0) > config.micro_batch_tokens:
+            del changed["micro_batch_tokens"]
+        if (config.lora_rank or shape.adapter) and {"lora_rank", "offload_optimizer"} & changed.keys():
+            continue
+        if config.shard_parameters and "offload_optimizer" in changed:
+            continue
+        if not changed or any(one.items() <= changed.items() for one in found):
+            continue
+        other = config.model_copy(update=changed)
+        checkpointing = choose_checkpointing(shape, other, gpu_bytes, ranks=ranks)
+        if estimate_run(shape, other, gpu_bytes, checkpointing=checkpointing, ranks=ranks).total <= USABLE * gpu_bytes:
+            found.append(changed)
+    return found[:most]
+
+
+def describe_changes(changes: Mapping[str, Any]) -> str:
+    """``dtype='bfloat16', gradient_checkpointing=True``."""
+    return ", ".join(f"{name}={value!r}" for name, value in changes.items())
+
+
+def list_rows(config: GRPOConfig, ranks: int) -> Iterator[tuple[str, GRPOConfig, int]]:
+    """Yield the rows of the table of layouts: label, options, ranks."""
+    base = {"dtype": "bfloat16", "gradient_checkpointing": False}
+    recomputed = {**base, "gradient_checkpointing": True}
+    sharded = {**recomputed, "lora_rank": 0, "offload_optimizer": False}
+    one_gpu = {"lora_rank": 0, "offload_optimizer": False, "updater": "torch", "shard_parameters": False}
+    several = max(2, ranks)
+    yield "these options" + (f", {ranks} GPUs" if ranks > 1 else ""), config, ranks
+    for label, options, count in (
+        ("float32", {**one_gpu, "dtype": "float32", "gradient_checkpointing": False}, 1),
+        ("bfloat16", {**one_gpu, **base}, 1),
+        ("bfloat16, gradient_checkpointing", {**one_gpu, **recomputed}, 1),
+        ("  + offload_optimizer", {**one_gpu, **recomputed, "offload_optimizer": True}, 1),
+        ("  + lora_rank=32", {**one_gpu, **recomputed, "lora_rank": 32}, 1),
+        (f"  + deepspeed, zero_stage=2, {several} GPUs", {**sharded, "updater": "deepspeed", "zero_stage": 2}, several),
+        (f"  + deepspeed, zero_stage=3, {several} GPUs", {**sharded, "updater": "deepspeed", "zero_stage": 3}, several),
+        (f"  + shard_parameters, {several} GPUs", {**sharded, "updater": "torch", "shard_parameters": True}, several),
+    ):
+        yield label, config.model_copy(update=options), count
+
+
+def format_table(
+    shape: ModelShape, config: GRPOConfig, gpu_bytes: int, *, ranks: int = 1, prompt_tokens: int = PROMPT_TOKENS
+) -> str:
+    """Return the table of layouts in GiB for each GPU, one a line; ``fits`` marks those below the GPU's memory."""
+    names = ("weights", "gradients", "moments", "reference", "activations", "logits", "engine", "total")
+    lines = [f"{'GiB on each GPU':42}" + "".join(f"{name:>12}" for name in names)]
+    for label, options, count in list_rows(config, ranks):
+        checkpointing = choose_checkpointing(shape, options, gpu_bytes, ranks=count)
+        memory = estimate_run(
+            shape, options, gpu_bytes, checkpointing=checkpointing, ranks=count, prompt_tokens=prompt_tokens
+        )
+        update = memory.update
+        sizes = (
+            *(update.weights, update.gradients, update.moments, update.reference, update.activations, update.logits),
+            *(memory.engine, memory.total),
+        )
+        fits = "fits" if memory.total <= USABLE * gpu_bytes else "close" if memory.total <= gpu_bytes else "-"
+        lines.append(f"{label:42}" + "".join(f"{size / GIB:12.1f}" for size in sizes) + f"  {fits}")
+    return "\n".join(lines)

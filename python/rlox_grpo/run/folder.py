@@ -1,0 +1,146 @@
+"""A run's folder when the run starts: the checkpoint to continue from, and files cut to that checkpoint's step."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rlox_grpo.errors import CheckpointError
+from rlox_grpo.run.checkpoint import read_state
+from rlox_grpo.run.files import (
+    append_line,
+    cut_after,
+    json_line,
+    last_step,
+    remove_later_completions,
+    remove_parts,
+    replace_file,
+    set_broken_lines_aside,
+)
+from rlox_grpo.run.history import (
+    checkpoints,
+    choose_newest,
+    remove_leftovers,
+    require_good,
+    set_aside,
+    set_later_aside,
+)
+from rlox_grpo.run.manifest import find_damage
+from rlox_grpo.run.resume import find_state_damage
+
+logger = logging.getLogger(__name__)
+
+
+def find_checkpoint(folder: Path | None, resume: str) -> tuple[Path | None, list[Path]]:
+    """Find the checkpoint to continue from, if any, and the damaged ones that are newer.
+
+    Args:
+        folder: The run's folder, if it has one.
+        resume: The option: ``auto``, ``never`` or the path of a checkpoint.
+
+    Raises:
+        CheckpointError: The named checkpoint is damaged, every checkpoint is, or ``never`` meets a run.
+    """
+    if resume not in ("auto", "never"):
+        require_good(Path(resume), _find_damage)
+        return Path(resume), []
+    if folder is None:
+        return None, []
+    root = folder / "checkpoints"
+    if resume == "never" and checkpoints(root):
+        raise CheckpointError(f"{folder} holds a run and resume='never': choose another output_dir")
+    return choose_newest(root, _find_damage)
+
+
+def _find_damage(checkpoint: Path) -> str:
+    """Describe what is wrong with a checkpoint: its files, else its state."""
+    return find_damage(checkpoint) or find_state_damage(read_state(checkpoint))
+
+
+def name_newest(folder: Path | None) -> str:
+    """The newest checkpoint's path, or words for none."""
+    found = [] if folder is None else checkpoints(folder / "checkpoints")
+    return str(found[-1]) if found else "the start: no checkpoint was written yet"
+
+
+def advise_resume(folder: Path | None, resume: str, *, numbers_are_bad: bool) -> str:
+    """Tell the user of a run that stopped how to continue it.
+
+    Args:
+        folder: The run's folder, if it has one.
+        resume: The option.
+        numbers_are_bad: Values were not finite, so the same command would meet them again.
+    """
+    if folder is None:
+        return "nothing was saved: the run has no output_dir"
+    saved = f"saved up to {name_newest(folder)}"
+    if numbers_are_bad:
+        return (
+            f"{saved}; the same command would meet the same numbers again: continue with another learning rate "
+            "(learning_rate=…, resume_changes=['learning_rate']) or max_grad_norm, or change what the error names"
+        )
+    if resume not in ("auto", "never"):
+        return f"{saved}; start again with resume='auto' to continue (resume={resume!r} goes back to it)"
+    return f"{saved}; start the same command again to continue"
+
+
+def refuse_full_disk(folder: Path, model: nn.Module) -> None:
+    """Raise CheckpointError if two checkpoints do not fit on the disk of ``folder``."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    one = 3 * sum(parameter.numel() * parameter.element_size() for parameter in trainable)  # weights, two moments
+    free = shutil.disk_usage(folder).free
+    if free < 2 * one:
+        raise CheckpointError(
+            f"{folder} has {free / 2**20:.0f} MiB free, and writing one checkpoint beside another takes "
+            f"{2 * one / 2**20:.0f} MiB: free space or choose another output_dir"
+        )
+
+
+def prepare_folder(
+    folder: Path,
+    step: int,
+    *,
+    resumes: bool,
+    damaged: Sequence[Path],
+    changed: Mapping[str, tuple[Any, Any]],
+    config: str,
+) -> None:
+    """Cut the folder's files to ``step``, set later checkpoints aside, and write ``config.toml``.
+
+    Args:
+        folder: The run's folder.
+        step: The step that the run starts from.
+        resumes: Whether it starts from a checkpoint.
+        damaged: Damaged checkpoints, which are set aside.
+        changed: Options that differ from the checkpoint's, each with its old and its new value.
+        config: The content of ``config.toml``.
+    """
+    root = folder / "checkpoints"
+    remove_leftovers(root)
+    for place in (folder, folder / "completions"):
+        remove_parts(place)
+    for path in damaged:
+        logger.warning("the damaged checkpoint is now %s", set_aside(path, "damaged"))
+    if resumes:
+        for name in ("metrics.jsonl", "evaluations.jsonl", "warnings.jsonl"):
+            set_broken_lines_aside(folder / name)
+        for path in set_later_aside(root, step):
+            logger.warning("the run goes back to step %d; the later checkpoint is now %s", step, path)
+        recorded = last_step(folder / "metrics.jsonl")
+        if recorded < step:
+            logger.warning("%s ends at step %d: the steps up to %d are lost", folder / "metrics.jsonl", recorded, step)
+    replace_file(folder / "config.toml", config.encode())
+    # A run that starts anew evaluates its step 0 anew.
+    cut_after(folder / "evaluations.jsonl", step or -1)
+    remove_later_completions(folder, step or -1)
+    if changed:
+        values = {name: [old, new] for name, (old, new) in changed.items()}
+        append_line(folder / "changes.jsonl", json_line({"step": step, "time": time.time(), "changed": values}))
+        changes = ", ".join(f"{name}={new!r}" for name, (_, new) in changed.items())
+        logger.info("options changed at step %d: %s", step, changes)

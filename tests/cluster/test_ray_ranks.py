@@ -1,0 +1,111 @@
+"""Training ranks as Ray actors: the steps of torchrun, and an end of all when one ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from tiny_run import environment, weights
+
+from ranked import torchrun
+
+pytestmark = pytest.mark.cluster
+
+SAVED = ("--checkpoint_steps", "1", "--output_dir")
+
+
+@pytest.fixture(scope="module")
+def by_torchrun(folder):
+    """The checkpoints' folder of a run of two ranks."""
+    (folder / "plain.toml").write_text((folder / "run.toml").read_text().split("[layout]")[0])
+    program = ["-m", "rlox_grpo.cli", "train", "plain.toml", *SAVED, "torchrun"]
+    subprocess.run([*torchrun(2), *program], cwd=folder, env=environment(), check=True, timeout=300)
+    return folder / "torchrun"
+
+
+def same(left, right):
+    one, other = weights(left), weights(right)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_dry_run_shows_the_placement_and_starts_nothing(train, cluster, folder):
+    done = train("--ray", cluster, "--dry-run", *SAVED, "dry", "--layout", "{trainers=3}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("3 trainers on 2 of the cluster's nodes:\n")
+    assert "ranks 0, 1; 2 CPUs and 2 GPUs of 2 CPUs and 2 GPUs" in done.stdout
+    assert "rank 2; 1 CPU and 1 GPU of 2 CPUs and 1 GPU" in done.stdout
+    assert not (folder / "dry").exists()
+
+
+def test_what_the_cluster_cannot_hold_is_refused(train, cluster, folder):
+    done = train("--ray", cluster, *SAVED, "refused", "--layout", "{trainers=4}")
+    assert done.returncode == 2
+    assert "[layout] trainers=4: each needs 1 CPU and 1 GPU; the cluster holds 3 of them" in done.stderr
+    assert not (folder / "refused").exists()
+
+
+def test_ray_takes_the_steps_of_torchrun(train, cluster, folder, by_torchrun):
+    done = train("--ray", cluster, *SAVED, "ray", RLOX_GRPO_SEEN=str(folder / "seen"))
+    assert done.returncode == 0, done.stderr
+    assert "2 trainers on 1 of the cluster's nodes" in done.stdout
+    assert "step 4/4" in done.stdout  # what rank 0 says
+    assert same(by_torchrun, folder / "ray")
+    assert set((folder / "seen").read_text().splitlines()) == {"0 0 0,1 1", "1 1 0,1 1"}
+    assert sorted(path.name for path in (folder / "ray" / "logs").iterdir()) == ["rank_0.log", "rank_1.log"]
+
+
+def test_one_rank_takes_the_steps_of_one_process(train, cluster, folder, by_torchrun):
+    """Started by the key of the run file, at the address of the environment."""
+    text = (folder / "run.toml").read_text().replace("trainers = 2", "trainers = 1")
+    (folder / "one.toml").write_text(f'launcher = "ray"\n{text}')
+    command = [sys.executable, "-m", "rlox_grpo.cli", "train"]
+    kept = {**environment(), "RAY_ADDRESS": cluster}
+    subprocess.run([*command, "one.toml", *SAVED, "ray_one"], cwd=folder, env=kept, check=True, timeout=300)
+    subprocess.run([*command, "plain.toml", *SAVED, "alone"], cwd=folder, env=environment(), check=True, timeout=300)
+    assert same(folder / "alone", folder / "ray_one")
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("raise", ["rank 1 on ", "ended with status 2", "raised ArithmeticError: the reward broke", "then rank 0 on "]),
+        ("kill", ["rank 1 on ", "was killed by signal 9", "then rank 0 on "]),
+        ("kill_actor", ["rank 1 on ", "was lost with its actor: "]),
+    ],
+)
+def test_a_dead_rank_ends_the_run_and_the_same_command_continues_it(how, told, train, cluster, folder, by_torchrun):
+    done = train("--ray", cluster, *SAVED, how, RLOX_GRPO_DIE_AT="3", RLOX_GRPO_HOW=how)
+    assert done.returncode == 2, done.stdout
+    error = done.stderr[done.stderr.index("rlox-grpo: rank 1 on ") :]
+    for words in told:
+        assert words in error
+    assert f"the logs of all ranks: {folder / how / 'logs'}; the same command continues the run" in error
+    again = train("--ray", cluster, *SAVED, how)
+    assert again.returncode == 0, again.stderr
+    assert "resuming at step" in again.stdout
+    assert same(by_torchrun, folder / how)
+
+
+DRIVER = """
+import os, sys
+os.environ["RLOX_GRPO_DRIVER"] = str(os.getpid())
+from rlox_grpo.cli import main
+raise SystemExit(main(sys.argv[1:]))
+"""
+
+
+def test_a_driver_that_is_asked_to_stop_lets_the_ranks_save(cluster, folder, by_torchrun, train):
+    words = ["train", "run.toml", "--ray", cluster, *SAVED, "stopped"]
+    stopping = environment(RLOX_GRPO_DIE_AT="2", RLOX_GRPO_HOW="term_driver")
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, *words], cwd=folder, env=stopping, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 130, done.stderr
+    assert "after step " in done.stderr
+    assert os.listdir(folder / "stopped" / "checkpoints")
+    again = train("--ray", cluster, *SAVED, "stopped")
+    assert "resuming at step" in again.stdout
+    assert same(by_torchrun, folder / "stopped")

@@ -1,0 +1,66 @@
+"""The files and the environment of a run of seconds, and how it may die."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+REWARDS = '''
+import os
+import signal
+import time
+
+calls = 0
+
+
+def share_of_low_bytes(completion_ids, **columns):
+    """Share of the lower half of the vocabulary; at call DIE_AT rank 1 does what HOW says."""
+    global calls
+    calls += 1
+    if calls == int(os.environ.get("RLOX_GRPO_DIE_AT", "0")) and os.environ.get("RANK") == "1":
+        how = os.environ["RLOX_GRPO_HOW"]
+        if how == "raise":
+            raise ArithmeticError("the reward broke")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "kill_actor":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(2)
+        if how == "term_driver":
+            os.kill(int(os.environ["RLOX_GRPO_DRIVER"]), signal.SIGTERM)
+            time.sleep(2)
+    with open(os.environ.get("RLOX_GRPO_SEEN", os.devnull), "a") as seen:
+        names = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+        print(*(os.environ.get(name, "-") for name in names), file=seen)
+    return [sum(token < 131 for token in ids) / len(ids) for ids in completion_ids]
+'''
+
+RUN = """
+model = "model"
+train_data = "train.jsonl"
+group_size = 4
+prompts_per_step = 4
+max_steps = 4
+max_new_tokens = 8
+learning_rate = 1e-3
+kl_coef = 0.05
+rank_timeout = 20.0
+log_to = ["console"]
+
+[[rewards]]
+name = "own_reward:share_of_low_bytes"
+
+[layout]
+trainers = 2
+"""
+
+
+def environment(**changes):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD_SIZE", "MASTER"))}
+    return {**kept, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", **changes}
+
+
+def weights(run: Path):
+    from safetensors.torch import load_file
+
+    return load_file(sorted((run / "checkpoints").iterdir())[-1] / "model.safetensors")

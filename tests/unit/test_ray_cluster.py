@@ -1,0 +1,219 @@
+"""What the launcher on a Ray cluster does without one: placement, variables, the layout table, one rank's process."""
+
+import signal
+import sys
+import threading
+import time
+from types import ModuleType
+
+import pytest
+
+from rlox_grpo import cli
+from rlox_grpo.config.layout import Layout
+from rlox_grpo.config.run_file import read_run_file
+from rlox_grpo.distributed import ranks
+from rlox_grpo.distributed.ray_cluster import launch
+from rlox_grpo.distributed.ray_cluster.launch import LAUNCHER_VARIABLE
+from rlox_grpo.distributed.ray_cluster.placement import (
+    Node,
+    Trainers,
+    describe,
+    make_rank_variables,
+    number_ranks,
+    require_room,
+)
+from rlox_grpo.distributed.ray_cluster.rank_process import Ending, RankProcess
+from rlox_grpo.errors import ConfigError, RankError
+
+NODES = [
+    Node("aa" * 16, "10.0.0.1", 8.0, 2.0),
+    Node("bb" * 16, "10.0.0.2", 3.0, 4.0),
+    Node("cc" * 16, "10.0.0.3", 4, 0),
+]
+
+
+def test_what_the_cluster_cannot_hold_is_refused_with_the_numbers():
+    require_room(NODES, Trainers(5, 1.0, 1.0))
+    with pytest.raises(ConfigError) as found:
+        require_room(NODES, Trainers(6, 1.0, 1.0))
+    assert str(found.value) == (
+        "[layout] trainers=6: each needs 1 CPU and 1 GPU; the cluster holds 5 of them (10.0.0.1 with 8 CPUs and 2 GPUs "
+        "holds 2, 10.0.0.2 with 3 CPUs and 4 GPUs holds 3, 10.0.0.3 with 4 CPUs and 0 GPUs holds 0); add nodes, or set "
+        "trainers to what fits"
+    )
+    require_room(NODES, Trainers(7, 2.0, 0.0))
+    with pytest.raises(ConfigError, match="holds 7 of them"):
+        require_room(NODES, Trainers(8, 2.0, 0.0))
+
+
+def test_the_ranks_of_a_node_follow_each_other():
+    first, second, _ = NODES
+    places = number_ranks({0: second.id, 1: first.id, 2: second.id, 3: first.id}, NODES)
+    assert [(place.rank, place.bundle, place.node, place.local_rank, place.node_rank) for place in places] == [
+        (0, 0, second, 0, 0),
+        (1, 2, second, 1, 0),
+        (2, 1, first, 0, 1),
+        (3, 3, first, 1, 1),
+    ]
+    assert {place.local_size for place in places} == {2}
+    assert describe(places, Trainers(4, 1.0, 1.0)) == (
+        "4 trainers on 2 of the cluster's nodes:\n"
+        "  10.0.0.2 (node bbbbbbbb): ranks 0, 1; 2 CPUs and 2 GPUs of 3 CPUs and 4 GPUs\n"
+        "  10.0.0.1 (node aaaaaaaa): ranks 2, 3; 2 CPUs and 2 GPUs of 8 CPUs and 2 GPUs"
+    )
+    variables = make_rank_variables(places[3], places, ("10.0.0.2", 4711), "ray-1")
+    expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
+    assert variables.items() >= {**expected, "MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "4711"}.items()
+
+
+def test_a_rank_runs_with_its_variables_and_appends_to_its_log(tmp_path, monkeypatch):
+    monkeypatch.setenv("KEPT", "kept")
+    log = tmp_path / "logs" / "rank_0.log"
+    log.parent.mkdir()
+    log.write_text("an earlier start\n")
+    process = RankProcess()
+    program = "import os, sys; print(os.environ['KEPT'], os.environ['RANK'], os.getcwd()); print('end'); sys.exit(3)"
+    ending = process.run(["-c", program], {"RANK": "0"}, str(log), str(tmp_path))
+    assert ending.status == 3
+    assert ending.last_lines == f"an earlier start\nkept 0 {tmp_path}\nend"
+    assert process.read_output() == f"kept 0 {tmp_path}\nend\n"
+    assert process.read_output() == ""
+    assert log.read_text().startswith("an earlier start\n")
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_rank_is_asked_to_stop_or_killed(at_once, tmp_path):
+    process, endings = RankProcess(), []
+    process.stop()  # before its start: nothing to do
+    program = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(130)); "
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    log = str(tmp_path / "rank_0.log")
+    thread = threading.Thread(target=lambda: endings.append(process.run(["-c", program], {}, log, str(tmp_path))))
+    thread.start()
+    while "ready" not in process.read_output():
+        time.sleep(0.01)
+    process.stop(at_once=at_once)
+    thread.join(30)
+    assert endings[0].status == (-signal.SIGKILL if at_once else 130)
+
+
+def failure(endings, lost=None):
+    places = number_ranks(dict.fromkeys(range(3), NODES[0].id), NODES)
+    watched = launch._Watched(places, [], {}, endings, lost or {})
+    with pytest.raises((RankError, KeyboardInterrupt)) as found:
+        launch._raise_failure(watched, "the logs of all ranks: runs/first/logs")
+    return found.value
+
+
+def test_the_rank_that_died_is_named_first_and_its_victims_after_it():
+    victim = Ending(2, 11, "rlox-grpo: rank 2 (there, process 12) has given no sign of life for 5 s")
+    culprit = Ending(2, 12, "rlox-grpo: reward function f raised ArithmeticError: one")
+    told = str(failure({0: victim, 1: Ending(0, 10, ""), 2: culprit})).splitlines()
+    assert told[0] == "rank 2 on 10.0.0.1 (process 12) ended with status 2"
+    assert told[1] == "    rlox-grpo: reward function f raised ArithmeticError: one"
+    assert told[2].startswith("then rank 0 on 10.0.0.1 (process 11)")
+    assert told[-1] == "the logs of all ranks: runs/first/logs"
+    killed = str(failure({0: culprit, 1: Ending(-9, 13, "step 3")}))
+    assert killed.startswith("rank 1 on 10.0.0.1 (process 13) was killed by signal 9")
+    lost = str(failure({0: Ending(130, 11, "stopped"), 1: culprit}, {2: "was lost with its actor: the node is dead"}))
+    assert lost.startswith("rank 2 on 10.0.0.1 was lost with its actor: the node is dead")
+
+
+def test_ranks_that_were_all_asked_to_stop_are_no_failure():
+    stopped = {rank: Ending(130, 10 + rank, f"stopped by SIGTERM, rank {rank}") for rank in range(3)}
+    found = failure(stopped)
+    assert isinstance(found, KeyboardInterrupt)
+    assert str(found) == "stopped by SIGTERM, rank 0"
+
+
+def test_a_single_rank_ends_with_its_launcher_too(monkeypatch):
+    watched = []
+    monkeypatch.setattr(ranks, "end_with_launcher", lambda: watched.append(True))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert ranks.join_ranks().size == 1
+    assert watched
+
+
+RUN = """
+model = "model"
+train_data = "train.jsonl"
+[[rewards]]
+name = "exact"
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path, monkeypatch):
+    monkeypatch.delenv(LAUNCHER_VARIABLE, raising=False)
+
+    def write(text):
+        path = tmp_path / "run.toml"
+        path.write_text(RUN + text)
+        return path
+
+    return write
+
+
+def test_the_layout_table(run_file):
+    origin, _ = read_run_file(run_file("[layout]\ntrainers = 4\ncpus_per_trainer = 8\n"), {})
+    assert origin.layout == Layout(trainers=4, cpus_per_trainer=8)
+    assert read_run_file(run_file(""), {})[0].layout is None
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("engines = 8", "engines=8, colocate=true: Ray does not place engines apart from the trainers yet"),
+        ("colocate = false", "colocate=false: Ray does not place engines apart from the trainers yet"),
+        ("tensor_parallel_size = 2", "set the option tensor_parallel_size above the"),
+        ("reference = 'actor'", "layout. reference='actor': expected 'trainer'"),
+        ("trainers = 0", r"\[layout\] trainers: input should be greater than or equal to 1, got 0"),
+        ("trainers = 2.0", r"\[layout\] trainers: input should be a valid integer, got 2.0"),
+        ("trainer = 2", r"\[layout\] unknown option 'trainer': did you mean 'trainers'"),
+    ],
+)
+def test_a_layout_that_does_not_work_is_refused(run_file, table, told):
+    with pytest.raises(ConfigError, match=told) as found:
+        read_run_file(run_file(f"[layout]\n{table}\n"), {})
+    assert "run.toml: [layout]" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "told"),
+    [
+        ("[layout]\ntrainers = 2\n", [], "[layout] is read only with --ray auto or launcher = 'ray'"),
+        ("", ["--dry-run"], "--dry-run shows the placement on a Ray cluster: add --ray auto"),
+        ("", ["--ray", "auto"], 'a Ray cluster needs Ray: pip install "rlox-grpo[ray]"'),
+    ],
+)
+def test_what_would_be_ignored_or_is_missing_is_an_error(run_file, text, words, told, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert cli.main(["train", str(run_file(text)), *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("127.0.0.1:1", "--ray 127.0.0.1:1: no Ray cluster answers there"),
+        ("ray://host0:10001", "expected auto, local or HOST:PORT"),
+        ("host0", "expected auto, local or HOST:PORT"),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused_at_once(address, told, run_file, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    assert cli.main(["train", str(run_file("")), "--ray", address]) == 2
+    assert told in capsys.readouterr().err
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert cli.main(["train", str(run_file("")), "--ray", "auto"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_launcher_key_starts_ray(run_file, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    path = run_file("")
+    path.write_text('launcher = "ray"\n' + path.read_text())
+    assert cli.main(["train", str(path)]) == 2
+    assert "a Ray cluster needs Ray" in capsys.readouterr().err
