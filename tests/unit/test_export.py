@@ -11,7 +11,7 @@ from rlox_grpo import GRPO
 from rlox_grpo.demo.examples import format_prompt, solutions
 from rlox_grpo.demo.run import LARGEST, problems
 from rlox_grpo.demo.tokenizer import build_tokenizer
-from rlox_grpo.demo.warm_start import make_model
+from rlox_grpo.demo.warm_start import make_model, teach
 
 SETTINGS = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "log_to": ()}
 TEXTS = ["20 cats & 3.50 dogs", "Naïve café 答案是 99。\n\tx^2", "<eos>", " leading", "a" * 50, "🙂 e\u0301"]
@@ -66,24 +66,29 @@ def test_the_demos_model(tmp_path, caplog):
     assert "with other ids" not in caplog.text
 
 
-def test_the_demos_model_computes_what_qwen2_does():
-    """But for the bias of the attention's output, which starts at zero."""
+def test_the_demos_model_learns_what_qwen2_does():
+    """To the bit, in the warm start; the one bias that Qwen2 lacks stays zero."""
     tokenizer = build_tokenizer(LARGEST)
     torch.manual_seed(0)
-    model = make_model(tokenizer).eval()
-    sizes = {
-        name: getattr(model.config, name)
-        for name in (
-            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-            *("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings"),
-        )
-    }
-    qwen2 = Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+    model = make_model(tokenizer)
+    names = (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings"),
+    )
+    qwen2 = Qwen2ForCausalLM(Qwen2Config(**{name: getattr(model.config, name) for name in names}))
     missing, unexpected = qwen2.load_state_dict(model.state_dict(), strict=False)
     assert not missing
     assert all(name.endswith("self_attn.o_proj.bias") for name in unexpected)
-    ids = torch.arange(40).reshape(2, 20)
-    assert torch.equal(model(ids).logits, qwen2(ids).logits)
+
+    def draw(rng, count):
+        return [("3 4 7 :", "3 + 4 = 7")] * count
+
+    for learner in (model, qwen2):
+        teach(learner, tokenizer, draw, seed=0, steps=3, rows=2, learning_rate=3e-3)
+    learned = model.state_dict()
+    for name, tensor in qwen2.state_dict().items():
+        assert torch.equal(tensor, learned[name]), name
+    assert all(not learned[name].any() for name in unexpected)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
