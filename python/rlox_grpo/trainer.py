@@ -134,7 +134,13 @@ class GRPO:
         self.engine = self.sampler.engine
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
         self.learner = Learner(
-            self.config, self.policy, weights, ref_model, exact_engine=self.engine.exact, ranks=self.ranks
+            self.config,
+            self.policy,
+            weights,
+            ref_model,
+            exact_engine=self.engine.exact,
+            ranks=self.ranks,
+            max_sampled_tokens=None if self.episodes is None else self.config.max_sampled_tokens,
         )
         self._max_length = self.engine.max_length
         self.origin: Mapping[str, Any] = {}

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply
@@ -25,7 +26,7 @@ from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.serialize import decode_group, encode_group
 from rlox_grpo.turns import check_turns
-from rlox_grpo.types import RolloutGroup, Sampling
+from rlox_grpo.types import Batch, RolloutGroup, Sampling
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -501,6 +502,31 @@ def test_turn_credit_reads_the_environments_turns(model: Any, tokenizer: Any, tm
         row = json.loads(line)
         assert len(row["turn_rewards"]) == len(row["advantage"]) == row["turns"] == 3
         assert row["reward"] == sum(row["turn_rewards"])
+
+
+def test_fixed_length_divides_by_the_tokens_of_all_turns(model: Any, tokenizer: Any) -> None:
+    """Dr. GRPO's constant: 3 turns of 4 tokens are 12, and max_episode_tokens bounds it."""
+    losses = []
+    for limits in ({}, {"max_episode_tokens": 6}):
+        options = {**OPTIONS, "loss_aggregation": "fixed_length", "max_turns": 3, "max_new_tokens": 4, **limits}
+        learner = GRPO(copy.deepcopy(model), environment=Pays, tokenizer=tokenizer, **options).learner
+        log_probs = torch.zeros(2, 5)
+        rows = torch.ones(2, 5, dtype=torch.bool)
+        batch = Batch(
+            *[torch.zeros(2, 6, dtype=torch.int64)] * 3,
+            prompt_lengths=torch.ones(2, dtype=torch.int64),
+            completion_ids=torch.zeros(2, 5, dtype=torch.int64),
+            completion_mask=rows,
+            loss_mask=rows,
+            advantages=torch.ones(2),
+            row_index=torch.arange(2),
+            prompt_index=torch.zeros(2, dtype=torch.int64),
+            num_loss_tokens=10.0,
+            num_sequences=2.0,
+            old_log_probs=log_probs,
+        )
+        losses.append(float(learner._loss(log_probs, batch).loss))
+    assert losses == pytest.approx([-10 / (2 * 12), -10 / (2 * 6)])
 
 
 def test_trainer_refuses_what_does_not_fit(model: Any, tokenizer: Any) -> None:

@@ -53,6 +53,7 @@ class Learner:
         *,
         exact_engine: bool,
         ranks: Ranks,
+        max_sampled_tokens: int | None = None,
     ) -> None:
         """Make the forward pass, the reference, the loss and the updater.
 
@@ -63,8 +64,10 @@ class Learner:
             ref_model: the user's own reference, or None.
             exact_engine: whether the sampler's log-probs are the trainer's own.
             ranks: the processes that share the micro-batches.
+            max_sampled_tokens: most sampled tokens that a sequence can have; None: ``max_new_tokens``.
         """
         self._config, self._model, self._ranks = config, policy.model, ranks
+        self._max_length = max_sampled_tokens or config.max_new_tokens
         self._end_ids = policy.eos_token_ids
         self._level = correction_level(config.importance, exact=exact_engine)
         self._needs_old_log_probs = not config.bypass_old_log_probs and (
@@ -254,7 +257,7 @@ class Learner:
     def _loss(self, log_probs: Tensor, batch: Batch, **terms: Any) -> LossOutput:
         kl_coef = self.kl_weight.value if self._config.kl_in == "loss" else 0.0
         config = self._loss_config.model_copy(update={"kl_coef": kl_coef})
-        output = grpo_loss(log_probs, batch, config, max_length=self._config.max_new_tokens, **terms)
+        output = grpo_loss(log_probs, batch, config, max_length=self._max_length, **terms)
         if batch.old_log_probs is None or self._config.bypass_old_log_probs:  # else measured before the update
             return replace(output, metrics={**output.metrics, **gap_shares(log_probs, batch)})
         return output

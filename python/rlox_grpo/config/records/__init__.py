@@ -94,6 +94,12 @@ class Options(  # pydantic takes fields from the last base first
         return self._select(EpisodeConfig)
 
     @property
+    def max_sampled_tokens(self) -> int:
+        """The most tokens that the policy can sample in an episode of several turns."""
+        every_turn = self.max_turns * self.max_new_tokens
+        return every_turn if self.max_episode_tokens is None else min(every_turn, self.max_episode_tokens)
+
+    @property
     def rewards(self) -> RewardConfig:
         """The options of reward functions."""
         return self._select(RewardConfig)
