@@ -161,7 +161,7 @@ def test_a_stage_gets_its_record():
 
 
 def test_conditions_name_options_or_arguments_and_possible_values():
-    arguments = {"ref_model", "eval_prompts", "environment"}
+    arguments = {"ref_model", "eval_prompts", "environment", "tools"}
     for name, field in GRPOConfig.model_fields.items():
         for condition in read_metadata(field)["only_with"]:
             for other, wanted in condition.items():

@@ -17,6 +17,7 @@ EVERY_S = 0.5
 GRACE_S = 20.0
 """Seconds to finish the current step and save, after which the process is ended."""
 
+_parent = os.getppid()  # the launcher: read on import, as it may be gone by the time that the ranks join
 _watching = threading.Event()
 
 
@@ -29,8 +30,18 @@ def end_with_launcher() -> None:
     if os.name != "posix" or _watching.is_set() or not any(name in os.environ for name in LAUNCHED_BY):
         return
     _watching.set()
-    parent = os.getppid()
-    threading.Thread(target=_watch, args=(parent, os.getppid), name="rlox-grpo-launcher", daemon=True).start()
+    threading.Thread(target=_watch, args=(_parent, os.getppid), name="rlox-grpo-launcher", daemon=True).start()
+
+
+def _forget_launcher() -> None:
+    """In a forked process: its launcher is the process that forked it."""
+    global _parent
+    _parent = os.getppid()
+    _watching.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_launcher)
 
 
 def _watch(parent: int, current_parent: Callable[[], int]) -> None:
