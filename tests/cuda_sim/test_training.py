@@ -12,7 +12,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import toy
 from rlox_grpo import GRPO
-from rlox_grpo.reference.server import Measuring, make_server
+from rlox_grpo.reference.http_server import make_server
+from rlox_grpo.reference.server import Measuring
 from rlox_grpo.rollout import async_generation
 
 SIZES = {
@@ -163,7 +164,9 @@ def test_a_plain_module_moves_to_the_device_and_trains_as_on_the_cpu(on_cpu, req
 def test_a_reference_server_answers_a_policy_on_the_device(on_cpu, request, tmp_path):
     _, expected = on_cpu(lambda: _train(_model(), kl_coef=0.1))
     (tmp_path / "token").write_text("token of the test")
-    server = make_server(Measuring(_model(), token_budget=4096), "token of the test")
+    measuring = Measuring(_model(), token_budget=4096)
+    about = {"vocabulary": measuring.vocabulary, "fingerprint": measuring.fingerprint}
+    server = make_server(measuring.submit, about, "token of the test")
     threading.Thread(target=server.serve_forever, daemon=True).start()
     request.getfixturevalue("gpu")
     try:

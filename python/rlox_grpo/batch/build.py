@@ -234,7 +234,7 @@ def drop_end_tokens(batches: Sequence[Batch], ends: Sequence[Sequence[int]], ran
     """
     masks = []
     for batch in batches:
-        places = [(place, end) for place, row in enumerate(batch.row_index.tolist()) for end in ends[row]]
+        places = [(place, end) for place, row in enumerate(batch.row_index.cpu().tolist()) for end in ends[row]]
         mask = batch.loss_mask.clone()
         if places:
             mask[tuple(zip(*places, strict=True))] = False
