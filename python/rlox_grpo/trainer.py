@@ -372,6 +372,7 @@ class GRPO:
         """Push the current weights to the engine if they changed since the last push."""
         if self._engine_step != self.step:
             updater = self.learner.updater
+            updater.start()
             weights = WeightStream(self.model, updater.weights if updater.is_sharded else None)
             self.engine.load_weights(weights if self.engine.takes_weights else (), version=self.step)
             self.ranks.gather(None)  # wait until every engine has them

@@ -95,6 +95,11 @@ class DeepSpeedUpdater:
         self._steps += 1
         return UpdateStats(norm, learning_rate, metrics)
 
+    def start(self) -> None:
+        """See :class:`rlox_grpo.update.protocol.Updater`: DeepSpeed casts and shards the model in place."""
+        if self.is_sharded:
+            self._engine()
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See :class:`rlox_grpo.update.protocol.Updater`: master weights, gathered one parameter at a time."""
         self._engine()

@@ -38,6 +38,14 @@ class Updater(Protocol):
         """
         ...
 
+    def start(self) -> None:
+        """Bring the model into the form in which every step holds it; called before anything samples from it.
+
+        Without this the first completions after a resume would come from other roundings than those of a run that was
+        not stopped.
+        """
+        ...
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Return every parameter by name, gathered from its shards, in the updater's highest precision."""
         ...

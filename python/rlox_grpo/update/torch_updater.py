@@ -91,6 +91,9 @@ class TorchUpdater:
         self._free_gradients()  # between updates their memory is the sampler's
         return UpdateStats(grad_norm, learning_rate, metrics)
 
+    def start(self) -> None:
+        """See :class:`rlox_grpo.update.protocol.Updater`; the model is ready as it is."""
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
         return (
