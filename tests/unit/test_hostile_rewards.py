@@ -85,11 +85,11 @@ def test_reasoning_does_not_change_a_final_box(around: str) -> None:
 @pytest.mark.parametrize("piece", [*REPEATED.split(), *REPEATED_ODD])
 def test_a_million_of_anything(piece: str) -> None:
     text = piece * (10**6 // len(piece))
-    start = time.perf_counter()
+    start = time.process_time()
     for wrapped in (text, f"\\boxed{{{text}}}"):
         for name, score in scores(wrapped):
             check(name, score)
     for gold, answer in ((text, "1"), ("1", text), (text, text)):
         assert rewards.math_equal(gold, answer) in (True, False, None)
-    # Tens of milliseconds where every scan is linear; a quadratic one takes minutes on a megabyte.
-    assert time.perf_counter() - start < 10.0
+    # Seconds of all threads where every scan is linear; a quadratic one takes minutes on a megabyte.
+    assert time.process_time() - start < 30.0
