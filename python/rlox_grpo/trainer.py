@@ -140,7 +140,7 @@ class GRPO:
             ref_model,
             exact_engine=self.engine.exact,
             ranks=self.ranks,
-            max_sampled_tokens=None if self.episodes is None else self.config.max_sampled_tokens,
+            max_sampled_tokens=None if self.episodes is None else self.config.count_most_sampled_tokens(),
         )
         self._max_length = self.engine.max_length
         self.origin: Mapping[str, Any] = {}

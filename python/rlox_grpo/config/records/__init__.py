@@ -93,9 +93,8 @@ class Options(  # pydantic takes fields from the last base first
         """The options of episodes of several turns."""
         return self._select(EpisodeConfig)
 
-    @property
-    def max_sampled_tokens(self) -> int:
-        """The most tokens that the policy can sample in an episode of several turns."""
+    def count_most_sampled_tokens(self) -> int:
+        """Return the most tokens that the policy can sample in an episode of several turns."""
         every_turn = self.max_turns * self.max_new_tokens
         return every_turn if self.max_episode_tokens is None else min(every_turn, self.max_episode_tokens)
 
