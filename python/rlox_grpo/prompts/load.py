@@ -59,10 +59,7 @@ def load_prompts(
         TypeError: a prompt of none of these forms, with the index and the type; a mapping such as a ``DatasetDict``,
             with its splits.
     """
-    renamed = {**columns, **({} if prompt_column == "prompt" else {"prompt": prompt_column})}
-    rows = _list_rows(prompts, template, renamed)
-    if not rows:
-        raise ValueError("prompts is empty: there is nothing to train on")
+    rows = _list_rows(prompts, template, prompt_column, columns)
     if system_prompt is not None:
         rows = [(add_system_message(source, system_prompt, index), row) for index, (source, row) in enumerate(rows)]
     refuse_unread_variables(chat_template_kwargs, tokenizer, [source for source, _ in rows])
@@ -84,10 +81,7 @@ def load_rows(
         ValueError: no rows, or one without a column that is renamed.
         TypeError: as :func:`load_prompts`; also token ids, which are no messages.
     """
-    renamed = {**columns, **({} if prompt_column == "prompt" else {"prompt": prompt_column})}
-    rows = _list_rows(prompts, None, renamed, needs_prompt=False)
-    if not rows:
-        raise ValueError("prompts is empty: there is nothing to train on")
+    rows = _list_rows(prompts, None, prompt_column, columns, needs_prompt=False)
     for index, (source, _) in enumerate(rows):
         is_chat = isinstance(source, list) and all(isinstance(message, Mapping) for message in source)
         if not (source is None or isinstance(source, str) or is_chat):
@@ -99,9 +93,15 @@ def load_rows(
 
 
 def _list_rows(
-    prompts: PromptsLike, template: str | None, renamed: Mapping[str, str], *, needs_prompt: bool = True
+    prompts: PromptsLike,
+    template: str | None,
+    prompt_column: str,
+    columns: Mapping[str, str],
+    *,
+    needs_prompt: bool = True,
 ) -> list[tuple[Any, Mapping[str, Any]]]:
-    """Each prompt's source and its other columns."""
+    """Each prompt's source and its other columns, under their new names. Raises ValueError where there is none."""
+    renamed = {**columns, **({} if prompt_column == "prompt" else {"prompt": prompt_column})}
     if isinstance(prompts, (str, Path)):
         prompts = read_rows(prompts)
     table: Any = prompts
@@ -121,8 +121,10 @@ def _list_rows(
         table = table.tolist()
     if renamed:
         table = list(table)
-    if renamed and not any(isinstance(entry, Mapping) for entry in table):
-        raise ValueError(f"columns are renamed ({renamed}) and prompts has no columns: pass rows, as a list of dicts")
+        if not any(isinstance(entry, Mapping) for entry in table):
+            raise ValueError(
+                f"columns are renamed ({renamed}) and prompts has no columns: pass rows, as a list of dicts"
+            )
     rows: list[tuple[Any, Mapping[str, Any]]] = []
     for index, entry in enumerate(table):
         if not isinstance(entry, Mapping):
@@ -140,6 +142,8 @@ def _list_rows(
                 raise ValueError(f"prompts[{index}]: {error}") from error
         else:
             raise ValueError(f"prompts[{index}] has no 'prompt' column; it has {', '.join(map(repr, entry))}")
+    if not rows:
+        raise ValueError("prompts is empty: there is nothing to train on")
     return rows
 
 
