@@ -1,0 +1,45 @@
+"""The command line: parsing and printing only. One module for each group of commands."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from rlox_grpo._native import __version__
+from rlox_grpo.cli import evaluate, models, pages, servers, train
+from rlox_grpo.cli.values import parse_overrides, parse_reward
+
+__all__ = ["main", "parse_overrides", "parse_reward"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; a user's mistake is one line on standard error and exit status 2."""
+    parser = _make_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.command not in ("train", "eval", "check", "serve", "memory"):
+        parser.error(f"unrecognised arguments: {' '.join(rest)}")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        arguments.run(arguments, rest)
+    except KeyboardInterrupt as stop:
+        print(f"\n{stop or 'interrupted'}", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ImportError, RuntimeError, ArithmeticError) as error:
+        if arguments.traceback:
+            raise
+        print(f"rlox-grpo: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rlox-grpo", description="GRPO training of language models.")
+    parser.add_argument("--version", action="version", version=f"rlox-grpo {__version__}")
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for group in (train, evaluate, models, servers, pages):
+        group.add_commands(commands)
+    return parser

@@ -1,0 +1,6 @@
+"""``python -m rlox_grpo.cli`` is ``rlox-grpo``."""
+
+from rlox_grpo.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

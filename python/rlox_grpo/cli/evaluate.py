@@ -1,0 +1,86 @@
+"""Scoring a checkpoint, and checking a data file, with reward functions."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlox_grpo.cli.values import Commands, parse_overrides, parse_reward
+
+
+def add_commands(commands: Commands) -> None:
+    """Add ``eval`` and ``check``."""
+    evaluate = commands.add_parser(
+        "eval",
+        help="accuracy and pass@k of a checkpoint",
+        description="Sample completions and score them. The options of prompts, sampling and engine can be added: "
+        "--prompt_template boxed, --system_prompt TEXT, --engine vllm. `rlox-grpo options` lists them.",
+    )
+    evaluate.add_argument("checkpoint")
+    evaluate.add_argument("--data", required=True, help="rows with a prompt column, .jsonl, .parquet or .csv")
+    evaluate.add_argument(
+        "--reward",
+        required=True,
+        action="append",
+        help="a rule's name, module:callable, or a TOML table as in run files: \"{name='exact', tag='answer'}\"; "
+        "repeat it for several",
+    )
+    evaluate.add_argument("--samples", type=int, default=4, help="completions for each prompt (default: %(default)s)")
+    evaluate.add_argument("--temperature", type=float, default=1.0)
+    evaluate.add_argument("--max-new-tokens", type=int, default=512)
+    evaluate.add_argument("--greedy", action="store_true", help="one completion each, the likeliest tokens")
+    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.set_defaults(run=_evaluate)
+
+    check = commands.add_parser(
+        "check",
+        help="whether a data file fits reward functions",
+        description="Read the columns of every row as training would, and name each row whose gold cannot be read. "
+        "--columns \"{answer='solution'}\" renames columns as in a run file.",
+    )
+    check.add_argument("data", help="rows, .jsonl, .parquet or .csv")
+    check.add_argument("--reward", required=True, action="append", help="as for eval; repeat it for several")
+    check.set_defaults(run=_check)
+
+
+def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.config.records import EngineConfig, PromptConfig, SamplingConfig
+    from rlox_grpo.config.schema import GRPOConfig
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.rewards.registry import make_rewards
+    from rlox_grpo.trainer import GRPO
+
+    options = {
+        "temperature": arguments.temperature,
+        "max_new_tokens": arguments.max_new_tokens,
+        "seed": arguments.seed,
+        **parse_overrides(rest),
+    }
+    read = {"preset", "seed"}.union(*(r.model_fields for r in (PromptConfig, SamplingConfig, EngineConfig)))
+    if ignored := [name for name in options if name in GRPOConfig.model_fields and name not in read]:
+        raise ConfigError(f"--{ignored[0]} is an option of training: an evaluation does not read it")
+    trainer = GRPO(
+        arguments.checkpoint, make_rewards([parse_reward(text) for text in arguments.reward], [Path.cwd()]), **options
+    )
+    metrics = trainer.evaluate(arguments.data, samples=arguments.samples, greedy=arguments.greedy)
+    for name, value in metrics.items():
+        print(f"{name:24} {value:.4f}")
+
+
+def _check(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    import numpy as np
+
+    from rlox_grpo.config.records import PromptConfig
+    from rlox_grpo.prompts.load import read_rows
+    from rlox_grpo.prompts.rows import rename_columns
+    from rlox_grpo.rewards import check_rewards
+    from rlox_grpo.rewards.registry import make_rewards
+    from rlox_grpo.types import Prompt
+
+    columns = PromptConfig.create(**parse_overrides(rest)).columns
+    rows = [rename_columns(row, columns, index) for index, row in enumerate(read_rows(arguments.data))]
+    token = np.zeros(1, dtype=np.int64)  # no tokenizer is needed to read columns
+    prompts = [Prompt(token, index, columns=row) for index, row in enumerate(rows)]
+    check_rewards(prompts, make_rewards([parse_reward(text) for text in arguments.reward], [Path.cwd()]))
+    print(f"{arguments.data}: all {len(rows)} rows fit {', '.join(arguments.reward)}")

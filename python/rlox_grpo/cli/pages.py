@@ -1,0 +1,72 @@
+"""What can be read: the report of a run, the options, the presets."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlox_grpo.cli.values import Commands
+
+
+def add_commands(commands: Commands) -> None:
+    """Add ``report``, ``options`` and ``presets``."""
+    report = commands.add_parser("report", help="write RUN_DIR/report.html, or a page that compares several runs")
+    report.add_argument("run_dir", nargs="+", help="the output_dir of a run; several are compared on one page")
+    report.add_argument("--out", default="comparison.html", help="page that compares several runs (%(default)s)")
+    report.add_argument("--watch", type=int, metavar="SECONDS", help="write again every SECONDS, until Ctrl-C")
+    report.set_defaults(run=_report)
+
+    options = commands.add_parser("options", help="every option of a run: default, values, meaning")
+    options.add_argument("name", nargs="?", help="show this option in full")
+    options.add_argument("--markdown", action="store_true", help="all of them as docs/options.md")
+    options.set_defaults(run=_options)
+
+    presets = commands.add_parser("presets", help="the published variants and their choices")
+    presets.add_argument("name", nargs="?")
+    presets.add_argument("--markdown", action="store_true", help="all of them as docs/presets.md")
+    presets.set_defaults(run=_presets)
+
+
+def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.run.report import watch_report, write_comparison, write_report
+
+    def write(refresh_s: int | None = None) -> Path:
+        if len(arguments.run_dir) > 1:
+            return write_comparison(arguments.run_dir, arguments.out, refresh_s=refresh_s)
+        return write_report(arguments.run_dir[0], refresh_s=refresh_s)
+
+    if arguments.watch is None:
+        print(write())
+    elif arguments.watch < 1:
+        raise ConfigError(f"--watch is {arguments.watch}: expected at least 1 second")
+    else:
+        watch_report(write, arguments.watch, say=lambda path: print(f"{path}: written every {arguments.watch} s"))
+
+
+def _options(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.config.options_page import describe_option, list_options, options_page
+
+    if arguments.name is not None:
+        print(describe_option(arguments.name))
+    elif arguments.markdown:
+        print(options_page(), end="")
+    else:
+        print(list_options())
+
+
+def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.config.presets import PRESETS
+    from rlox_grpo.config.presets.page import describe_preset, presets_page
+    from rlox_grpo.errors import ConfigError, suggest_nearest
+
+    if arguments.name is not None and arguments.name not in PRESETS:
+        raise ConfigError(f"unknown preset {arguments.name!r}{suggest_nearest(arguments.name, list(PRESETS))}")
+    if arguments.markdown:
+        print(presets_page(), end="")
+    elif arguments.name is not None:
+        print(describe_preset(arguments.name))
+    else:
+        for name, preset in PRESETS.items():
+            print(f"{name:21} {preset.summary}")

@@ -1,0 +1,55 @@
+"""Servers of vLLM engines and of frozen models."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from rlox_grpo.cli.values import Commands
+
+
+def add_commands(commands: Commands) -> None:
+    """Add ``serve`` and ``serve-reference``."""
+    serve = commands.add_parser(
+        "serve",
+        help="vLLM servers for engine='vllm_server'",
+        description="Serve MODEL until stopped. Arguments that are not listed go to vLLM: --tensor-parallel-size 2.",
+    )
+    serve.add_argument("model")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    serve.add_argument("--port", type=int, default=8000, help="the first server's (default: %(default)s)")
+    serve.add_argument("--count", type=int, default=1, help="servers, on ports one after another")
+    serve.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="as the trainer's")
+    serve.add_argument("--max-length", type=int, help="longest prompt with its completion")
+    serve.add_argument("--token-file", help="holds the token; else RLOX_GRPO_SERVER_TOKEN, else a new one")
+    serve.add_argument("--log-dir", default="runs/servers", help="(default: %(default)s)")
+    serve.add_argument("--restarts", type=int, default=3, help="times that a dead server is started again")
+    serve.add_argument("--start-timeout", type=float, default=600.0, help="seconds to become healthy")
+    serve.set_defaults(run=_serve)
+
+    frozen = commands.add_parser("serve-reference", help="answer a frozen model's log-probs to several trainers")
+    frozen.add_argument("model", help="a path or hub id")
+    frozen.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    frozen.add_argument("--port", type=int, default=8450, help="0 takes a free one (default: %(default)s)")
+    frozen.add_argument("--token-file", help="file with the bearer token; else RLOX_GRPO_REFERENCE_TOKEN holds it")
+    frozen.add_argument("--token-budget", type=int, default=32_768, help="padded tokens in a forward (%(default)s)")
+    frozen.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    frozen.set_defaults(run=_serve_reference)
+
+
+def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.rollout.engines.vllm.serve import serve
+
+    serve(**_command_options(arguments), vllm_arguments=rest, say=lambda line: print(line, flush=True))
+
+
+def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.reference.server import serve
+
+    serve(**_command_options(arguments))
+
+
+def _command_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of the command itself, by name."""
+    return {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "traceback")}

@@ -1,0 +1,100 @@
+"""Training a run file, in this process or on a Ray cluster, and the demo."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlox_grpo.cli.values import Commands, parse_overrides
+
+if TYPE_CHECKING:
+    from rlox_grpo.config.run_file import Origin
+    from rlox_grpo.config.schema import GRPOConfig
+
+
+def add_commands(commands: Commands) -> None:
+    """Add ``train`` and ``demo``."""
+    demo = commands.add_parser("demo", help="learn Countdown from scratch on this machine")
+    demo.add_argument("--out", default="runs/demo", help="the run's folder (default: %(default)s)")
+    demo.add_argument("--seed", type=int, default=0)
+    demo.set_defaults(run=_demo)
+
+    train = commands.add_parser(
+        "train",
+        help="train as a TOML file says",
+        description="Train as RUN.TOML says. Any option can be overridden: --learning_rate 1e-5. "
+        "`rlox-grpo options` lists every option, `rlox-grpo options NAME` shows one in full.",
+    )
+    train.add_argument("file", metavar="RUN.TOML")
+    train.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="start the ranks of [layout] as Ray actors: auto joins the running cluster or starts one on this machine; "
+        "local starts one; HOST:PORT joins that one",
+    )
+    train.add_argument("--dry-run", action="store_true", help="with --ray: show where the ranks would run")
+    train.set_defaults(run=_train)
+
+
+def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.demo.run import run_demo
+
+    run_demo(Path(arguments.out), seed=arguments.seed)
+
+
+def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.config.run_file import load_data, read_run_file
+
+    origin, config = read_run_file(arguments.file, parse_overrides(rest))
+    if _is_launched_by_ray(arguments, origin):
+        _train_on_ray(arguments, rest, origin, config)
+        return
+    from rlox_grpo.rewards.registry import make_rewards
+    from rlox_grpo.trainer import GRPO
+
+    folders = (Path(arguments.file).parent, Path.cwd())
+    trainer = GRPO(origin.model, make_rewards(origin.rewards, folders), config=config)
+    trainer.origin = origin.model_dump(exclude_none=True)
+    train_data, eval_data = load_data(origin, config)
+    metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
+    print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value == value))
+
+
+def _is_launched_by_ray(arguments: argparse.Namespace, origin: Origin) -> bool:
+    """Whether this process only starts the ranks.
+
+    Raises:
+        ConfigError: ``--dry-run`` or ``[layout]`` without Ray, which would be ignored.
+    """
+    from rlox_grpo.distributed.ray_cluster.launch import LAUNCHER_VARIABLE
+    from rlox_grpo.errors import ConfigError
+
+    if os.environ.get(LAUNCHER_VARIABLE) == "ray":  # a rank that it started
+        return False
+    if arguments.ray is not None or origin.launcher == "ray":
+        return True
+    if arguments.dry_run:
+        raise ConfigError("--dry-run shows the placement on a Ray cluster: add --ray auto")
+    if origin.layout is not None:
+        raise ConfigError(f"{arguments.file}: [layout] is read only with --ray auto or launcher = 'ray'")
+    return False
+
+
+def _train_on_ray(arguments: argparse.Namespace, rest: Sequence[str], origin: Origin, config: GRPOConfig) -> None:
+    from rlox_grpo.config.layout import Layout
+    from rlox_grpo.distributed.ray_cluster.launch import launch_ranks
+
+    layout = origin.layout or Layout()
+    launch_ranks(
+        ["-m", "rlox_grpo.cli", "train", arguments.file, *rest],
+        address=arguments.ray or "auto",
+        trainers=layout.trainers,
+        cpus_per_trainer=layout.cpus_per_trainer,
+        rank_timeout=config.rank_timeout,
+        log_folder=None if config.output_dir is None else Path(config.output_dir) / "logs",
+        dry_run=arguments.dry_run,
+        say=lambda text: print(text, end="", flush=True),
+    )

@@ -1,0 +1,55 @@
+"""Values on the command line: options as ``--key value``, reward functions as names or tables."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def parse_reward(text: str) -> dict[str, Any]:
+    """``"countdown"`` or ``"{name = 'tag_format', weight = 0.1}"`` as a ``rewards`` table.
+
+    Raises:
+        ConfigError: text that begins with a brace and is no TOML table.
+    """
+    from rlox_grpo.config.schema import parse_toml
+    from rlox_grpo.errors import ConfigError
+
+    if not text.lstrip().startswith("{"):
+        return {"name": text}
+    try:
+        table: dict[str, Any] = parse_toml(f"reward = {text}")["reward"]
+    except ValueError as error:
+        raise ConfigError(f"--reward {text!r} is not a TOML table such as {{name='exact'}}: {error}") from None
+    return table
+
+
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+    """``["--learning_rate", "1e-5", "--stop=['x']"]`` as a mapping; values are TOML, or text where they are not.
+
+    Raises:
+        ConfigError: a word that is not ``--key``, or a key without a value.
+    """
+    from rlox_grpo.config.schema import parse_toml
+    from rlox_grpo.errors import ConfigError
+
+    overrides: dict[str, Any] = {}
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        if not word.startswith("--"):
+            raise ConfigError(f"expected --key value, got {word!r}")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            if not remaining:
+                raise ConfigError(f"--{key} has no value")
+            text = remaining.pop(0)
+        try:
+            value = parse_toml(f"value = {text}")["value"]
+        except ValueError:
+            value = {"True": True, "False": False}.get(text, text)
+        overrides[key.replace("-", "_")] = value
+    return overrides
