@@ -243,10 +243,16 @@ def test_the_options_page_is_up_to_date(capsys):
     assert page == capsys.readouterr().out, "run: rlox-grpo options --markdown > docs/reference/options.md"
 
 
-def test_train_help_names_the_list_of_options(capsys):
+def test_train_help_lists_every_option_by_group(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["train", "--help"])
-    assert "rlox-grpo options" in " ".join(capsys.readouterr().out.split())
+    shown = capsys.readouterr().out
+    assert "rlox-grpo options" in " ".join(shown.split())
+    assert "--ray ADDRESS" in shown
+    groups = shown.partition("options of a run")[2]
+    assert groups.index("\nSampling:") < groups.index("\n  group_size = 8    integer ≥ 1\n")
+    assert all(f"\n  {name} = " in groups for name in GRPOConfig.model_fields)
+    assert "\n      Upper clipping range ε: the ratio is clipped at 1 + clip_high. Source: PPO, " in groups
 
 
 def test_presets_lists_and_shows(capsys):

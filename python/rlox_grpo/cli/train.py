@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlox_grpo.cli.help import HelpWithOptions
 from rlox_grpo.cli.values import Commands, parse_overrides
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def add_commands(commands: Commands) -> None:
         help="train as a TOML file says",
         description="Train as RUN.TOML says. Any option can be overridden: --learning_rate 1e-5. "
         "`rlox-grpo options` lists every option, `rlox-grpo options NAME` shows one in full.",
+        add_help=False,
     )
+    train.add_argument("-h", "--help", action=HelpWithOptions)
     train.add_argument("file", metavar="RUN.TOML")
     train.add_argument(
         "--ray",
