@@ -27,9 +27,10 @@ from rlox_grpo.prompts.load import (
     load_rows,
     refuse_too_long,
 )
-from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
+from rlox_grpo.rewards import RewardFn, RewardModel, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.calls import RewardError, function_name
 from rlox_grpo.rewards.environment import EnvironmentReward
+from rlox_grpo.rewards.registry import RULES
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.async_generation import Pending, measure_staleness
 from rlox_grpo.rollout.engines import make_engine
@@ -61,8 +62,8 @@ class GRPO:
 
     Args:
         model: a path or hub id, a transformers causal LM, or any module with ``forward(input_ids) -> logits``.
-        reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`. An environment that scores its episodes
-            needs none.
+        reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`. A path or hub id is a reward model
+            (:class:`rlox_grpo.rewards.RewardModel`). An environment that scores its episodes needs none.
         ref_model: a reference of your own; by default ``reference`` chooses one.
         environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, or a class with
             ``reset(**row)`` and ``step(reply)``; see docs/several_turns.md.
@@ -81,7 +82,7 @@ class GRPO:
     def __init__(
         self,
         model: str | Path | nn.Module,
-        reward_fn: RewardFn | Sequence[RewardFn] = (),
+        reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path] = (),
         ref_model: nn.Module | None = None,
         *,
         environment: Any = None,
@@ -106,8 +107,7 @@ class GRPO:
         if several_turns and self.config.engine != "hf":
             raise ConfigError(f"environment= and tools= need engine='hf', got {self.config.engine!r}")
         self.callbacks = Callbacks(callbacks)
-        given = [reward_fn] if callable(reward_fn) else list(reward_fn)
-        _check_reward_fns(given)
+        given = _list_reward_fns(reward_fn)
         self.reward_fns: list[RewardFn] = in_workers(
             given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
@@ -115,6 +115,9 @@ class GRPO:
         self.policy = load_policy(model, tokenizer, self.config, num_ranks=self.ranks.size)
         self.ranks.broadcast(self.policy.model)
         self.model = self.policy.model
+        for function in self.reward_fns:
+            if isinstance(function, RewardModel):
+                function.load(next(self.model.parameters()).device)
         self.episodes = (
             EpisodeRunner(environment, tools, self.config.episodes, self.policy.tokenizer, self.config.prompts)
             if several_turns
@@ -433,10 +436,28 @@ class GRPO:
         return loaded
 
 
-def _check_reward_fns(reward_fns: Sequence[RewardFn]) -> None:
-    for index, reward_fn in enumerate(reward_fns):
-        if not callable(reward_fn):
-            raise TypeError(f"reward_fn[{index}] is {type(reward_fn).__name__}: expected a callable")
+def _list_reward_fns(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path]) -> list[RewardFn]:
+    """The reward functions; a path or hub id becomes a reward model."""
+    several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path)) else list(reward_fn)
+    functions: list[RewardFn] = []
+    for index, given in enumerate(several):
+        if isinstance(given, str) and given in RULES:
+            raise ConfigError(
+                f"reward_fn[{index}] is {given!r}, the name of a rule in run files: pass the rule itself, by "
+                f"rlox_grpo.rewards.{getattr(RULES[given], '__qualname__', given)}()"
+            )
+        if isinstance(given, nn.Module):
+            raise TypeError(
+                f"reward_fn[{index}] is a model: pass its path, or RewardModel(path) of rlox_grpo.rewards, as its "
+                "tokenizer is needed too"
+            )
+        if isinstance(given, (str, Path)):
+            functions.append(RewardModel(given))
+        elif callable(given):
+            functions.append(given)
+        else:
+            raise TypeError(f"reward_fn[{index}] is {type(given).__name__}: expected a callable or a path")
+    return functions
 
 
 def _check_reward_weights(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:

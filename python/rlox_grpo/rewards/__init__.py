@@ -14,6 +14,7 @@ from rlox_grpo.rewards.formats import *  # noqa: F403
 from rlox_grpo.rewards.lengths import *  # noqa: F403
 from rlox_grpo.rewards.math_answers import *  # noqa: F403
 from rlox_grpo.rewards.published_rewards import *  # noqa: F403
+from rlox_grpo.rewards.reward_model import RewardModel
 from rlox_grpo.rewards.scoring import check_rewards, reward_weights, score, status_counts
 from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Rule, Verdicts
 from rlox_grpo.rewards.workers import InWorkers, in_workers
@@ -24,6 +25,7 @@ __all__ = [
     "InWorkers",
     "RewardError",
     "RewardFn",
+    "RewardModel",
     "Rule",
     "UnreadableGold",
     "Verdicts",
