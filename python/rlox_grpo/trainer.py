@@ -30,7 +30,7 @@ from rlox_grpo.prompts.load import (
 from rlox_grpo.rewards import RewardFn, RewardModel, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.calls import RewardError, function_name
 from rlox_grpo.rewards.environment import EnvironmentReward
-from rlox_grpo.rewards.registry import RULES
+from rlox_grpo.rewards.registry import list_reward_fns
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.async_generation import Pending, measure_staleness
 from rlox_grpo.rollout.engines import make_engine
@@ -45,11 +45,12 @@ from rlox_grpo.run.episode_metrics import episode_metrics
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.lock import hold_run_folder
 from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
-from rlox_grpo.run.resume import digest_columns, digest_reward
+from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_reward
 from rlox_grpo.run.run import Progress, Run
 from rlox_grpo.run.timer import StageClock
 from rlox_grpo.types import Prompt, ScoredGroup
 from rlox_grpo.update.learner import Learner
+from rlox_grpo.update.own_optimizer import OptimizerFactory, refuse_unread_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,6 +73,8 @@ class GRPO:
         config: a whole configuration, instead of options as keywords.
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
             ``on_save(step, path)``; see :mod:`rlox_grpo.run.callbacks`.
+        optimizer: instead of AdamW, a factory ``optimizer(parameters)`` or ``optimizer(parameters, lr=…)`` of a
+            ``torch.optim.Optimizer``, or its class; see :mod:`rlox_grpo.update.own_optimizer`.
         **options: fields of :class:`rlox_grpo.GRPOConfig`; ``rlox-grpo options`` lists them.
 
     Raises:
@@ -90,6 +93,7 @@ class GRPO:
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: GRPOConfig | None = None,
         callbacks: Sequence[Any] = (),
+        optimizer: OptimizerFactory | None = None,
         **options: Any,
     ) -> None:
         if config is not None and not isinstance(config, GRPOConfig):
@@ -106,8 +110,11 @@ class GRPO:
         )
         if several_turns and self.config.engine != "hf":
             raise ConfigError(f"environment= and tools= need engine='hf', got {self.config.engine!r}")
+        if optimizer is not None:
+            refuse_unread_options(self.config, optimizer)
+        self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
-        given = _list_reward_fns(reward_fn)
+        given = list_reward_fns(reward_fn)
         self.reward_fns: list[RewardFn] = in_workers(
             given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
@@ -143,6 +150,7 @@ class GRPO:
             ref_model,
             exact_engine=self.engine.exact,
             ranks=self.ranks,
+            optimizer=optimizer,
             max_sampled_tokens=None if self.episodes is None else self.config.count_most_sampled_tokens(),
         )
         self._max_length = self.engine.max_length
@@ -250,13 +258,14 @@ class GRPO:
         held_out = None if eval_prompts is None else self._eval_prompts(eval_prompts)
         if n_epochs < 1:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
-        check_fit(
-            self.model,
-            self.config,
-            checkpointing=self.policy.recomputes,
-            ranks=self.ranks.size,
-            prompt_tokens=max(len(prompt.token_ids) for prompt in train_prompts),
-        )
+        if self._optimizer is None:  # the estimate counts AdamW's moments
+            check_fit(
+                self.model,
+                self.config,
+                checkpointing=self.policy.recomputes,
+                ranks=self.ranks.size,
+                prompt_tokens=max(len(prompt.token_ids) for prompt in train_prompts),
+            )
         per_step = min(self.config.prompts_per_step, len(train_prompts))
         reference = None if self.learner.reference is None else self.learner.reference.fingerprint
         run = Run(
@@ -271,6 +280,7 @@ class GRPO:
                 "prompts": fingerprint_prompts(train_prompts),
                 "columns": digest_columns(prompt.columns for prompt in train_prompts),
                 "frozen reference": reference,
+                OPTIMIZER: digest_optimizer(self._optimizer),
             },
             origin=self.origin,
             callbacks=self.callbacks,
@@ -434,30 +444,6 @@ class GRPO:
             refuse_too_long(loaded, self.config.max_new_tokens, self._max_length)
         check_rewards(loaded, self.reward_fns)
         return loaded
-
-
-def _list_reward_fns(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path]) -> list[RewardFn]:
-    """The reward functions; a path or hub id becomes a reward model."""
-    several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path)) else list(reward_fn)
-    functions: list[RewardFn] = []
-    for index, given in enumerate(several):
-        if isinstance(given, str) and given in RULES:
-            raise ConfigError(
-                f"reward_fn[{index}] is {given!r}, the name of a rule in run files: pass the rule itself, by "
-                f"rlox_grpo.rewards.{getattr(RULES[given], '__qualname__', given)}()"
-            )
-        if isinstance(given, nn.Module):
-            raise TypeError(
-                f"reward_fn[{index}] is a model: pass its path, or RewardModel(path) of rlox_grpo.rewards, as its "
-                "tokenizer is needed too"
-            )
-        if isinstance(given, (str, Path)):
-            functions.append(RewardModel(given))
-        elif callable(given):
-            functions.append(given)
-        else:
-            raise TypeError(f"reward_fn[{index}] is {type(given).__name__}: expected a callable or a path")
-    return functions
 
 
 def _check_reward_weights(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:

@@ -59,6 +59,35 @@ def make_rewards(tables: Sequence[Mapping[str, Any]], folders: Sequence[str | Pa
     ]
 
 
+def list_reward_fns(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path]) -> list[RewardFn]:
+    """The reward functions as a list; a path or hub id becomes a reward model.
+
+    Raises:
+        ConfigError: the name of a rule, which only run files know.
+        TypeError: what is neither a callable nor a path, and a model without its tokenizer; names the index.
+    """
+    several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path)) else list(reward_fn)
+    functions: list[RewardFn] = []
+    for index, given in enumerate(several):
+        if isinstance(given, str) and given in RULES:
+            raise ConfigError(
+                f"reward_fn[{index}] is {given!r}, the name of a rule in run files: pass the rule itself, by "
+                f"rlox_grpo.rewards.{getattr(RULES[given], '__qualname__', given)}()"
+            )
+        if hasattr(given, "named_parameters"):
+            raise TypeError(
+                f"reward_fn[{index}] is a model: pass its path, or RewardModel(path) of rlox_grpo.rewards, as its "
+                "tokenizer is needed too"
+            )
+        if isinstance(given, (str, Path)):
+            functions.append(RewardModel(given))
+        elif callable(given):
+            functions.append(given)
+        else:
+            raise TypeError(f"reward_fn[{index}] is {type(given).__name__}: expected a callable or a path")
+    return functions
+
+
 def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequence[RewardFn]:
     if not isinstance(table, (str, Mapping)):
         raise ConfigError(f"{place} is {table!r}, expected a rule's name or a table with a name")
