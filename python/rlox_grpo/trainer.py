@@ -27,6 +27,7 @@ from rlox_grpo.prompts.load import (
     load_rows,
     refuse_too_long,
 )
+from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn, RewardModel, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.calls import RewardError, function_name
 from rlox_grpo.rewards.environment import EnvironmentReward
@@ -157,6 +158,7 @@ class GRPO:
         self.origin: Mapping[str, Any] = {}
         """Model, data and rewards of the run; the first keys of its config.toml."""
         self.progress = Progress()
+        self._stream: tuple[Any, StreamDraws | None] = (None, None)
         self._total_steps = 1
         self._stop_requested = False
         self._engine_step: int | None = None  # the step whose weights the engine has
@@ -254,7 +256,8 @@ class GRPO:
             return self._train(prompts, n_epochs, eval_prompts)
 
     def _train(self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None) -> dict[str, float]:
-        train_prompts = self._prompts(prompts)
+        stream = self._open_stream(prompts) if is_stream(prompts) else None
+        train_prompts = self._prompts(prompts) if stream is None else stream.first
         held_out = None if eval_prompts is None else self._eval_prompts(eval_prompts)
         if n_epochs < 1:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
@@ -266,7 +269,7 @@ class GRPO:
                 ranks=self.ranks.size,
                 prompt_tokens=max(len(prompt.token_ids) for prompt in train_prompts),
             )
-        per_step = min(self.config.prompts_per_step, len(train_prompts))
+        per_step = self.config.prompts_per_step if stream else min(self.config.prompts_per_step, len(train_prompts))
         reference = None if self.learner.reference is None else self.learner.reference.fingerprint
         run = Run(
             self.config,
@@ -292,7 +295,9 @@ class GRPO:
         run.announce(self._total_steps)
         if self.step >= self._total_steps:
             return _add_short_names(run.last_metrics, run.progress_fields)
-        draws = PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
+        if stream is not None:
+            stream.skip_to(self.progress.draws)
+        draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         if run.batches_under_way:
             self._sync_engine()  # batches whose completions were lost are sampled again, here
         self.sampler.ahead.restore(
@@ -418,6 +423,33 @@ class GRPO:
         every = self.config.eval_steps
         return self.step == self._total_steps or (every > 0 and self.step % every == 0)
 
+    def _open_stream(self, prompts: PromptsLike) -> StreamDraws:
+        """Read the first rows of a stream.
+
+        Raises:
+            ConfigError: no ``max_steps``, or an option that needs all prompts at once.
+        """
+        config, kind = self.config, type(prompts).__name__
+        if config.max_steps is None:
+            raise ConfigError(
+                f"prompts is a {kind}, whose length is not known: set max_steps, or pass list(prompts) to read it whole"
+            )
+        whole = {
+            "async_steps": config.async_steps > 0,
+            "curriculum": config.curriculum != "none",
+            "max_group_size": config.max_group_size is not None,
+        }
+        for name in [name for name, is_set in whole.items() if is_set]:
+            raise ConfigError(
+                f"{name}={getattr(config, name)!r} with prompts that are a {kind}: it needs all prompts at once; leave "
+                "it out, or pass list(prompts)"
+            )
+        before, stream = self._stream
+        if stream is None or before is not prompts or stream.draws > self.progress.draws:
+            stream = StreamDraws(prompts, self._prompts)
+            self._stream = prompts, stream  # kept: a generator can be read only once
+        return stream
+
     def _eval_prompts(self, prompts: PromptsLike) -> list[Prompt]:
         """The held-out prompts; an error in them says so."""
         try:
@@ -428,6 +460,10 @@ class GRPO:
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
         options = self.config.prompts
+        if is_stream(prompts):
+            raise TypeError(
+                f"prompts is a {type(prompts).__name__}, a stream: only train takes one; pass a list of rows"
+            )
         if self.episodes is not None:
             loaded = load_rows(prompts, prompt_column=options.prompt_column, columns=options.columns)
             self.episodes.check_rows(loaded)

@@ -114,7 +114,7 @@ def test_an_engine_called_directly_refuses_what_it_does_not_know():
 
 def test_a_resumed_run_keeps_them(tmp_path):
     GRPO(ToyLM(), len_of, **options(output_dir=tmp_path, max_steps=1)).train(PROMPTS)
-    with pytest.raises(Exception, match=r"generation_kwargs: \{\} there, \{'top_k': 2\} here"):
+    with pytest.raises(CheckpointError, match=r"generation_kwargs: \{\} there, \{'top_k': 2\} here"):
         GRPO(ToyLM(), len_of, **options(output_dir=tmp_path, max_steps=2, generation_kwargs={"top_k": 2})).train(
             PROMPTS
         )
