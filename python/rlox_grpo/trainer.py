@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -32,6 +33,7 @@ from rlox_grpo.rewards import RewardFn, RewardModel, check_rewards, in_workers, 
 from rlox_grpo.rewards.calls import RewardError, function_name
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.registry import list_reward_fns
+from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.async_generation import Pending, measure_staleness
 from rlox_grpo.rollout.engines import make_engine
@@ -44,8 +46,10 @@ from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.checkpoint import export_merged, export_model
 from rlox_grpo.run.episode_metrics import episode_metrics
 from rlox_grpo.run.evaluation import evaluate
+from rlox_grpo.run.hub import check_repo_id, upload_folder
 from rlox_grpo.run.lock import hold_run_folder
 from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
+from rlox_grpo.run.model_card import CARD, make_card, read_own_card
 from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_reward
 from rlox_grpo.run.run import Progress, Run
 from rlox_grpo.run.timer import StageClock
@@ -160,6 +164,7 @@ class GRPO:
         self.progress = Progress()
         self._stream: tuple[Any, StreamDraws | None] = (None, None)
         self._total_steps = 1
+        self._last_metrics: Mapping[str, float] = {}
         self._stop_requested = False
         self._engine_step: int | None = None  # the step whose weights the engine has
 
@@ -293,6 +298,7 @@ class GRPO:
             last_draw = run.start_draw + self.config.max_steps * per_step
         self._total_steps = run.start_step + ceil((last_draw - run.start_draw) / per_step)
         run.announce(self._total_steps)
+        self._last_metrics = run.last_metrics
         if self.step >= self._total_steps:
             return _add_short_names(run.last_metrics, run.progress_fields)
         if stream is not None:
@@ -325,6 +331,7 @@ class GRPO:
                     run.record_evaluation(evaluation, groups)
                     metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
                 run.record(metrics, *self.last_rollout)
+                self._last_metrics = metrics
                 run.save_if_due()
             run.save()
         if self.step < self._total_steps and not self.ranks.any(self._stop_requested):
@@ -349,9 +356,9 @@ class GRPO:
             return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
 
     def save(self, path: str | Path, *, merged: bool = False) -> None:
-        """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``).
+        """Write the model, its tokenizer and a model card as a Hugging Face checkpoint.
 
-        Call this on every rank; rank 0 writes.
+        Of a plain module only ``model.safetensors`` is written. Call this on every rank; rank 0 writes.
 
         Args:
             path: the folder.
@@ -366,7 +373,61 @@ class GRPO:
         if self.ranks.is_first:
             write = export_merged if merged else export_model
             has_own = not updater.is_sharded and not updater.masters
+            card = read_own_card(Path(path))
             write(Path(path), self.model, self.policy.tokenizer, None if has_own else whole)
+            if hasattr(self.model, "save_pretrained"):
+                (Path(path) / CARD).write_text(card or self._make_card(merged=merged), encoding="utf-8")
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        merged: bool = False,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        commit_message: str | None = None,
+    ) -> str:
+        """Upload what :meth:`save` writes to the Hugging Face hub, and return the commit's address.
+
+        Call this on every rank; rank 0 uploads.
+
+        Args:
+            repo_id: ``owner/name``; the repository is created if there is none.
+            merged: see :meth:`save`.
+            private: of a repository that is created; None: the hub's or the organization's default.
+            token: None: that of ``hf auth login`` or of the environment.
+            revision: branch, which must exist; None: main.
+            commit_message: None: one that names the step.
+
+        Raises:
+            ValueError: a ``repo_id`` that the hub cannot have, a plain module, or ``merged=True`` without an adapter.
+            huggingface_hub.errors.HfHubHTTPError: the hub refuses; its message says why.
+        """
+        check_repo_id(repo_id)
+        if not hasattr(self.model, "save_pretrained"):
+            raise ValueError(f"the model is a {type(self.model).__name__}: only transformers models go to the hub")
+        message = commit_message or f"step {self.step} of GRPO"
+        with self.ranks.failing_together(), tempfile.TemporaryDirectory() as folder:
+            self.save(folder, merged=merged)
+            address = ""
+            if self.ranks.is_first:
+                address = upload_folder(
+                    Path(folder), repo_id, private=private, token=token, revision=revision, message=message
+                )
+            return str(self.ranks.gather(address)[0])
+
+    def _make_card(self, *, merged: bool) -> str:
+        peft = getattr(self.model, "peft_config", None)
+        base = next(iter(peft.values())).base_model_name_or_path if peft else getattr(self.model, "name_or_path", "")
+        return make_card(
+            self.config,
+            base_model=str(base or ""),
+            is_adapter=peft is not None and not merged,
+            rewards=make_unique_names(self.reward_fns),
+            step=self.step,
+            metrics=self._last_metrics,
+        )
 
     def _name_rewards(self) -> list[tuple[str, str | None]]:
         """The reward functions and the environment, each with a digest of its source."""

@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 _BATCH = "set prompts_per_step (prompts in a step) and micro_batch_tokens (tokens in one forward pass)"
-_NO_HUB = "there is no upload: trainer.save(path) writes a Hugging Face checkpoint"
+_PUSH = "call trainer.push_to_hub(repo_id) after training"
+_NO_HUB = "there is no such upload: the run's folder has them, under completions/"
 _TORCHRUN = "start one process for each GPU with torchrun"
 _LOAD = "load the model yourself and pass it as model"
 
@@ -107,7 +108,7 @@ TRL: Mapping[str, str] = {
     "full_determinism": "there is none: a run on one device repeats by seed",
     "gradient_accumulation_steps": _BATCH,
     "gradient_checkpointing_kwargs": "gradient_checkpointing",
-    "hub_model_id": _NO_HUB,
+    "hub_model_id": _PUSH,
     "load_best_model_at_end": "there is none: keep_checkpoints keeps the newest",
     "local_rank": _TORCHRUN,
     "logging_dir": "output_dir",
@@ -123,7 +124,7 @@ TRL: Mapping[str, str] = {
     "overwrite_output_dir": "resume",
     "per_device_eval_batch_size": "there is none: max_rollout_rows bounds what is decoded at once",
     "per_device_train_batch_size": _BATCH,
-    "push_to_hub": _NO_HUB,
+    "push_to_hub": _PUSH,
     "remove_unused_columns": "there is none: every column reaches the reward functions",
     "report_to": "log_to",
     "resume_from_checkpoint": "resume",
