@@ -7,13 +7,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig, choose_config
 from rlox_grpo.distributed.ranks import join_ranks
 from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import ConfigError
@@ -30,9 +29,9 @@ from rlox_grpo.prompts.load import (
 )
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn, RewardModel, check_rewards, in_workers, reward_weights, score
-from rlox_grpo.rewards.calls import RewardError, function_name
+from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rewards.environment import EnvironmentReward
-from rlox_grpo.rewards.registry import list_reward_fns
+from rlox_grpo.rewards.registry import list_rewards
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.async_generation import Pending, measure_staleness
@@ -48,9 +47,10 @@ from rlox_grpo.run.episode_metrics import episode_metrics
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.hub import check_repo_id, upload_folder
 from rlox_grpo.run.lock import hold_run_folder
-from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
+from rlox_grpo.run.metrics import add_short_names, combined, over_ranks, step_metrics
 from rlox_grpo.run.model_card import CARD, make_card, read_own_card
-from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_reward
+from rlox_grpo.run.plan import make_plan
+from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_rewards
 from rlox_grpo.run.run import Progress, Run
 from rlox_grpo.run.timer import StageClock
 from rlox_grpo.types import Prompt, ScoredGroup
@@ -101,14 +101,7 @@ class GRPO:
         optimizer: OptimizerFactory | None = None,
         **options: Any,
     ) -> None:
-        if config is not None and not isinstance(config, GRPOConfig):
-            raise ConfigError(
-                f"config is {type(config).__name__}: expected a GRPOConfig; give the options as keywords, or "
-                "config=GRPOConfig.create(**options)"
-            )
-        if config is not None and options:
-            raise ConfigError(f"config is given: leave out {', '.join(sorted(options))}, or set them in config")
-        self.config = config if config is not None else GRPOConfig.create(**options)
+        self.config = choose_config(config, options)
         several_turns = environment is not None or bool(tools)
         self.config.refuse_ignored(
             ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools)
@@ -119,9 +112,8 @@ class GRPO:
             refuse_unread_options(self.config, optimizer)
         self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
-        given = list_reward_fns(reward_fn)
         self.reward_fns: list[RewardFn] = in_workers(
-            given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
+            list_rewards(reward_fn), self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
         self.ranks = join_ranks(self.config.rank_timeout, engine_size=self.config.tensor_parallel_size)
         self.policy = load_policy(model, tokenizer, self.config, num_ranks=self.ranks.size)
@@ -137,7 +129,7 @@ class GRPO:
         )
         if self.episodes is not None and self.episodes.environment.has_reward:
             self.reward_fns.insert(0, EnvironmentReward(self.episodes.environment.name))
-        _check_reward_weights(self.reward_fns, self.config)
+        weights = reward_weights(self.reward_fns, self.config.reward_weights)
         self._generate: Generate = self.episodes or generate
         self.sampler = Sampler(
             make_engine(self.config, self.policy, self.ranks),
@@ -147,7 +139,6 @@ class GRPO:
             generate=self._generate,
         )
         self.engine = self.sampler.engine
-        weights = reward_weights(self.reward_fns, self.config.reward_weights)
         self.learner = Learner(
             self.config,
             self.policy,
@@ -274,7 +265,6 @@ class GRPO:
                 ranks=self.ranks.size,
                 prompt_tokens=max(len(prompt.token_ids) for prompt in train_prompts),
             )
-        per_step = self.config.prompts_per_step if stream else min(self.config.prompts_per_step, len(train_prompts))
         reference = None if self.learner.reference is None else self.learner.reference.fingerprint
         run = Run(
             self.config,
@@ -283,7 +273,7 @@ class GRPO:
             self.sampler,
             self.ranks,
             self.progress,
-            rewards=self._name_rewards(),
+            rewards=digest_rewards(self.reward_fns, self.episodes),
             data={
                 "prompts": fingerprint_prompts(train_prompts),
                 "columns": digest_columns(prompt.columns for prompt in train_prompts),
@@ -293,14 +283,19 @@ class GRPO:
             origin=self.origin,
             callbacks=self.callbacks,
         )
-        last_draw = run.start_draw + n_epochs * len(train_prompts)
-        if self.config.max_steps is not None:
-            last_draw = run.start_draw + self.config.max_steps * per_step
-        self._total_steps = run.start_step + ceil((last_draw - run.start_draw) / per_step)
+        plan = make_plan(
+            len(train_prompts) if stream is None else self.config.prompts_per_step,
+            n_epochs,
+            self.config.max_steps,
+            self.config.prompts_per_step,
+            start_step=run.start_step,
+            start_draw=run.start_draw,
+        )
+        self._total_steps = plan.total_steps
         run.announce(self._total_steps)
         self._last_metrics = run.last_metrics
         if self.step >= self._total_steps:
-            return _add_short_names(run.last_metrics, run.progress_fields)
+            return add_short_names(run.last_metrics, run.progress_fields)
         if stream is not None:
             stream.skip_to(self.progress.draws)
         draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
@@ -314,8 +309,7 @@ class GRPO:
         )
 
         def draw_prompts(step: int) -> list[Prompt]:
-            left = last_draw - run.start_draw - (step - run.start_step) * per_step  # refills not counted
-            taken = draws.take(max(0, min(per_step, left)))
+            taken = draws.take(plan.count_prompts(step))
             self.progress.draws = draws.draws
             return taken
 
@@ -338,7 +332,7 @@ class GRPO:
             raise KeyboardInterrupt(
                 f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
             )
-        return _add_short_names(run.last_metrics, run.progress_fields)
+        return add_short_names(run.last_metrics, run.progress_fields)
 
     def stop(self) -> None:
         """End ``train`` after the current step, with a checkpoint; for callbacks. The same call of it goes on later."""
@@ -428,18 +422,6 @@ class GRPO:
             step=self.step,
             metrics=self._last_metrics,
         )
-
-    def _name_rewards(self) -> list[tuple[str, str | None]]:
-        """The reward functions and the environment, each with a digest of its source."""
-        named = [
-            (function_name(reward_fn), digest_reward(reward_fn))
-            for reward_fn in self.reward_fns
-            if not isinstance(reward_fn, EnvironmentReward)
-        ]
-        if self.episodes is None:
-            return named
-        sources = (self.episodes.source, *self.episodes.environment.tools)
-        return [*named, *((function_name(source), digest_reward(source)) for source in sources if source is not None)]
 
     def _scored(self, batch: Pending) -> list[ScoredGroup]:
         """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""
@@ -541,20 +523,3 @@ class GRPO:
             refuse_too_long(loaded, self.config.max_new_tokens, self._max_length)
         check_rewards(loaded, self.reward_fns)
         return loaded
-
-
-def _check_reward_weights(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:
-    if not reward_fns:
-        raise ValueError(
-            "reward_fn is empty: GRPO needs at least one reward function, or an environment that scores its episodes"
-        )
-    weights = config.reward_weights
-    if weights is not None and len(weights) != len(reward_fns):
-        raise ConfigError(f"reward_weights has {len(weights)} values for {len(reward_fns)} reward functions")
-
-
-def _add_short_names(metrics: Mapping[str, float], progress: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics with ``mean_reward`` and ``kl`` (NaN if there was none) and the progress of the run added."""
-    nan = float("nan")
-    named = {"mean_reward": metrics.get("reward/mean", nan), "kl": metrics.get("policy/kl", nan)}
-    return {**metrics, **named, **progress}

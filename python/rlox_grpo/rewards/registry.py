@@ -59,7 +59,7 @@ def make_rewards(tables: Sequence[Mapping[str, Any]], folders: Sequence[str | Pa
     ]
 
 
-def list_reward_fns(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path]) -> list[RewardFn]:
+def list_rewards(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path]) -> list[RewardFn]:
     """The reward functions as a list; a path or hub id becomes a reward model.
 
     Raises:

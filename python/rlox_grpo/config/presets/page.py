@@ -8,7 +8,7 @@ from typing import Any
 from rlox_grpo.config.presets import PRESETS, Preset
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "advantage": ("baseline", "reward_scaling", "ddof", "std_epsilon", "zero_variance"),
+    "advantage": ("baseline", "reward_scaling", "negative_advantages", "ddof", "std_epsilon", "zero_variance"),
     "loss": (
         "policy_loss",
         "clip_low",
@@ -16,6 +16,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "dual_clip",
         "delta",
         "sapo_temperatures",
+        "bypass_old_log_probs",
         "loss_aggregation",
         "mask_truncated",
         "train_end_token",
