@@ -53,6 +53,7 @@ from rlox_grpo.run.plan import make_plan
 from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_rewards
 from rlox_grpo.run.run import Progress, Run
 from rlox_grpo.run.timer import StageClock
+from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, count_tokens, measure_memory
 from rlox_grpo.types import Prompt, ScoredGroup
 from rlox_grpo.update.learner import Learner
 from rlox_grpo.update.own_optimizer import OptimizerFactory, refuse_unread_options
@@ -206,7 +207,15 @@ class GRPO:
             self.sampler.pass_rates.measure(rollout.groups)
         self.last_rollout = scored, advantages
         mine, batches = clock.timings(), [batch for part in parts for batch in part]
-        measured = {**mine, **self.learner.profile(batches, updates, mine["update"]), **mismatch_metrics(batches)}
+        prompt_tokens, completion_tokens = count_tokens(rollout.groups)
+        self.progress.prompt_tokens += prompt_tokens
+        self.progress.completion_tokens += completion_tokens
+        measured = {
+            **measure_memory(),
+            **mine,
+            **self.learner.profile(batches, updates, mine["update"]),
+            **mismatch_metrics(batches),
+        }
         if self.episodes is not None:
             measured["perf/prefilled_tokens"] = float(self.episodes.prefilled_tokens)
         everywhere = over_ranks(measured, self.ranks)
@@ -222,6 +231,8 @@ class GRPO:
             **measure_staleness([scored.group for scored in rollout.groups], self.step - 1),
             **self.sampler.pass_rates.metrics(),
             **episode_metrics(rollout.groups),
+            PROMPT_TOKENS: float(self.progress.prompt_tokens),
+            COMPLETION_TOKENS: float(self.progress.completion_tokens),
         }
 
     def train(
