@@ -14,7 +14,9 @@ class PresetConfig(Record, title="Preset"):
     """What the other options start from."""
 
     preset: str = option("grpo", "Published variant of GRPO that sets other options; `rlox-grpo presets` lists them.")
-    published: bool = option(False, "Reproduce the defects of the preset's source; docs/presets.md names them.")
+    published: bool = option(
+        False, "Reproduce the defects of the preset's source; docs/reference/presets.md names them."
+    )
 
 
 class SamplingConfig(Record, title="Sampling"):
@@ -37,7 +39,8 @@ class SamplingConfig(Record, title="Sampling"):
     stop: tuple[str, ...] = option((), "Strings that end a completion.")
     generation_kwargs: dict[str, bool | int | float | str | list[int] | list[str]] = option(
         {},
-        "Further parameters of the engine by vLLM's names, such as {stop_token_ids = [2]}; docs/engines.md lists them.",
+        "Further parameters of the engine by vLLM's names, such as {stop_token_ids = [2]}; docs/guides/vllm.md has a "
+        "list.",
     )
     async_steps: int = option(
         0, "Steps that generation may run ahead of the update; 0 samples each batch from the current weights.", ge=0
