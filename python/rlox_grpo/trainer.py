@@ -43,6 +43,7 @@ from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.checkpoint import export_merged, export_model
+from rlox_grpo.run.console import select_main
 from rlox_grpo.run.episode_metrics import episode_metrics
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.hub import check_repo_id, upload_folder
@@ -50,6 +51,7 @@ from rlox_grpo.run.lock import hold_run_folder
 from rlox_grpo.run.metrics import add_short_names, combined, over_ranks, step_metrics
 from rlox_grpo.run.model_card import CARD, make_card, read_own_card
 from rlox_grpo.run.plan import make_plan
+from rlox_grpo.run.report.text import escape, number
 from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_rewards
 from rlox_grpo.run.run import Progress, Run
 from rlox_grpo.run.timer import StageClock
@@ -157,8 +159,27 @@ class GRPO:
         self._stream: tuple[Any, StreamDraws | None] = (None, None)
         self._total_steps = 1
         self._last_metrics: Mapping[str, float] = {}
+        self._unfinished: tuple[int, int] | None = None  # first step and draw of a call of train that was stopped
         self._stop_requested = False
         self._engine_step: int | None = None  # the step whose weights the engine has
+
+    def __repr__(self) -> str:
+        """The model, the reward functions, and how far the training is."""
+        return f"GRPO({', '.join(f'{name}={value}' for name, value in self._describe().items())})"
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks, with the last step's main metrics."""
+        rows = {**self._describe(), **{key: number(value) for key, value in select_main(self._last_metrics).items()}}
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
+        return f"<table><caption>GRPO</caption><tbody>{cells}</tbody></table>"
+
+    def _describe(self) -> dict[str, str]:
+        model = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
+        is_stopped = self._unfinished is not None and self.step < self._total_steps
+        progress = f"{self.step} of {self._total_steps}" if is_stopped else str(self.step)
+        facts = {"model": model, "rewards": " + ".join(make_unique_names(self.reward_fns)), "step": progress}
+        folder = self.config.output_dir
+        return {**facts, "preset": self.config.preset, **({} if folder is None else {"output_dir": folder})}
 
     @property
     def step(self) -> int:
@@ -240,6 +261,9 @@ class GRPO:
     ) -> dict[str, float]:
         """Train on ``prompts``; continue the run in ``output_dir`` if there is one.
 
+        After an interruption or :meth:`stop`, the next call goes on to the end of the one that was stopped. After a
+        call that ended, the next one trains as many steps again.
+
         Args:
             prompts: see :func:`rlox_grpo.prompts.load.load_prompts`.
             n_epochs: passes over the prompts; ``max_steps`` overrides it.
@@ -294,6 +318,8 @@ class GRPO:
             origin=self.origin,
             callbacks=self.callbacks,
         )
+        if self._unfinished is not None and run.resumed_from is None:  # the same call again: it goes on to its end
+            run.start_step, run.start_draw = self._unfinished
         plan = make_plan(
             len(train_prompts) if stream is None else self.config.prompts_per_step,
             n_epochs,
@@ -307,6 +333,7 @@ class GRPO:
         self._last_metrics = run.last_metrics
         if self.step >= self._total_steps:
             return add_short_names(run.last_metrics, run.progress_fields)
+        self._unfinished = run.start_step, run.start_draw
         if stream is not None:
             stream.skip_to(self.progress.draws)
         draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
@@ -343,6 +370,8 @@ class GRPO:
             raise KeyboardInterrupt(
                 f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
             )
+        if self.step >= self._total_steps:
+            self._unfinished = None
         return add_short_names(run.last_metrics, run.progress_fields)
 
     def stop(self) -> None:
