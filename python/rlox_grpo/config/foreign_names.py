@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 _BATCH = "set prompts_per_step (prompts in a step) and micro_batch_tokens (tokens in one forward pass)"
-_NO_HUB = "there is no upload: trainer.save(path) writes a Hugging Face checkpoint"
+_PUSH = "call trainer.push_to_hub(repo_id) after training"
+_NO_HUB = "there is no such upload: the run's folder has them, under completions/"
 _TORCHRUN = "start one process for each GPU with torchrun"
 _LOAD = "load the model yourself and pass it as model"
 _PROMPTS = "there is none: prompts are read at the start, without a data loader"
@@ -31,7 +32,6 @@ TRL: Mapping[str, str] = {
     "epsilon": "clip_low",
     "epsilon_high": "clip_high",
     "generation_batch_size": "prompts_per_step",
-    "generation_kwargs": "set temperature, top_p, top_k, min_p and stop",
     "importance_sampling_level": "set policy_loss='gspo' for ratios of whole sequences",
     "log_completions_hub_repo": _NO_HUB,
     "log_multimodal": "there is none: models are text only",
@@ -51,7 +51,7 @@ TRL: Mapping[str, str] = {
     "pad_to_multiple_of": "there is none: micro_batch_tokens bounds a forward pass",
     "ref_model_mixup_alpha": "reference_mix",
     "ref_model_sync_steps": "reference_refresh_steps",
-    "repetition_penalty": "there is none: it would make the sampled distribution differ from the trained one",
+    "repetition_penalty": "with vLLM set generation_kwargs={'repetition_penalty': …}",
     "router_aux_loss_coef": "there is none: the loss has no term of a router",
     "sapo_temperature_neg": "sapo_temperatures",
     "sapo_temperature_pos": "sapo_temperatures",
@@ -115,7 +115,7 @@ TRL: Mapping[str, str] = {
     "full_determinism": "there is none: a run on one device repeats by seed",
     "gradient_accumulation_steps": _BATCH,
     "gradient_checkpointing_kwargs": "gradient_checkpointing",
-    "hub_model_id": _NO_HUB,
+    "hub_model_id": _PUSH,
     "load_best_model_at_end": "there is none: keep_checkpoints keeps the newest",
     "local_rank": _TORCHRUN,
     "logging_dir": "output_dir",
@@ -126,12 +126,12 @@ TRL: Mapping[str, str] = {
     "lr_scheduler_type": "lr_schedule",
     "neftune_noise_alpha": "there is none: it would make the sampled distribution differ from the trained one",
     "num_train_epochs": "pass n_epochs to train(), or write it in the run file",
-    "optim": "there is none: the optimizer is AdamW",
+    "optim": "AdamW is the default; pass another by GRPO(…, optimizer=lambda parameters: …)",
     "optim_args": "set adam_beta1, adam_beta2 and adam_epsilon",
     "overwrite_output_dir": "resume",
     "per_device_eval_batch_size": "there is none: max_rollout_rows bounds what is decoded at once",
     "per_device_train_batch_size": _BATCH,
-    "push_to_hub": _NO_HUB,
+    "push_to_hub": _PUSH,
     "remove_unused_columns": "there is none: every column reaches the reward functions",
     "report_to": "log_to",
     "resume_from_checkpoint": "resume",

@@ -20,7 +20,7 @@ _REWARDS_HINT = 'write a table for each reward function, below all other keys: [
 class Origin(Record, title="Run file"):
     """The keys of a run file that are not fields of ``GRPOConfig``.
 
-    ``rewards`` are tables: ``name`` is a key of :data:`rlox_grpo.rewards.registry.RULES` or ``module:callable``; the
+    ``rewards`` are tables: ``name`` is a key of :data:`rlox_grpo.rewards.registry.REWARDS` or ``module:callable``; the
     other keys are the rule's arguments.
     """
 

@@ -117,6 +117,11 @@ class ConsoleSink:
         return [f"{label} {form.format(self._known[key])}" for key, label, form in shown]
 
 
+def select_main(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of the console's line that have a value, in its order."""
+    return {key: metrics[key] for key, _, _ in _NUMBERS if math.isfinite(metrics.get(key, math.nan))}
+
+
 def shows_accuracy(evaluation: Mapping[str, float | None]) -> bool:
     """Tell whether the accuracy of an evaluation means something: the first reward seems to be 0 or 1.
 

@@ -7,15 +7,27 @@ from torch import nn
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.forward import Forward
+from rlox_grpo.update.own_optimizer import OptimizerFactory
 from rlox_grpo.update.protocol import LossFn, Updater
 
 
 def make_updater(
-    config: GRPOConfig, model: nn.Module, forward: Forward, loss_fn: LossFn, ranks: Ranks | None = None
+    config: GRPOConfig,
+    model: nn.Module,
+    forward: Forward,
+    loss_fn: LossFn,
+    ranks: Ranks | None = None,
+    optimizer: OptimizerFactory | None = None,
 ) -> Updater:
     """Return the updater that ``config`` names, for the trainable parameters of ``model``.
 
+    Args:
+        config: every option of the run.
+        model, forward, loss_fn, ranks: what it trains, and how.
+        optimizer: the user's own, instead of AdamW.
+
     Raises:
+        ConfigError: an ``optimizer`` that cannot be used; see :mod:`rlox_grpo.update.own_optimizer`.
         ImportError: ``updater='deepspeed'`` without DeepSpeed.
     """
     ranks = ranks or Ranks()
@@ -32,5 +44,6 @@ def make_updater(
         *(model, forward, loss_fn, config.optimizer),
         shards=config.shard_parameters,
         offload=config.offload_optimizer,
+        optimizer=optimizer,
         ranks=ranks,
     )
