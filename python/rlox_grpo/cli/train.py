@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,11 +16,20 @@ if TYPE_CHECKING:
     from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.rewards import RewardFn
 
+_TASKS = ("guess_the_number", "countdown_tool", "frozen_lake")
+"""Modules of rlox_grpo.demo with a TASK."""
+
 
 def add_commands(commands: Commands) -> None:
     """Add ``train`` and ``demo``."""
-    demo = commands.add_parser("demo", help="learn Countdown from scratch on this machine")
-    demo.add_argument("--out", default="runs/demo", help="the run's folder (default: %(default)s)")
+    demo = commands.add_parser("demo", help="learn Countdown, or another task, from scratch on this machine")
+    demo.add_argument(
+        "--task",
+        choices=("countdown", *_TASKS),
+        default="countdown",
+        help="countdown is of one turn, the others of several (default: %(default)s)",
+    )
+    demo.add_argument("--out", help="the run's folder (default: runs/demo, or runs/demo_TASK)")
     demo.add_argument("--seed", type=int, default=0)
     demo.set_defaults(run=_demo)
 
@@ -45,9 +55,15 @@ def add_commands(commands: Commands) -> None:
 
 
 def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.demo.run import run_demo
+    if arguments.task == "countdown":
+        from rlox_grpo.demo.run import run_demo
 
-    run_demo(Path(arguments.out), seed=arguments.seed)
+        run_demo(Path(arguments.out or "runs/demo"), seed=arguments.seed)
+        return
+    from rlox_grpo.demo.episodes import run_task
+
+    task = importlib.import_module(f"rlox_grpo.demo.{arguments.task}").TASK
+    run_task(task, Path(arguments.out or f"runs/demo_{arguments.task}"), seed=arguments.seed)
 
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
