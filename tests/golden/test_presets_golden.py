@@ -159,6 +159,11 @@ def reinforce_pp_baseline(x: Any, sg: Any) -> float:
     return token_mean(x, ppo(x, A, 0.2, 0.2, 3.0) + 0.001 * 0.5 * (x.lp - x.ref) ** 2)
 
 
+def maxrl(x: Any, sg: Any) -> float:
+    A = centred(x).reshape(-1, G) / (grouped(x).mean(1, keepdims=True) + 1e-6)
+    return token_mean(x, ppo(x, A.reshape(-1, 1), 0.2, 0.2, 3.0))
+
+
 def nano_aha(x: Any, sg: Any) -> float:
     return token_mean(x, -z(x, 0, 1e-4) * x.lp + 0.001 * k3(x))
 
@@ -249,6 +254,7 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("rloo", False): rloo,
     ("reinforce_pp", False): reinforce_pp,
     ("reinforce_pp_baseline", False): reinforce_pp_baseline,
+    ("maxrl", False): maxrl,
     ("nano_aha", False): nano_aha,
     ("grpo_zero", False): grpo_zero,
     ("simple_grpo", False): simple_grpo,
@@ -453,6 +459,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rloo": {**USUAL, "group_size": 2, "lr_schedule": "linear"},
     "reinforce_pp": {**USUAL, "prompts_per_step": 128, "group_size": 1, "mini_batches": 4},
     "reinforce_pp_baseline": {**USUAL, "mini_batches": 4},
+    "maxrl": {
+        **USUAL,
+        "prompts_per_step": 256,
+        "group_size": 16,
+        "max_new_tokens": 4096,
+        "weight_decay": 0.01,
+        "max_grad_norm": 0.3,
+        "reference": "auto",
+    },
     "nano_aha": {
         **USUAL,
         "group_size": 4,
@@ -554,7 +569,7 @@ def test_every_preset_fixes_every_choice_that_acts(name: str) -> None:
     needed = {*USUAL, *ADAM, "baseline", "reward_scaling", "zero_variance", "policy_loss", "loss_aggregation"}
     needed |= {"mask_truncated", "kl_coef"}
     if values["reward_scaling"] != "none":
-        needed |= {"ddof", "std_epsilon"}
+        needed |= {"std_epsilon"} | ({"ddof"} if values["reward_scaling"] != "mean" else set())
     if values["kl_coef"]:
         needed |= {"kl_estimator", "kl_in"} | ({"kl_bias_correction"} if values["kl_in"] == "loss" else set())
     needed |= {

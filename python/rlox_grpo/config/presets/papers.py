@@ -283,5 +283,41 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
                 ),
             ),
         ),
+        "maxrl": Preset(
+            source="MaxRL, arXiv:2602.02710, and tajwarfahim/maxrl, run_qwen3_training.sh",
+            summary="Rewards minus the group mean, divided by the group mean: hard prompts weigh more than under GRPO.",
+            reward="your own, 0 or 1",
+            choices=cited(
+                ("Algorithm 1", {"baseline": "mean", "reward_scaling": "mean"}),
+                ("compute_maxrl_outcome_advantage", {"std_epsilon": 1e-6, "zero_variance": "keep"}),
+                (
+                    "run_qwen3_training.sh",
+                    {
+                        "clip_low": 0.2,
+                        "clip_high": 0.2,
+                        "prompts_per_step": 256,
+                        "group_size": 16,
+                        **_ONE_UPDATE,
+                        "max_new_tokens": 4096,
+                        "learning_rate": 1e-6,
+                        "max_grad_norm": 0.3,
+                        **_NO_KL,
+                    },
+                ),
+                (
+                    "the defaults of verl, which it runs on",
+                    {
+                        "policy_loss": "clip",
+                        "dual_clip": 3.0,
+                        "loss_aggregation": "token_mean",
+                        **_PLAIN_SAMPLING,
+                        **_CONSTANT_LR,
+                        "weight_decay": 0.01,
+                        **_ADAM,
+                    },
+                ),
+                (OURS, {"delta": None, "mask_truncated": False, "prompt_template": None}),
+            ),
+        ),
     }
 )
