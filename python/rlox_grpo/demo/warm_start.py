@@ -29,7 +29,6 @@ def warm_start(
     rows: int,
     learning_rate: float,
     positions: int = 128,
-    hidden_size: int = 128,
 ) -> Path:
     """Train a new model on worked examples and save it to ``folder``; do nothing if ``folder`` exists.
 
@@ -42,12 +41,11 @@ def warm_start(
         rows: Examples per step.
         learning_rate: Peak learning rate of AdamW.
         positions: Largest length of a prompt and its completion, in tokens.
-        hidden_size: Width of the model, at least 40.
     """
     if folder.exists():
         return folder
     torch.manual_seed(seed)
-    model: Any = make_model(tokenizer, positions, hidden_size)
+    model: Any = make_model(tokenizer, positions)
     teach(model, tokenizer, draw, seed=seed, steps=steps, rows=rows, learning_rate=learning_rate)
     partial = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
@@ -57,8 +55,8 @@ def warm_start(
     return folder
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128, hidden_size: int = 128) -> nn.Module:
-    """Build a Llama model, by default of half a million parameters, whose first embeddings encode the numbers' values.
+def make_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128) -> nn.Module:
+    """Build a Llama model of half a million parameters whose first embeddings encode the numbers' values.
 
     Its weights and layers are those of a Qwen2 model. Llama's attention has one bias more, behind its output, which is
     zero and not trained here. It is not of the type ``qwen2`` because ``AutoTokenizer`` builds Qwen2's own tokenizer
@@ -70,8 +68,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128, hidden_
     words = tokenizer.get_vocab()
     shape: dict[str, Any] = {
         "vocab_size": len(words),
-        "hidden_size": hidden_size,
-        "intermediate_size": 4 * hidden_size,
+        "hidden_size": 128,
+        "intermediate_size": 512,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
