@@ -87,6 +87,9 @@ def test_a_call_of_the_player_is_one_that_the_library_reads():
     assert countdown_tool.calculate("6+5-9") == "2"
     assert countdown_tool.calculate("6+") == "error"
     assert countdown_tool.calculate("9" * 5000) == "error"
+    vocabulary = countdown_tool.TASK.build_tokenizer().get_vocab()
+    for expression in ("1318+2", "0-20-20-20", "20+20+20", "3/2", "--", "9" * 5000):  # two numbers decode as 1318
+        assert set(re.findall(r"-|\w+", countdown_tool.calculate(expression))) <= set(vocabulary), expression
 
 
 def test_no_held_out_problem_is_trained_on():

@@ -16,7 +16,7 @@ from rlox_grpo.rewards import Countdown
 from rlox_grpo.rewards.arithmetic import OverBudgetError, evaluate
 
 TURNS = 6
-HELD_OUT = 150
+HELD_OUT = 100
 
 OPEN, CLOSE = '<tool_call>{"name": "calculate", "arguments": {"expression": "', '"}}</tool_call>'
 """What stands around the expression of a call; each is one token."""
@@ -29,9 +29,10 @@ def calculate(expression: str) -> str:
         expression: Whole numbers with + and -, such as 6+5-9.
     """
     try:
-        return str(evaluate(expression))
+        value = evaluate(expression)
     except (SyntaxError, ArithmeticError, OverBudgetError):
         return "error"
+    return str(value) if isinstance(value, int) and abs(value) <= LARGEST else "error"
 
 
 def draw_conversation(rng: np.random.Generator) -> Conversation:
@@ -77,7 +78,7 @@ def compute_optimum() -> float:
 
 
 def _build_tokenizer() -> PreTrainedTokenizerFast:
-    # Nothing else is ever said: on_parse_error and on_tool_error end the episode.
+    # Nothing else is ever said: a result outside the vocabulary is an error, and on_tool_error ends the episode.
     words = ["1+1-1,1:1", "<answer></answer>", "error"]
     return build_tokenizer(words, LARGEST, chat_template=TURNS_TEMPLATE, whole=(OPEN, CLOSE))
 
@@ -93,16 +94,16 @@ TASK = EpisodeTask(
     settings={
         "group_size": 8,
         "prompts_per_step": 16,
-        "max_steps": 120,
+        "max_steps": 60,
         "max_turns": TURNS,
         "max_new_tokens": 10,
         "on_parse_error": "end",
         "on_tool_error": "end",
         "learning_rate": 8e-4,
         "warmup_steps": 3,
-        "checkpoint_steps": 30,
+        "checkpoint_steps": 20,
         "eval_samples": 2,
-        "eval_steps": 30,
+        "eval_steps": 20,
     },
-    warm_start={"steps": 200, "rows": 64, "learning_rate": 3e-3, "positions": 160},
+    warm_start={"steps": 150, "rows": 48, "learning_rate": 3e-3, "positions": 160},
 )
