@@ -225,7 +225,7 @@ def make_advantages(
             rewards, group_offsets=offsets, scaling=config.reward_scaling, baseline=config.baseline, **options
         )
 
-    return advantages
+    return _without_losers(advantages) if config.negative_advantages == "zero" else advantages
 
 
 def make_turn_advantages(
@@ -246,7 +246,12 @@ def make_turn_advantages(
             baseline="leave_one_out" if config.baseline == "leave_one_out" else "mean",
         )
 
-    return advantages
+    return _without_losers(advantages) if config.negative_advantages == "zero" else advantages
+
+
+def _without_losers(advantages: Callable[..., NDArray[np.float32]]) -> Callable[..., NDArray[np.float32]]:
+    """Return the function with 0 for its negative values: WAPO, arXiv:2606.16154. NaN stays NaN."""
+    return lambda *arguments: np.maximum(advantages(*arguments), np.float32(0))
 
 
 def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:

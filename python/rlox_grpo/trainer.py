@@ -65,7 +65,7 @@ class GRPO:
             needs none.
         ref_model: a reference of your own; by default ``reference`` chooses one.
         environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, or a class with
-            ``reset(**row)`` and ``step(reply)``; see docs/several_turns.md.
+            ``reset(**row)`` and ``step(reply)``; see docs/guides/several_turns.md.
         tools: functions that the policy may call, with type hints and Google docstrings.
         tokenizer: by default the one beside the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.

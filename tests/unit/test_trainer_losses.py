@@ -54,6 +54,7 @@ CHOICES = [
     {"baseline": "batch", "reward_scaling": "batch"},
     {"reward_scaling": "whiten"},
     {"reward_scaling": "mean"},
+    {"negative_advantages": "zero"},
 ]
 
 

@@ -151,7 +151,10 @@ def _check_stages(options: Options) -> Iterator[str]:
     if options.kl_in == "reward" and options.reward_aggregation != "sum_then_normalize":
         yield (f"kl_in='reward' needs a summed reward: reward_aggregation={options.reward_aggregation!r} has none")
     if options.kl_in == "reward" and options.kl_coef > 0 and options.reward_scaling == "mean":
-        yield "reward_scaling='mean' needs rewards of at least 0, and kl_in='reward' subtracts from them: set kl_in='loss'"
+        yield (
+            "reward_scaling='mean' needs rewards of at least 0, and kl_in='reward' subtracts from them: set "
+            "kl_in='loss'"
+        )
     if options.kl_estimator == "full":
         yield from _check_full_kl(options)
     if options.updater == "torch" and options.shard_parameters and options.torch_compile:

@@ -35,7 +35,7 @@ class GRPOConfig(Options):
 
     ``rlox-grpo options`` lists them; the records in :mod:`rlox_grpo.config.records` declare them. Sources of the
     defaults: DeepSeekMath (arXiv:2402.03300, eq. 3 and 4) for the algorithm; TRL for ``std_epsilon`` and the learning
-    rate. docs/algorithm.md gives each formula with its symbol.
+    rate. docs/concepts/algorithm.md gives each formula with its symbol.
     """
 
     @model_validator(mode="before")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rlox_grpo.config.presets.preset import OURS, Preset, cited
+from rlox_grpo.config.presets.preset import OURS, Defect, Preset, cited
 
 _ADAM = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 _PLAIN_SAMPLING = {"temperature": 1.0, "top_p": 1.0}
@@ -317,6 +317,52 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
                     },
                 ),
                 (OURS, {"delta": None, "mask_truncated": False, "prompt_template": None}),
+            ),
+        ),
+        "wapo": Preset(
+            source="WAPO, arXiv:2606.16154, and layer6ai-labs/wapo, configs/vf-rl/numina_lean_math.toml",
+            summary="Only completions above their group's mean are learned from; reward minus mean, no other scaling.",
+            reward="your own",
+            choices=cited(
+                (
+                    "trainer.py, loss_type wapo: adv=r-mean, pos seqs only, token IR upper-clip",
+                    {
+                        "baseline": "mean",
+                        "reward_scaling": "none",
+                        "negative_advantages": "zero",
+                        "policy_loss": "clip",
+                        "loss_aggregation": "fixed_length",
+                        "zero_variance": "keep",
+                    },
+                ),
+                ("trainer.py: the ratio is against the sampler", {"bypass_old_log_probs": True}),
+                (
+                    "numina_lean_math.toml",
+                    {
+                        "clip_high": 9.0,
+                        "prompts_per_step": 32,
+                        "group_size": 8,
+                        "mini_batches": 4,
+                        "updates_per_batch": 1,
+                        "max_new_tokens": 4096,
+                        "learning_rate": 1e-5,
+                        "lr_schedule": "constant",
+                        "warmup_steps": 10,
+                        "max_grad_norm": 1.0,
+                    },
+                ),
+                (
+                    "the defaults of config.py",
+                    {**_PLAIN_SAMPLING, "weight_decay": 0.0, **_ADAM, "mask_truncated": False, **_NO_KL},
+                ),
+                (OURS, {"min_lr_ratio": 0.0, "prompt_template": None}),
+            ),
+            defects=(
+                Defect(
+                    "A difference: the source divides by the longest sequence, prompt included (max_seq_len, 8192); "
+                    "fixed_length divides by max_new_tokens.",
+                    reproduced=False,
+                ),
             ),
         ),
     }

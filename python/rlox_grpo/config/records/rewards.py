@@ -69,6 +69,11 @@ class AdvantageConfig(Record, title="Advantages"):
         "of the batch (REINFORCE++, arXiv:2501.03262).",
         source="DeepSeekMath, arXiv:2402.03300, section 4.1.2",
     )
+    negative_advantages: Literal["keep", "zero"] = option(
+        "keep",
+        "zero: learn from the completions that are better than their baseline alone (WAPO, arXiv:2606.16154); the "
+        "others still count in the denominators of the loss.",
+    )
     turn_credit: Literal["episode", "turn"] = option(
         "episode",
         "Episodes of several turns: one advantage for the whole episode, or one for each turn, from the rewards of "
