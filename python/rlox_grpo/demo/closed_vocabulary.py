@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlox_grpo.demo.tokenizer import EOS, PAD
@@ -12,7 +12,7 @@ from rlox_grpo.demo.tokenizer import EOS, PAD
 PIECE = r" ?(?:</?[a-z]+>|[0-9]+|[A-Za-z]+|#+|[^\s0-9A-Za-z])|\s"
 """A tag, number, word, sequence of # or other character with the blank before it; or a single blank or line break."""
 
-ROLES = ("<system>", "<user>", "<assistant>", "<tool>")
+ROLES = ("<system>", "<user>", "<assistant>")
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
@@ -21,19 +21,16 @@ CHAT_TEMPLATE = (
 
 TURNS_TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}"
-    "{% for call in message.tool_calls or () %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
     "{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""Writes the end token behind each reply, and tool calls as Hermes does; for conversations of several turns."""
+"""Writes the end token behind each reply; for conversations of several turns."""
 
 
 def build_tokenizer(
-    texts: Iterable[str], largest: int, *, chat_template: str = CHAT_TEMPLATE, whole: Iterable[str] = ()
+    texts: Iterable[str], largest: int, *, chat_template: str = CHAT_TEMPLATE
 ) -> PreTrainedTokenizerFast:
     """Build a tokenizer from the pieces of ``texts`` and the numbers 0 to ``largest``, sorted by text.
-
-    Each text of ``whole`` is one token.
 
     Encoding and decoding restore every text. There is no unknown token: a piece outside the vocabulary is an error,
     because the model was not trained on it. The chat template writes ``<role>`` and the content of each message.
@@ -45,7 +42,6 @@ def build_tokenizer(
     backend = Tokenizer(models.WordLevel(vocabulary))
     backend.pre_tokenizer = splitter
     backend.decoder = decoders.Fuse()
-    backend.add_tokens([AddedToken(text, normalized=False) for text in whole])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
         pad_token=PAD,

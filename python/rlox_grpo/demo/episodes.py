@@ -1,4 +1,4 @@
-"""Demos of several turns: a warm start from scratch, then GRPO in an environment or with tools."""
+"""Demos of several turns: a warm start from scratch, then GRPO in an environment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EpisodeTask:
         draw_conversation: Draws one turn of a scripted player, who is far from the optimum.
         make_rows: ``make_rows(seed)`` returns the rows to train on and the held-out rows.
         compute_optimum: The best possible accuracy on the held-out rows.
-        environment, tools, rewards: As :class:`rlox_grpo.GRPO` takes them.
+        environment: As :class:`rlox_grpo.GRPO` takes it; it scores its episodes.
         settings: ``GRPOConfig`` fields.
         warm_start: Arguments of :func:`rlox_grpo.demo.warm_start.warm_start`.
     """
@@ -42,9 +42,7 @@ class EpisodeTask:
     draw_conversation: Callable[[np.random.Generator], Conversation]
     make_rows: Callable[[int], tuple[Rows, Rows]]
     compute_optimum: Callable[[], float]
-    environment: Any = None
-    tools: Sequence[Callable[..., Any]] = ()
-    rewards: Sequence[Callable[..., Any]] = ()
+    environment: Any
     settings: Mapping[str, Any] = field(default_factory=dict)
     warm_start: Mapping[str, Any] = field(default_factory=dict)
 
@@ -105,9 +103,7 @@ def make_trainer(
     first = warm_start(out / "warm_start", tokenizer, examples, seed=seed, **sizes)
     return GRPO(
         first,
-        list(task.rewards),
         environment=task.environment,
-        tools=task.tools,
         **{**task.settings, "seed": seed, "output_dir": out, **(settings or {})},
     )
 
