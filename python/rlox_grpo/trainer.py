@@ -351,6 +351,8 @@ class GRPO:
             self.progress.draws = draws.draws
             return taken
 
+        if self.episodes is not None:
+            self.episodes.on_ended = run.show_episodes
         with run.recording(self._total_steps), closing_workers(self.reward_fns), stop_on_signal() as stop:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rlox_grpo.errors import ConfigError, suggest_nearest
+from rlox_grpo.imports import import_callable
 from rlox_grpo.rewards import answers, composite, formats, lengths, math_answers, published_rewards
 from rlox_grpo.rewards.calls import RewardFn
 from rlox_grpo.rewards.reward_model import RewardModel
@@ -101,7 +99,7 @@ def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
                 f"{place} ({name}) takes no arguments in the file, got {', '.join(arguments)}: bind them in the "
                 "module; options of the run stand above the first [[rewards]]"
             )
-        return [_import_callable(place, name, folders)]
+        return [_import_reward(place, name, folders)]
     name = _SHORTER.get(name, name)
     if name not in REWARDS:
         raise ConfigError(f"{place}.name is {name!r}{suggest_nearest(name, list(REWARDS))}")
@@ -132,32 +130,13 @@ def _make_one_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Rew
     return made[0]
 
 
-def _import_callable(place: str, name: str, folders: Sequence[str | Path]) -> RewardFn:
-    module, _, attribute = name.partition(":")
-    try:
-        with _search_also(folders):
-            found: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{place} ({name}): {error}") from error
+def _import_reward(place: str, name: str, folders: Sequence[str | Path]) -> RewardFn:
+    found: Any = import_callable(place, name, folders)
     for registered, rule in RULES.items():
         if found is rule:
             raise ConfigError(f'{place} ({name}) is a rule of this library: write name = "{registered}"')
     if isinstance(found, type):
+        module = name.partition(":")[0]
         raise ConfigError(f"{place} ({name}) is a class, expected a function or an instance: create one in {module}")
-    if not callable(found):
-        raise ConfigError(f"{place} ({name}) is {found!r}, expected a function")
     reward_fn: RewardFn = found
     return reward_fn
-
-
-@contextmanager
-def _search_also(folders: Sequence[str | Path]) -> Iterator[None]:
-    """Put ``folders`` at the end of the import path: a file there replaces no installed module."""
-    added = [path for path in dict.fromkeys(str(Path(folder).resolve()) for folder in folders) if path not in sys.path]
-    sys.path.extend(added)
-    try:
-        yield
-    finally:
-        for path in added:
-            if path in sys.path:
-                sys.path.remove(path)

@@ -103,6 +103,7 @@ class Run:
         self.batches_under_way: list[dict[str, Any]] = []
         self._saved_step: int | None = None
         self._save_is_due = False
+        self._is_recording = False
         self._warned_of: set[str] = set()
         self._watch = Watch() if self._config.guards and self._ranks.is_first else None
         self._writes = self._folder is not None and self._ranks.is_first
@@ -164,6 +165,7 @@ class Run:
         )
         if self._watch is not None and self._folder is not None and self._writes:
             self._watch = resume_watch(self._folder, self._progress.step)
+        self._is_recording = True
         try:
             yield
         except Exception as error:
@@ -173,8 +175,14 @@ class Run:
             logger.error("the run stopped after step %d (%s); %s", self._progress.step, error, how)
             raise
         finally:
+            self._is_recording = False
             self._sinks.close()
             self._write_report()
+
+    def show_episodes(self, ended: int, total: int) -> None:
+        """Show on the console how many episodes of the rollout under way have ended, while the run records."""
+        if self._is_recording:
+            self._sinks.show_episodes(ended, total)
 
     def record(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup], advantages: Float32Array) -> None:
         """Hand one step's metrics to the sinks, and write some of its completions."""
