@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from math import ceil
@@ -295,7 +296,7 @@ class GRPO:
             self.progress.draws = draws.draws
             return taken
 
-        with run.recording(self._total_steps), closing_workers(self.reward_fns), stop_on_signal() as stop:
+        with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
             self._stop_requested = False
@@ -327,7 +328,7 @@ class GRPO:
             samples: completions for each prompt; None: ``eval_samples``.
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
-        with closing_workers(self.reward_fns), self.ranks.failing_together():
+        with self._closing_workers(), self.ranks.failing_together():
             return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
 
     def save(self, path: str | Path, *, merged: bool = False) -> None:
@@ -349,6 +350,16 @@ class GRPO:
             write = export_merged if merged else export_model
             has_own = not updater.is_sharded and not updater.masters
             write(Path(path), self.model, self.policy.tokenizer, None if has_own else whole)
+
+    @contextmanager
+    def _closing_workers(self) -> Iterator[None]:
+        """End the worker processes of rewards, environments and tools at the end of the block."""
+        with closing_workers(self.reward_fns):
+            try:
+                yield
+            finally:
+                if self.episodes is not None:
+                    self.episodes.close()
 
     def _name_rewards(self) -> list[tuple[str, str | None]]:
         """The reward functions and the environment, each with a digest of its source."""

@@ -319,8 +319,6 @@ def sync_tool(word: str) -> str:
     [
         (3, {}, "environment is int"),
         (lambda row: 1.0, {}, "must take two arguments"),
-        (count_sync, {"turn_timeout": 1.0}, "needs an async environment"),
-        (count, {"tool_timeout": 1.0, "tools": [sync_tool]}, "needs async tools"),
         (count, {"tools": [lambda word: word]}, "type hints"),
         (dict, {}, "has no reset method"),
     ],

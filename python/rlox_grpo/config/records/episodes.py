@@ -24,21 +24,30 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     turn_timeout: float | None = option(
         None,
-        "Timeout of an async environment between two turns, in seconds; it ends the episode with `timeout`.",
+        "Timeout of an environment between two turns, in seconds; it ends the episode with `timeout`. Sync "
+        "environments run in worker processes.",
         gt=0,
         only_with=_EPISODES,
         resumable=True,
     )
     tool_timeout: float | None = option(
         None,
-        "Timeout of a call of an async tool, in seconds; the policy gets an error message.",
+        "Timeout of a tool's call, in seconds; the policy gets an error message. Sync tools run in worker processes.",
         gt=0,
         only_with=_EPISODES,
         resumable=True,
     )
+    episode_workers: int = option(
+        32,
+        "Maximum number of worker processes of a sync environment, and of sync tools; an episode keeps one to its end.",
+        ge=1,
+        only_with=({"turn_timeout": SET}, {"tool_timeout": SET}),
+        resumable=True,
+    )
     max_observation_chars: int = option(
         8192,
-        "Maximum length of a tool's result, in characters; a longer one is cut, with a mark.",
+        "Maximum length of a tool's result and of an environment's later messages, in characters; a longer one is cut, "
+        "with a mark.",
         ge=1,
         only_with=_EPISODES,
     )

@@ -29,6 +29,7 @@ class Environment:
         is_async: Whether a deadline can stop it.
         tools: The policy's tools, for the first prompt's schemas; those of a class are unbound.
         needs: Columns that every row must have.
+        function: The environment itself, where it is a sync function ``episode(row, chat)``.
     """
 
     play: EpisodeFn
@@ -37,6 +38,7 @@ class Environment:
     is_async: bool = True
     tools: tuple[Callable[..., Any], ...] = ()
     needs: tuple[str, ...] = ()
+    function: Callable[..., Any] | None = None
 
 
 def adapt_environment(environment: Any, tools: Sequence[Callable[..., Any]] = ()) -> Environment:
@@ -62,7 +64,13 @@ def adapt_environment(environment: Any, tools: Sequence[Callable[..., Any]] = ()
         raise ConfigError(f"environment {name} must take two arguments: def {name}(row, chat)")
     if _is_async(environment):
         return Environment(environment, name, tools=tuple(tools))
-    return Environment(functools.partial(_play_in_thread, environment), name, is_async=False, tools=tuple(tools))
+    return Environment(
+        functools.partial(_play_in_thread, environment),
+        name,
+        is_async=False,
+        tools=tuple(tools),
+        function=environment,
+    )
 
 
 class SyncChat:
@@ -105,10 +113,17 @@ async def _play_in_thread(function: Callable[..., Any], row: Mapping[str, Any], 
     loop = asyncio.get_running_loop()
     thread, facade = ThreadPoolExecutor(1, "rlox_grpo episode"), SyncChat(chat, loop)
     try:
-        return await loop.run_in_executor(thread, function, row, facade)
+        return await loop.run_in_executor(thread, _call_sync, function, row, facade)
     finally:
         facade.close()
         thread.shutdown(wait=False)  # it waits for this loop
+
+
+def _call_sync(function: Callable[..., Any], row: Mapping[str, Any], chat: SyncChat) -> Any:
+    try:
+        return function(row, chat)
+    except StopIteration as error:  # no future takes it, so its episode would never end
+        raise RuntimeError(f"the environment raised StopIteration: {error}") from error
 
 
 async def _use_tools(row: Mapping[str, Any], chat: Chat) -> Outcome:

@@ -18,6 +18,9 @@ from rlox_grpo.rollout.episodes.template import Message, Template
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
 from rlox_grpo.types import FinishReason, Float32Array, Int64Array
 
+MAX_PROMPT_CHARS = 2_000_000
+"""A longer message of the first prompt is an error."""
+
 GiveTools: TypeAlias = "Callable[[Sequence[Callable[..., Any]]], tuple[Template, Tools]]"
 
 
@@ -96,7 +99,7 @@ class Chat:
             system_prompt: what the system message before the first one says, or None.
         """
         self.seed = seed
-        self.tools = tools or Tools(())
+        self.tools = tools if tools is not None else Tools(())
         self.prompt_messages = 0
         self.ended: str | None = None
         self.waiting_since: float | None = time.monotonic()
@@ -135,6 +138,14 @@ class Chat:
         left = [limit - taken for limit, taken in limits if limit is not None]
         return max(0, min(left)) if left else None
 
+    def pause(self) -> None:
+        """Stop the environment's clock while it waits for a worker process."""
+        self.waiting_since = None
+
+    def resume(self) -> None:
+        """Start the environment's clock."""
+        self.waiting_since = time.monotonic()
+
     async def turn(
         self,
         messages: str | Sequence[Message] | None = None,
@@ -162,7 +173,7 @@ class Chat:
             raise CancelledError(f"chat.turn was called after the episode had ended by {self.ended}")
         if self.waiting_since is None:
             raise ValueError("chat.turn was called while another turn or its tools were under way: await that first")
-        new = _list_messages(messages)
+        new = self._bound(_list_messages(messages))
         if new and not self._messages and self._system_prompt is not None:
             new = add_system_message(new, self._system_prompt, self._episode[0])
         if tools is not None:
@@ -225,6 +236,28 @@ class Chat:
     def _first_prompt(self) -> Int64Array:
         assert self._prompt_ids is not None
         return self._prompt_ids
+
+    def _bound(self, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Cut long observations; a first prompt may have any length up to a bound."""
+        for message in new:
+            content = message["content"]
+            if isinstance(content, str):
+                message["content"] = self._bound_text(content)
+            elif isinstance(content, list):  # of parts
+                message["content"] = [
+                    {**part, "text": self._bound_text(part["text"])}
+                    if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+                    else part
+                    for part in content
+                ]
+        return new
+
+    def _bound_text(self, text: str) -> str:
+        if self._messages:
+            return self.tools.bound(text)
+        if len(text) > MAX_PROMPT_CHARS:
+            raise ValueError(f"a message has {len(text)} characters: expected at most {MAX_PROMPT_CHARS}")
+        return text
 
     def _set_tools(self, functions: Sequence[Callable[..., Any]]) -> None:
         if self._messages:
