@@ -62,6 +62,18 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         "Environment's reward of an episode that ended by timeout, tool_error or environment_error; None: unscored.",
         only_with=_EPISODES,
     )
+    call_format: Literal["auto", "hermes", "llama3", "mistral", "json"] = option(
+        "auto",
+        "Form of the policy's tool calls.",
+        choices={
+            "auto": "the form that the chat template writes",
+            "hermes": '`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Qwen; or as json',
+            "llama3": '`{"name": …, "parameters": {…}}`, perhaps after `<|python_tag|>`; several are separated by `;`',
+            "mistral": "`[TOOL_CALLS]` and a list of calls, or `[TOOL_CALLS]name[ARGS]{…}` for each; or as json",
+            "json": "a reply that is one JSON object with name and arguments, or a list of them",
+        },
+        only_with=_EPISODES,
+    )
     on_parse_error: Literal["answer", "end"] = option(
         "answer",
         "A tool call that cannot be read: answer with an error message, or end the episode.",

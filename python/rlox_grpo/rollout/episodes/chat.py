@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from rlox_grpo.environments import EpisodeEnded, Reply, ToolCall
 from rlox_grpo.prompts.rows import add_system_message
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
-from rlox_grpo.rollout.episodes.parsing import parse_reply
+from rlox_grpo.rollout.episodes.parsing import MARKS, parse_reply
 from rlox_grpo.rollout.episodes.template import Message, Template
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
 from rlox_grpo.types import FinishReason, Float32Array, Int64Array
@@ -310,14 +310,17 @@ class Chat:
         text = self._template.tokenizer.decode(
             ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        whole = self._open_text + text if continues else text
+        marked = self._decode_with_marks(ids, text)
+        whole = self._open_text + marked if continues else marked
         self._open_text = "" if turn.stopped else whole
-        parsed = parse_reply(whole, with_tools=bool(self.tools))
+        parsed = parse_reply(whole, with_tools=bool(self.tools), call_format=self._template.call_format)
         calls = tuple(
-            ToolCall(name, arguments, f"call_{self._calls + place}")
+            ToolCall(name, arguments, f"call{self._calls + place:05}")
             for place, (name, arguments) in enumerate(parsed.calls)
         )
         self._calls += len(calls)
+        if marked is not text:
+            parsed = replace(parsed, content=self._drop_special(parsed.content))
         message = make_reply_message(parsed.content, parsed.reasoning, calls)
         if continues:
             self._messages[-1] = message
@@ -327,6 +330,20 @@ class Chat:
         return Reply(
             text, parsed.content, parsed.reasoning, calls, reason, turn.token_ids, turn.log_probs, message, parsed.error
         )
+
+    def _decode_with_marks(self, ids: Int64Array, text: str) -> str:
+        """``text`` with special tokens, where tool calls are written with some of them."""
+        tokenizer = self._template.tokenizer
+        special = set(getattr(tokenizer, "all_special_tokens", ()))
+        if not self.tools or not special.intersection(MARKS[self._template.call_format]):
+            return text
+        marked: str = tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return marked
+
+    def _drop_special(self, text: str) -> str:
+        for token in map(str, self._template.tokenizer.all_special_tokens):
+            text = text.replace(token, "")
+        return text
 
     def _end(self, reason: str) -> None:
         self.ended = reason

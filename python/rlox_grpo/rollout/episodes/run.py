@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -22,6 +23,7 @@ from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnEngine, TurnRequest, TurnSession
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
+from rlox_grpo.rollout.episodes.call_format import find_call_format
 from rlox_grpo.rollout.episodes.chat import Budget, Chat
 from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.process_main import Foreign
@@ -30,6 +32,8 @@ from rlox_grpo.rollout.episodes.proof import find_rewrite
 from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, describe_failure, make_schemas
 from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -138,7 +142,7 @@ class EpisodeRunner:
         if isinstance(engine, BackgroundEngine):
             return engine.submit(lambda own: self(own, prompts, group_sizes, sampling, seed, share)).result()
         if not isinstance(engine, TurnEngine):
-            raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: use engine='hf'")
+            raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
         places = range(len(prompts))[share]
         sizes = [group_sizes[place] for place in places]
         if not sizes:
@@ -162,6 +166,7 @@ class EpisodeRunner:
             try:
                 template = Template(self._tokenizer, schemas, self._prompts.chat_template_kwargs)
                 rewrite = find_rewrite(template)
+                self._choose_call_format(template)
             except ValueError as error:
                 raise ConfigError(str(error)) from error
             if rewrite is not None and self._config.history == "template":
@@ -171,6 +176,18 @@ class EpisodeRunner:
                 )
             self._templates[name] = template
         return self._templates[name], self._make_tools(functions)
+
+    def _choose_call_format(self, template: Template) -> None:
+        """By the option, or by what the template writes."""
+        asked = self._config.call_format
+        found = find_call_format(template) if asked == "auto" and template.tools else asked
+        if found is None:
+            logger.warning(
+                "the chat template writes tool calls in no form that is read: replies are read in Hermes' form, "
+                "<tool_call>{…}</tool_call>, and as JSON; set call_format to choose another"
+            )
+        elif found != "auto":
+            template.call_format = found
 
     def _make_tools(self, functions: Sequence[Callable[..., Any]]) -> Tools:
         return Tools(functions, self._limits, None if self._tool_processes is None else self._tool_processes.call)
