@@ -104,8 +104,11 @@ class GRPO:
         self.config.refuse_ignored(
             ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools)
         )
-        if several_turns and self.config.engine != "hf":
-            raise ConfigError(f"environment= and tools= need engine='hf', got {self.config.engine!r}")
+        if several_turns and self.config.tensor_parallel_size > 1:
+            raise ConfigError(
+                "environment= and tools= need tensor_parallel_size=1: the ranks that share a vLLM model "
+                "would have to sample the same replies at the same time"
+            )
         self.callbacks = Callbacks(callbacks)
         given = [reward_fn] if callable(reward_fn) else list(reward_fn)
         _check_reward_fns(given)
