@@ -39,6 +39,7 @@ class Guarded:
     """One of TRL's, whose tool hangs."""
 
     def reset(self, secret: int) -> str:
+        assert "transformers" not in sys.modules  # each worker would hold it
         self.secret = secret
         return str(secret)
 

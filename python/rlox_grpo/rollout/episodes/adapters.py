@@ -41,11 +41,14 @@ class Environment:
     function: Callable[..., Any] | None = None
 
 
-def adapt_environment(environment: Any, tools: Sequence[Callable[..., Any]] = ()) -> Environment:
+def adapt_environment(
+    environment: Any, tools: Sequence[Callable[..., Any]] = (), *, check_tools: bool = True
+) -> Environment:
     """Read the form of ``environment``: an async function, a sync one, a class or a factory of instances, or None.
 
     A class has ``reset(**row)`` and ``step(reply)``, or is one of TRL's: ``reset``, methods that are tools, and
-    perhaps ``get_reward``. None lets the policy call ``tools`` until it answers.
+    perhaps ``get_reward``. None lets the policy call ``tools`` until it answers. ``check_tools=False`` leaves out the
+    check of a class's tools, which imports transformers.
 
     Raises:
         ConfigError: something else, or tools that cannot be described.
@@ -59,7 +62,7 @@ def adapt_environment(environment: Any, tools: Sequence[Callable[..., Any]] = ()
             "reset(**row) and step(reply)"
         )
     if inspect.isclass(environment) or _binds(environment, 0):
-        return _adapt_class(environment, name, tools)
+        return _adapt_class(environment, name, tools, check_tools)
     if not _binds(environment, 2):
         raise ConfigError(f"environment {name} must take two arguments: def {name}(row, chat)")
     if _is_async(environment):
@@ -139,7 +142,9 @@ async def _answer_calls(first: Any, chat: Chat) -> Reply:
     return reply
 
 
-def _adapt_class(make: Callable[[], Any], name: str, tools: Sequence[Callable[..., Any]]) -> Environment:
+def _adapt_class(
+    make: Callable[[], Any], name: str, tools: Sequence[Callable[..., Any]], check_tools: bool
+) -> Environment:
     try:
         probe = make()
     except Exception as error:
@@ -155,7 +160,8 @@ def _adapt_class(make: Callable[[], Any], name: str, tools: Sequence[Callable[..
     methods = _list_tools(probe)
     if not methods:
         raise ConfigError(f"environment {name} has neither a step method nor public methods that could be tools")
-    make_schemas(methods)
+    if check_tools:
+        make_schemas(methods)
     return Environment(
         functools.partial(_play_trl, make, tuple(tools)),
         name,

@@ -206,7 +206,9 @@ def main() -> None:
     line = Line(jobs, answers)
     try:
         foreign: Foreign = pickle.loads(read_frame(jobs) or b"")  # noqa: S301  the trainer's own
-        environment = adapt_environment(foreign.environment, foreign.tools) if foreign.environment is not None else None
+        environment = None
+        if foreign.environment is not None:  # the trainer has checked its tools
+            environment = adapt_environment(foreign.environment, foreign.tools, check_tools=False)
     except BaseException as error:  # noqa: BLE001  reported, and raised over there
         line.answer(failed=describe_error(error))
         return
