@@ -35,7 +35,7 @@ class LLM:
             starts = range(0, dist.get_world_size(), self.size)
             groups = [dist.new_group(range(at, at + self.size), backend="gloo") for at in starts]
             self.group = groups[dist.get_rank() // self.size]
-        self.llm_engine = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None))
+        self.llm_engine = LLMEngine(self)
 
     def collective_rpc(self, method, kwargs):
         assert method == "reload_weights"
@@ -83,9 +83,52 @@ class LLM:
         return logits
 
 
+class LLMEngine:
+    """Requests one by one: every step samples a token for each."""
+
+    def __init__(self, llm):
+        self.llm, self.engine_core = llm, SimpleNamespace(shutdown=lambda: None)
+        self.requests, self.in_step = {}, []
+
+    def add_request(self, name, prompt, given):
+        assert given.output_kind == FINAL_ONLY
+        generator = torch.Generator().manual_seed(given.seed)
+        self.requests[name] = (prompt["prompt_token_ids"], given, generator, [], [])
+
+    def abort_request(self, names):
+        for name in names:
+            del self.requests[name]
+
+    @torch.no_grad()
+    def step(self):
+        self.in_step.append(len(self.requests))
+        outputs = []
+        for name, (prompt, given, generator, ids, log_probs) in list(self.requests.items()):
+            values = torch.log_softmax(self.llm._logits(torch.tensor([prompt + ids]))[0] / given.temperature, dim=-1)
+            ids.append(int(torch.multinomial(values.exp(), 1, generator=generator)))
+            log_probs.append(float(values[ids[-1]]))
+            reason = "stop" if ids[-1] in given.stop_token_ids else "length" if len(ids) == given.max_tokens else None
+            if reason is not None:
+                del self.requests[name]
+                flat = SimpleNamespace(token_ids=ids, logprobs=log_probs)
+                sampled = SimpleNamespace(token_ids=ids, logprobs=flat, finish_reason=reason)
+                outputs.append(SimpleNamespace(request_id=name, finished=True, num_cached_tokens=1, outputs=[sampled]))
+        return outputs
+
+
+FINAL_ONLY = "final only"
+
+
 def make_module():
     module = ModuleType("vllm")
     module.LLM, module.SamplingParams = LLM, SimpleNamespace
+    return module
+
+
+def make_parameters_module():
+    """``vllm.sampling_params``."""
+    module = ModuleType("vllm.sampling_params")
+    module.RequestOutputKind = SimpleNamespace(FINAL_ONLY=FINAL_ONLY)
     return module
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -109,8 +110,11 @@ class GRPO:
         self.config.refuse_ignored(
             ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools)
         )
-        if several_turns and self.config.engine != "hf":
-            raise ConfigError(f"environment= and tools= need engine='hf', got {self.config.engine!r}")
+        if several_turns and self.config.tensor_parallel_size > 1:
+            raise ConfigError(
+                "environment= and tools= need tensor_parallel_size=1: the ranks that share a vLLM model "
+                "would have to sample the same replies at the same time"
+            )
         if optimizer is not None:
             refuse_unread_options(self.config, optimizer)
         self._optimizer = optimizer
@@ -353,7 +357,7 @@ class GRPO:
 
         if self.episodes is not None:
             self.episodes.on_ended = run.show_episodes
-        with run.recording(self._total_steps), closing_workers(self.reward_fns), stop_on_signal() as stop:
+        with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
             self._stop_requested = False
@@ -388,7 +392,7 @@ class GRPO:
             samples: completions for each prompt; None: ``eval_samples``.
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
-        with closing_workers(self.reward_fns), self.ranks.failing_together():
+        with self._closing_workers(), self.ranks.failing_together():
             return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
 
     def save(self, path: str | Path, *, merged: bool = False) -> None:
@@ -464,6 +468,16 @@ class GRPO:
             step=self.step,
             metrics=self._last_metrics,
         )
+
+    @contextmanager
+    def _closing_workers(self) -> Iterator[None]:
+        """End the worker processes of rewards, environments and tools at the end of the block."""
+        with closing_workers(self.reward_fns):
+            try:
+                yield
+            finally:
+                if self.episodes is not None:
+                    self.episodes.close()
 
     def _scored(self, batch: Pending) -> list[ScoredGroup]:
         """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""

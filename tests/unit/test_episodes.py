@@ -341,8 +341,6 @@ def sync_tool(word: str) -> str:
     [
         (3, {}, "environment is int"),
         (lambda row: 1.0, {}, "must take two arguments"),
-        (count_sync, {"turn_timeout": 1.0}, "needs an async environment"),
-        (count, {"tool_timeout": 1.0, "tools": [sync_tool]}, "needs async tools"),
         (count, {"tools": [lambda word: word]}, "type hints"),
         (dict, {}, "has no reset method"),
     ],
@@ -552,8 +550,8 @@ def test_fixed_length_divides_by_the_tokens_of_all_turns(model: Any, tokenizer: 
 
 
 def test_trainer_refuses_what_does_not_fit(model: Any, tokenizer: Any) -> None:
-    with pytest.raises(ConfigError, match="engine='hf', got 'vllm'"):
-        GRPO(model, environment=guess, tokenizer=tokenizer, engine="vllm")
+    with pytest.raises(ConfigError, match="need tensor_parallel_size=1"):
+        GRPO(model, environment=guess, tokenizer=tokenizer, engine="vllm", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="max_turns=3 is read only with environment"):
         GRPO(model, last_words_any, tokenizer=tokenizer, max_turns=3)
     with pytest.raises(ValueError, match="at least one reward function, or an environment"):

@@ -23,7 +23,8 @@ from rlox_grpo.rewards.calls import RewardError, call, read_scores, split_measur
 
 LONGEST_MESSAGE = 2000
 _HEADER = 8
-_ORPHAN_GRACE = 5.0
+ORPHAN_GRACE = 5.0
+"""Seconds past its deadline after which a worker whose trainer was killed ends itself."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 def main() -> None:
     """Serve jobs until the trainer closes the stream."""
-    jobs, answers = _take_streams()
+    jobs, answers = take_streams()
 
     def answer(**fields: Any) -> None:
         answers.write(json.dumps(fields, allow_nan=False).encode() + b"\n")
@@ -70,20 +71,20 @@ def main() -> None:
     try:
         function = pickle.loads(read_frame(jobs) or b"")  # noqa: S301  the trainer's own function
     except BaseException as error:  # noqa: BLE001  reported, and raised over there
-        answer(failed=_describe(error))
+        answer(failed=describe_error(error))
         return
     answer(ready=True)
     while (frame := read_frame(jobs)) is not None:
         try:
             job: Job = pickle.loads(frame)  # noqa: S301  the trainer's own job
         except BaseException as error:  # noqa: BLE001
-            answer(failed=_describe(error))
+            answer(failed=describe_error(error))
             return
         answer(started=True)
         # If the trainer is killed while a function runs on, nobody else is left to end it.
-        _set_alarm(job.timeout + _ORPHAN_GRACE)
+        set_alarm(job.timeout + ORPHAN_GRACE)
         _serve(function, job, answer)
-        _set_alarm(0.0)
+        set_alarm(0.0)
         answer(done=True)
 
 
@@ -145,13 +146,13 @@ def _settle(first: int, rows: int, result: Any, answer: Callable[..., None]) -> 
         scores = read_scores("it", result, rows)
     except BaseException as error:  # noqa: BLE001
         for row in places:
-            answer(row=row, error=_describe(error))
+            answer(row=row, error=describe_error(error))
     else:
         for row, score in zip(places, scores, strict=True):
             answer(row=row, score=None if math.isnan(score) else score)
 
 
-def _take_streams() -> tuple[BinaryIO, BinaryIO]:
+def take_streams() -> tuple[BinaryIO, BinaryIO]:
     """Jobs and answers on descriptors of their own: what a function prints goes to the trainer's stderr."""
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -161,13 +162,15 @@ def _take_streams() -> tuple[BinaryIO, BinaryIO]:
     return jobs, answers
 
 
-def _set_alarm(seconds: float) -> None:
+def set_alarm(seconds: float) -> None:
+    """Let the process be killed after so many seconds; 0.0: not."""
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
+    """Type, message (cut) and place of an exception."""
     text = f"{type(error).__name__}: {error}"
     place = ""
     trace = error.__traceback__

@@ -72,7 +72,7 @@ class Pool:
         self._lock = threading.Lock()
         self._payload: bytes | None = None
         # Without a call of close() too.
-        weakref.finalize(self, _end_all, self._workers, os.getpid())
+        weakref.finalize(self, end_all, self._workers, os.getpid())
 
     def start(self) -> None:
         """Start one worker. Raises RewardError where it cannot run the function."""
@@ -111,7 +111,7 @@ class Pool:
     def close(self) -> None:
         """End every worker."""
         with self._lock:
-            _end_all(self._workers, os.getpid())
+            end_all(self._workers, os.getpid())
 
     def _grow(self, size: int) -> None:
         if self._payload is None:
@@ -126,9 +126,7 @@ class Pool:
                     "function, or leave out the deadline"
                 ) from error
         while len(self._workers) < size:
-            self._workers.append(
-                Worker(function_name(self._function), self._payload, _find_import_path(self._function))
-            )
+            self._workers.append(Worker(function_name(self._function), self._payload, find_import_path(self._function)))
 
     def _watch(self, threads: Sequence[threading.Thread], stop: threading.Event) -> None:
         """Join the threads and kill workers past their deadline; on Ctrl-C, kill every worker."""
@@ -149,7 +147,7 @@ class Pool:
             raise
 
 
-def _find_import_path(function: Any) -> list[str]:
+def find_import_path(function: Any) -> list[str]:
     """The import path of a worker: this process's, and the folder of the function's module where that lacks it.
 
     The folder is missing when ``module:callable`` of a run file was imported from the run file's folder.
@@ -167,11 +165,32 @@ def _find_import_path(function: Any) -> list[str]:
 
 
 class Worker:
-    """One process. ``do`` and ``start`` run in one thread, ``expire`` and ``end`` in any."""
+    """One process. ``do``, ``ask`` and ``start`` run in one thread, ``expire``, ``kill`` and ``end`` in any.
 
-    def __init__(self, name: str, payload: bytes, import_path: Sequence[str]) -> None:
+    Attributes:
+        broken: Why the process cannot run the function, or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        payload: bytes,
+        import_path: Sequence[str],
+        entry: str = "rlox_grpo.rewards.worker",
+        longest_answer: int = _LINE,
+    ) -> None:
+        """Prepare a process; ``start`` starts it.
+
+        Args:
+            name: of the function, for errors.
+            payload: what the process reads first, pickled.
+            import_path: its ``sys.path``.
+            entry: the module whose ``main`` it runs.
+            longest_answer: bytes of an answer; the process is killed when it sends more.
+        """
         self.broken: str | None = None
         self._name, self._payload, self._import_path = name, payload, list(import_path)
+        self._entry, self._longest_answer = entry, longest_answer
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._deadline = math.inf
@@ -183,9 +202,7 @@ class Worker:
             return
         self.end()
         self.broken, self._expired = None, False
-        code = (
-            "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from rlox_grpo.rewards.worker import main; main()"
-        )
+        code = f"import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {self._entry} import main; main()"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code, json.dumps(self._import_path)],
             stdin=subprocess.PIPE,
@@ -201,7 +218,7 @@ class Worker:
             self._set_deadline(math.inf)
         if "ready" not in reply:
             late = f"it is not ready after {START_SECONDS:g} s"
-            self.broken = str(reply.get("failed") or (late if self._expired else self._death()))
+            self.broken = str(reply.get("failed") or (late if self._expired else self.describe_end()))
             self.end()
 
     def do(self, task: Task, found: Outcomes) -> None:
@@ -231,9 +248,14 @@ class Worker:
         self._set_deadline(math.inf)
         if not left:
             return
-        reply = {"timeout": True} if self._expired else {"error": f"its worker {self._death()}"}
+        reply = {"timeout": True} if self._expired else {"error": f"its worker {self.describe_end()}"}
         for row in left:
             _note(found, task.first + row, reply)
+
+    def ask(self, payload: bytes) -> dict[str, Any]:
+        """Send a frame and return the next answer; empty if the process has ended or sends something else."""
+        self._send(payload)
+        return self._receive()
 
     def expire(self) -> None:
         """Kill the process if its deadline has passed."""
@@ -284,14 +306,14 @@ class Worker:
         if process is None or process.stdout is None:
             return {}
         try:
-            answer = json.loads(process.stdout.readline(_LINE) or b"{}")
+            answer = json.loads(process.stdout.readline(self._longest_answer) or b"{}")
         except ValueError:
             self.kill()
             return {}
         return answer if isinstance(answer, dict) else {}
 
-    def _death(self) -> str:
-        """Describe how the process ended."""
+    def describe_end(self) -> str:
+        """Describe how the process ended; one that runs is killed."""
         process = self._process
         if process is None:
             return "was ended"
@@ -315,7 +337,8 @@ def _note(found: Outcomes, row: int, reply: Mapping[str, Any]) -> None:
         found.scores[row] = float(reply["score"])
 
 
-def _end_all(workers: Sequence[Worker], owner: int) -> None:
+def end_all(workers: Sequence[Worker], owner: int) -> None:
+    """End every worker, unless this process is a fork of the ``owner``."""
     if os.getpid() == owner:  # not in a forked child: the processes are its parent's
         for worker in workers:
             worker.end()

@@ -24,21 +24,30 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     turn_timeout: float | None = option(
         None,
-        "Timeout of an async environment between two turns, in seconds; it ends the episode with `timeout`.",
+        "Timeout of an environment between two turns, in seconds; it ends the episode with `timeout`. Sync "
+        "environments run in worker processes.",
         gt=0,
         only_with=_EPISODES,
         resumable=True,
     )
     tool_timeout: float | None = option(
         None,
-        "Timeout of a call of an async tool, in seconds; the policy gets an error message.",
+        "Timeout of a tool's call, in seconds; the policy gets an error message. Sync tools run in worker processes.",
         gt=0,
         only_with=_EPISODES,
         resumable=True,
     )
+    episode_workers: int = option(
+        32,
+        "Maximum number of worker processes of a sync environment, and of sync tools; an episode keeps one to its end.",
+        ge=1,
+        only_with=({"turn_timeout": SET}, {"tool_timeout": SET}),
+        resumable=True,
+    )
     max_observation_chars: int = option(
         8192,
-        "Maximum length of a tool's result, in characters; a longer one is cut, with a mark.",
+        "Maximum length of a tool's result and of an environment's later messages, in characters; a longer one is cut, "
+        "with a mark.",
         ge=1,
         only_with=_EPISODES,
     )
@@ -51,6 +60,18 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     failure_reward: float | None = option(
         None,
         "Environment's reward of an episode that ended by timeout, tool_error or environment_error; None: unscored.",
+        only_with=_EPISODES,
+    )
+    call_format: Literal["auto", "hermes", "llama3", "mistral", "json"] = option(
+        "auto",
+        "Form of the policy's tool calls.",
+        choices={
+            "auto": "the form that the chat template writes",
+            "hermes": '`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Qwen; or as json',
+            "llama3": '`{"name": …, "parameters": {…}}`, perhaps after `<|python_tag|>`; several are separated by `;`',
+            "mistral": "`[TOOL_CALLS]` and a list of calls, or `[TOOL_CALLS]name[ARGS]{…}` for each; or as json",
+            "json": "a reply that is one JSON object with name and arguments, or a list of them",
+        },
         only_with=_EPISODES,
     )
     on_parse_error: Literal["answer", "end"] = option(

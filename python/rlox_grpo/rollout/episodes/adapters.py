@@ -29,6 +29,7 @@ class Environment:
         is_async: Whether a deadline can stop it.
         tools: The policy's tools, for the first prompt's schemas; those of a class are unbound.
         needs: Columns that every row must have.
+        function: The environment itself, where it is a sync function ``episode(row, chat)``.
     """
 
     play: EpisodeFn
@@ -37,13 +38,17 @@ class Environment:
     is_async: bool = True
     tools: tuple[Callable[..., Any], ...] = ()
     needs: tuple[str, ...] = ()
+    function: Callable[..., Any] | None = None
 
 
-def adapt_environment(environment: Any, tools: Sequence[Callable[..., Any]] = ()) -> Environment:
+def adapt_environment(
+    environment: Any, tools: Sequence[Callable[..., Any]] = (), *, check_tools: bool = True
+) -> Environment:
     """Read the form of ``environment``: an async function, a sync one, a class or a factory of instances, or None.
 
     A class has ``reset(**row)`` and ``step(reply)``, or is one of TRL's: ``reset``, methods that are tools, and
-    perhaps ``get_reward``. None lets the policy call ``tools`` until it answers.
+    perhaps ``get_reward``. None lets the policy call ``tools`` until it answers. ``check_tools=False`` leaves out the
+    check of a class's tools, which imports transformers.
 
     Raises:
         ConfigError: something else, or tools that cannot be described.
@@ -57,12 +62,18 @@ def adapt_environment(environment: Any, tools: Sequence[Callable[..., Any]] = ()
             "reset(**row) and step(reply)"
         )
     if inspect.isclass(environment) or _binds(environment, 0):
-        return _adapt_class(environment, name, tools)
+        return _adapt_class(environment, name, tools, check_tools)
     if not _binds(environment, 2):
         raise ConfigError(f"environment {name} must take two arguments: def {name}(row, chat)")
     if _is_async(environment):
         return Environment(environment, name, tools=tuple(tools))
-    return Environment(functools.partial(_play_in_thread, environment), name, is_async=False, tools=tuple(tools))
+    return Environment(
+        functools.partial(_play_in_thread, environment),
+        name,
+        is_async=False,
+        tools=tuple(tools),
+        function=environment,
+    )
 
 
 class SyncChat:
@@ -105,10 +116,17 @@ async def _play_in_thread(function: Callable[..., Any], row: Mapping[str, Any], 
     loop = asyncio.get_running_loop()
     thread, facade = ThreadPoolExecutor(1, "rlox_grpo episode"), SyncChat(chat, loop)
     try:
-        return await loop.run_in_executor(thread, function, row, facade)
+        return await loop.run_in_executor(thread, _call_sync, function, row, facade)
     finally:
         facade.close()
         thread.shutdown(wait=False)  # it waits for this loop
+
+
+def _call_sync(function: Callable[..., Any], row: Mapping[str, Any], chat: SyncChat) -> Any:
+    try:
+        return function(row, chat)
+    except StopIteration as error:  # no future takes it, so its episode would never end
+        raise RuntimeError(f"the environment raised StopIteration: {error}") from error
 
 
 async def _use_tools(row: Mapping[str, Any], chat: Chat) -> Outcome:
@@ -124,7 +142,9 @@ async def _answer_calls(first: Any, chat: Chat) -> Reply:
     return reply
 
 
-def _adapt_class(make: Callable[[], Any], name: str, tools: Sequence[Callable[..., Any]]) -> Environment:
+def _adapt_class(
+    make: Callable[[], Any], name: str, tools: Sequence[Callable[..., Any]], check_tools: bool
+) -> Environment:
     try:
         probe = make()
     except Exception as error:
@@ -140,7 +160,8 @@ def _adapt_class(make: Callable[[], Any], name: str, tools: Sequence[Callable[..
     methods = _list_tools(probe)
     if not methods:
         raise ConfigError(f"environment {name} has neither a step method nor public methods that could be tools")
-    make_schemas(methods)
+    if check_tools:
+        make_schemas(methods)
     return Environment(
         functools.partial(_play_trl, make, tuple(tools)),
         name,

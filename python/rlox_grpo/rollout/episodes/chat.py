@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,10 +13,13 @@ import numpy as np
 from rlox_grpo.environments import EpisodeEnded, Reply, ToolCall
 from rlox_grpo.prompts.rows import add_system_message
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
-from rlox_grpo.rollout.episodes.parsing import parse_reply
+from rlox_grpo.rollout.episodes.parsing import MARKS, parse_reply
 from rlox_grpo.rollout.episodes.template import Message, Template
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
 from rlox_grpo.types import FinishReason, Float32Array, Int64Array
+
+MAX_PROMPT_CHARS = 2_000_000
+"""A longer message of the first prompt is an error."""
 
 GiveTools: TypeAlias = "Callable[[Sequence[Callable[..., Any]]], tuple[Template, Tools]]"
 
@@ -96,7 +99,7 @@ class Chat:
             system_prompt: what the system message before the first one says, or None.
         """
         self.seed = seed
-        self.tools = tools or Tools(())
+        self.tools = tools if tools is not None else Tools(())
         self.prompt_messages = 0
         self.ended: str | None = None
         self.waiting_since: float | None = time.monotonic()
@@ -135,6 +138,14 @@ class Chat:
         left = [limit - taken for limit, taken in limits if limit is not None]
         return max(0, min(left)) if left else None
 
+    def pause(self) -> None:
+        """Stop the environment's clock while it waits for a worker process."""
+        self.waiting_since = None
+
+    def resume(self) -> None:
+        """Start the environment's clock."""
+        self.waiting_since = time.monotonic()
+
     async def turn(
         self,
         messages: str | Sequence[Message] | None = None,
@@ -162,7 +173,7 @@ class Chat:
             raise CancelledError(f"chat.turn was called after the episode had ended by {self.ended}")
         if self.waiting_since is None:
             raise ValueError("chat.turn was called while another turn or its tools were under way: await that first")
-        new = _list_messages(messages)
+        new = self._bound(_list_messages(messages))
         if new and not self._messages and self._system_prompt is not None:
             new = add_system_message(new, self._system_prompt, self._episode[0])
         if tools is not None:
@@ -226,6 +237,28 @@ class Chat:
         assert self._prompt_ids is not None
         return self._prompt_ids
 
+    def _bound(self, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Cut long observations; a first prompt may have any length up to a bound."""
+        for message in new:
+            content = message["content"]
+            if isinstance(content, str):
+                message["content"] = self._bound_text(content)
+            elif isinstance(content, list):  # of parts
+                message["content"] = [
+                    {**part, "text": self._bound_text(part["text"])}
+                    if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+                    else part
+                    for part in content
+                ]
+        return new
+
+    def _bound_text(self, text: str) -> str:
+        if self._messages:
+            return self.tools.bound(text)
+        if len(text) > MAX_PROMPT_CHARS:
+            raise ValueError(f"a message has {len(text)} characters: expected at most {MAX_PROMPT_CHARS}")
+        return text
+
     def _set_tools(self, functions: Sequence[Callable[..., Any]]) -> None:
         if self._messages:
             raise ValueError("tools can be given at the first turn only: templates list them at the beginning")
@@ -277,14 +310,17 @@ class Chat:
         text = self._template.tokenizer.decode(
             ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        whole = self._open_text + text if continues else text
+        marked = self._decode_with_marks(ids, text)
+        whole = self._open_text + marked if continues else marked
         self._open_text = "" if turn.stopped else whole
-        parsed = parse_reply(whole, with_tools=bool(self.tools))
+        parsed = parse_reply(whole, with_tools=bool(self.tools), call_format=self._template.call_format)
         calls = tuple(
-            ToolCall(name, arguments, f"call_{self._calls + place}")
+            ToolCall(name, arguments, f"call{self._calls + place:05}")
             for place, (name, arguments) in enumerate(parsed.calls)
         )
         self._calls += len(calls)
+        if marked is not text:
+            parsed = replace(parsed, content=self._drop_special(parsed.content))
         message = make_reply_message(parsed.content, parsed.reasoning, calls)
         if continues:
             self._messages[-1] = message
@@ -294,6 +330,20 @@ class Chat:
         return Reply(
             text, parsed.content, parsed.reasoning, calls, reason, turn.token_ids, turn.log_probs, message, parsed.error
         )
+
+    def _decode_with_marks(self, ids: Int64Array, text: str) -> str:
+        """``text`` with special tokens, where tool calls are written with some of them."""
+        tokenizer = self._template.tokenizer
+        special = set(getattr(tokenizer, "all_special_tokens", ()))
+        if not self.tools or not special.intersection(MARKS[self._template.call_format]):
+            return text
+        marked: str = tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return marked
+
+    def _drop_special(self, text: str) -> str:
+        for token in map(str, self._template.tokenizer.all_special_tokens):
+            text = text.replace(token, "")
+        return text
 
     def _end(self, reason: str) -> None:
         self.ended = reason

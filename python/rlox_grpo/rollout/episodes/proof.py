@@ -82,7 +82,7 @@ def _list_trials() -> Iterator[Messages]:
 def _list_tool_trials() -> Iterator[Messages]:
     for count in (1, 2):
         calls = [
-            {"id": f"call_{place}", "type": "function", "function": {"name": "look_up", "arguments": {"x": "y"}}}
+            {"id": f"call{place:05}", "type": "function", "function": {"name": "look_up", "arguments": {"x": "y"}}}
             for place in range(count)
         ]
         results = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -22,12 +23,17 @@ from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnEngine, TurnRequest, TurnSession
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
+from rlox_grpo.rollout.episodes.call_format import find_call_format
 from rlox_grpo.rollout.episodes.chat import Budget, Chat
 from rlox_grpo.rollout.episodes.groups import Played, make_group
+from rlox_grpo.rollout.episodes.process_main import Foreign
+from rlox_grpo.rollout.episodes.processes import ProcessPool, ToolProcesses, play_in_process
 from rlox_grpo.rollout.episodes.proof import find_rewrite
 from rlox_grpo.rollout.episodes.template import Template
-from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
+from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, describe_failure, make_schemas
 from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -84,11 +90,6 @@ class EpisodeRunner:
             )
         if tokenizer is None:
             raise ConfigError("environment= and tools= need a tokenizer with a chat_template")
-        if config.turn_timeout is not None and not self.environment.is_async:
-            raise ConfigError(
-                f"turn_timeout needs an async environment, and {self.environment.name} is not: a function that does "
-                "not await cannot be stopped; write async def, or leave turn_timeout out"
-            )
         try:
             refuse_unread_variables(self._prompts.chat_template_kwargs, tokenizer, [[{"role": "user"}]])
         except ValueError as error:
@@ -98,7 +99,19 @@ class EpisodeRunner:
         )
         self._tokenizer = tokenizer
         self._templates: dict[str, Template] = {}
+        size = config.episode_workers
+        self._tool_processes = ToolProcesses(tools, self._limits, size) if config.tool_timeout is not None else None
+        self._environment_processes = None
+        if config.turn_timeout is not None and not self.environment.is_async:
+            foreign = Foreign(environment, tuple(tools), self._limits)
+            self._environment_processes = ProcessPool(f"environment {self.environment.name}", foreign, size)
         self._template, _ = self._give_tools(self.environment.tools)
+
+    def close(self) -> None:
+        """End the worker processes; later episodes start new ones."""
+        for processes in (self._environment_processes, self._tool_processes):
+            if processes is not None:
+                processes.close()
 
     def check_rows(self, prompts: Sequence[Prompt]) -> None:
         """Raise ValueError for a row without a column that the environment needs."""
@@ -131,7 +144,7 @@ class EpisodeRunner:
         if isinstance(engine, BackgroundEngine):
             return engine.submit(lambda own: self(own, prompts, group_sizes, sampling, seed, share)).result()
         if not isinstance(engine, TurnEngine):
-            raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: use engine='hf'")
+            raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
         places = range(len(prompts))[share]
         sizes = [group_sizes[place] for place in places]
         if not sizes:
@@ -155,6 +168,7 @@ class EpisodeRunner:
             try:
                 template = Template(self._tokenizer, schemas, self._prompts.chat_template_kwargs)
                 rewrite = find_rewrite(template)
+                self._choose_call_format(template)
             except ValueError as error:
                 raise ConfigError(str(error)) from error
             if rewrite is not None and self._config.history == "template":
@@ -163,16 +177,38 @@ class EpisodeRunner:
                     "its earlier replies as it sampled them, or set a chat template that keeps them"
                 )
             self._templates[name] = template
-        return self._templates[name], Tools(functions, self._limits)
+        return self._templates[name], self._make_tools(functions)
+
+    def _choose_call_format(self, template: Template) -> None:
+        """By the option, or by what the template writes."""
+        asked = self._config.call_format
+        found = find_call_format(template) if asked == "auto" and template.tools else asked
+        if found is None:
+            logger.warning(
+                "the chat template writes tool calls in no form that is read: replies are read in Hermes' form, "
+                "<tool_call>{…}</tool_call>, and as JSON; set call_format to choose another"
+            )
+        elif found != "auto":
+            template.call_format = found
+
+    def _make_tools(self, functions: Sequence[Callable[..., Any]]) -> Tools:
+        return Tools(functions, self._limits, None if self._tool_processes is None else self._tool_processes.call)
+
+    async def _play_environment(self, row: Mapping[str, Any], chat: Chat) -> Any:
+        if self._environment_processes is None:
+            return await self.environment.play(row, chat)
+        assert self._config.turn_timeout is not None
+        return await play_in_process(self._environment_processes, self._config.turn_timeout, row, chat)
 
     def _refuse_sync(self, functions: Sequence[Callable[..., Any]]) -> None:
-        if self._limits.timeout is None:
+        """Refuse what no deadline can stop: a sync tool that is not of the option ``tools``."""
+        if self._tool_processes is None:
             return
         for function in functions:
-            if not asyncio.iscoroutinefunction(function):
+            if not self._tool_processes.reach(function):
                 raise ConfigError(
-                    f"tool_timeout needs async tools, and {function.__name__} is not: a function that does not await "
-                    "cannot be stopped; write async def, or leave tool_timeout out"
+                    f"tool_timeout does not reach {function.__name__}: it is sync and belongs to the environment. Make "
+                    "it async, give it by GRPO(tools=), or leave tool_timeout out and set turn_timeout"
                 )
 
     async def _play_all(
@@ -200,7 +236,7 @@ class EpisodeRunner:
         for prompt, place, size in zip(prompts, places, sizes, strict=True):
             for completion in range(size):
                 key = (place, completion)
-                tools = Tools(self.environment.tools, self._limits)
+                tools = self._make_tools(self.environment.tools)
                 chat = Chat(
                     self._template,
                     sample,
@@ -275,7 +311,7 @@ class EpisodeRunner:
         """Play one episode to its end, whatever ends it."""
         chat, error = one.chat, None
         try:
-            outcome = read_outcome(await self.environment.play(make_row(one.prompt), chat))
+            outcome = read_outcome(await self._play_environment(make_row(one.prompt), chat))
             paid = outcome.turn_rewards
             if paid is not None and len(paid) != chat.turns:
                 raise ValueError(f"turn_rewards has {len(paid)} values for {chat.turns} turns")
@@ -289,13 +325,14 @@ class EpisodeRunner:
             if chat.ended is None:
                 raise
             outcome = self._end(chat.ended)
-        except Exception as cause:
+        except (Exception, SystemExit) as cause:  # an environment that exits does not end the run without a word
+            failure = describe_failure(cause)
             if self._config.on_environment_error == "stop":
                 raise EpisodeError(
                     f"environment {self.environment.name} failed at prompts[{one.prompt.index}], episode {one.key[1]}, "
-                    f"turn {chat.turns}: {type(cause).__name__}: {cause}"
+                    f"turn {chat.turns}: {failure}"
                 ) from cause
-            outcome, error = self._end("environment_error"), f"{type(cause).__name__}: {cause}"[:2000]
+            outcome, error = self._end("environment_error"), failure[:2000]
         tools = chat.tools
         return Episode(
             stop_reason=outcome.stop_reason,

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox_grpo.rollout.episodes.parsing import CallFormat
 from rlox_grpo.types import Int64Array
 
 Message = Mapping[str, Any]
@@ -34,6 +35,7 @@ class Template:
     Attributes:
         tokenizer: The model's own.
         tools: JSON schemas of the tools that the conversation may use, or None.
+        call_format: How calls in replies are read.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Template:
             raise TemplateError("an environment needs a tokenizer with a chat_template: set tokenizer.chat_template")
         self.tokenizer = tokenizer
         self.tools = [*tools] if tools else None
+        self.call_format: CallFormat = "hermes"
         self._variables = dict(variables)
         self._as_parts = False
         if _PLACEHOLDER not in self._try([{"role": "user", "content": _PLACEHOLDER}]):
@@ -149,7 +152,7 @@ def _list_contexts(messages: Sequence[Message]) -> list[list[dict[str, Any]]]:
     names = [str(message.get("name") or "tool") for message in messages if message.get("role") == "tool"]
     if not names:
         return [plain]
-    ids = [str(message.get("tool_call_id") or "call") for message in messages if message.get("role") == "tool"]
+    ids = [str(message.get("tool_call_id") or "call00000") for message in messages if message.get("role") == "tool"]
     calls = [
         {"id": id, "type": "function", "function": {"name": name, "arguments": {"x": _PLACEHOLDER}}}
         for name, id in zip(names, ids, strict=True)

@@ -8,8 +8,9 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.request import check_request
+from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm.auth import LOADING
 from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, ServerConnection, Unavailable
 from rlox_grpo.rollout.engines.vllm.requests import (
@@ -32,6 +34,7 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     read_completion,
     refuse_low_temperature,
 )
+from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, check_turns, make_turn_fields, read_cached
 from rlox_grpo.rollout.engines.weight_sync import (
     WeightStream,
     build_manifest,
@@ -39,7 +42,7 @@ from rlox_grpo.rollout.engines.weight_sync import (
     digest_weights,
     make_repeatable,
 )
-from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
+from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -157,8 +160,8 @@ class VLLMServerEngine:
         deadline = time.monotonic() + self._timeout
 
         def group(place: int, prompt: Prompt, prompt_seed: int) -> list[Completion]:
-            body = self._body(prompt, group_size, sampling, prompt_seed)
-            return self._ask_any(place, body, group_size, sampling, deadline)
+            fields = make_request_fields(sampling, group_size, prompt_seed, self._end_ids)
+            return self._ask_any(place, self._body(prompt.token_ids, fields), group_size, sampling, deadline)[0]
 
         # Among all prompts of the step: if each rank counted from 0, all would begin with the same servers.
         places = range(first_prompt, first_prompt + len(prompts))
@@ -169,6 +172,41 @@ class VLLMServerEngine:
             RolloutGroup(prompt, tuple(replace(one, text=next(texts)) for one in completions), self.policy_version)
             for prompt, completions in zip(prompts, sampled, strict=True)
         ]
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a completion."""
+        return self._end_ids
+
+    @contextmanager
+    def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> Iterator[ServerTurns]:
+        """Sample replies turn by turn; the episodes of a prompt stay with one server and its prefix cache.
+
+        Raises:
+            ValueError: a sampling value out of its range, or stop strings without a tokenizer.
+            EngineError: no weights were loaded yet.
+        """
+        if self.policy_version < 0:
+            raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before open_turns")
+        check_turns(sampling, seed, has_tokenizer=self._tokenizer is not None)
+
+        def ask(request: TurnRequest) -> tuple[Completion, int]:
+            body = self._body(request.token_ids, make_turn_fields(sampling, request, seed, self._end_ids))
+            (completion,), cached = self._ask_any(
+                request.episode[0], body, 1, sampling, time.monotonic() + self._timeout
+            )
+            return completion, cached
+
+        session = ServerTurns(
+            ask,
+            max(1, min(max_episodes, REQUESTS_PER_SERVER * len(self._servers))),
+            vocab_size=self._vocab_size,
+            max_length=self.max_length,
+        )
+        try:
+            yield session
+        finally:
+            session.abort()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Hand the policy's new weights to every server; what is sampled from now on carries ``version``.
@@ -205,20 +243,20 @@ class VLLMServerEngine:
         self._remove_folder()
         self._weights, self._file, self.policy_version = (), None, -1
 
-    def _body(self, prompt: Prompt, group_size: int, sampling: Sampling, prompt_seed: int) -> dict[str, Any]:
+    def _body(self, token_ids: Int64Array, fields: dict[str, Any]) -> dict[str, Any]:
         without_text = range(self._vocab_limit or self._vocab_size, self._vocab_size)
         return {
-            **make_request_fields(sampling, group_size, prompt_seed, self._end_ids),
+            **fields,
             "model": MODEL_NAME,
-            "prompt": prompt.token_ids.tolist(),
+            "prompt": token_ids.tolist(),
             "return_token_ids": True,
             "logit_bias": {str(token): _BIAS_OF_NO_TEXT for token in without_text} or None,
         }
 
     def _ask_any(
         self, place: int, body: dict[str, Any], group_size: int, sampling: Sampling, deadline: float
-    ) -> list[Completion]:
-        """Try the servers in turn until one answers."""
+    ) -> tuple[list[Completion], int]:
+        """Try the servers in turn until one answers; also says how many tokens of the prompt it had cached."""
         for attempt in range(2 * len(self._servers)):
             up = [server for server in self._servers if server.is_up]
             if not up or time.monotonic() >= deadline:
@@ -233,15 +271,16 @@ class VLLMServerEngine:
 
     def _ask(
         self, server: ServerConnection, body: dict[str, Any], group_size: int, sampling: Sampling, deadline: float
-    ) -> list[Completion]:
+    ) -> tuple[list[Completion], int]:
         answer = server.post("/v1/completions", deadline, json=body)
         held = answer.headers.get(MARK, "no mark")
         if held != self._mark:
             raise Unavailable(f"it held other weights ({held}) than it was given ({self._mark})")
-        choices = sorted(answer.json()["choices"], key=lambda choice: int(choice["index"]))
+        found = answer.json()
+        choices = sorted(found["choices"], key=lambda choice: int(choice["index"]))
         if len(choices) != group_size:
             raise EngineError(f"{server.url}: {len(choices)} completions instead of {group_size}")
-        return [
+        completions = [
             read_completion(
                 np.asarray(choice["token_ids"], np.int64),
                 choice["logprobs"]["token_logprobs"],
@@ -252,6 +291,7 @@ class VLLMServerEngine:
             )
             for choice in choices
         ]
+        return completions, read_cached(found.get("usage"))
 
     def _sync_or_leave_out(self, server: ServerConnection, deadline: float, waits: bool) -> None:
         """Give a server the current weights; leave it out until the next sync where that fails.

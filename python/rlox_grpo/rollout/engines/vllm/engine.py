@@ -29,10 +29,12 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     EXTRA,
     decode_texts,
     derive_prompt_seeds,
+    make_parameters,
     make_request_fields,
-    read_completion,
+    read_output,
     refuse_low_temperature,
 )
+from rlox_grpo.rollout.engines.vllm.turns import EngineTurns, check_turns, make_turn_parameters
 from rlox_grpo.rollout.engines.weight_sync import (
     build_manifest,
     check_weights,
@@ -40,7 +42,7 @@ from rlox_grpo.rollout.engines.weight_sync import (
     make_repeatable,
     untie_output_layer,
 )
-from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
+from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +132,7 @@ class VLLMEngine:
         text_config = model.config.get_text_config(decoder=True)
         self._vocab_size = int(text_config.vocab_size)
         self._vocab_limit = vocab_limit
+        self._without_text = range(vocab_limit or self._vocab_size, self._vocab_size)
         self.max_length = max_length or getattr(text_config, "max_position_embeddings", None)
         self._expected = build_manifest(model.config)
         self._config = model.config if torch.cuda.is_available() else untie_output_layer(model.config)
@@ -185,23 +188,17 @@ class VLLMEngine:
         refuse_low_temperature(sampling)
         asked = [prompt.token_ids.tolist() for prompt in prompts]
         self._refuse_differences("were given different prompts", [asked, group_size, repr(sampling), seed])
-        from vllm import SamplingParams
-
-        without_text = range(self._vocab_limit or self._vocab_size, self._vocab_size)
         parameters = [
-            SamplingParams(
-                **make_request_fields(sampling, group_size, prompt_seed, self._end_ids),
-                logit_bias=dict.fromkeys(without_text, -float("inf")) or None,
-                flat_logprobs=True,
-                detokenize=bool(sampling.stop),
-            )
+            make_parameters(make_request_fields(sampling, group_size, prompt_seed, self._end_ids), self._without_text)
             for prompt_seed in derive_prompt_seeds(prompts, seed)
         ]
         self._wake({"weights", "kv_cache"})
         requests = [{"prompt_token_ids": token_ids} for token_ids in asked]
         outputs = self._llm.generate(requests, parameters, use_tqdm=False)
         self._sleep()
-        sampled = [self._completion(output, sampling) for request in outputs for output in request.outputs]
+        sampled = [
+            read_output(output, sampling, self._vocab_limit) for request in outputs for output in request.outputs
+        ]
         self._refuse_differences("sampled different tokens", [one.token_ids.tolist() for one in sampled])
         texts = decode_texts(self._tokenizer, sampled)
         completions = [replace(one, text=text) for one, text in zip(sampled, texts, strict=True)]
@@ -209,6 +206,39 @@ class VLLMEngine:
             RolloutGroup(prompt, tuple(completions[place * group_size : (place + 1) * group_size]), self.policy_version)
             for place, prompt in enumerate(prompts)
         ]
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a completion."""
+        return self._end_ids
+
+    @contextlib.contextmanager
+    def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> Iterator[EngineTurns]:
+        """Sample replies turn by turn, ``max_num_seqs`` of them at once.
+
+        Raises:
+            ValueError: a sampling value out of its range, or stop strings without a tokenizer.
+            EngineError: no weights were loaded yet, or ranks share one model.
+        """
+        if self._llm is None:
+            raise EngineError("engine='vllm' has no weights yet: load_weights comes before open_turns")
+        if self._sharing.size > 1:
+            raise EngineError("ranks that share one vLLM model cannot run episodes: set tensor_parallel_size=1")
+        check_turns(sampling, seed, has_tokenizer=self._tokenizer is not None)
+        self._wake({"weights", "kv_cache"})
+        session = EngineTurns(
+            self._llm.llm_engine,
+            lambda request: make_turn_parameters(sampling, request, seed, self._end_ids, self._without_text),
+            sampling,
+            vocab_size=self._vocab_size,
+            vocab_limit=self._vocab_limit,
+            max_length=self.max_length,
+        )
+        try:
+            yield session
+        finally:
+            session.abort()
+            self._sleep()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take the policy's new weights; what is sampled from now on carries ``version``.
@@ -320,13 +350,6 @@ class VLLMEngine:
         if self._sleeps:
             self._llm.sleep(level=1)
             self._asleep = {"weights", "kv_cache"}
-
-    def _completion(self, output: Any, sampling: Sampling) -> Completion:
-        flat = output.logprobs
-        token_ids = np.asarray(output.token_ids, np.int64)
-        if list(flat.token_ids) != token_ids.tolist():
-            raise EngineError("vLLM reported log-probs of other tokens than it sampled")
-        return read_completion(token_ids, flat.logprobs, str(output.finish_reason), sampling, self._vocab_limit, "vLLM")
 
 
 def check_vllm_version() -> None:

@@ -64,6 +64,18 @@ def make_request_fields(sampling: Sampling, group_size: int, seed: int, end_ids:
     }
 
 
+def make_parameters(fields: dict[str, Any], without_text: Sequence[int]) -> Any:
+    """``SamplingParams`` of vLLM's Python interface, which never samples the ids ``without_text``."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        **fields,
+        logit_bias=dict.fromkeys(without_text, -float("inf")) or None,
+        flat_logprobs=True,
+        detokenize=bool(fields["stop"]),
+    )
+
+
 def read_completion(
     token_ids: Int64Array, log_probs: Any, finish_reason: str, sampling: Sampling, vocab_limit: int | None, source: str
 ) -> Completion:
@@ -86,6 +98,19 @@ def read_completion(
     if sampling.temperature == 0:
         values = np.zeros_like(values)
     return Completion(token_ids, values, "stop" if finish_reason == "stop" else "length")
+
+
+def read_output(output: Any, sampling: Sampling, vocab_limit: int | None) -> Completion:
+    """Convert one output of vLLM's Python interface, with flat log-probs, to the trainer's form.
+
+    Raises:
+        EngineError: as :func:`read_completion`, or log-probs of other tokens.
+    """
+    flat = output.logprobs
+    token_ids = np.asarray(output.token_ids, np.int64)
+    if list(flat.token_ids) != token_ids.tolist():
+        raise EngineError("vLLM reported log-probs of other tokens than it sampled")
+    return read_completion(token_ids, flat.logprobs, str(output.finish_reason), sampling, vocab_limit, "vLLM")
 
 
 def decode_texts(tokenizer: Any, completions: Sequence[Completion]) -> Sequence[str | None]:

@@ -203,6 +203,7 @@ def _command(
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     command += ["--served-model-name", MODEL_NAME, "--host", host, "--port", str(port), "--dtype", dtype]
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-prefix-caching"]
+    command += ["--enable-prompt-tokens-details"]  # what the cache had, for perf/prefilled_tokens
     command += ["--worker-extension-cls", "rlox_grpo.rollout.engines.vllm.worker.WeightReceiver"]
     command += ["--middleware", "rlox_grpo.rollout.engines.vllm.auth.TokenGuard"]
     if max_length is not None:

@@ -1,0 +1,257 @@
+"""Run sync environments and tools in worker processes, so that a deadline can stop them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.rewards.worker_pool import START_SECONDS, Worker, end_all, find_import_path
+from rlox_grpo.rollout.episodes.chat import Chat
+from rlox_grpo.rollout.episodes.process_main import CHAT_FACTS, LONGEST_ANSWER, CallJob, Foreign, PlayJob
+from rlox_grpo.rollout.episodes.tools import ToolLimits
+
+_ENTRY = "rlox_grpo.rollout.episodes.process_main"
+_ABANDON_SECONDS = 1.0
+"""A killed worker's pipe is left open when a process that it started still holds it after so long."""
+
+
+class ForeignError(RuntimeError):
+    """An environment or a tool failed in its worker process.
+
+    Attributes:
+        told: What happened there.
+    """
+
+    def __init__(self, told: str) -> None:
+        super().__init__(told)
+        self.told = told
+
+
+class ProcessPool:
+    """Worker processes of one environment, or of the tools: started on demand, lent to one user at a time, reused."""
+
+    def __init__(self, name: str, foreign: Foreign, size: int) -> None:
+        """Prepare at most ``size`` processes.
+
+        Raises:
+            ConfigError: ``foreign`` cannot be pickled.
+        """
+        import cloudpickle
+
+        try:
+            self._payload = cloudpickle.dumps(foreign)
+        except Exception as error:
+            raise ConfigError(
+                f"{name} cannot be sent to a worker process ({type(error).__name__}: {error}): make what it refers to "
+                "picklable, create it inside, make it async, or leave out the timeout"
+            ) from error
+        self._name, self._size = name, size
+        function = foreign.environment if foreign.environment is not None else foreign.tools[0]
+        self._import_path = find_import_path(function) if callable(function) else list(sys.path)
+        self._workers: list[Worker] = []
+        self._idle: list[Worker] = []
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._finalizer = weakref.finalize(self, end_all, self._workers, os.getpid())
+
+    @contextlib.asynccontextmanager
+    async def lend(self) -> AsyncIterator[Lent]:
+        """Lend a process that is ready; wait for one where all are lent. One that is not given back ``clean`` is ended.
+
+        Raises:
+            ForeignError: the process cannot run the environment or the tools.
+        """
+        while not self._idle and len(self._workers) >= self._size:
+            self._waiting.append(asyncio.get_running_loop().create_future())
+            await self._waiting[-1]
+        if self._idle:
+            worker = self._idle.pop()
+        else:
+            worker = Worker(self._name, self._payload, self._import_path, _ENTRY, LONGEST_ANSWER + 1)
+            self._workers.append(worker)
+        lent = Lent(worker)
+        try:
+            await lent.start()
+            yield lent
+        finally:
+            if lent.clean:
+                self._idle.append(worker)
+            else:
+                self._workers.remove(worker)
+                lent.end()
+            while self._waiting:
+                waiting = self._waiting.popleft()
+                if not waiting.done():
+                    waiting.set_result(None)
+                    break
+
+    def close(self) -> None:
+        """End the processes that are not lent; a later episode starts new ones."""
+        idle, self._idle[:] = [*self._idle], []
+        for worker in idle:
+            self._workers.remove(worker)
+        end_all(idle, os.getpid())
+
+
+class Lent:
+    """A process for one episode or one call.
+
+    Attributes:
+        clean: Whether it can serve another one; set by its user.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.clean = False
+        self._worker = worker
+        self._is_back = threading.Event()
+        self._is_back.set()
+
+    async def start(self) -> None:
+        """Wait until the process is ready. Raises ForeignError where it cannot be."""
+        try:
+            await asyncio.wait_for(self._do(self._worker.start), START_SECONDS)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise ForeignError(f"its worker process is not ready after {START_SECONDS:g} s") from None
+        if self._worker.broken is not None:
+            raise ForeignError(f"it cannot run in a worker process: {self._worker.broken}")
+
+    async def ask(self, job: Any) -> dict[str, Any]:
+        """Send a job or what was asked for, and wait for the answer.
+
+        Raises:
+            ForeignError: ``job`` cannot be pickled, or the process ended instead of answering.
+        """
+        try:
+            payload = pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise ForeignError(f"the row cannot be pickled: {type(error).__name__}: {error}") from error
+        answer: dict[str, Any] = await self._do(lambda: self._worker.ask(payload))
+        if not answer:
+            raise ForeignError(f"its worker process {self._worker.describe_end()}")
+        return answer
+
+    def end(self) -> None:
+        """Kill the process and all that it has started."""
+        self._worker.kill()
+        if self._is_back.wait(_ABANDON_SECONDS):
+            self._worker.end()
+
+    async def _do(self, work: Callable[[], Any]) -> Any:
+        """Run blocking work in a thread that nothing waits for at the interpreter's end."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        is_back = self._is_back
+        is_back.clear()
+
+        def settle(found: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(found)
+            else:
+                future.set_exception(error)
+
+        def run() -> None:
+            found, failed = None, None
+            try:
+                found = work()
+            except BaseException as error:  # noqa: BLE001  raised by whoever waits
+                failed = error
+            is_back.set()
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, found, failed)
+
+        threading.Thread(target=run, name="episode worker", daemon=True).start()
+        return await future
+
+
+async def play_in_process(pool: ProcessPool, timeout: float, row: Mapping[str, Any], chat: Chat) -> Outcome:
+    """Play an episode whose environment runs in a process of ``pool``.
+
+    Raises:
+        ForeignError: the environment raised, its process died, or it sent what is no answer.
+        EpisodeEnded: as the environment let it through.
+    """
+    chat.pause()  # its deadline does not run while it waits for a process
+    async with pool.lend() as lent:
+        chat.resume()
+        answer = await lent.ask(PlayJob(dict(row), chat.seed, timeout))
+        while not {"stop_reason", "ended", "error"} & answer.keys():
+            if chat.ended is not None:  # it goes on after the end: end its process
+                raise EpisodeEnded(chat.ended)
+            answer = await lent.ask(await _serve(chat, answer))
+        lent.clean = True
+        calls, errors, cut, seconds = answer.get("tools", (0, 0, 0, 0.0))
+        chat.tools.add(int(calls), int(errors), int(cut), float(seconds))
+        if "error" in answer:
+            raise ForeignError(str(answer["error"]))
+        if "ended" in answer:
+            raise EpisodeEnded(str(answer["ended"]), str(answer.get("told", "")))
+        return Outcome(answer["reward"], answer["turn_rewards"], answer["stop_reason"], answer["metrics"])
+
+
+class ToolProcesses:
+    """Worker processes for the sync ones among ``tools``, where a deadline can stop them."""
+
+    def __init__(self, tools: Sequence[Callable[..., Any]], limits: ToolLimits, size: int) -> None:
+        """Prepare at most ``size`` processes. Raises ConfigError where the tools cannot be pickled."""
+        self._sync = [function for function in tools if not asyncio.iscoroutinefunction(function)]
+        self._limits = limits
+        self._pool = ProcessPool("tools", Foreign(None, tuple(self._sync), limits), size) if self._sync else None
+
+    def reach(self, function: Callable[..., Any]) -> bool:
+        """Whether a deadline can stop ``function``."""
+        return asyncio.iscoroutinefunction(function) or function in self._sync
+
+    async def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, int]:
+        """Call a sync tool. Returns the beginning of its result, and the length of the whole.
+
+        Raises:
+            TimeoutError: it took too long; its process is killed.
+            ForeignError: it raised, or its process died.
+        """
+        assert self._pool is not None
+        assert self._limits.timeout is not None
+        job = CallJob(self._sync.index(function), dict(arguments), self._limits.max_chars, self._limits.timeout)
+        async with self._pool.lend() as lent:
+            answer = await asyncio.wait_for(lent.ask(job), self._limits.timeout)
+            lent.clean = True
+            if "error" in answer:
+                raise ForeignError(str(answer["error"]))
+            return str(answer["text"]), int(answer["length"])
+
+    def close(self) -> None:
+        """End the processes; a later call starts new ones."""
+        if self._pool is not None:
+            self._pool.close()
+
+
+async def _serve(chat: Chat, asked: Mapping[str, Any]) -> tuple[str, Any]:
+    """What a worker asks of the chat, as a kind and a value."""
+    try:
+        if "turn" in asked:
+            stop = asked["stop"] if isinstance(asked["stop"], str) else tuple(asked["stop"])
+            return "value", await chat.turn(asked["turn"], max_new_tokens=asked["max_new_tokens"], stop=stop)
+        if "call_tools" in asked:
+            calls = tuple(ToolCall(str(name), dict(given), str(id)) for name, given, id in asked["call_tools"])
+            none = np.empty(0, dtype=np.int64)
+            reply = Reply("", "", None, calls, "stop", none, none.astype(np.float32), parse_error=asked["parse_error"])
+            return "value", await chat.call_tools(reply)
+        if asked.get("get") in CHAT_FACTS:
+            return "value", getattr(chat, asked["get"])
+    except EpisodeEnded as ended:
+        return "ended", (ended.reason, str(ended))
+    except (ValueError, TypeError) as error:
+        return "error", str(error)
+    raise ForeignError(f"its worker process sent what is no request: {str(dict(asked))[:200]}")

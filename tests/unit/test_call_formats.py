@@ -1,0 +1,232 @@
+"""Tool calls are read in the form that the model's template writes, whatever text a model makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
+from rlox_grpo.rollout.episodes.call_format import find_call_format
+from rlox_grpo.rollout.episodes.chat import Budget, Chat
+from rlox_grpo.rollout.episodes.parsing import MARKS, MAX_CALLS, CallFormat, parse_reply
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.rollout.episodes.template import Template
+from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
+
+FORMATS: tuple[CallFormat, ...] = get_args(CallFormat)
+
+
+def look_up(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: The word.
+    """
+    return word
+
+
+A, B = ("f", {"x": 1}), ("g", {"y": [{"z": "a; b"}]})
+A_JSON, B_JSON = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "arguments": {"y": [{"z": "a; b"}]}}'
+A_LLAMA, B_LLAMA = (text.replace("arguments", "parameters") for text in (A_JSON, B_JSON))
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content", "calls"),
+    [
+        ("llama3", A_LLAMA, "", [A]),
+        ("llama3", f" {A_LLAMA}; {B_LLAMA}\n", "", [A, B]),
+        ("llama3", f"<|python_tag|>{A_LLAMA}", "", [A]),
+        ("llama3", f"well\n<|python_tag|>{A_LLAMA};{B_LLAMA}", "well", [A, B]),
+        ("llama3", f"[{A_JSON}, {B_JSON}]", "", [A, B]),
+        ("llama3", "no call; {", "no call; {", []),
+        ("mistral", f"[TOOL_CALLS] [{A_JSON}, {B_JSON}]", "", [A, B]),
+        ("mistral", f"[TOOL_CALLS]{A_JSON[:0]}[{A_JSON}]", "", [A]),
+        ("mistral", 'so\n[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS]{"y": [{"z": "a; b"}]}', "so", [A, B]),
+        ("mistral", '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"x": 1}', "", [A]),
+        ("mistral", '[TOOL_CALLS]f{"x": 1}', "", [A]),
+        ("mistral", f"[{A_JSON}]", "", [A]),
+        ("mistral", "no call", "no call", []),
+        ("json", A_JSON, "", [A]),
+        ("json", f"<tool_call>{A_JSON}</tool_call>", f"<tool_call>{A_JSON}</tool_call>", []),
+        ("hermes", f"a\n<tool_call>\n{A_JSON}\n</tool_call>\n<tool_call>{B_JSON}</tool_call>", "a\n", [A, B]),
+    ],
+)
+def test_calls_are_read(form: CallFormat, text: str, content: str, calls: list[Any]) -> None:
+    parsed = parse_reply(text, with_tools=True, call_format=form)
+    assert (parsed.error, [*parsed.calls]) == (None, calls)
+    assert parsed.content.strip("\n") == content.strip("\n")
+    assert parse_reply(text, with_tools=False, call_format=form).content == text
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "told"),
+    [
+        ("llama3", A_LLAMA[:-1], "is not JSON"),
+        ("llama3", f"{A_LLAMA} and more", "is not JSON"),
+        ("llama3", "<|python_tag|>print(1)", "is not JSON"),
+        ("llama3", "<|python_tag|> ", "must be followed by"),
+        ("llama3", ";".join([A_LLAMA] * (MAX_CALLS + 1)), "more than 64"),
+        ("mistral", "[TOOL_CALLS]", "must be followed by"),
+        ("mistral", "[TOOL_CALLS]f[ARGS]", "must be followed by"),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1', "is not JSON"),
+        ("mistral", f"[TOOL_CALLS][{A_JSON}] more", "extra data"),
+        ("mistral", "[TOOL_CALLS]" + json.dumps([{"name": "f"}] * 65), "more than 64"),
+        ("mistral", '[TOOL_CALLS]f{"x": 1}' * 65, "more than 64"),
+        ("json", "[" * 100_000 + '"name"', "is not JSON"),
+        ("json", '{"name": "f", "arguments": {"x": 1e999}}', "1e999 is too large"),
+        ("json", '{"name": "f", "arguments": {"x": NaN}}', "NaN is not JSON"),
+        ("json", '{"name": "f", "arguments": [1]}', "must be a JSON object"),
+    ],
+)
+def test_malformed_calls_are_told(form: CallFormat, text: str, told: str) -> None:
+    parsed = parse_reply(text, with_tools=True, call_format=form)
+    assert told in (parsed.error or "")
+    assert (parsed.calls, len(parsed.error or "") < 400) == ((), True)
+
+
+PIECES = [
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>",
+    '{"name": "f", "arguments": {}}', '{"name": "f", "parameters": {"a": "\\ud800"}}', "{", "}", "[", "]", '"name"',
+    ":", ",", ";", "1e400", "-", "NaN", "null", '"', "\\", "\n", " ", "\x00", "\ud800", "é", "9" * 50,
+]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=30), st.sampled_from(FORMATS))
+def test_hostile_text_is_read_or_refused(pieces: list[str], form: CallFormat) -> None:
+    text = "".join(pieces)
+    parsed = parse_reply(text, with_tools=True, call_format=form)
+    assert len(parsed.calls) <= MAX_CALLS
+    assert not (parsed.error and parsed.calls)
+    for name, arguments in parsed.calls:
+        assert isinstance(name, str)
+        json.dumps(dict(arguments), allow_nan=False)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "piece", [*PIECES, "<tool_call>{", "[TOOL_CALLS]f{", '{"name": 1};', "[{", '{"a":', "[TOOL_CALLS]["]
+)
+def test_a_long_text_takes_linear_time(form: CallFormat, piece: str) -> None:
+    """A million characters: what is quadratic in them takes minutes."""
+    for before in ("", *MARKS[form], '{"name": "f", "arguments": {}}'):
+        text = before + piece * (1_000_000 // len(piece))
+        start = time.process_time()
+        parse_reply(text, with_tools=True, call_format=form)
+        assert time.process_time() - start < 10
+
+
+QWEN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA = QWEN.replace("<tool_call>\n", "").replace("\n</tool_call>", "").replace('"arguments"', '"parameters"')
+PLAIN = LLAMA.replace('"parameters"', '"arguments"')
+MISTRAL = PLAIN.replace('{"name"', '[TOOL_CALLS][{"name"').replace("tojson }}}", "tojson }}}]")
+MISTRAL_11 = QWEN.replace('<tool_call>\n{"name": "', "[TOOL_CALLS]").replace('", "arguments": ', "[ARGS]")
+MISTRAL_11 = MISTRAL_11.replace("tojson }}}\n</tool_call>", "tojson }}")
+XML = QWEN.replace('{"name": "', "<function=").replace('", "arguments": ', ">")
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [(QWEN, "hermes"), (LLAMA, "llama3"), (PLAIN, "json"), (MISTRAL, "mistral"), (MISTRAL_11, "mistral"), (XML, None)],
+)
+def test_the_form_is_the_templates(template: str, form: str | None, byte_tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.chat_template = template
+    assert find_call_format(Template(tokenizer, make_schemas([look_up]))) == form
+
+
+TRL_FORMS = {"qwen2_5": "hermes", "qwen3": "hermes", "llama3_1": "llama3", "llama3_2": "llama3", "qwen3_6": None}
+
+
+@pytest.mark.parametrize(("name", "form"), TRL_FORMS.items())
+def test_the_form_of_published_templates(name: str, form: str | None, byte_tokenizer: Any) -> None:
+    trl = pytest.importorskip("trl")
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|eot_id|>"]})
+    path = Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja"
+    tokenizer.chat_template = path.read_text(encoding="utf-8")
+    assert find_call_format(Template(tokenizer, make_schemas([look_up]))) == form
+
+
+def test_marks_that_are_special_tokens_are_read_and_not_shown(byte_tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["[TOOL_CALLS]", "[ARGS]"]})
+    tokenizer.chat_template = MISTRAL_11
+    template = Template(tokenizer, make_schemas([look_up]))
+    template.call_format = "mistral"
+    said = iter(['hm[TOOL_CALLS]look_up[ARGS]{"word": "a"}[TOOL_CALLS]look_up[ARGS]{"word": "b"}', "plain [ARGS] text"])
+
+    async def sample(request: TurnRequest) -> SampledTurn:
+        ids = np.array(tokenizer(next(said) + "<|im_end|>", add_special_tokens=False)["input_ids"])
+        return SampledTurn(ids, np.zeros(len(ids), dtype=np.float32), True)
+
+    async def run() -> None:
+        chat = Chat(template, sample, Budget(9, 999), tools=Tools([look_up]), end_ids=[tokenizer.eos_token_id])
+        reply = await chat.turn("q")
+        assert [(call.name, dict(call.arguments)) for call in reply.tool_calls] == [
+            ("look_up", {"word": "a"}),
+            ("look_up", {"word": "b"}),
+        ]
+        assert (reply.content, reply.message["content"]) == ("hm", "hm")
+        assert all(len(call.id) == 9 and call.id.isalnum() for call in reply.tool_calls)  # as Mistral's template asks
+        messages = await chat.call_tools(reply)
+        assert [message["content"] for message in messages] == ["a", "b"]
+        assert (await chat.turn(messages)).content == "plain  text"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("option", "form"), [("auto", "mistral"), ("json", "json")])
+def test_the_option_comes_first(option: str, form: str, byte_tokenizer: Any) -> None:
+    runner = make_runner(byte_tokenizer, MISTRAL, call_format=option)
+    assert runner._template.call_format == form
+
+
+def make_runner(byte_tokenizer: Any, template: str, **options: Any) -> EpisodeRunner:
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.chat_template = template
+    return EpisodeRunner(None, [look_up], GRPOConfig.create(**options).episodes, tokenizer)
+
+
+def test_a_form_that_is_not_read_is_warned_of(byte_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert make_runner(byte_tokenizer, XML)._template.call_format == "hermes"
+    assert "in no form that is read" in caplog.text
+
+
+def test_slow_calls_of_a_turn_run_together_and_answer_in_order() -> None:
+    order = []
+
+    async def wait(place: int) -> int:
+        """Wait.
+
+        Args:
+            place: Its place.
+        """
+        await asyncio.sleep((10 - place) * 0.01)
+        order.append(place)
+        return place
+
+    calls = tuple(SimpleNamespace(name="wait", arguments={"place": place}, id=str(place)) for place in range(10))
+    reply: Any = SimpleNamespace(parse_error=None, tool_calls=calls)
+    messages = asyncio.run(Tools([wait]).answer(reply))
+    assert [message["content"] for message in messages] == [str(place) for place in range(10)]
+    assert order == sorted(order, reverse=True)

@@ -1,0 +1,264 @@
+"""Sync environments and tools with a deadline: worker processes, which hangs, crashes and floods do not outlive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import misbehaving_turns
+import numpy as np
+import pytest
+import test_episodes
+
+from rlox_grpo import GRPO, GRPOConfig
+from rlox_grpo.environments import Reply, ToolCall
+from rlox_grpo.errors import ConfigError, EpisodeError
+from rlox_grpo.prompts.load import load_rows
+from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.types import Sampling
+
+ROWS = test_episodes.ROWS
+
+
+@pytest.fixture(scope="module")
+def tokenizer(byte_tokenizer: Any) -> Any:
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.chat_template = test_episodes.CHATML
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(make_tiny_model: Any, tokenizer: Any) -> Any:
+    return make_tiny_model("qwen2", vocab_size=len(tokenizer), max_position_embeddings=4096)
+
+
+@pytest.fixture
+def play(model: Any, tokenizer: Any) -> Iterator[Any]:
+    runners = []
+
+    def play(environment: Any, rows: Any = ROWS, size: int = 2, **options: Any) -> Any:
+        tools = options.pop("tools", ())
+        config = GRPOConfig.create(**options)
+        config.refuse_ignored(environment=True, tools=bool(tools))
+        runners.append(EpisodeRunner(environment, tools, config.episodes, tokenizer))
+        engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=4)
+        prompts = load_rows(rows)
+        return runners[-1](engine, prompts, [size] * len(prompts), Sampling(max_new_tokens=5), 7)
+
+    yield play
+    for runner in runners:
+        runner.close()
+
+
+def list_children() -> set[int]:
+    """Living processes that this one started."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid() and state != "Z":
+                found.add(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize("environment", [misbehaving_turns.count, misbehaving_turns.Steps])
+def test_workers_play_what_threads_play(environment: Any, play: Any) -> None:
+    before = list_children()
+    elsewhere = play(environment, turn_timeout=30.0, episode_workers=2, size=3)
+    assert len(list_children() - before) == 2
+    here = play(environment, size=3)
+    assert test_episodes.list_tokens(elsewhere) == test_episodes.list_tokens(here)
+    for there, own in zip(elsewhere, here, strict=True):
+        for completion, other in zip(there.completions, own.completions, strict=True):
+            assert completion.episode.reward == other.episode.reward
+            assert completion.episode.turn_rewards == other.episode.turn_rewards
+            assert completion.episode.messages == other.episode.messages
+            assert completion.episode.metrics.get("pid") != float(os.getpid())
+
+
+def test_trls_environments_call_their_tools_in_the_worker(play: Any, monkeypatch: Any) -> None:
+    groups = play(misbehaving_turns.Guarded, rows=[{"prompt": "a", "secret": 4}], turn_timeout=30.0)
+    assert [completion.episode.reward for completion in groups[0].completions] == [4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("what", "reason", "reward", "error"),
+    [
+        ("loop", "timeout", None, ""),
+        ("loop in C", "timeout", None, ""),
+        ("exit", "environment_error", None, "its worker process exited with code 3"),
+        ("sys.exit", "environment_error", None, "SystemExit: 1"),
+        ("crash", "environment_error", None, "died of SIGSEGV"),
+        ("raise", "environment_error", None, "KeyError: 'gone' (misbehaving_turns.py"),
+        ("stop iteration", "environment_error", None, "StopIteration"),
+        ("print", "completed", 1.0, ""),
+        ("fork", "completed", 1.0, ""),
+        ("leaves a process", "timeout", None, ""),
+        ("long message", "environment_error", None, "sends 10000"),
+        ("long error", "environment_error", None, "ValueError: xxx"),
+        ("long outcome", "environment_error", None, "bytes at once"),
+        ("text", "environment_error", None, "expected a number, an Outcome"),
+        ("goes on", "max_turns", 0.0, ""),
+        ("part", "max_turns", 0.25, ""),
+        ("bad message", "environment_error", None, "expected {'role'"),
+    ],
+)
+def test_what_an_environment_does_ends_its_episode_alone(
+    what: str, reason: str, reward: float | None, error: str, play: Any
+) -> None:
+    before = list_children()
+    start = time.monotonic()
+    timeout = 1.0 if reason == "timeout" else 60.0
+    rows = [{"what": what, "seconds": 20}, {"what": "nothing", "seconds": 0}]
+    bad, good = play(
+        misbehaving_turns.misbehaves, rows, 1, turn_timeout=timeout, on_environment_error="end", max_turns=3
+    )
+    (one,) = bad.completions
+    assert (one.episode.stop_reason, one.episode.reward) == (reason, reward)
+    assert error in (one.episode.error or "")
+    assert len(one.episode.error or "") <= 2000
+    assert (good.completions[0].episode.stop_reason, good.completions[0].episode.reward) == ("completed", 1.0)
+    assert time.monotonic() - start < 30
+    if what != "leaves a process":
+        assert len(list_children() - before) <= 2
+
+
+def test_long_observations_are_cut_and_counted(play: Any) -> None:
+    for options in ({"turn_timeout": 10.0}, {}):
+        rows = [{"what": "long observation"}]
+        (group,) = play(misbehaving_turns.misbehaves, rows, 1, max_observation_chars=50, **options)
+        episode = group.completions[0].episode
+        assert episode.messages[2]["content"] == "x" * 50 + "\n[… cut: the result had 20000 characters]"
+        assert episode.observations_cut == 1
+
+
+def test_a_first_message_is_not_cut_but_bounded(play: Any) -> None:
+    async def asks(row: Any, chat: Any) -> float:
+        await chat.turn("x" * row["count"])
+        return 1.0
+
+    (group,) = play(asks, [{"count": 100}], 1, max_observation_chars=50)
+    assert "x" * 100 in group.prompt.text
+    with pytest.raises(EpisodeError, match="has 10000000 characters: expected at most 2000000"):
+        play(asks, [{"count": 10_000_000}], 1)
+
+
+def test_an_environment_that_exits_here_is_named(play: Any) -> None:
+    for what, told in (("sys.exit", "SystemExit: 1"), ("stop iteration", "raised StopIteration")):
+        with pytest.raises(EpisodeError, match=told):
+            play(misbehaving_turns.misbehaves, [{"what": what}], 1)
+
+
+def test_processes_end_with_the_runner(play: Any, model: Any, tokenizer: Any) -> None:
+    before = list_children()
+    config = GRPOConfig.create(turn_timeout=30.0)
+    runner = EpisodeRunner(misbehaving_turns.count, (), config.episodes, tokenizer)
+    engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=4)
+    for _ in range(2):
+        runner(engine, load_rows(ROWS), [1, 1], Sampling(max_new_tokens=5), 7)
+        assert len(list_children() - before) == 2
+    runner.close()
+    assert list_children() == before
+    runner(engine, load_rows(ROWS), [1, 1], Sampling(max_new_tokens=5), 7)
+    del runner
+    gc.collect()
+    assert list_children() == before
+
+
+def test_a_trainer_ends_its_processes(model: Any, tokenizer: Any) -> None:
+    before = list_children()
+    trainer = GRPO(
+        copy.deepcopy(model),
+        environment=misbehaving_turns.count,
+        tokenizer=tokenizer,
+        turn_timeout=30.0,
+        group_size=2,
+        prompts_per_step=2,
+        max_new_tokens=4,
+        max_steps=1,
+        log_to=(),
+    )
+    trainer.train(ROWS)
+    assert list_children() == before
+
+
+class CallsTool:
+    """A reply that calls the tool, by name and argument."""
+
+    def __init__(self, *whats: str) -> None:
+        none = np.empty(0, dtype=np.int64)
+        calls = tuple(ToolCall("tool", {"what": what}, f"call_{place}") for place, what in enumerate(whats))
+        self.reply = Reply("", "", None, calls, "stop", none, none.astype(np.float32))
+
+
+def call_tools(play: Any, *whats: str, timeout: float = 2.0, **options: Any) -> Any:
+    """The episode of an environment that has these calls made, and the messages that it got."""
+    found = []
+
+    async def environment(row: Any, chat: Any) -> float:
+        await chat.turn("x")
+        found.extend(await chat.call_tools(CallsTool(*whats).reply))
+        return 1.0
+
+    (group,) = play(environment, ROWS[:1], 1, tools=[misbehaving_turns.tool], tool_timeout=timeout, **options)
+    return group.completions[0].episode, found
+
+
+@pytest.mark.parametrize(
+    ("what", "told", "errors"),
+    [
+        ("a", "a", 0),
+        ("print", "print", 0),
+        ("loop", "error: tool took more than 1 s", 1),
+        ("exit", "error: its worker process exited with code 3", 1),
+        ("sys.exit", "error: SystemExit: 1", 1),
+        ("raise", "error: KeyError: 'gone'", 1),
+        ("long", "x" * 8192 + "\n[… cut: the result had 10000000 characters]", 0),
+    ],
+)
+def test_sync_tools_run_in_workers(what: str, told: str, errors: int, play: Any) -> None:
+    episode, messages = call_tools(play, what, "a", timeout=1.0)
+    assert messages[0]["content"].startswith(told)
+    assert (messages[1]["content"], messages[1]["tool_call_id"]) == ("a", "call_1")
+    assert (episode.tool_calls, episode.tool_errors, episode.observations_cut) == (2, errors, int(what == "long"))
+    assert episode.stop_reason == "completed"
+
+
+def test_calls_of_a_reply_run_in_different_processes(play: Any) -> None:
+    _, messages = call_tools(play, "pid", "pid", "pid", timeout=30.0)
+    pids = {message["content"] for message in messages}
+    assert len(pids) == 3
+    assert str(os.getpid()) not in pids
+    _, messages = call_tools(play, "pid", "pid", "pid", timeout=30.0, episode_workers=1)
+    assert len({message["content"] for message in messages}) == 1
+
+
+def test_a_failed_call_can_end_the_episode(play: Any) -> None:
+    episode, _ = call_tools(play, "loop", timeout=1.0, on_tool_error="end")
+    assert (episode.stop_reason, episode.reward) == ("tool_error", None)
+
+
+def test_an_exit_of_a_tool_without_a_deadline_is_its_error() -> None:
+    from rlox_grpo.rollout.episodes.tools import Tools
+
+    (message,) = asyncio.run(Tools([misbehaving_turns.tool]).answer(CallsTool("sys.exit").reply))
+    assert message["content"] == "error: SystemExit: 1"
+
+
+def test_what_no_deadline_can_reach_is_refused(play: Any) -> None:
+    with pytest.raises(ConfigError, match="does not reach look: .*set turn_timeout"):
+        play(misbehaving_turns.Guarded, tool_timeout=1.0)
+    lock = __import__("threading").Lock()
+    with pytest.raises(ConfigError, match="cannot be sent to a worker process"):
+        play(lambda row, chat: lock.acquire(), turn_timeout=1.0)
+    with pytest.raises(ConfigError, match="episode_workers"):
+        play(misbehaving_turns.count, episode_workers=2)

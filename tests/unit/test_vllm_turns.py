@@ -1,0 +1,228 @@
+"""Replies turn by turn with vLLM, on stand-ins: seeds, what is counted, and errors. tests/engines has the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import test_episodes
+
+import stub_vllm
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.errors import EngineError
+from rlox_grpo.prompts.load import load_rows
+from rlox_grpo.rollout.engines.turns import TurnRequest
+from rlox_grpo.rollout.engines.vllm import client
+from rlox_grpo.rollout.engines.vllm import engine as vllm_engine
+from rlox_grpo.rollout.engines.vllm.connection import MARK
+from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, derive_turn_seed, read_cached
+from rlox_grpo.rollout.engines.weight_sync import build_manifest, collect_weights
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.types import Completion, Sampling
+
+
+def ask(prompt: int, completion: int = 0, turn: int = 0, length: int = 4) -> TurnRequest:
+    return TurnRequest((prompt, completion), turn, np.arange(3, 3 + length), 4)
+
+
+def test_a_seed_is_of_the_seed_the_episode_and_the_turn_alone() -> None:
+    seeds = {
+        derive_turn_seed(seed, ask(prompt, completion, turn))
+        for seed in (0, 1)
+        for prompt in range(3)
+        for completion in range(3)
+        for turn in range(3)
+    }
+    assert len(seeds) == 2 * 27
+    assert all(0 <= seed < 2**62 for seed in seeds)
+    assert derive_turn_seed(1, ask(1, 2, 0, length=4)) == derive_turn_seed(1, ask(1, 2, 0, length=9))
+
+
+@pytest.mark.parametrize(
+    ("usage", "cached"),
+    [
+        (None, 0),
+        ({}, 0),
+        ({"prompt_tokens_details": None}, 0),
+        ({"prompt_tokens_details": {"cached_tokens": None}}, 0),
+        ({"prompt_tokens_details": {"cached_tokens": 48}}, 48),
+    ],
+)
+def test_cached_tokens_are_read(usage: Any, cached: int) -> None:
+    assert read_cached(usage) == cached
+
+
+def test_cached_tokens_that_are_no_number_are_refused() -> None:
+    with pytest.raises(EngineError, match="'many' cached tokens"):
+        read_cached({"prompt_tokens_details": {"cached_tokens": "many"}})
+
+
+def make_completion(request: TurnRequest) -> Completion:
+    return Completion(np.array([request.episode[0]]), np.zeros(1, dtype=np.float32), "stop")
+
+
+def drain(session: ServerTurns, count: int) -> list[int]:
+    found: list[int] = []
+    deadline = time.monotonic() + 30
+    while len(found) < count:
+        assert time.monotonic() < deadline
+        found += [request.episode[0] for request, _ in session.step()]
+    return found
+
+
+def test_answers_of_servers_come_in_any_order() -> None:
+    gates = {prompt: threading.Event() for prompt in range(3)}
+
+    def serve(request: TurnRequest) -> tuple[Completion, int]:
+        assert gates[request.episode[0]].wait(30)
+        return make_completion(request), 3
+
+    session = ServerTurns(serve, 3, vocab_size=50, max_length=20)
+    for prompt in gates:
+        session.submit(ask(prompt))
+    start = time.monotonic()
+    assert session.step() == []  # it does not hold up the environments
+    assert time.monotonic() - start < 5
+    assert len(session) == 3
+    gates[1].set()
+    assert drain(session, 1) == [1]
+    gates[0].set()
+    gates[2].set()
+    assert sorted(drain(session, 2)) == [0, 2]
+    assert (len(session), session.prefilled_tokens) == (0, 3)
+    with pytest.raises(ValueError, match="passes the model's 20"):
+        session.submit(ask(0, length=18))
+    session.abort()
+
+
+def test_a_server_that_fails_ends_the_session() -> None:
+    def serve(request: TurnRequest) -> tuple[Completion, int]:
+        raise EngineError("no server answered")
+
+    session = ServerTurns(serve, 1, vocab_size=50, max_length=None)
+    session.submit(ask(0))
+    with pytest.raises(EngineError, match="no server answered"):
+        drain(session, 1)
+    session.abort()
+
+
+@pytest.fixture
+def engine(make_tiny_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setitem(sys.modules, "vllm", stub_vllm.make_module())
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", stub_vllm.make_parameters_module())
+    monkeypatch.setattr(vllm_engine, "check_vllm_version", lambda: None)
+    model = make_tiny_model("qwen2", vocab_size=len(tokenizer), max_position_embeddings=1024)
+    engine = vllm_engine.VLLMEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_length=256)
+    engine.load_weights(collect_weights(model), version=2)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(byte_tokenizer: Any) -> Any:
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.chat_template = test_episodes.CHATML
+    return tokenizer
+
+
+def play(engine: Any, tokenizer: Any, environment: Any) -> tuple[Any, int]:
+    runner = EpisodeRunner(environment, (), GRPOConfig.create().episodes, tokenizer)
+    groups = runner(engine, load_rows(test_episodes.ROWS), [2, 2], Sampling(max_new_tokens=5), 7)
+    return groups, runner.prefilled_tokens
+
+
+def test_episodes_run_beside_each_other(engine: Any, tokenizer: Any) -> None:
+    ended: list[int] = []
+
+    async def wait(row: Any, chat: Any) -> float:
+        reply = await chat.turn("a")
+        if row["secret"] == 3:
+            while ended.count(5) < 2:
+                await asyncio.sleep(0.01)
+        await chat.turn(f"b{len(reply.token_ids)}")
+        ended.append(row["secret"])
+        return 1.0
+
+    first, prefilled = play(engine, tokenizer, wait)
+    assert ended == [5, 5, 3, 3]
+    assert max(engine._llm.llm_engine.in_step) == 4
+    assert {group.policy_version for group in first} == {2}
+    ended += [5, 5]
+    assert test_episodes.list_tokens(play(engine, tokenizer, wait)[0]) == test_episodes.list_tokens(first)
+    conversations = [
+        len(group.prompt.token_ids) + start
+        for group in first
+        for completion in group.completions
+        for start in completion.turns
+    ]
+    assert prefilled == sum(conversations) - len(conversations)  # the stand-in's cache has one token of each
+
+
+def test_a_failed_episode_leaves_no_request(engine: Any, tokenizer: Any) -> None:
+    async def fails(row: Any, chat: Any) -> float:
+        await chat.turn("a", max_new_tokens=1 if row["secret"] == 3 else 5)
+        raise KeyError("gone")
+
+    with pytest.raises(test_episodes.EpisodeError, match="KeyError"):
+        play(engine, tokenizer, fails)
+    assert engine._llm.llm_engine.requests == {}
+
+
+def test_a_reply_of_a_server_is_one_request(
+    make_tiny_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    model = make_tiny_model("qwen2", vocab_size=len(tokenizer), max_position_embeddings=1024)
+    manifest = {name: list(shape) for name, shape in build_manifest(model.config).items()}
+    bodies: list[tuple[str, dict[str, Any]]] = []
+
+    class Server:
+        failures = ()
+        is_up = True
+
+        def __init__(self, url: str, max_requests: int) -> None:
+            self.url = url
+
+        def get(self, path: str, deadline: float) -> Any:
+            return SimpleNamespace(json=lambda: {"data": [{"max_model_len": 64}]})
+
+        def post(self, path: str, deadline: float, json: dict[str, Any]) -> Any:
+            if path == "/collective_rpc":
+                return SimpleNamespace(json=lambda: {"results": [manifest]})
+            bodies.append((self.url, json))
+            choice = {"token_ids": [5], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop", "index": 0}
+            usage = {"prompt_tokens_details": {"cached_tokens": 3}}
+            return SimpleNamespace(headers={MARK: "these"}, json=lambda: {"choices": [choice], "usage": usage})
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(client, "ServerConnection", Server)
+    urls = ["http://s0:1", "http://s1:1"]
+    engine = client.VLLMServerEngine(urls, model, tokenizer, eos_token_ids=[9], sync_dir=str(tmp_path))
+    with pytest.raises(EngineError, match="load_weights comes before open_turns"), engine.open_turns(Sampling(4), 1, 1):
+        pass
+    engine.policy_version, engine._mark = 0, "these"
+    with engine.open_turns(Sampling(8, stop=("a",)), 7, 3) as session:
+        requests = [ask(0, 0), ask(0, 1, turn=2), TurnRequest((1, 0), 1, np.array([3, 4, 5, 6]), 2, ("b",))]
+        for request in requests:
+            session.submit(request)
+        assert sorted(drain(session, 3)) == [0, 0, 1]
+        assert session.prefilled_tokens == 3
+    bodies.sort(key=lambda found: (found[0], found[1]["seed"] != derive_turn_seed(7, requests[0])))
+    assert [url for url, _ in bodies] == ["http://s0:1", "http://s0:1", "http://s1:1"]
+    assert [body["seed"] for _, body in bodies] == [derive_turn_seed(7, request) for request in requests]
+    assert [(body["n"], body["max_tokens"], body["stop"]) for _, body in bodies] == [
+        (1, 4, ["a"]),
+        (1, 4, ["a"]),
+        (1, 2, ["a", "b"]),
+    ]
+    assert all(body["prompt"] == [3, 4, 5, 6] and body["stop_token_ids"] == [9] for _, body in bodies)
+    engine.close()
