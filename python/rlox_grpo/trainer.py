@@ -436,7 +436,10 @@ class GRPO:
 def _check_reward_fns(reward_fns: Sequence[RewardFn]) -> None:
     for index, reward_fn in enumerate(reward_fns):
         if not callable(reward_fn):
-            raise TypeError(f"reward_fn[{index}] is {type(reward_fn).__name__}: expected a callable")
+            raise TypeError(
+                f"reward_fn[{index}] is {type(reward_fn).__name__}: expected a callable, such as a function of "
+                "completions or a rule like MathAnswer(); names are read only in run files"
+            )
 
 
 def _check_reward_weights(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:
