@@ -333,6 +333,44 @@ def test_a_rank_that_waits_for_its_peers_ends_with_its_launcher():
         time.sleep(0.1)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("launcher_lives", [False, True])
+def test_a_rank_whose_launcher_died_before_the_rank_could_look_ends(tmp_path, launcher_lives):
+    """A launcher killed while its ranks import torch: they are orphans from the start, or its store is gone."""
+    rank = (
+        "import sys; sys.stdin.read()\n"  # until this test closes it: the launcher is gone by then
+        "from rlox_grpo.distributed.ranks import join_ranks; join_ranks(timeout=1.0)"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        **{"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1"},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"},
+    }
+    start = f"import subprocess, sys; rank = subprocess.Popen([sys.executable, '-c', {rank!r}]); print(rank.pid)"
+    with (tmp_path / "said").open("wb") as said:
+        launcher = subprocess.Popen(
+            [sys.executable, "-c", start + ("; rank.wait()" if launcher_lives else "")],
+            env={**environment, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+        )
+    pid = int(launcher.stdout.readline())
+    if not launcher_lives:
+        launcher.wait()
+    launcher.stdin.close()
+    deadline = time.monotonic() + 60
+    while alive(pid):
+        assert time.monotonic() < deadline, "the rank outlived its launcher"
+        time.sleep(0.1)
+    launcher.wait()
+    launcher.stdout.close()
+    assert "start the run again" in (tmp_path / "said").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ranks in /proc")
 def test_ranks_end_with_their_killed_launcher_and_the_next_start_continues(tmp_path):
