@@ -50,7 +50,10 @@ def list_rewards(given: RewardFn | Sequence[RewardFn]) -> list[RewardFn]:
     functions = [given] if callable(given) else list(given)
     for index, function in enumerate(functions):
         if not callable(function):
-            raise TypeError(f"reward_fn[{index}] is {type(function).__name__}: expected a callable")
+            raise TypeError(
+                f"reward_fn[{index}] is {type(function).__name__}: expected a callable, such as a function of "
+                "completions or a rule like MathAnswer(); names are read only in run files"
+            )
     return functions
 
 
