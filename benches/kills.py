@@ -14,6 +14,7 @@ into its imports. Of two ranks the launcher, one rank or all processes are kille
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -76,13 +77,18 @@ MOST_KILLS = 8
 KINDS = (*FORKED, "two ranks")
 
 
+MARK = "KILLED_RUN"
+"""Environment variable by which the processes of a run are found: torchrun gives each rank a session of its own."""
+
+
 def start(kind: str, folder: Path) -> int:
-    """Start a run in a process group of its own; returns its process."""
+    """Start a run in a session of its own; returns its process. What it starts inherits the folder as :data:`MARK`."""
     folder.mkdir(parents=True, exist_ok=True)
     log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     if kind == "two ranks":
         command = [*ranked.torchrun(2), str(TESTS / "ranked.py"), str(folder), json.dumps(RANKS)]
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True).pid
+        marked = {**os.environ, MARK: str(folder)}
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=marked).pid
         os.close(log)
         return process
     process = os.fork()
@@ -90,6 +96,7 @@ def start(kind: str, folder: Path) -> int:
         status = 1
         try:
             os.setsid()
+            os.environ[MARK] = str(folder)
             os.dup2(log, 1)
             os.dup2(log, 2)
             FORKED[kind](folder)
@@ -116,36 +123,37 @@ def wait(process: int, seconds: float | None) -> int | None:
     return None
 
 
-def kill(process: int, rng: random.Random, kind: str) -> str:
+def kill(process: int, rng: random.Random, kind: str, folder: Path) -> str:
     """Kill the run, or one process of it; returns what was killed. No process of it lives afterwards."""
     what = rng.choice(["all", "launcher", "rank"]) if kind == "two ranks" else "all"
-    members = sorted(group_members(process))
-    others = [member for member in members if member != process]
-    if what == "rank" and others:
-        os.kill(rng.choice(others), signal.SIGKILL)  # torchrun then ends the others
-    elif what == "launcher":
-        os.kill(process, signal.SIGKILL)
-    else:
-        os.killpg(process, signal.SIGKILL)
+    members = find_members(process, folder)
+    others = sorted(member for member in members if member != process)
+    if what == "rank" and not others:
+        what = "launcher"  # before it has started a rank
+    for member in {"rank": [rng.choice(others or [process])], "launcher": [process], "all": members}[what]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member, signal.SIGKILL)  # torchrun ends the others of a rank, and a rank ends with its launcher
     if wait(process, 90.0) is None:
         raise AssertionError(f"the launcher {process} outlived its rank by 90 s")
     deadline = time.monotonic() + 60.0
-    while group_members(process):
-        assert time.monotonic() < deadline, f"processes of {process} outlived it by 60 s: {group_members(process)}"
+    while left := find_members(process, folder):
+        assert time.monotonic() < deadline, f"processes of {process} outlived it by 60 s: {left}"
         time.sleep(0.05)
     return what
 
 
-def group_members(group: int) -> list[int]:
-    """The living processes of a process group, torchrun's ranks included (Linux)."""
+def find_members(session: int, folder: Path) -> list[int]:
+    """The living processes of a session and those that :data:`MARK` names (Linux)."""
+    mark = f"{MARK}={folder}\0".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                is_member = int(fields[3]) == session or mark in (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if int(fields[3]) == group and fields[0] != "Z":  # its session: torchrun gives each rank a group
+            if is_member and fields[0] != "Z":
                 found.append(int(entry.name))
     return found
 
@@ -197,7 +205,7 @@ def killed_run(kind: str, folder: Path, whole_s: float, rng: random.Random) -> l
             raise AssertionError(
                 f"{kind}: the start after {len(kills)} kills ended with status {status}: see {folder}.log"
             )
-        what = kill(process, rng, kind)
+        what = kill(process, rng, kind, folder)
         steps = [path.name for path in checkpoints(folder / "checkpoints")]
         kills.append({"after_s": round(delay, 3), "what": what, "newest": steps[-1] if steps else None})
         for checkpoint in checkpoints(folder / "checkpoints"):

@@ -29,7 +29,7 @@ def write(target: str, seeds: list[bytes]) -> None:
 
 
 def main() -> None:
-    math = cases("math") + cases("math_kinds")
+    math = cases("math") + cases("math_kinds") + cases("math_held_out")
     bare = [case for case in math if "answer" in case]
     completions = [text(case) for name in ("countdown", "gsm8k", "format") for case in cases(name)]
     completions += [case["completion"] for case in math if "completion" in case]

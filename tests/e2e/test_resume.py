@@ -18,7 +18,8 @@ import ranked
 import warm
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError, NonFiniteError
-from rlox_grpo.run.files import read_jsonl
+from rlox_grpo.run.files import append_line, json_line, read_jsonl
+from rlox_grpo.run.guards import write_warnings
 from rlox_grpo.run.history import checkpoints
 from toy import PROMPTS, ToyLM, options, share_of_target
 
@@ -251,6 +252,108 @@ def test_a_line_broken_in_the_middle_ends_no_run(tmp_path, caplog):
     assert "moved 1 line(s) that are not a step's JSON object to metrics.jsonl.broken: 2" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "metrics.jsonl",
+        "evaluations.jsonl",
+        "warnings.jsonl",
+        "changes.jsonl",
+        "completions/step_000002.jsonl",
+        "completions/eval_step_000002.jsonl",
+    ],
+)
+@pytest.mark.parametrize("damage", ["middle", "end"])
+def test_a_broken_or_torn_line_of_any_file_ends_neither_the_next_start_nor_the_report(tmp_path, caplog, name, damage):
+    def start(max_steps):
+        settings = options(output_dir=tmp_path, max_steps=max_steps, checkpoint_steps=2, eval_steps=2)
+        return GRPO(ToyLM(), share_of_target, **settings).train(PROMPTS, eval_prompts=PROMPTS[:2])
+
+    start(4)
+    path = tmp_path / name
+    if not path.exists():  # nothing was warned of or changed
+        path.write_bytes(b"".join(b'{"step": %d, "guard": "g", "message": "m", "changed": {}}\n' % s for s in (1, 2)))
+    lines = path.read_bytes().splitlines(keepends=True)
+    torn = lines[-1][: len(lines[-1]) // 2]
+    path.write_bytes(b"".join([lines[0], b'{"step": \xff\n', *lines[1:]] if damage == "middle" else [*lines, torn]))
+    assert start(6)["steps_trained"] == 2
+    assert (f"{path.name}.broken: 2" in caplog.text) == (damage == "middle")
+    assert (path.with_name(f"{path.name}.broken").exists()) == (damage == "middle")
+    assert read_jsonl(path)[: len(lines)] == [json.loads(line) for line in lines]
+    assert "Step" in (tmp_path / "report.html").read_text()
+
+
+@pytest.fixture
+def full_disk():
+    """``full_disk(size)``: no file grows beyond so many bytes; ``full_disk(None)``: there is room again."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if size is None else size, before[1]))
+
+    yield limit
+    limit(None)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+APPENDED = {
+    "evaluations.jsonl": lambda folder, step: append_line(folder / "evaluations.jsonl", json_line({"step": step})),
+    "warnings.jsonl": lambda folder, step: write_warnings(folder, step, {"guard": "m" * step}),
+    "changes.jsonl": lambda folder, step: append_line(folder / "changes.jsonl", json_line({"step": step, "time": 0.0})),
+}
+
+
+@pytest.mark.parametrize("name", APPENDED)
+@pytest.mark.parametrize("room", range(0, 12, 3))
+def test_a_line_that_the_disk_takes_in_part_is_cut_and_the_next_one_is_whole(tmp_path, full_disk, name, room):
+    write, path = APPENDED[name], tmp_path / name
+    write(tmp_path, 1)
+    before = path.read_bytes()
+    full_disk(len(before) + room)
+    with pytest.raises(OSError, match="File too large"):
+        write(tmp_path, 2)
+    assert path.read_bytes() == before
+    full_disk(None)
+    write(tmp_path, 3)
+    assert steps(path) == [1, 3]
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_full_disk_loses_no_line_that_was_there_and_the_run_resumes(tmp_path, full_disk, lasting):
+    """When step 4 is evaluated no file takes more than 300 bytes, for that step or for good."""
+
+    def start(max_steps, *, full_at=None):
+        def reward(completions, prompts):
+            if full_at is not None:
+                full_disk(300 if trainer.step == full_at or (lasting and trainer.step > full_at) else None)
+            return share_of_target(completions, prompts)
+
+        reward.__wrapped__ = share_of_target
+        settings = options(output_dir=tmp_path, max_steps=max_steps, checkpoint_steps=1, eval_steps=1)
+        trainer = GRPO(ToyLM(), reward, **settings)
+        return trainer.train(PROMPTS, eval_prompts=PROMPTS[:2])
+
+    start(3)
+    names_before = ("metrics.jsonl", "evaluations.jsonl", "completions/step_000002.jsonl")
+    before = {name: (tmp_path / name).read_bytes() for name in names_before}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if lasting:
+            with pytest.raises(CheckpointError, match="cannot write the checkpoint .*step_000006"):
+                start(6, full_at=4)
+        else:
+            start(6, full_at=4)
+    full_disk(None)
+    for name, content in before.items():
+        assert (tmp_path / name).read_bytes().startswith(content)
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        assert (tmp_path / name).read_bytes().endswith(b"}\n")
+    assert steps(tmp_path / "evaluations.jsonl")[:4] == [0, 1, 2, 3]
+    assert start(7)["resumed_from_step"] == (3 if lasting else 6)
+    assert names(tmp_path)[-1] == "step_000007"
+    assert steps(tmp_path / "metrics.jsonl")[-1] == 7
+
+
 def test_torn_and_lost_lines_are_repaired_with_a_word(tmp_path, caplog):
     run(tmp_path, max_steps=2)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
@@ -331,6 +434,44 @@ def test_a_rank_that_waits_for_its_peers_ends_with_its_launcher():
     while alive(pid):
         assert time.monotonic() < deadline, "the rank outlived its launcher"
         time.sleep(0.1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("launcher_lives", [False, True])
+def test_a_rank_whose_launcher_died_before_the_rank_could_look_ends(tmp_path, launcher_lives):
+    """A launcher killed while its ranks import torch: they are orphans from the start, or its store is gone."""
+    rank = (
+        "import sys; sys.stdin.read()\n"  # until this test closes it: the launcher is gone by then
+        "from rlox_grpo.distributed.ranks import join_ranks; join_ranks(timeout=1.0)"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        **{"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1"},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"},
+    }
+    start = f"import subprocess, sys; rank = subprocess.Popen([sys.executable, '-c', {rank!r}]); print(rank.pid)"
+    with (tmp_path / "said").open("wb") as said:
+        launcher = subprocess.Popen(
+            [sys.executable, "-c", start + ("; rank.wait()" if launcher_lives else "")],
+            env={**environment, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+        )
+    pid = int(launcher.stdout.readline())
+    if not launcher_lives:
+        launcher.wait()
+    launcher.stdin.close()
+    deadline = time.monotonic() + 60
+    while alive(pid):
+        assert time.monotonic() < deadline, "the rank outlived its launcher"
+        time.sleep(0.1)
+    launcher.wait()
+    launcher.stdout.close()
+    assert "start the run again" in (tmp_path / "said").read_text()
 
 
 @pytest.mark.slow

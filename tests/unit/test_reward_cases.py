@@ -112,7 +112,14 @@ def test_the_oracle_agrees_with_the_labels() -> None:
 
 
 def test_the_sets_are_large_and_their_ids_unique() -> None:
-    for name, least in (("math", 900), ("math_kinds", 500), ("countdown", 120), ("gsm8k", 120), ("format", 120)):
+    for name, least in (
+        ("math", 900),
+        ("math_kinds", 500),
+        ("math_held_out", 190),
+        ("countdown", 120),
+        ("gsm8k", 120),
+        ("format", 120),
+    ):
         ids = [case["id"] for case in load(name)]
         assert len(ids) >= least, name
         assert len(set(ids)) == len(ids), name
@@ -141,12 +148,26 @@ def test_boxed_answers_of_each_kind() -> None:
     check(cases, [score == 1.0 for score in scores], 1.0, 1.0)
 
 
+# Written and labelled before the engine had seen one of them, and never relabelled.
+def test_held_out_answers() -> None:
+    cases = load("math_held_out")
+    texts = [case.get("completion", f"So it is \\boxed{{{case.get('answer')}}}.") for case in cases]
+    balanced = [index for index, case in enumerate(cases) if texts[index].count("{") == texts[index].count("}")]
+    scores = rewards.MathAnswer()(completions=texts, answer=[case["gold"] for case in cases])
+    check([cases[index] for index in balanced], [scores[index] == 1.0 for index in balanced], 0.99, MATH_PRECISION)
+    bare = [case for case in cases if "answer" in case]
+    verdicts = [rewards.math_equal(case["gold"], case["answer"]) is True for case in bare]
+    check(bare, verdicts, 0.99, MATH_PRECISION)
+
+
 def test_golds_of_each_kind_are_read_or_refused() -> None:
     cases = [case for case in load("math_kinds") if "readable" in case]
     refused = {bad.row for bad in rewards.unreadable_golds([case["gold"] for case in cases])}
     wrong = [case["id"] for row, case in enumerate(cases) if (row not in refused) != case["readable"]]
     assert not wrong
-    compared = [case["gold"] for name in ("math", "math_kinds") for case in load(name) if "expected" in case]
+    compared = [
+        case["gold"] for name in ("math", "math_kinds", "math_held_out") for case in load(name) if "expected" in case
+    ]
     assert not rewards.unreadable_golds(compared)
 
 

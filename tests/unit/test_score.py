@@ -214,7 +214,7 @@ def test_a_cause_is_kept_and_waiting_coroutines_are_closed() -> None:
         (GROUPS, [lengths], [1.0, 2.0], "reward_weights has 2 values for 1 reward functions"),
         (GROUPS, [lengths], [math.nan], "the weight of lengths is nan"),
         ([group([GOOD, None])], [lengths], None, "completion 1 has no text while others have"),
-        ([group([GOOD], a=1), group([GOOD], index=7)], [lengths], None, "prompt 7 has no column 'a'"),
+        ([group([GOOD], a=1), group([GOOD], index=7)], [lengths], None, r"prompts\[7\] has no column 'a'"),
         ([group([GOOD], prompts=1)], [lengths], None, "a column is named 'prompts'"),
     ],
 )
@@ -270,7 +270,7 @@ def prompts(**columns: list[Any]) -> list[Prompt]:
         (prompts(nums=[[1], [1, -1]], target=[1, 1]), Countdown(), r"nums\[1\] is \"-1\""),
         (prompts(nums=[[1]], target=["12"]), Countdown(), r"target\[0\] is '12'"),
         (prompts(answer=["A", "Z"]), MultipleChoice(), r"answer\[1\] is \"Z\""),
-        ([*prompts(answer=["A"]), Prompt(np.arange(3), 1)], MultipleChoice(), "prompt 1 has no column 'answer'"),
+        ([*prompts(answer=["A"]), Prompt(np.arange(3), 1)], MultipleChoice(), r"prompts\[1\] has no column 'answer'"),
         (prompts(completions=["x"]), TagFormat(), "a column is named 'completions'"),
     ],
 )

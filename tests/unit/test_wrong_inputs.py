@@ -1,28 +1,16 @@
 """Wrong inputs that a user may give: each is an error or a warning that can be mended from its words alone.
 
-Option types and unknown options are in test_config.py, run files in test_cli.py, metric sinks in test_sinks.py, the
-run's folder in test_run_lock.py, and what a resumed run may change in test_resume.py.
+Models are in test_wrong_models.py, run files and the command line in test_wrong_run_files.py, metric sinks in
+test_sinks.py, and what a resumed run may change in test_resume.py.
 """
 
 import copy
-import importlib.metadata
 import os
-import sys
 
 import datasets
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertModel,
-    Qwen2Config,
-    Qwen2Model,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError
@@ -97,7 +85,8 @@ PROMPT_ROWS = [
         "prompt too long",
         lambda: ["a" * 300],
         ValueError,
-        r"prompts\[0\] has 300 tokens: with max_new_tokens=4 it passes the model's 256 positions",
+        r"prompts\[0\] has 300 tokens: with max_new_tokens=4 it passes the model's 256 positions; "
+        "drop or shorten the prompt, or lower max_new_tokens",
     ),
     (
         "no prompt column",
@@ -148,7 +137,18 @@ PROMPT_ROWS = [
         ValueError,
         r"prompts\[0\] holds the lone surrogate",
     ),
-    ("missing file", lambda: "trian.jsonl", FileNotFoundError, "trian.jsonl"),
+    (
+        "missing file",
+        lambda: "trian.jsonl",
+        FileNotFoundError,
+        r"the prompts' file 'trian.jsonl' does not exist \(here is /.*\)",
+    ),
+    (
+        "missing parquet file",
+        lambda: "trian.parquet",
+        FileNotFoundError,
+        "the prompts' file 'trian.parquet' does not exist",
+    ),
     (".xlsx", lambda: "data.xlsx", ValueError, "prompts are read from .jsonl, .parquet and .csv files"),
 ]
 
@@ -210,6 +210,22 @@ def strips(completions):
     return [float(len(text.strip())) for text in completions]
 
 
+def counts(completions):
+    return [float(text.count("<think>")) for text in completions]
+
+
+def contains(completions):
+    return [float("4" in text) for text in completions]
+
+
+def equals(completions):
+    return [float(text == "4") for text in completions]
+
+
+def of_one_completion(completion):
+    return float(len(completion))
+
+
 REWARD_ROWS = [
     # label, reward function, prompts, error, message
     (
@@ -217,23 +233,29 @@ REWARD_ROWS = [
         MathAnswer(),
         [{"prompt": "a", "solution": "4"}],
         ValueError,
-        "column 'answer' is missing; columns given: .*solution",
+        "column 'answer' is missing; columns given: .*solution. .*rename it: columns={'answer': <its name",
     ),
     (
         "column of a function missing",
         wants_target,
         [{"prompt": "a", "answer": "4"}],
         RewardError,
-        "reward function wants_target requires target; given are answer",
+        "reward function wants_target requires target; given are answer, completion_ids, completions, prompts: rename",
     ),
     (
         "column missing in some rows",
         ExactAnswer(),
         [{"prompt": "a", "answer": "4"}, {"prompt": "b"}],
         ValueError,
-        "prompt 1 has no column 'answer' while others have",
+        r"prompts\[1\] has no column 'answer' while others have: give it in every row or in none",
     ),
-    ("unreadable gold", MathAnswer(), [{"prompt": "a", "answer": "\\int_0^1 x dx"}], ValueError, r"answer\[0\] is"),
+    (
+        "unreadable gold",
+        MathAnswer(),
+        [{"prompt": "a", "answer": "3"}, {"prompt": "b", "answer": "\\int_0^1 x dx"}],
+        ValueError,
+        r"answer\[1\] is '.*int_0\^1 x dx': a gold is a math answer that can be .*1 of 2 golds .*on_bad_gold='skip'",
+    ),
     (
         "a text",
         lambda completions: ["1.0"] * len(completions),
@@ -243,7 +265,20 @@ REWARD_ROWS = [
     ),
     ("None", lambda completions: None, ["a"], RewardError, "returned None, expected one score for each completion"),
     ("one number", lambda completions: 0.0, ["a"], RewardError, "returned 0.0, expected one score for each completion"),
-    ("wrong length", lambda completions: [1.0], ["a"], RewardError, "returned 1 scores for 2 completions"),
+    (
+        "a function of one completion",
+        of_one_completion,
+        ["a"],
+        RewardError,
+        "of_one_completion returned 2.0, expected one score for each completion: it is called once with the list",
+    ),
+    (
+        "wrong length",
+        lambda completions: [1.0],
+        ["a"],
+        RewardError,
+        "returned 1 scores for 2 completions, expected one for each",
+    ),
     (
         "None for all",
         lambda completions: [None] * len(completions),
@@ -256,7 +291,7 @@ REWARD_ROWS = [
         lambda completions: [float("nan")] * len(completions),
         ["a"],
         RewardError,
-        "no score for any of 2 completions: NaN for 2 of them",
+        "no score for any of 2 completions: NaN for 2 of them; return a number",
     ),
     (
         "inf",
@@ -271,7 +306,17 @@ REWARD_ROWS = [
         strips,
         chat(USER),
         RewardError,
-        r"each completion is a list of one message: its text is \[0\]\['content'\]",
+        r"raised AttributeError: .*; .*each completion is a list of messages: the text is \[0\]\['content'\]",
+    ),
+    *(
+        (
+            f"{reward.__name__} text on chat prompts",
+            reward,
+            chat(USER),
+            RewardError,
+            rf"{reward.__name__} raised TypeError: .*the text '.*' among messages; .*the text is \[0\]\['content'\]",
+        )
+        for reward in (counts, contains, equals)
     ),
     (
         "a path without a model",
@@ -292,6 +337,11 @@ REWARD_ROWS = [
 def test_rewards(train, reward, prompts, error, message):
     with pytest.raises(error, match=message):
         train(prompts, reward)
+
+
+def test_a_text_reward_on_chat_prompts_in_workers(train):
+    with pytest.raises(RewardError, match=r"contains: TypeError: .*the text '4' among messages.*\[0\]\['content'\]"):
+        train(chat(USER), contains, reward_timeout=30.0, reward_workers=1)
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
@@ -319,149 +369,6 @@ def test_held_out_prompts_are_named_as_such(train):
         train(["a"], eval_prompts=["b", ""])
 
 
-# --- models ---
-
-BERT = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-
-
-def decoder(cls=Qwen2Model):
-    return cls(
-        Qwen2Config(
-            vocab_size=40,
-            hidden_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            intermediate_size=8,
-        )
-    )
-
-
-def wide_head():
-    from transformers import Qwen2ForCausalLM
-
-    model = decoder(Qwen2ForCausalLM)
-    model.lm_head = nn.Linear(8, 50, bias=False)
-    return model
-
-
-MODEL_ROWS = [
-    # label, model, error, message
-    (
-        "encoder",
-        lambda: BertModel(BertConfig(**BERT)),
-        ValueError,
-        "model is a BertModel, an encoder: .*choose a causal model",
-    ),
-    (
-        "masked language model",
-        lambda: BertForMaskedLM(BertConfig(**BERT)),
-        ValueError,
-        "model is a BertForMaskedLM, an encoder",
-    ),
-    (
-        "encoder and decoder",
-        lambda: T5ForConditionalGeneration(
-            T5Config(vocab_size=40, d_model=8, d_ff=8, num_layers=1, num_heads=2, d_kv=4)
-        ),
-        ValueError,
-        "T5ForConditionalGeneration, an encoder with a decoder",
-    ),
-    ("no head", decoder, ValueError, "model is a Qwen2Model, which has no language-model head"),
-    (
-        "more logits than embeddings",
-        wide_head,
-        ValueError,
-        "output layer has 50 ids and its embedding 40 rows: .*resize_token_embeddings",
-    ),
-    ("missing folder", lambda: "./chatt", ValueError, r"model='\./chatt': no such folder"),
-    ("missing absolute folder", lambda: "/no/such", ValueError, "model='/no/such': no such folder"),
-]
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"), [row[1:] for row in MODEL_ROWS], ids=[row[0] for row in MODEL_ROWS]
-)
-def test_models(make, error, message):
-    with pytest.raises(error, match=message):
-        GRPO(make(), score_length, log_to=())
-
-
-def test_a_hub_id_without_network(monkeypatch):
-    from transformers import AutoModelForCausalLM
-
-    def fail(source, **_):
-        raise OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheck your connection.")
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
-    with pytest.raises(
-        ValueError,
-        match="model='owner/name' cannot be loaded: We couldn't connect .* to load the files. Check your connection; "
-        "nor is there a folder of this name: without network, pass a folder",
-    ):
-        GRPO("owner/name", score_length, log_to=())
-
-
-@pytest.mark.parametrize(
-    ("given", "absent", "message"),
-    [
-        ({"lora_rank": 2}, "peft", "lora_rank needs peft: pip install peft"),
-        ({"updater": "deepspeed"}, "deepspeed", "updater='deepspeed' needs DeepSpeed: pip install deepspeed"),
-        ({"engine": "vllm"}, "vllm", "engine='vllm' needs vLLM .*: pip install"),
-    ],
-)
-def test_a_missing_extra_is_named(train, monkeypatch, given, absent, message):
-    find = importlib.metadata.version
-
-    def version(name):
-        if name.startswith(absent):
-            raise importlib.metadata.PackageNotFoundError(name)
-        return find(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    monkeypatch.setitem(sys.modules, absent, None)
-    with pytest.raises(ImportError, match=message):
-        train(["a"], **given)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_object_of_16_bits_trains_in_float32(model, tokenizer, dtype, caplog):
-    """At 1e-6 an update of a bfloat16 weight is mostly rounded away: measured 2,242 of 99,904 weights moved."""
-    trainer = GRPO(
-        copy.deepcopy(model).to(dtype), lambda c: [float(i) for i in range(len(c))], tokenizer=tokenizer, **SETTINGS
-    )
-    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
-    assert "converted to float32, as 16 bits drop small updates" in caplog.text
-    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-    trainer.train(["a", "b"])
-    moved = sum(int((before[name] != now).sum()) for name, now in trainer.model.named_parameters())
-    assert moved > 0.5 * sum(parameter.numel() for parameter in trainer.model.parameters())
-
-
-def test_frozen_16_bit_weights_under_an_adapter_stay(model, tokenizer):
-    trainer = GRPO(copy.deepcopy(model).bfloat16(), score_length, tokenizer=tokenizer, lora_rank=2, **SETTINGS)
-    kinds = {(parameter.requires_grad, parameter.dtype) for parameter in trainer.model.parameters()}
-    assert kinds == {(False, torch.bfloat16), (True, torch.float32)}
-
-
-def test_no_end_token_is_warned_of(make_tiny_model, tokenizer, caplog):
-    plain, without = make_tiny_model("qwen2", vocab_size=len(tokenizer)), copy.deepcopy(tokenizer)
-    without.eos_token = None
-    GRPO(copy.deepcopy(plain), score_length, tokenizer=without, **SETTINGS)
-    assert "every completion runs to max_new_tokens=4; set one of them, or pass stop=" in caplog.text
-    caplog.clear()
-    GRPO(copy.deepcopy(plain), score_length, tokenizer=without, stop=("\n",), **SETTINGS)
-    GRPO(copy.deepcopy(plain), score_length, tokenizer=tokenizer, **SETTINGS)
-    GRPO(ToyLM(), share_of_target, **options())  # tokens in, tokens out
-    assert "no end token" not in caplog.text
-
-
-def test_a_folder_without_a_tokenizer(model, tmp_path):
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has no tokenizer beside it: pass tokenizer="):
-        GRPO(tmp_path, score_length, log_to=())
-
-
 # --- options that other inputs contradict, and the run's folder ---
 
 OPTION_ROWS = [
@@ -472,7 +379,7 @@ OPTION_ROWS = [
         "kl_coef without reference",
         {"kl_coef": 0.1, "reference": "none"},
         ConfigError,
-        "reference='none' with kl_coef=0.1: the KL penalty has nothing to be measured",
+        "reference='none' with kl_coef=0.1: the KL penalty has nothing to be measured against; set kl_coef=0 or",
     ),
     (
         "group_size=1",
@@ -521,3 +428,22 @@ def test_an_output_dir_that_is_a_file_or_cannot_be_written(tmp_path):
 def test_a_learning_rate_that_overflows_names_the_sample():
     with pytest.raises(FloatingPointError, match=r"prompts\[\d\]"):
         GRPO(ToyLM(), share_of_target, **options(learning_rate=3e38, max_grad_norm=0.0)).train(PROMPTS)
+
+
+def test_a_resumed_run_with_other_options_data_or_rewards_names_each(tmp_path):
+    settings = options(output_dir=tmp_path, max_steps=1, group_size=4)
+    GRPO(ToyLM(), share_of_target, **settings).train(PROMPTS)
+    resumed = {**settings, "max_steps": 2}
+    with pytest.raises(
+        CheckpointError, match=r"group_size: 4 there, 8 here\): restore these .*add resume_changes=\['group_size'\]"
+    ):
+        GRPO(ToyLM(), share_of_target, **{**resumed, "group_size": 8}).train(PROMPTS)
+    with pytest.raises(CheckpointError, match="prompts: not those of the run.*choose another output_dir"):
+        GRPO(ToyLM(), share_of_target, **resumed).train(PROMPTS + 1)
+
+    def share_of_target_edited(completions, prompts):
+        return [1.0] * len(completions)
+
+    share_of_target_edited.__name__ = share_of_target.__name__
+    with pytest.raises(CheckpointError, match=r"share_of_target was edited.*resume_changes=\['rewards'\]"):
+        GRPO(ToyLM(), share_of_target_edited, **resumed).train(PROMPTS)

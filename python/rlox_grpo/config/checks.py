@@ -154,7 +154,10 @@ def _check_stages(options: Options) -> Iterator[str]:
     if options.mini_batches > options.prompts_per_step:
         yield f"mini_batches={options.mini_batches} is more than prompts_per_step={options.prompts_per_step}"
     if options.reference == "none" and options.kl_coef > 0:
-        yield f"reference='none' with kl_coef={options.kl_coef:g}: the KL penalty has nothing to be measured against"
+        yield (
+            f"reference='none' with kl_coef={options.kl_coef:g}: the KL penalty has nothing to be measured against; "
+            "set kl_coef=0 or reference='frozen'"
+        )
     if options.reference == "adapter_off" and options.lora_rank == 0:
         yield "reference='adapter_off' needs an adapter: set lora_rank"
     if options.kl_in == "reward" and options.reward_aggregation != "sum_then_normalize":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -138,12 +139,25 @@ def is_resumable(name: str) -> bool:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Return the parsed document. Raises ConfigError naming the file, and the line of a syntax error."""
+    text = ""
     try:
-        return parse_toml(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        return parse_toml(text)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except ValueError as error:  # not TOML, or not UTF-8
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+        raise ConfigError(f"{path} is not TOML: {error}{_show_line(text, str(error))}") from None
+
+
+def _show_line(text: str, error: str) -> str:
+    """The line that a syntax error names, with a hint where its value is text without quotes; else nothing."""
+    found = re.search(r"at line (\d+)", error)
+    lines = text.splitlines()
+    if found is None or not 0 < int(found[1]) <= len(lines):
+        return ""
+    line = lines[int(found[1]) - 1].strip()[:80]
+    bare = re.fullmatch(r"([\w-]+)\s*=\s*([A-Za-z./~][^\"'\[\]{}#]*)", line)
+    return f": {line}" + ("" if bare is None else f'; text needs quotes: {bare[1]} = "{bare[2].strip()}"')
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -8,6 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+from rlox_grpo.errors import RankError
 
 LAUNCHER_VARIABLE = "RLOX_GRPO_LAUNCHER"
 """Set to ``ray`` in the processes of Ray's actors: a run file that asks for Ray must not start another set of them."""
@@ -29,11 +32,25 @@ def end_with_launcher() -> None:
 
     When the launcher is gone the process gets SIGTERM, which a run takes as the wish to save and stop; a process that
     lives ``GRACE_S`` longer, such as one that hangs in a collective, exits with status 1.
+
+    Raises:
+        RankError: the launcher ended while this process imported its modules.
     """
     if os.name != "posix" or _watching.is_set() or not any(name in os.environ for name in LAUNCHED_BY):
         return
+    if _parent == 1 and not _may_be_launcher(Path("/proc/1/cmdline")):
+        raise RankError("the launcher of this rank is gone: start the run again")
     _watching.set()
     threading.Thread(target=_watch, args=(_parent, os.getppid), name="rlox-grpo-launcher", daemon=True).start()
+
+
+def _may_be_launcher(command_line: Path) -> bool:
+    """Whether process 1, which adopts orphans, may be the launcher itself, as in a container that runs nothing else."""
+    try:
+        command = command_line.read_bytes()
+    except OSError:  # no /proc
+        return True
+    return any(name in command for name in (b"python", b"torchrun", b"deepspeed", b"accelerate"))
 
 
 def _forget_launcher() -> None:

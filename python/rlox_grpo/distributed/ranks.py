@@ -170,6 +170,7 @@ def join_ranks(timeout: float = 30.0, engine_size: int = 1) -> Ranks:
     Raises:
         ConfigError: some of the launcher's variables are there and others are missing, or ``engine_size`` does not
             divide the number of ranks.
+        RankError: the launcher is gone.
     """
     end_with_launcher()  # first: a rank whose peers are gone waits for them half an hour
     if not dist.is_initialized():
@@ -184,6 +185,7 @@ def join_ranks(timeout: float = 30.0, engine_size: int = 1) -> Ranks:
                 "torchrun or deepspeed, or unset WORLD_SIZE to train in one process"
             )
         _take_device()
+        _require_launchers_store(timeout)
         _enter(timeout=_UPDATE_PATIENCE)
     else:
         _take_device()
@@ -200,6 +202,25 @@ def _refuse_uneven(engine_size: int, world_size: int) -> None:
             f"tensor_parallel_size={engine_size} does not divide the {world_size} processes of this run: start a "
             "multiple of it by torchrun, or use engine='vllm_server'"
         )
+
+
+def _require_launchers_store(timeout: float) -> None:
+    """Raise RankError where torchrun's store, which is there before any rank, does not answer within ``timeout``.
+
+    A rank whose launcher was killed while it imported its modules would wait for the others for half an hour.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return  # rank 0 makes the store
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        dist.TCPStore(  # type: ignore[attr-defined]
+            address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+        )
+    except dist.DistError as error:
+        raise RankError(
+            f"torchrun's store at {address}:{port} does not answer within {timeout:g} s: the launcher is gone or its "
+            "host is out of reach; start the run again"
+        ) from error
 
 
 def _take_device() -> None:

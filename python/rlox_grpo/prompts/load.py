@@ -243,14 +243,16 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         FileNotFoundError: no such file.
     """
     path = Path(path)
+    if path.suffix not in (".jsonl", ".json", ".parquet", ".csv"):
+        raise ValueError(f"{path}: prompts are read from .jsonl, .parquet and .csv files")
+    if not path.exists():
+        raise FileNotFoundError(f"the prompts' file {str(path)!r} does not exist (here is {Path.cwd()})")
     if path.suffix == ".parquet":
         import datasets
 
         return list(datasets.Dataset.from_parquet(str(path)))
     if path.suffix == ".csv":
         return _read_csv(path)
-    if path.suffix not in (".jsonl", ".json"):
-        raise ValueError(f"{path}: prompts are read from .jsonl, .parquet and .csv files")
     rows: list[dict[str, Any]] = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -292,7 +294,7 @@ def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: i
         if len(prompt.token_ids) + max_new_tokens > positions:
             raise ValueError(
                 f"prompts[{prompt.index}] has {len(prompt.token_ids)} tokens: with max_new_tokens={max_new_tokens} "
-                f"it passes the model's {positions} positions"
+                f"it passes the model's {positions} positions; drop or shorten the prompt, or lower max_new_tokens"
             )
 
 

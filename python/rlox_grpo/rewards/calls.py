@@ -84,7 +84,8 @@ def select_arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list
         taken = len(missing) or 2
         return both[: min(room, taken)], rest
     raise RewardError(
-        f"reward function {function_name(function)} requires {', '.join(missing)}; given are {', '.join(sorted(given))}"
+        f"reward function {function_name(function)} requires {', '.join(missing)}; given are "
+        f"{', '.join(sorted(given))}: rename the argument, give it a default, or add the column to the prompts"
     )
 
 
@@ -173,7 +174,10 @@ def check_scores(name: str, result: Any, rows: int) -> Float64Array:
     if rows and np.isnan(scores).all():
         bad = 0 if isinstance(result, np.ndarray) else len(find_nan_rows(to_list(name, result)))
         told = f": NaN for {bad} of them" if bad else ""
-        raise RewardError(f"reward function {name} returned no score for any of {rows} completions{told}")
+        raise RewardError(
+            f"reward function {name} returned no score for any of {rows} completions{told}; return a number "
+            "for those that it applies to"
+        )
     return scores
 
 
@@ -213,7 +217,9 @@ def read_scores(name: str, result: Any, rows: int) -> list[float]:
     """
     values = to_list(name, result)
     if len(values) != rows:
-        raise RewardError(f"reward function {name} returned {len(values)} scores for {rows} completions")
+        raise RewardError(
+            f"reward function {name} returned {len(values)} scores for {rows} completions, expected one for each"
+        )
     return [_read_number(name, index, value) for index, value in enumerate(values)]
 
 
@@ -230,7 +236,10 @@ def to_list(name: str, result: Any) -> list[Any]:
         return list(result.tolist())
     if isinstance(result, Sequence) and not isinstance(result, (str, bytes)):
         return list(result)
-    raise RewardError(f"reward function {name} returned {result!r}, expected one score for each completion")
+    raise RewardError(
+        f"reward function {name} returned {result!r}, expected one score for each completion: it is called once with "
+        "the list of all completions and returns a list of as many numbers"
+    )
 
 
 def _read_number(name: str, index: int, value: Any) -> float:

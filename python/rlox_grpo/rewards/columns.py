@@ -63,7 +63,10 @@ def read_column(columns: Columns, name: str, rows: int, rule: str) -> Sequence[A
     """
     if columns.get(name) is None:
         known = ", ".join(sorted(columns)) or "none"
-        raise ValueError(f"{rule}: column {name!r} is missing; columns given: {known}")
+        raise ValueError(
+            f"{rule}: column {name!r} is missing; columns given: {known}. If one of them holds it, "
+            f"rename it: columns={{{name!r}: <its name in the rows>}}"
+        )
     values = columns[name]
     if isinstance(values, str) or not hasattr(values, "__len__"):
         raise ValueError(f"{rule}: column {name!r} is {values!r}, expected one value for each completion")

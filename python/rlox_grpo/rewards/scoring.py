@@ -28,6 +28,7 @@ from rlox_grpo.rewards.calls import (
     split_measures,
     to_list,
 )
+from rlox_grpo.rewards.chat import HINT, ChatCompletion
 from rlox_grpo.rewards.columns import SAMPLED
 from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards
 from rlox_grpo.rewards.verdicts import (
@@ -170,7 +171,8 @@ def _score_by_workers(
         try:
             function.refuse_errors(found)
         except RewardError as error:
-            raise RewardError(f"{error}; {_describe_row(groups, error.row or 0)}", error.row) from None
+            hint = f"; {HINT}" if isinstance(given["completions"][0], list) else ""
+            raise RewardError(f"{error}; {_describe_row(groups, error.row or 0)}{hint}", error.row) from None
     failed = np.flatnonzero(found.codes)
     if len(failed):
         late = int((found.codes == TIMEOUT).sum())
@@ -186,8 +188,7 @@ def _score_by_workers(
 
 def _add_hint_about_chat(error: RewardError) -> RewardError:
     """Add a hint to the error of a function that got chat messages and may expect text."""
-    hint = "the prompts are chat messages, so each completion is a list of one message: its text is [0]['content']"
-    told = RewardError(f"{error}; {hint}", error.row)
+    told = RewardError(f"{error}; {HINT}", error.row)
     told.__cause__ = error.__cause__
     return told
 
@@ -317,7 +318,9 @@ def _collect_columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[An
             raise ValueError(f"a column is named {name!r}, which reward functions receive as something else")
         for prompt, _ in prompts:
             if name not in prompt.columns:
-                raise ValueError(f"prompt {prompt.index} has no column {name!r} while others have")
+                raise ValueError(
+                    f"prompts[{prompt.index}] has no column {name!r} while others have: give it in every row or in none"
+                )
         columns[name] = [prompt.columns[name] for prompt, times in prompts for _ in range(times)]
     return columns
 
@@ -331,11 +334,12 @@ def _collect_texts(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
             if completion.episode is not None:
                 messages, first = list(completion.episode.messages), completion.episode.prompt_messages
                 prompts.append(messages[:first])
-                completions.append(messages[first:])
+                completions.append(ChatCompletion(messages[first:]))
                 continue
             chat = isinstance(source, list)
             prompts.append(source)
-            completions.append([{"role": "assistant", "content": completion.text}] if chat else completion.text)
+            said = {"role": "assistant", "content": completion.text}
+            completions.append(ChatCompletion([said]) if chat else completion.text)
     return {"prompts": prompts, "completions": completions}
 
 

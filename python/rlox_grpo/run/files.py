@@ -232,13 +232,16 @@ def remove_parts(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def list_completions(run_dir: Path) -> dict[Path, int]:
+    """The files of completions, of training and of evaluations, each with its step."""
+    found = sorted((run_dir / "completions").glob("*step_*.jsonl"))
+    matches = ((path, re.fullmatch(r"(?:eval_)?step_(\d+)\.jsonl", path.name)) for path in found)
+    return {path: int(match[1]) for path, match in matches if match}
+
+
 def remove_later_completions(run_dir: Path, step: int) -> None:
     """Remove the completions of steps past ``step``, which a resumed run samples again; logs how many."""
-    later = [
-        path
-        for path in (run_dir / "completions").glob("*step_*.jsonl")
-        if (match := re.fullmatch(r"(?:eval_)?step_(\d+)\.jsonl", path.name)) and int(match[1]) > step
-    ]
+    later = [path for path, own in list_completions(run_dir).items() if own > step]
     for path in later:
         path.unlink(missing_ok=True)
     if later:

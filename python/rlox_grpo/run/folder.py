@@ -18,6 +18,7 @@ from rlox_grpo.run.files import (
     cut_after,
     json_line,
     last_step,
+    list_completions,
     remove_later_completions,
     remove_parts,
     replace_file,
@@ -127,18 +128,19 @@ def prepare_folder(
         remove_parts(place)
     for path in damaged:
         logger.warning("the damaged checkpoint is now %s", set_aside(path, "damaged"))
+    remove_later_completions(folder, step or -1)  # a run that starts anew evaluates its step 0 anew
     if resumes:
-        for name in ("metrics.jsonl", "evaluations.jsonl", "warnings.jsonl"):
+        for name in ("metrics.jsonl", "evaluations.jsonl", "warnings.jsonl", "changes.jsonl"):
             set_broken_lines_aside(folder / name)
+        for path in list_completions(folder):
+            set_broken_lines_aside(path)
         for path in set_later_aside(root, step):
             logger.warning("the run goes back to step %d; the later checkpoint is now %s", step, path)
         recorded = last_step(folder / "metrics.jsonl")
         if recorded < step:
             logger.warning("%s ends at step %d: the steps up to %d are lost", folder / "metrics.jsonl", recorded, step)
     replace_file(folder / "config.toml", config.encode())
-    # A run that starts anew evaluates its step 0 anew.
     cut_after(folder / "evaluations.jsonl", step or -1)
-    remove_later_completions(folder, step or -1)
     if changed:
         values = {name: [old, new] for name, (old, new) in changed.items()}
         append_line(folder / "changes.jsonl", json_line({"step": step, "time": time.time(), "changed": values}))

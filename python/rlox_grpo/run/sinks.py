@@ -167,7 +167,7 @@ class TensorBoardSink:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ImportError(_missing("tensorboard", "rlox-grpo[tensorboard]")) from error
+            raise ImportError(_missing("tensorboard", "tensorboard")) from error
         purge_step = resume_step + 1 if resume_step else None
         self._writer = SummaryWriter(log_dir, purge_step=purge_step, flush_secs=10)
 
@@ -199,8 +199,7 @@ class TrackingSink:
         try:
             module = importlib.import_module(library)
         except ImportError as error:
-            install = "rlox-grpo[tracking]" if library == "trackio" else library
-            raise ImportError(_missing(library, install)) from error
+            raise ImportError(_missing(library, "tracking" if library == "trackio" else None)) from error
         self._tracker: Any = module
         project = os.environ.get("WANDB_PROJECT", "rlox-grpo")
         self._tracker.init(project=project, name=run_dir.resolve().name, config=dict(config or {}))
@@ -214,5 +213,6 @@ class TrackingSink:
         self._tracker.finish()
 
 
-def _missing(library: str, install: str) -> str:
-    return f"the {library} sink needs {library}, which is not installed: pip install '{install}'"
+def _missing(library: str, extra: str | None) -> str:
+    of = "" if extra is None else f" (the extra {extra!r} of rlox-grpo)"
+    return f"the {library} sink needs {library}, which is not installed: pip install {library}{of}"

@@ -20,7 +20,7 @@ pub const LONGEST_ANSWER: usize = 16 * 1024;
 
 /// Read an answer, in LaTeX or plain notation.
 ///
-/// Linear in the length of the text, and bounded: [`LONGEST_ANSWER`] bytes, 4096 tokens, about 100 brackets within each
+/// Linear in the length of the text, and bounded: [`LONGEST_ANSWER`] bytes, 2048 tokens, about 100 brackets within each
 /// other, trees of height [`super::ast::MAX_HEIGHT`], numbers of about 64 kbit.
 ///
 /// What is no mathematics as a whole is tried again with a statement on each line, then as the only formula of its prose,

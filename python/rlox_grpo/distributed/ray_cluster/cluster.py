@@ -39,7 +39,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ImportError('a Ray cluster needs Ray: pip install "rlox-grpo[ray]"') from None
+        raise ImportError("a Ray cluster needs Ray: pip install ray (the extra 'ray' of rlox-grpo)") from None
     return ray
 
 

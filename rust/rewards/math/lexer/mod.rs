@@ -16,7 +16,7 @@ use super::ast::Comparison;
 use token::{Bracket, Kind, Style, Token};
 
 /// Tokens of one answer; past this it is not read.
-pub const MAX_TOKENS: usize = 4096;
+pub const MAX_TOKENS: usize = 2048;
 
 /// How to take what can be taken in two ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

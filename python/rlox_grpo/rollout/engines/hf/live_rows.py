@@ -172,5 +172,5 @@ class LiveRows:
         step = int(self._lengths[row]) - 1
         raise NonFiniteLogitsError(
             f"the model's logits are not finite at prompts[{self._ids[row].prompt}], completion token {step}: "
-            "its weights or activations have overflowed"
+            "its weights or activations have overflowed; lower learning_rate or max_grad_norm"
         )

@@ -271,7 +271,8 @@ class TurnDecoder:
             if log_prob != log_prob:
                 raise NonFiniteLogitsError(
                     f"the model's logits are not finite at prompts[{row.request.episode[0]}], turn {row.request.turn}, "
-                    f"token {len(row.ids)}: its weights or activations have overflowed"
+                    f"token {len(row.ids)}: its weights or activations have overflowed; "
+                    "lower learning_rate or max_grad_norm"
                 )
             row.ids.append(token)
             row.log_probs.append(log_prob)

@@ -361,10 +361,10 @@ def check_vllm_version() -> None:
             break
     tested = f"tested with {_dotted(FIRST_VLLM)}" + (f" to {_dotted(LAST_VLLM)}" if LAST_VLLM != FIRST_VLLM else "")
     if found is None:
-        raise ImportError(f"engine='vllm' needs vLLM ({tested}): pip install \"rlox-grpo[vllm]\"")
+        raise ImportError(f"engine='vllm' needs vLLM ({tested}): pip install vllm (the extra 'vllm' of rlox-grpo)")
     version = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
     if version < FIRST_VLLM:
-        raise ImportError(f'vLLM {found} is too old ({tested}): pip install --upgrade "rlox-grpo[vllm]"')
+        raise ImportError(f"vLLM {found} is too old ({tested}): pip install --upgrade vllm")
     if version > LAST_VLLM:
         logger.warning("vLLM %s is newer than what this library is tested with (%s)", found, _dotted(LAST_VLLM))
 

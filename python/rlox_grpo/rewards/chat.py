@@ -1,0 +1,44 @@
+"""Completions of chat prompts, as reward functions receive them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+HINT = "the prompts are chat messages, so each completion is a list of messages: the text is [0]['content']"
+"""Added to the error of a function that got chat messages and may expect text."""
+
+
+class ChatCompletion(list[Mapping[str, Any]]):
+    """A completion of a chat prompt: a list of messages that raises TypeError when it is compared with text.
+
+    ``"x" in completion``, ``completion.count("x")`` and ``completion == "x"`` of a plain list are False or 0 for every
+    completion, so that a function written for text would score all of them alike without an error.
+    """
+
+    def __contains__(self, item: object) -> bool:
+        """Whether this message is among them."""
+        return super().__contains__(_refuse_text(item, "in"))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether these are the same messages."""
+        return super().__eq__(_refuse_text(other, "=="))
+
+    def __ne__(self, other: object) -> bool:
+        """Whether these are other messages."""
+        return super().__ne__(_refuse_text(other, "!="))
+
+    def count(self, value: Any, /) -> int:
+        """How often this message is among them."""
+        return super().count(_refuse_text(value, "count"))
+
+    def index(self, value: Any, /, *bounds: Any) -> int:
+        """The first place of this message."""
+        return super().index(_refuse_text(value, "index"), *bounds)
+
+
+def _refuse_text(other: Any, operation: str) -> Any:
+    """Return ``other``; raise TypeError if it is text, which no message equals."""
+    if isinstance(other, str):
+        raise TypeError(f"{operation} looks for the text {other[:40]!r} among messages")
+    return other

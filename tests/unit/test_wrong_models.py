@@ -1,0 +1,191 @@
+"""Models that cannot be trained as given: each is an error or a warning that can be mended from its words alone."""
+
+import copy
+import importlib.metadata
+import sys
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    Qwen2Config,
+    Qwen2Model,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from rlox_grpo import GRPO
+from toy import ToyLM, options, share_of_target
+
+SETTINGS = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "log_to": ()}
+
+
+def score_length(completions):
+    return [float(len(completion)) for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(byte_tokenizer):
+    return copy.deepcopy(byte_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def model(make_tiny_model, tokenizer):
+    return make_tiny_model("qwen2", vocab_size=len(tokenizer), eos_token_id=1)
+
+
+BERT = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+
+def decoder(cls=Qwen2Model):
+    return cls(
+        Qwen2Config(
+            vocab_size=40,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            intermediate_size=8,
+        )
+    )
+
+
+def wide_head():
+    from transformers import Qwen2ForCausalLM
+
+    model = decoder(Qwen2ForCausalLM)
+    model.lm_head = nn.Linear(8, 50, bias=False)
+    return model
+
+
+MODEL_ROWS = [
+    # label, model, error, message
+    (
+        "encoder",
+        lambda: BertModel(BertConfig(**BERT)),
+        ValueError,
+        "model is a BertModel, an encoder: .*choose a causal model",
+    ),
+    (
+        "masked language model",
+        lambda: BertForMaskedLM(BertConfig(**BERT)),
+        ValueError,
+        "model is a BertForMaskedLM, an encoder",
+    ),
+    (
+        "encoder and decoder",
+        lambda: T5ForConditionalGeneration(
+            T5Config(vocab_size=40, d_model=8, d_ff=8, num_layers=1, num_heads=2, d_kv=4)
+        ),
+        ValueError,
+        "T5ForConditionalGeneration, an encoder with a decoder",
+    ),
+    ("no head", decoder, ValueError, "model is a Qwen2Model, which has no language-model head"),
+    (
+        "more logits than embeddings",
+        wide_head,
+        ValueError,
+        "output layer has 50 ids and its embedding 40 rows: .*resize_token_embeddings",
+    ),
+    ("missing folder", lambda: "./chatt", ValueError, r"model='\./chatt': no such folder"),
+    ("missing absolute folder", lambda: "/no/such", ValueError, "model='/no/such': no such folder"),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"), [row[1:] for row in MODEL_ROWS], ids=[row[0] for row in MODEL_ROWS]
+)
+def test_models(make, error, message):
+    with pytest.raises(error, match=message):
+        GRPO(make(), score_length, log_to=())
+
+
+def test_a_hub_id_without_network(monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    def fail(source, **_):
+        raise OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheck your connection.")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(
+        ValueError,
+        match="model='owner/name' cannot be loaded: We couldn't connect .* to load the files. Check your connection; "
+        "nor is there a folder of this name: without network, pass a folder",
+    ):
+        GRPO("owner/name", score_length, log_to=())
+
+
+@pytest.mark.parametrize(
+    ("given", "absent", "message"),
+    [
+        ({"lora_rank": 2}, "peft", "lora_rank needs peft: pip install peft"),
+        ({"updater": "deepspeed"}, "deepspeed", "updater='deepspeed' needs DeepSpeed: pip install deepspeed"),
+        ({"engine": "vllm"}, "vllm", r"engine='vllm' needs vLLM \(tested with .*\): pip install vllm "),
+    ],
+)
+def test_a_missing_extra_is_named(model, tokenizer, monkeypatch, given, absent, message):
+    find = importlib.metadata.version
+
+    def version(name):
+        if name.startswith(absent):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return find(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setitem(sys.modules, absent, None)
+    with pytest.raises(ImportError, match=message):
+        GRPO(copy.deepcopy(model), score_length, tokenizer=tokenizer, **SETTINGS, **given).train(["a"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_object_of_16_bits_trains_in_float32(model, tokenizer, dtype, caplog):
+    """At 1e-6 an update of a bfloat16 weight is mostly rounded away: measured 2,242 of 99,904 weights moved."""
+    trainer = GRPO(
+        copy.deepcopy(model).to(dtype), lambda c: [float(i) for i in range(len(c))], tokenizer=tokenizer, **SETTINGS
+    )
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
+    assert "converted to float32, as 16 bits drop small updates" in caplog.text
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train(["a", "b"])
+    moved = sum(int((before[name] != now).sum()) for name, now in trainer.model.named_parameters())
+    assert moved > 0.5 * sum(parameter.numel() for parameter in trainer.model.parameters())
+
+
+def test_frozen_16_bit_weights_under_an_adapter_stay(model, tokenizer):
+    trainer = GRPO(copy.deepcopy(model).bfloat16(), score_length, tokenizer=tokenizer, lora_rank=2, **SETTINGS)
+    kinds = {(parameter.requires_grad, parameter.dtype) for parameter in trainer.model.parameters()}
+    assert kinds == {(False, torch.bfloat16), (True, torch.float32)}
+
+
+def test_no_end_token_is_warned_of(make_tiny_model, tokenizer, caplog):
+    plain, without = make_tiny_model("qwen2", vocab_size=len(tokenizer)), copy.deepcopy(tokenizer)
+    without.eos_token = None
+    GRPO(copy.deepcopy(plain), score_length, tokenizer=without, **SETTINGS)
+    assert "every completion runs to max_new_tokens=4; set one of them, or pass stop=" in caplog.text
+    caplog.clear()
+    GRPO(copy.deepcopy(plain), score_length, tokenizer=without, stop=("\n",), **SETTINGS)
+    GRPO(copy.deepcopy(plain), score_length, tokenizer=tokenizer, **SETTINGS)
+    GRPO(ToyLM(), share_of_target, **options())  # tokens in, tokens out
+    assert "no end token" not in caplog.text
+
+
+def test_a_folder_without_a_tokenizer(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no tokenizer beside it: pass tokenizer="):
+        GRPO(tmp_path, score_length, log_to=())
+
+
+def test_a_learning_rate_that_overflows_names_the_sample(model, tokenizer):
+    with pytest.raises(
+        FloatingPointError,
+        match=r"at prompts\[\d\], completion token \d: .*; lower learning_rate or max_grad_norm",
+    ):
+        GRPO(
+            copy.deepcopy(model),
+            lambda completions: [float(index % 2) for index in range(len(completions))],
+            tokenizer=tokenizer,
+            **{**SETTINGS, "max_steps": 3, "learning_rate": 1e30},
+        ).train(["a", "b"])
