@@ -113,7 +113,7 @@ class GRPO:
         )
         self.ranks = join_ranks(self.config.rank_timeout, engine_size=self.config.tensor_parallel_size)
         self.policy = load_policy(model, tokenizer, self.config, num_ranks=self.ranks.size)
-        self.ranks.broadcast(self.policy.model)
+        self.ranks.broadcast(self.policy.model, self.policy.masters)
         self.model = self.policy.model
         self.episodes = (
             EpisodeRunner(environment, tools, self.config.episodes, self.policy.tokenizer, self.config.prompts)

@@ -123,10 +123,14 @@ def _bare_copy(value):
     return torch.zeros(1).expand(value.shape)
 
 
+def _take_bare_masters(model):
+    return {name: _bare_copy(parameter) for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
 def _measure_update(monkeypatch, name, layers, layout: UpdateLayout):
     """Peak bytes of an update, bytes held before and after it, and the estimate."""
     if layout.offload:
-        monkeypatch.setattr(master_weights, "copy_to_host", _bare_copy)
+        monkeypatch.setattr(master_weights, "take_masters", _take_bare_masters)
         monkeypatch.setattr(master_weights, "Staging", HostWithoutData)
         monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: None)
     with SimulatedCuda(values=False) as gpu, swapping_parameters():
@@ -182,6 +186,24 @@ def test_the_peak_of_an_update_is_below_its_ceiling_and_near_the_estimate(monkey
     assert after <= held * 1.01
     assert held == pytest.approx(estimate.held, rel=0.02)
     assert peak == pytest.approx(estimate.peak, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lora_rank": 2}, {"offload_optimizer": True}, {"offload_optimizer": True, "kl_coef": 0.1, "reference": "frozen"}],
+    ids=["adapter", "offloaded", "offloaded, frozen reference"],
+)
+def test_no_float32_weights_reach_a_device_that_keeps_bfloat16(gpu, tmp_path, monkeypatch, byte_tokenizer, options):
+    """Bytes for each parameter, at most, from a checkpoint of float32 to a trainer."""
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # the device belongs to one thread
+    sizes = {"vocab_size": len(byte_tokenizer), "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4}
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**{**MODELS["0.5B"], **sizes, "num_attention_heads": 4}))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    model.save_pretrained(tmp_path)
+    trainer = GRPO(tmp_path, lambda **_: [], tokenizer=byte_tokenizer, log_to=(), dtype="bfloat16", **options)
+    assert {parameter.device.type for parameter in trainer.model.parameters()} == {"cuda"}
+    copies = 2 if "reference" in options else 1
+    assert gpu.peak <= copies * 2.6 * parameters, gpu.peak / parameters
 
 
 def test_a_sync_of_merged_adapters_holds_one_weight_at_a_time():

@@ -9,10 +9,11 @@ import atexit
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -123,11 +124,17 @@ class Ranks:
                 bucket = []
 
     @torch.no_grad()
-    def broadcast(self, model: nn.Module) -> None:
-        """Copy rank 0's parameters and buffers to every rank."""
-        if self.size > 1:
-            for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor.data, src=0)
+    def broadcast(self, model: nn.Module, masters: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        """Copy rank 0's parameters, buffers and master weights, which are in host memory, to every rank."""
+        if self.size == 1:
+            return
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.data, src=0)
+        device = next(model.parameters()).device
+        for master in masters.values():
+            staged = master.to(device)
+            dist.broadcast(staged, src=0)
+            master.copy_(staged)
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from rlox_grpo.loss.policy import top_entropy_masks
 from rlox_grpo.model.flops import find_peak_flops, measure_model, profile_update
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import Policy
-from rlox_grpo.model.precision import cast_frozen_layers, cast_weights, stores_bfloat16
+from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.turns import find_end_tokens
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
@@ -73,7 +73,7 @@ class Learner:
         self._needs_old_log_probs = not config.bypass_old_log_probs and (
             self._level is not None or not exact_engine or config.updates_per_batch * config.mini_batches > 1
         )
-        in_bfloat16 = stores_bfloat16(config, config, policy.model)
+        in_bfloat16 = stores_bfloat16(config, config, has_adapter=hasattr(policy.model, "peft_config"))
         forward_options: dict[str, Any] = {
             "temperature": config.temperature,
             "vocabulary": policy.vocabulary,
@@ -94,21 +94,20 @@ class Learner:
             kl_coef=config.kl_coef,
             ref_model=ref_model,
             in_bfloat16=in_bfloat16,
+            masters=policy.masters,
             **forward_options,
         )
         self._loss_config = config.loss
         self.kl_weight = KLWeight(self._loss_config)
         self._kl = make_kl(self._loss_config)
-        self.updater = make_updater(config, self._model, forward, self._loss, ranks)
+        self.updater = make_updater(config, self._model, forward, self._loss, ranks, policy.masters)
         self._forward = self.updater.forward
         self.weights_are_whole = True
         self._normalised = make_advantages(config.advantages, reward_weights)
         self._of_turns = make_turn_advantages(config.advantages)
         self._size, self._peak_flops = measure_model(self._model), find_peak_flops(self._device)
         # After all that tried the model in its own dtype.
-        if in_bfloat16:
-            cast_weights(self._model, torch.bfloat16, trained=False)
-        elif config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
+        if not in_bfloat16 and config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
             cast_frozen_layers(self._model, torch.bfloat16)
         # No dropout: the policy in training must be the policy that sampled.
         self._model.train(policy.recomputes)

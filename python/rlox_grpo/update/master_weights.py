@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.config.records.update import OptimizerConfig
-from rlox_grpo.model.precision import cast_weights
+from rlox_grpo.model.precision import cast_weights, take_masters
 from rlox_grpo.update.parameter_groups import make_adamw
 
 logger = logging.getLogger(__name__)
@@ -30,11 +30,9 @@ class MasterWeights:
         gradients: ``float32``, of the parameters that the micro-batches so far have used.
     """
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        """Copy the trained parameters of ``model`` to the host, and store the model in bfloat16, in place."""
-        self.weights = {
-            name: copy_to_host(parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
-        }
+    def __init__(self, model: nn.Module, config: OptimizerConfig, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Take over ``weights`` of a model in bfloat16; without them those of ``model``, which becomes bfloat16."""
+        self.weights = weights or take_masters(model)
         cast_weights(model, torch.bfloat16, trained=True)
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.gradients: dict[str, Tensor] = {}

@@ -28,7 +28,8 @@ class TorchUpdater:
     """AdamW over the trainable parameters of ``model``; weights and moments in the parameters' own dtype.
 
     With ``offload``, the model is stored in bfloat16, and float32 weights and moments lie in host memory
-    (:mod:`.master_weights`). Saved state is the same.
+    (:mod:`.master_weights`). Saved state is the same. ``masters`` are those weights of a model that is in bfloat16
+    already, by name; without them they are copied from the model.
 
     With several ranks, each processes its own micro-batches, and gradients are summed once, after the last. They are
     not averaged: the losses are parts of one sum. Every rank then takes the same step.
@@ -46,6 +47,7 @@ class TorchUpdater:
         *,
         shards: bool = False,
         offload: bool = False,
+        masters: Mapping[str, Tensor] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self._ranks = ranks or Ranks()
@@ -55,7 +57,7 @@ class TorchUpdater:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
         self.forward = shard_parameters(model, forward, self._ranks) if self.is_sharded else forward
-        self._host = MasterWeights(model, config) if offload else None
+        self._host = MasterWeights(model, config, masters) if offload else None
         self.masters: Mapping[str, Tensor] = {} if self._host is None else self._host.weights
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._model = model

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
+
+from torch import Tensor, nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
@@ -11,9 +13,17 @@ from rlox_grpo.update.protocol import LossFn, Updater
 
 
 def make_updater(
-    config: GRPOConfig, model: nn.Module, forward: Forward, loss_fn: LossFn, ranks: Ranks | None = None
+    config: GRPOConfig,
+    model: nn.Module,
+    forward: Forward,
+    loss_fn: LossFn,
+    ranks: Ranks | None = None,
+    masters: Mapping[str, Tensor] | None = None,
 ) -> Updater:
     """Return the updater that ``config`` names, for the trainable parameters of ``model``.
+
+    ``masters`` are the float32 weights of a model that ``offload_optimizer`` stores in bfloat16
+    (:class:`rlox_grpo.model.load.Policy`).
 
     Raises:
         ImportError: ``updater='deepspeed'`` without DeepSpeed.
@@ -32,5 +42,6 @@ def make_updater(
         *(model, forward, loss_fn, config.optimizer),
         shards=config.shard_parameters,
         offload=config.offload_optimizer,
+        masters=masters,
         ranks=ranks,
     )
