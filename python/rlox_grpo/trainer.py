@@ -188,6 +188,8 @@ class GRPO:
             parts = self.learner.batches(scored, advantages)
         with clock("log_probs"):
             parts = self.learner.with_log_probs(parts)
+        with clock("weight_sync"):
+            self.sampler.keep_weights()
         with clock("update"):
             updates = self.learner.update(parts, scored, self.step, self._total_steps)
         self.progress.step += 1

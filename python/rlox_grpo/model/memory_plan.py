@@ -94,8 +94,12 @@ def estimate_run(
     copied = 0
     if config.engine == "hf" and (config.async_steps > 0 or config.shards_weights):
         copied = shape.parameters * number
-    if config.async_steps > 0:
-        copied += update.weights  # the weights of one sync, until the engine takes them
+    if config.async_steps > 0 and config.shards_weights:
+        copied += 4 * shape.parameters  # gathered for the engine's thread
+    elif config.async_steps > 1:
+        # An engine that is a batch behind takes copies of the weights in training; see BackgroundEngine.
+        adapter = shape.adapter or config.lora_rank * shape.adapted_width
+        copied += (config.async_steps - 1) * (4 * adapter if adapter else update.weights)
     cache = 0
     if config.engine == "hf":
         rows = min(-(-config.prompts_per_step // ranks) * config.group_size, config.max_rollout_rows or _HF_ROWS)
