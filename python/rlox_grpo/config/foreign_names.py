@@ -119,7 +119,6 @@ TRL: Mapping[str, str] = {
     "lr_scheduler_type": "lr_schedule",
     "neftune_noise_alpha": "there is none",
     "num_train_epochs": "pass n_epochs to train(), or write it in the run file",
-    "optim": "there is none: the optimizer is AdamW",
     "optim_args": "set adam_beta1, adam_beta2 and adam_epsilon",
     "overwrite_output_dir": "resume",
     "per_device_eval_batch_size": "there is none: max_rollout_rows bounds what is decoded at once",

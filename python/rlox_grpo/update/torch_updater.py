@@ -16,7 +16,7 @@ from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update.master_weights import MasterWeights
-from rlox_grpo.update.parameter_groups import make_adamw
+from rlox_grpo.update.parameter_groups import load_state, make_adamw, read_state
 from rlox_grpo.update.protocol import LossFn
 from rlox_grpo.update.sharding import shard_parameters
 from rlox_grpo.update.step_metrics import StepReport
@@ -173,7 +173,7 @@ class TorchUpdater:
             return
         assert self._optimizer is not None
         for name, parameter in self._named.items():
-            for moment, value in self._optimizer.state.get(parameter, {}).items():
+            for moment, value in read_state(self._optimizer, parameter).items():
                 yield f"{name}/{moment}", value
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -188,7 +188,7 @@ class TorchUpdater:
             parameter = self._named.get(name)
             if parameter is None:
                 raise ValueError(f"optimizer state holds {key!r}, and the model has no trainable parameter {name!r}")
-            if value.dim() and value.shape != parameter.shape:
+            if value.dim() and value.shape != parameter.shape and not moment.startswith("absmax"):
                 raise ValueError(
                     f"optimizer state {key!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}"
                 )
@@ -199,8 +199,11 @@ class TorchUpdater:
         assert self._optimizer is not None
         for name, values in moments.items():
             parameter = self._named[name]
-            self._optimizer.state[parameter] = {
-                # Steps are one number, whole on each rank.
-                moment: (place_like(value, parameter) if value.dim() else value.to(parameter.device)).detach().clone()
+            own = {
+                # Steps are one number, whole on each rank; an 8-bit moment has one scale a block.
+                moment: (place_like(value, parameter) if value.shape == parameter.shape else value.to(parameter.device))
+                .detach()
+                .clone()
                 for moment, value in values.items()
             }
+            load_state(self._optimizer, parameter, own)
