@@ -137,9 +137,9 @@ def check_kernel(place: Place, name: str) -> Report:
             k = torch.zeros(4, key_heads, width, device=place.device, dtype=dtype)
             kind = f"{str(dtype).removeprefix('torch.')}, {query_heads}/{key_heads} heads of {width}"
             checks = {
-                "training": lambda q=q, k=k: tree_attention._computes_right(training, q, k, False),
-                "training, window": lambda q=q, k=k: tree_attention._computes_right(training, q, k, True),
-                "decoding": lambda q=q, k=k: decoding_attention._computes_right(decoding, q, k),
+                "training": lambda q=q, k=k: tree_attention.computes_right(training, q, k, False),
+                "training, window": lambda q=q, k=k: tree_attention.computes_right(training, q, k, True),
+                "decoding": lambda q=q, k=k: decoding_attention.computes_right(decoding, q, k),
             }
             for what, check in checks.items():
                 right = check()

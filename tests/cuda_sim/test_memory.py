@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from simulated import SimulatedCuda, swapping_parameters
+from sizes import MODELS
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from rlox_grpo import GRPO
@@ -28,49 +29,20 @@ from rlox_grpo.update import master_weights
 from rlox_grpo.update.torch_updater import TorchUpdater
 
 GIB = 2**30
-MODELS = {
-    "0.5B": {
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "1.5B": {
-        "vocab_size": 151936,
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "llama": {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": True,
-    },
-    "7B": {
-        "vocab_size": 152064,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
+LLAMA = {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": True,
 }
 
 
 def _model(name: str, gpu: SimulatedCuda, lora_rank: int, layers: int | None = None):
-    sizes = {**MODELS[name], "max_position_embeddings": 32768}
-    config = (LlamaConfig if name == "llama" else Qwen2Config)(**sizes)
+    kind, sizes = (LlamaConfig, LLAMA) if name == "llama" else (Qwen2Config, MODELS[name])
+    config = kind(**sizes, max_position_embeddings=32768)
     config.num_hidden_layers = layers or config.num_hidden_layers
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config).eval()
