@@ -315,7 +315,11 @@ def _time_trl(place: Place, name: str, rows: int, prompt: int, new: int) -> dict
             callbacks=[Clock()],
         )
         trainer.train()
-    own = {"arithmetic": "bfloat16", "gradient norm": "", "largest gap of log-probs": ""}
+    own = {
+        "arithmetic": "bfloat16" if place.device == "cuda" else "float32",
+        "gradient norm": "",
+        "largest gap of log-probs": "",
+    }
     return {"what": "TRL, a whole step with generation", **own, "seconds": round(statistics.median(taken[1:]), 4)}
 
 
