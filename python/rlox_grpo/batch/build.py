@@ -224,7 +224,7 @@ def microbatches(
 
 
 def drop_end_tokens(batches: Sequence[Batch], ends: Sequence[Sequence[int]], ranks: Ranks | None = None) -> list[Batch]:
-    """The micro-batches with the end tokens left out of loss and denominators.
+    """Return the micro-batches without end tokens in loss and denominators.
 
     Args:
         batches: all micro-batches of an optimizer step, or this rank's.
@@ -249,7 +249,7 @@ def drop_end_tokens(batches: Sequence[Batch], ends: Sequence[Sequence[int]], ran
 
 
 def make_dummy_batch(scored: ScoredGroup, empty: Batch) -> Batch:
-    """Give a rank whose micro-batch is ``empty`` a group's rows without a loss token: it forwards as the others do."""
+    """Dummy batch with an empty loss mask in place of ``empty``, so that an idle rank joins every collective."""
     import torch
 
     batch = build_batch(

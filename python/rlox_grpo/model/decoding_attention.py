@@ -1,9 +1,9 @@
 """Attention of a decoding step on a GPU: one query for each row, over keys that lie in slots of equal size.
 
-Row r's keys are in slot r of one flat buffer: its token t is at place ``r * capacity + t``. A kernel is told where each
-row's keys begin and how many there are. So there is no mask, no padding and no copy, and the shapes of a step depend
-only on the number of rows and the capacity. Every row sees at least its own token, so no softmax is over nothing. A
-sliding window moves the beginning. Heads that share a key head are not repeated.
+Row r's keys are in slot r of one flat buffer: its token t is at place ``r * capacity + t``. A kernel gets the start and
+the number of each row's keys. There is no mask, no padding and no copy, and the shapes of a step depend only on the
+number of rows and the capacity. Every row attends at least to its own token, so no softmax is empty. A sliding window
+moves the start. Heads that share a key head are not repeated.
 
 Two kernels compute it: flash attention (float16 and bfloat16) and the memory-efficient one (any other dtype, and GPUs
 without flash attention). :func:`choose_decoding_kernel` tries them against the formula once for each kind of head.
@@ -22,7 +22,7 @@ from rlox_grpo.model.kernel_trial import agrees, choose_by_trial
 
 @dataclass(frozen=True, eq=False)
 class RowSlots:
-    """Where the keys and values of each of R rows lie, the newest included.
+    """Places of the keys and values of R rows, the newest included.
 
     Attributes:
         starts: ``int32 [R + 1]``, place of each slot's first token; the last entry is one slot further.
@@ -38,7 +38,7 @@ class RowSlots:
     _windows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def seen(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """``starts`` and ``lengths`` of what a layer with this sliding window sees, computed once for all layers."""
+        """``starts`` and ``lengths`` of the keys within a sliding window, computed once for all layers."""
         if window is None or window >= self.capacity:
             return self.starts, self.lengths
         if window not in self._windows:
@@ -66,7 +66,7 @@ def _attend_flash(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int 
 
 
 def _attend_efficient(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int | None, scale: float) -> Tensor:
-    # The kernel wants as many key heads as query heads: heads that share a key head are so many queries of one head.
+    # The kernel needs as many key heads as query heads: heads that share a key head become several queries of one head.
     starts, lengths = slots.seen(window)
     rows, heads, width = q.shape
     key_heads = k.shape[1]
@@ -104,7 +104,7 @@ def choose_decoding_kernel(q: Tensor, k: Tensor) -> DecodingKernel:
 
 
 def attend_by_formula(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int | None, scale: float) -> Tensor:
-    """What a kernel computes, row by row: for trials and tests."""
+    """The attention by its definition, row by row: for trials and tests."""
     shared = q.shape[1] // k.shape[1]
     outputs = []
     for row, (slot, length) in enumerate(zip(slots.starts.tolist(), slots.lengths.tolist(), strict=False)):
