@@ -11,9 +11,10 @@ one depth are one kernel call, whatever their number and lengths. There is no ma
     row 2   h i           call 2  queries d e f g h i  over keys a b c
                           call 3  queries e f g        over keys d
 
-The parts are merged by their log-sum-exps; the backward pass of each part is the kernel's own, given the merged output
-and log-sum-exp (the identity that ring attention rests on, arXiv:2310.01889). torch's autograd of these kernels ignores
-the gradient of the log-sum-exp, so merging under autograd would be silently wrong: hence a Function.
+The parts are merged by their log-sum-exps. The backward pass of each part is the kernel's own, given the merged output
+and log-sum-exp, as in ring attention (arXiv:2310.01889). torch's autograd of these kernels ignores the gradient of the
+log-sum-exp, so a merge under autograd would give wrong gradients without an error. :class:`TreeAttention` is therefore
+an autograd Function.
 
 A sliding window is one call: each row's own tokens over the tail of its path, whose keys are gathered.
 
@@ -83,7 +84,7 @@ class Forest:
     run_starts: Int64Array
 
     def plan(self, device: torch.device, window: int | None = None) -> tuple[Call, ...]:
-        """The kernel calls that amount to attention over this row; see the module's example."""
+        """Return the kernel calls whose merged results are attention over this row; see the module's example."""
         return (self._windowed(device, window),) if window is not None else self._by_depth(device)
 
     def _by_depth(self, device: torch.device) -> tuple[Call, ...]:

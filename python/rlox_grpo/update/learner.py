@@ -135,7 +135,7 @@ class Learner:
         """
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
         keep_all = self._config.zero_variance == "keep"
-        # The advantages of a group whose rewards are all equal are exactly 0.
+        # In a group of equal rewards, every advantage is exactly 0.
         kept = [index for index, own in enumerate(rows) if keep_all or np.nan_to_num(advantages[own]).any()]
         parts: list[list[Batch]] = []
         for part in np.array_split(kept, self._config.mini_batches):
@@ -146,14 +146,14 @@ class Learner:
             if not self._config.train_end_token:
                 ends = [find_end_tokens(c, self._end_ids) for group in groups for c in group.group.completions]
                 batches = drop_end_tokens(batches, ends, self._ranks)
-            # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
+            # Rows keep their numbers in the whole step, so that an error names the right sample.
             numbers = torch.from_numpy(part_rows)
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
             parts.append([batch if len(batch.row_index) else make_dummy_batch(groups[0], batch) for batch in batches])
         return parts
 
     def with_log_probs(self, parts: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
-        """Return each mini-batch with what is computed before the first update; see :meth:`_measured`."""
+        """Add log-probs, importance weights and masks that stay fixed during the updates; see :meth:`_measured`."""
         with torch.no_grad(), self._reference_in_use():
             return [self._measured(part) for part in parts]
 
@@ -171,7 +171,7 @@ class Learner:
         return nullcontext() if self.reference is None else self.reference.in_use()
 
     def _measured(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Add what stays fixed during the updates.
+        """Add the tensors that stay fixed during the updates.
 
         These are the old policy's log-probs (if they differ from the update's), the reference's log-probs, the
         importance weights, and the mask of the tokens with the highest entropy.
