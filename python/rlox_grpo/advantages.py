@@ -108,6 +108,43 @@ def component_advantages(
     return (np.where(applies, summed, 0.0) / (spread + std_epsilon)).astype(np.float32)
 
 
+def mean_scaled_advantages(
+    rewards: NDArray[Any], group_offsets: NDArray[np.int64], *, std_epsilon: float = STD_EPSILON
+) -> NDArray[np.float32]:
+    """Subtract each group's mean reward and divide by it: MaxRL (arXiv:2602.02710, Algorithm 1).
+
+    ``A_i = (r_i - mean_g) / (mean_g + std_epsilon)``. For rewards of 0 and 1 the policy gradient is then the mean score
+    of the correct completions minus that of all: an estimate of the gradient of the log of the pass rate, truncated at
+    the order of the group's size. A correct completion of a hard prompt weighs more than under GRPO: with 1 of 4
+    correct ``A = 3``, where GRPO has 1.5.
+
+    Args:
+        rewards: ``[N]``, prompt-major, each at least 0; NaN is left out of the mean, and its advantage is 0.
+        group_offsets: ``int64 [B + 1]``.
+        std_epsilon: Added to the mean.
+
+    Returns:
+        ``float32 [N]``; 0 in a group without any reward.
+
+    Raises:
+        ValueError: A negative reward; names its row.
+    """
+    values = np.asarray(rewards, dtype=np.float64)
+    if negative := np.flatnonzero(values < 0).tolist():
+        raise ValueError(
+            f"reward_scaling='mean' needs rewards of at least 0, and row {negative[0]} has {values[negative[0]]:g}: "
+            "MaxRL's weights are those of pass rates; use another reward_scaling, or add a constant to the reward"
+        )
+    advantages = np.zeros(len(values))
+    for start, stop in pairwise(group_offsets.tolist()):
+        group = values[start:stop]
+        valid = ~np.isnan(group)
+        mean = float(group[valid].mean()) if valid.any() else 0.0
+        if mean > 0:
+            advantages[start:stop][valid] = (group[valid] - mean) / (mean + std_epsilon)
+    return advantages.astype(np.float32)
+
+
 def turn_advantages(
     returns: NDArray[Any],
     turns: NDArray[np.int64],
@@ -176,6 +213,8 @@ def make_advantages(
         if config.reward_aggregation == "normalize_then_sum":
             own = list(components.values())
             return component_advantages(own, weights, group_offsets=offsets, baseline=config.baseline, **options)
+        if config.reward_scaling == "mean":
+            return mean_scaled_advantages(rewards, offsets, std_epsilon=config.std_epsilon)
         if config.reward_scaling == "whiten":
             centred = group_advantages(rewards, group_offsets=offsets, scaling="none", baseline=config.baseline)
             valid = centred[~np.isnan(rewards)].astype(np.float64)
@@ -186,7 +225,7 @@ def make_advantages(
             rewards, group_offsets=offsets, scaling=config.reward_scaling, baseline=config.baseline, **options
         )
 
-    return advantages
+    return _without_losers(advantages) if config.negative_advantages == "zero" else advantages
 
 
 def make_turn_advantages(
@@ -207,7 +246,12 @@ def make_turn_advantages(
             baseline="leave_one_out" if config.baseline == "leave_one_out" else "mean",
         )
 
-    return advantages
+    return _without_losers(advantages) if config.negative_advantages == "zero" else advantages
+
+
+def _without_losers(advantages: Callable[..., NDArray[np.float32]]) -> Callable[..., NDArray[np.float32]]:
+    """Return the function with 0 for its negative values: WAPO, arXiv:2606.16154. NaN stays NaN."""
+    return lambda *arguments: np.maximum(advantages(*arguments), np.float32(0))
 
 
 def broadcast_advantages(advantages: Any, lengths: Any) -> NDArray[Any]:

@@ -6,13 +6,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig, choose_config
 from rlox_grpo.distributed.ranks import join_ranks
 from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import ConfigError
@@ -27,8 +26,8 @@ from rlox_grpo.prompts.load import (
     load_rows,
     refuse_too_long,
 )
-from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, reward_weights, score
-from rlox_grpo.rewards.calls import RewardError, function_name
+from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, list_rewards, reward_weights, score
+from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.async_generation import Pending, measure_staleness
@@ -43,8 +42,9 @@ from rlox_grpo.run.checkpoint import export_merged, export_model
 from rlox_grpo.run.episode_metrics import episode_metrics
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.lock import hold_run_folder
-from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
-from rlox_grpo.run.resume import digest_columns, digest_reward
+from rlox_grpo.run.metrics import add_short_names, combined, over_ranks, step_metrics
+from rlox_grpo.run.plan import make_plan
+from rlox_grpo.run.resume import digest_columns, digest_rewards
 from rlox_grpo.run.run import Progress, Run
 from rlox_grpo.run.timer import StageClock
 from rlox_grpo.types import Prompt, ScoredGroup
@@ -65,7 +65,7 @@ class GRPO:
             needs none.
         ref_model: a reference of your own; by default ``reference`` chooses one.
         environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, or a class with
-            ``reset(**row)`` and ``step(reply)``; see docs/several_turns.md.
+            ``reset(**row)`` and ``step(reply)``; see docs/guides/several_turns.md.
         tools: functions that the policy may call, with type hints and Google docstrings.
         tokenizer: by default the one beside the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.
@@ -91,14 +91,7 @@ class GRPO:
         callbacks: Sequence[Any] = (),
         **options: Any,
     ) -> None:
-        if config is not None and not isinstance(config, GRPOConfig):
-            raise ConfigError(
-                f"config is {type(config).__name__}: expected a GRPOConfig; give the options as keywords, or "
-                "config=GRPOConfig.create(**options)"
-            )
-        if config is not None and options:
-            raise ConfigError(f"config is given: leave out {', '.join(sorted(options))}, or set them in config")
-        self.config = config if config is not None else GRPOConfig.create(**options)
+        self.config = choose_config(config, options)
         several_turns = environment is not None or bool(tools)
         self.config.refuse_ignored(
             ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools)
@@ -106,10 +99,8 @@ class GRPO:
         if several_turns and self.config.engine != "hf":
             raise ConfigError(f"environment= and tools= need engine='hf', got {self.config.engine!r}")
         self.callbacks = Callbacks(callbacks)
-        given = [reward_fn] if callable(reward_fn) else list(reward_fn)
-        _check_reward_fns(given)
         self.reward_fns: list[RewardFn] = in_workers(
-            given, self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
+            list_rewards(reward_fn), self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
         self.ranks = join_ranks(self.config.rank_timeout, engine_size=self.config.tensor_parallel_size)
         self.policy = load_policy(model, tokenizer, self.config, num_ranks=self.ranks.size)
@@ -122,7 +113,7 @@ class GRPO:
         )
         if self.episodes is not None and self.episodes.environment.has_reward:
             self.reward_fns.insert(0, EnvironmentReward(self.episodes.environment.name))
-        _check_reward_weights(self.reward_fns, self.config)
+        weights = reward_weights(self.reward_fns, self.config.reward_weights)
         self._generate: Generate = self.episodes or generate
         self.sampler = Sampler(
             make_engine(self.config, self.policy, self.ranks),
@@ -132,7 +123,6 @@ class GRPO:
             generate=self._generate,
         )
         self.engine = self.sampler.engine
-        weights = reward_weights(self.reward_fns, self.config.reward_weights)
         self.learner = Learner(
             self.config,
             self.policy,
@@ -256,7 +246,6 @@ class GRPO:
             ranks=self.ranks.size,
             prompt_tokens=max(len(prompt.token_ids) for prompt in train_prompts),
         )
-        per_step = min(self.config.prompts_per_step, len(train_prompts))
         reference = None if self.learner.reference is None else self.learner.reference.fingerprint
         run = Run(
             self.config,
@@ -265,7 +254,7 @@ class GRPO:
             self.sampler,
             self.ranks,
             self.progress,
-            rewards=self._name_rewards(),
+            rewards=digest_rewards(self.reward_fns, self.episodes),
             data={
                 "prompts": fingerprint_prompts(train_prompts),
                 "columns": digest_columns(prompt.columns for prompt in train_prompts),
@@ -274,13 +263,18 @@ class GRPO:
             origin=self.origin,
             callbacks=self.callbacks,
         )
-        last_draw = run.start_draw + n_epochs * len(train_prompts)
-        if self.config.max_steps is not None:
-            last_draw = run.start_draw + self.config.max_steps * per_step
-        self._total_steps = run.start_step + ceil((last_draw - run.start_draw) / per_step)
+        plan = make_plan(
+            len(train_prompts),
+            n_epochs,
+            self.config.max_steps,
+            self.config.prompts_per_step,
+            start_step=run.start_step,
+            start_draw=run.start_draw,
+        )
+        self._total_steps = plan.total_steps
         run.announce(self._total_steps)
         if self.step >= self._total_steps:
-            return _add_short_names(run.last_metrics, run.progress_fields)
+            return add_short_names(run.last_metrics, run.progress_fields)
         draws = PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         if run.batches_under_way:
             self._sync_engine()  # batches whose completions were lost are sampled again, here
@@ -292,8 +286,7 @@ class GRPO:
         )
 
         def draw_prompts(step: int) -> list[Prompt]:
-            left = last_draw - run.start_draw - (step - run.start_step) * per_step  # refills not counted
-            taken = draws.take(max(0, min(per_step, left)))
+            taken = draws.take(plan.count_prompts(step))
             self.progress.draws = draws.draws
             return taken
 
@@ -315,7 +308,7 @@ class GRPO:
             raise KeyboardInterrupt(
                 f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
             )
-        return _add_short_names(run.last_metrics, run.progress_fields)
+        return add_short_names(run.last_metrics, run.progress_fields)
 
     def stop(self) -> None:
         """End ``train`` after the current step, with a checkpoint; for callbacks. The same call of it goes on later."""
@@ -351,18 +344,6 @@ class GRPO:
             write = export_merged if merged else export_model
             has_own = not updater.is_sharded and not updater.masters
             write(Path(path), self.model, self.policy.tokenizer, None if has_own else whole)
-
-    def _name_rewards(self) -> list[tuple[str, str | None]]:
-        """The reward functions and the environment, each with a digest of its source."""
-        named = [
-            (function_name(reward_fn), digest_reward(reward_fn))
-            for reward_fn in self.reward_fns
-            if not isinstance(reward_fn, EnvironmentReward)
-        ]
-        if self.episodes is None:
-            return named
-        sources = (self.episodes.source, *self.episodes.environment.tools)
-        return [*named, *((function_name(source), digest_reward(source)) for source in sources if source is not None)]
 
     def _scored(self, batch: Pending) -> list[ScoredGroup]:
         """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""
@@ -433,26 +414,3 @@ class GRPO:
             refuse_too_long(loaded, self.config.max_new_tokens, self._max_length)
         check_rewards(loaded, self.reward_fns)
         return loaded
-
-
-def _check_reward_fns(reward_fns: Sequence[RewardFn]) -> None:
-    for index, reward_fn in enumerate(reward_fns):
-        if not callable(reward_fn):
-            raise TypeError(f"reward_fn[{index}] is {type(reward_fn).__name__}: expected a callable")
-
-
-def _check_reward_weights(reward_fns: Sequence[RewardFn], config: GRPOConfig) -> None:
-    if not reward_fns:
-        raise ValueError(
-            "reward_fn is empty: GRPO needs at least one reward function, or an environment that scores its episodes"
-        )
-    weights = config.reward_weights
-    if weights is not None and len(weights) != len(reward_fns):
-        raise ConfigError(f"reward_weights has {len(weights)} values for {len(reward_fns)} reward functions")
-
-
-def _add_short_names(metrics: Mapping[str, float], progress: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics with ``mean_reward`` and ``kl`` (NaN if there was none) and the progress of the run added."""
-    nan = float("nan")
-    named = {"mean_reward": metrics.get("reward/mean", nan), "kl": metrics.get("policy/kl", nan)}
-    return {**metrics, **named, **progress}

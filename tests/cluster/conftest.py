@@ -18,7 +18,8 @@ STARTS = 4
 def folder(make_tiny_model, byte_tokenizer, tmp_path_factory):
     """Holds run.toml, the model, the data and the reward; the working directory of the commands."""
     place = tmp_path_factory.mktemp("run")
-    make_tiny_model("qwen2", vocab_size=259).save_pretrained(place / "model")
+    sizes = {"vocab_size": 259, "hidden_size": 128, "intermediate_size": 96, "max_position_embeddings": 512}
+    make_tiny_model("qwen2", **sizes).save_pretrained(place / "model")  # heads of 32, as vLLM's CPU kernels need
     byte_tokenizer.save_pretrained(place / "model")
     rows = [json.dumps({"prompt": f"{index}:"}) for index in range(8)]
     (place / "train.jsonl").write_text("\n".join(rows) + "\n")
@@ -44,7 +45,7 @@ def cluster():
     holder.stdout.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def train(folder):
     """``train("--ray", address, …)``: the finished command ``rlox-grpo train run.toml`` in the folder."""
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 REWARDS = '''
+import json
 import os
 import signal
 import time
@@ -17,8 +18,15 @@ def share_of_low_bytes(completion_ids, **columns):
     """Share of the lower half of the vocabulary; at call DIE_AT rank 1 does what HOW says."""
     global calls
     calls += 1
-    if calls == int(os.environ.get("RLOX_GRPO_DIE_AT", "0")) and os.environ.get("RANK") == "1":
+    if calls == int(os.environ.get("RLOX_GRPO_DIE_AT", "0")) and os.environ.get("RANK") == os.environ.get(
+        "RLOX_GRPO_DIES", "1"
+    ):
         how = os.environ["RLOX_GRPO_HOW"]
+        if how == "kill_engine":
+            folder = os.environ["RLOX_GRPO_STATE_DIR"]
+            with open(os.path.join(folder, sorted(os.listdir(folder))[0])) as record:
+                os.kill(json.load(record)["launcher_pid"], signal.SIGKILL)
+            return share(completion_ids)
         if how == "raise":
             raise ArithmeticError("the reward broke")
         if how == "kill":
@@ -32,6 +40,10 @@ def share_of_low_bytes(completion_ids, **columns):
     with open(os.environ.get("RLOX_GRPO_SEEN", os.devnull), "a") as seen:
         names = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
         print(*(os.environ.get(name, "-") for name in names), file=seen)
+    return share(completion_ids)
+
+
+def share(completion_ids):
     return [sum(token < 131 for token in ids) / len(ids) for ids in completion_ids]
 '''
 

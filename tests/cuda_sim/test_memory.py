@@ -1,6 +1,6 @@
 """Peak device memory of one update of models of real size, by running the library's own code without data.
 
-One prompt of 1,024 tokens and 16 completions of 1,024 tokens, as in the table of docs/gpu.md.
+One prompt of 1,024 tokens and 16 completions of 1,024 tokens, as in the table of docs/guides/memory.md.
 """
 
 from __future__ import annotations

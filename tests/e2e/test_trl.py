@@ -1,4 +1,4 @@
-"""Rules inside TRL's own trainer: real runs of a tiny model, and the lines of docs/integrations.md."""
+"""Rules inside TRL's own trainer: real runs of a tiny model, and the lines of docs/migration/other_trainers.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytest.importorskip("trl", reason="TRL 1.16 needs Python 3.11")
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "integrations.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration" / "other_trainers.md"
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant: "
 
 
@@ -216,7 +216,7 @@ def blocks(section: str) -> list[str]:
     """The section's ```python blocks that run here; one that begins with `# sketch` does not."""
     text = PAGE.read_text(encoding="utf-8")
     found = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert found, f"docs/integrations.md has no section {section}"
+    assert found, f"docs/migration/other_trainers.md has no section {section}"
     code = [textwrap.dedent(block) for block in re.findall(r"```python\n(.*?)```", found[1], re.DOTALL)]
     return [block for block in code if not block.startswith("# sketch")]
 

@@ -7,7 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from rlox_grpo.advantages import broadcast_advantages, group_advantages, make_advantages
+from rlox_grpo.advantages import (
+    broadcast_advantages,
+    group_advantages,
+    make_advantages,
+    make_turn_advantages,
+    mean_scaled_advantages,
+)
 from rlox_grpo.config import GRPOConfig
 
 # float32 holds 24 bits: an ulp at 2 is 2.4e-7, and the arithmetic before it is exact or in float64.
@@ -113,6 +119,39 @@ def test_whitened_advantages():
     found = configured([math.nan, 3, 1, 3], reward_scaling="whiten", std_epsilon=0.0)
     assert found == pytest.approx([0, 0, -1, 1], rel=1e-6)
     assert configured([2, 2, 1, 1], reward_scaling="whiten", std_epsilon=0.0) == [0, 0, 0, 0]
+
+
+def test_advantages_over_the_mean_reward():
+    # Means 1/2 and 1/4: (1 - 1/2) / (1/2), and (1 - 1/4) / (1/4) = 3
+    config = GRPOConfig(group_size=4, reward_scaling="mean", std_epsilon=0.0)
+    scale = make_advantages(config.advantages, [1.0])
+    rewards = np.array([1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, math.nan, 1, 1], np.float32)
+    found = scale(rewards, np.array([0, 4, 8, 12, 16]), {}).tolist()
+    assert found == [1, -1, 1, -1, 3, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert configured([3, 1, 0, 2], reward_scaling="mean", std_epsilon=0.5) == pytest.approx(
+        [1 / 2.5, -1 / 2.5, -1 / 1.5, 1 / 1.5]
+    )
+    with pytest.raises(ValueError, match="rewards of at least 0, and row 2 has -0.5"):
+        configured([3, 1, -0.5, 2], reward_scaling="mean")
+
+
+def test_the_gradient_over_the_mean_reward_is_the_score_of_the_correct_minus_that_of_all():
+    """MaxRL's estimator, arXiv:2602.02710: sum of A_i S_i / N for any scores S."""
+    rng = np.random.default_rng(3)
+    rewards, scores = np.array([1, 0, 0, 1, 0], np.float32), rng.normal(size=(5, 3))
+    advantages = mean_scaled_advantages(rewards, np.array([0, 5]), std_epsilon=0.0)
+    expected = scores[rewards == 1].mean(0) - scores.mean(0)
+    np.testing.assert_allclose(advantages @ scores / 5, expected, rtol=1e-6)
+
+
+def test_losers_have_no_advantage():
+    found = configured([3, 1, math.nan, 2], reward_scaling="none", negative_advantages="zero")
+    assert found == [1, 0, 0, 0]
+    config = GRPOConfig(group_size=2, reward_scaling="none", negative_advantages="zero")
+    # Returns of two episodes over two turns: means 2 and 1; the second episode has ended after one turn.
+    returns = np.array([[3.0, 2.0], [1.0, 0.0]])
+    by_turn = make_turn_advantages(config.advantages)(returns, np.array([2, 1]), np.array([0, 2]))
+    np.testing.assert_array_equal(by_turn, f32(1, 1, 0, np.nan).reshape(2, 2))
 
 
 def test_advantages_against_the_batchs_mean():

@@ -159,6 +159,17 @@ def reinforce_pp_baseline(x: Any, sg: Any) -> float:
     return token_mean(x, ppo(x, A, 0.2, 0.2, 3.0) + 0.001 * 0.5 * (x.lp - x.ref) ** 2)
 
 
+def maxrl(x: Any, sg: Any) -> float:
+    A = centred(x).reshape(-1, G) / (grouped(x).mean(1, keepdims=True) + 1e-6)
+    return token_mean(x, ppo(x, A.reshape(-1, 1), 0.2, 0.2, 3.0))
+
+
+def wapo(x: Any, sg: Any) -> float:
+    A = np.maximum(centred(x), 0)
+    losses = -np.minimum(np.exp(x.lp - x.sampler), 10.0) * A * x.mask
+    return losses.sum() / (len(x.R) * 4096)
+
+
 def nano_aha(x: Any, sg: Any) -> float:
     return token_mean(x, -z(x, 0, 1e-4) * x.lp + 0.001 * k3(x))
 
@@ -249,6 +260,8 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("rloo", False): rloo,
     ("reinforce_pp", False): reinforce_pp,
     ("reinforce_pp_baseline", False): reinforce_pp_baseline,
+    ("maxrl", False): maxrl,
+    ("wapo", False): wapo,
     ("nano_aha", False): nano_aha,
     ("grpo_zero", False): grpo_zero,
     ("simple_grpo", False): simple_grpo,
@@ -363,6 +376,7 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
         {"baseline": "batch", "reward_scaling": "batch"},  # whitening undoes the factor of leaving one out
     ),
     "reward_scaling": ({"reward_scaling": "whiten"}, {"reward_scaling": "none"}),
+    "negative_advantages": ({"negative_advantages": "keep"},),
     "ddof": ({"ddof": 0}, {"ddof": 1}),
     "std_epsilon": ({"std_epsilon": 1e-2},),
     "zero_variance": ({"zero_variance": "drop"}, {"zero_variance": "keep"}),
@@ -453,6 +467,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rloo": {**USUAL, "group_size": 2, "lr_schedule": "linear"},
     "reinforce_pp": {**USUAL, "prompts_per_step": 128, "group_size": 1, "mini_batches": 4},
     "reinforce_pp_baseline": {**USUAL, "mini_batches": 4},
+    "maxrl": {
+        **USUAL,
+        "prompts_per_step": 256,
+        "group_size": 16,
+        "max_new_tokens": 4096,
+        "weight_decay": 0.01,
+        "max_grad_norm": 0.3,
+        "reference": "auto",
+    },
+    "wapo": {
+        **USUAL,
+        "prompts_per_step": 32,
+        "mini_batches": 4,
+        "max_new_tokens": 4096,
+        "learning_rate": 1e-5,
+        "warmup_steps": 10,
+        "reference": "auto",
+    },
     "nano_aha": {
         **USUAL,
         "group_size": 4,
@@ -554,7 +586,7 @@ def test_every_preset_fixes_every_choice_that_acts(name: str) -> None:
     needed = {*USUAL, *ADAM, "baseline", "reward_scaling", "zero_variance", "policy_loss", "loss_aggregation"}
     needed |= {"mask_truncated", "kl_coef"}
     if values["reward_scaling"] != "none":
-        needed |= {"ddof", "std_epsilon"}
+        needed |= {"std_epsilon"} | ({"ddof"} if values["reward_scaling"] != "mean" else set())
     if values["kl_coef"]:
         needed |= {"kl_estimator", "kl_in"} | ({"kl_bias_correction"} if values["kl_in"] == "loss" else set())
     needed |= {
@@ -566,6 +598,8 @@ def test_every_preset_fixes_every_choice_that_acts(name: str) -> None:
         "sapo": {"sapo_temperatures"},
         "reinforce": set(),
     }[values["policy_loss"]]
+    if values.get("negative_advantages") == "zero":
+        needed -= {"clip_low", "dual_clip", "delta"}  # which bound nothing where advantages are positive
     assert needed <= values.keys()
     assert values.keys() <= {field for fields in GROUPS.values() for field in fields}, "the page would leave it out"
     assert all(choice.source for choice in PRESETS[name].choices.values())

@@ -30,7 +30,7 @@ from rlox_grpo.adapters.samples import fill_missing, read_columns, score_samples
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards import Composite, Countdown, GSM8KAnswer, Overlong, RewardError, TagFormat
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "integrations.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration" / "other_trainers.md"
 RIGHT, WRONG = "<think>a</think><answer>(7 - 3) * 4</answer>", "<think>a</think><answer>7</answer>"
 PROBLEM = {"nums": [3, 4, 7], "target": 16}
 

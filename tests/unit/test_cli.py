@@ -17,7 +17,7 @@ from rlox_grpo.prompts.templates import apply_template
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.workers import closing_workers, in_workers
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
 
 def test_overrides_are_toml_or_text():
@@ -240,7 +240,7 @@ def test_options_lists_and_shows(capsys):
 def test_the_options_page_is_up_to_date(capsys):
     assert main(["options", "--markdown"]) == 0
     page = (DOCS / "options.md").read_text(encoding="utf-8")
-    assert page == capsys.readouterr().out, "run: rlox-grpo options --markdown > docs/options.md"
+    assert page == capsys.readouterr().out, "run: rlox-grpo options --markdown > docs/reference/options.md"
 
 
 def test_train_help_names_the_list_of_options(capsys):

@@ -1,4 +1,4 @@
-"""docs/comparison.md against the sources of the systems that are installed here, at the versions that it names."""
+"""docs/concepts/comparison.md against the sources of the systems that are installed here, at its versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "concepts" / "comparison.md").read_text(encoding="utf-8")
 PACKAGES = {"TRL": "trl", "verl": "verl", "OpenRLHF": "openrlhf", "rlox": "rlox"}
 CLAIM = re.compile(r"`([^` ]+)` (has|lacks) (``.+?``|`[^`]+`)")
 

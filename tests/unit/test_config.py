@@ -49,6 +49,11 @@ def test_every_bad_value_is_named():
         ({"turn_credit": "turn", "reward_scaling": "whiten"}, "needs reward_scaling='group' or 'none', got 'whiten'"),
         ({"turn_credit": "turn", "reward_aggregation": "normalize_then_sum"}, "needs the total reward of each turn"),
         ({"turn_credit": "turn", "policy_loss": "gspo"}, "with policy_loss='gspo': its ratio is one for the sequence"),
+        ({"reward_scaling": "mean", "baseline": "leave_one_out"}, "divides by the mean that it subtracts"),
+        (
+            {"reward_scaling": "mean", "kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1"},
+            "needs rewards of at least 0, and kl_in='reward' subtracts from them",
+        ),
         ({"group_size": 1}, "group_size=1 with baseline='mean': every advantage is 0"),
         ({"kl_coef": 0.1, "reference": "none"}, "nothing to be measured against"),
         ({"reference": "adapter_off"}, "set lora_rank"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "examples" / "README.md"])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "examples" / "README.md"])
 
 
 def prose(page: Path) -> str:
@@ -36,5 +36,5 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_anchors_are_githubs() -> None:
-    assert "traininference-mismatch-metrics" in anchors(ROOT / "docs" / "metrics.md")
-    assert "tests-with-kill--9" in anchors(ROOT / "docs" / "engines.md")
+    assert "traininference-mismatch-metrics" in anchors(ROOT / "docs" / "reference" / "metrics.md")
+    assert "tests-with-kill--9" in anchors(ROOT / "docs" / "concepts" / "engines.md")

@@ -186,8 +186,8 @@ def test_a_run_that_may_not_fit_is_warned_of(make_tiny_model, monkeypatch, caplo
 
 
 def test_the_tables_example_in_the_guide(tmp_path, monkeypatch, capsys):
-    """The command and the output that docs/gpu.md shows, run on a configuration of those sizes."""
-    page = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+    """The command and the output that docs/guides/memory.md shows, run on a configuration of those sizes."""
+    page = (ROOT / "docs/guides/memory.md").read_text(encoding="utf-8")
     shown = re.search(r"```\n\$ rlox-grpo (memory .*)\n((?:.*\n)+?)```", page)
     arguments = shown[1].split()
     folder = tmp_path / arguments[1]

@@ -1,4 +1,4 @@
-"""docs/metrics.md names every metric that short real runs write, and no other."""
+"""docs/reference/metrics.md names every metric that short real runs write, and no other."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 from rlox_grpo import GRPO
 from rlox_grpo.environments import Outcome
 from rlox_grpo.rewards import Repetition
+from rlox_grpo.run.guards import GUARDS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 TABLES = PAGE.read_text(encoding="utf-8").partition("## Reward metrics")[2]
 DOCUMENTED = re.findall(r"^\| `([a-z_]+/[^`]+)` \|", TABLES, re.MULTILINE)
 TOOLS = {f"episode/{name}" for name in ("tool_calls", "tool_errors", "tool_seconds", "observations_cut")}
@@ -123,3 +124,22 @@ def test_every_documented_metric_is_written(written: set[str]) -> None:
     missing = {name for name in DOCUMENTED if not any(re.fullmatch(pattern(name), found) for found in written)}
     assert missing == ELSEWHERE
     assert len(DOCUMENTED) == len(set(DOCUMENTED))
+
+
+def test_every_metric_has_a_healthy_range_and_a_remedy() -> None:
+    rows = [
+        line.strip("| ").split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"
+    ]
+    of_metrics = [cells for cells in rows if "/" in cells[0].split("`")[1]]
+    assert len(of_metrics) == len(DOCUMENTED)
+    assert not [cells[0] for cells in of_metrics if len(cells) != 4 or not all(cells)]
+
+
+def test_every_guard_is_tied_to_its_metrics() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    table = text.partition("## Guards")[2]
+    guards = {guard.__name__ for guard in GUARDS}
+    assert set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))) == guards
+    assert {name for name in guards if f"`{name}`" in text.partition("## Guards")[0]} == guards
+    for name in re.findall(r"`([a-z]+/[a-z_<>/]+)`", table):
+        assert name in DOCUMENTED or name == "guard/<name>"

@@ -17,13 +17,13 @@ from rlox_grpo.prompts.load import load_prompts
 from rlox_grpo.prompts.templates import COUNTDOWN_PREFILL, TEMPLATES, apply_template
 from toy import PROMPTS, ToyLM, share_of_target
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference"
 ROWS = {"nums": [3, 4, 7], "target": 25, "question": "How many legs have 2 cats?"}
 
 
 def test_the_page_is_up_to_date():
     page = (DOCS / "presets.md").read_text(encoding="utf-8")
-    assert page == presets_page(), "run: rlox-grpo presets --markdown > docs/presets.md"
+    assert page == presets_page(), "run: rlox-grpo presets --markdown > docs/reference/presets.md"
 
 
 def test_the_command_line_prints_every_choice_with_its_source(capsys):

@@ -4,22 +4,28 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 
 from rlox_grpo import cli
+from rlox_grpo.cli.layout import read_layout
 from rlox_grpo.config.layout import Layout
 from rlox_grpo.config.run_file import read_run_file
 from rlox_grpo.distributed import ranks
+from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
 from rlox_grpo.distributed.ray_cluster import launch
-from rlox_grpo.distributed.ray_cluster.launch import LAUNCHER_VARIABLE
+from rlox_grpo.distributed.ray_cluster.cluster import Room
 from rlox_grpo.distributed.ray_cluster.placement import (
+    Need,
     Node,
-    Trainers,
+    ServerPlace,
+    Sizes,
     describe,
     make_rank_variables,
     number_ranks,
+    place_servers,
     require_room,
 )
 from rlox_grpo.distributed.ray_cluster.rank_process import Ending, RankProcess
@@ -33,17 +39,55 @@ NODES = [
 
 
 def test_what_the_cluster_cannot_hold_is_refused_with_the_numbers():
-    require_room(NODES, Trainers(5, 1.0, 1.0))
+    require_room(NODES, [Need("trainers", 5, 1.0, 1.0)])
     with pytest.raises(ConfigError) as found:
-        require_room(NODES, Trainers(6, 1.0, 1.0))
+        require_room(NODES, [Need("trainers", 6, 1.0, 1.0)])
     assert str(found.value) == (
         "[layout] trainers=6: each needs 1 CPU and 1 GPU; the cluster holds 5 of them (10.0.0.1 with 8 CPUs and 2 GPUs "
         "holds 2, 10.0.0.2 with 3 CPUs and 4 GPUs holds 3, 10.0.0.3 with 4 CPUs and 0 GPUs holds 0); add nodes, or set "
         "trainers to what fits"
     )
-    require_room(NODES, Trainers(7, 2.0, 0.0))
+    require_room(NODES, [Need("trainers", 7, 2.0, 0.0)])
     with pytest.raises(ConfigError, match="holds 7 of them"):
-        require_room(NODES, Trainers(8, 2.0, 0.0))
+        require_room(NODES, [Need("trainers", 8, 2.0, 0.0)])
+
+
+def test_engines_and_the_reference_need_room_beside_the_ranks():
+    sizes = Sizes(trainers=3, engines=1, gpus_per_engine=2, references=1)
+    needs = sizes.list_needs(NODES)
+    assert needs == [
+        Need("trainers", 3, 1, 1.0),
+        Need("engines", 1, 1, 2.0),
+        Need("reference", 1, 1.0, 1.0),
+    ]
+    with pytest.raises(ConfigError) as found:
+        require_room([NODES[0], Node("dd" * 16, "10.0.0.4", 3.0, 3.0)], needs)
+    assert str(found.value) == (
+        "[layout] trainers=3, engines=1, reference=1: together they need 5 CPUs and 6 GPUs; "
+        "the cluster has 11 CPUs and 5 GPUs: add nodes, or set less"
+    )
+    require_room(NODES, needs)
+    with pytest.raises(ConfigError, match=r"engines=1: each needs 1 CPU and 8 GPUs; the cluster holds 0 of them"):
+        require_room(NODES, Sizes(engines=1, gpus_per_engine=8).list_needs(NODES))
+    assert {need.gpus for need in sizes.list_needs(NODES[2:])} == {0.0}
+
+
+def test_engines_are_placed_after_the_ranks():
+    first, second, _ = NODES
+    needs = Sizes(trainers=2, engines=2, references=1).list_needs(NODES)
+    nodes = {0: first.id, 1: second.id, 2: second.id, 3: first.id, 4: second.id}
+    places = number_ranks({0: first.id, 1: second.id}, NODES)
+    servers = place_servers(nodes, NODES, needs, 2)
+    assert servers == [
+        ServerPlace("engines", 0, 2, second),
+        ServerPlace("engines", 1, 3, first),
+        ServerPlace("reference", 0, 4, second),
+    ]
+    assert describe(places, needs, servers) == (
+        "2 trainers, 2 engines, 1 reference on 2 of the cluster's nodes:\n"
+        "  10.0.0.1 (node aaaaaaaa): rank 0; engine 1; 2 CPUs and 2 GPUs of 8 CPUs and 2 GPUs\n"
+        "  10.0.0.2 (node bbbbbbbb): rank 1; engine 0; reference; 3 CPUs and 3 GPUs of 3 CPUs and 4 GPUs"
+    )
 
 
 def test_the_ranks_of_a_node_follow_each_other():
@@ -56,7 +100,7 @@ def test_the_ranks_of_a_node_follow_each_other():
         (3, 3, first, 1, 1),
     ]
     assert {place.local_size for place in places} == {2}
-    assert describe(places, Trainers(4, 1.0, 1.0)) == (
+    assert describe(places, [Need("trainers", 4, 1.0, 1.0)]) == (
         "4 trainers on 2 of the cluster's nodes:\n"
         "  10.0.0.2 (node bbbbbbbb): ranks 0, 1; 2 CPUs and 2 GPUs of 3 CPUs and 4 GPUs\n"
         "  10.0.0.1 (node aaaaaaaa): ranks 2, 3; 2 CPUs and 2 GPUs of 8 CPUs and 2 GPUs"
@@ -162,13 +206,77 @@ def test_the_layout_table(run_file):
     assert read_run_file(run_file(""), {})[0].layout is None
 
 
+ROOM = Room(None, number_ranks({0: NODES[0].id}, NODES), [ServerPlace("engines", 0, 1, NODES[1])], [{"CPU": 1.0}], "")
+
+
+def test_a_layout_with_engines_and_a_reference_of_their_own(run_file, monkeypatch, tmp_path):
+    for name in ("RLOX_GRPO_SERVER_TOKEN", "RLOX_GRPO_REFERENCE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    text = "[layout]\nengines = 2\ntensor_parallel_size = 2\nreference = 'actor'\n"
+    overrides = {"kl_coef": 0.1, "engine_max_length": 64, "dtype": "bfloat16", "output_dir": str(tmp_path / "run")}
+    origin, config = read_run_file(run_file(text), overrides)
+    assert (config.engine, config.reference) == ("vllm_server", "server")
+    sizes, servers = read_layout(origin, config)
+    assert (sizes.engines, sizes.gpus_per_engine, sizes.references) == (2, 2, 1)
+    assert " ".join(servers.commands["engines"]) == (
+        "-m rlox_grpo.cli serve model --host {host} --port {port} --dtype bfloat16 --restarts 0 "
+        "--log-dir {logs} --max-length 64 --tensor-parallel-size 2"
+    )
+    assert all(len(token) > 20 for token in servers.variables.values())
+    found = servers.find({"engines": ["http://10.0.0.2:7"], "reference": ["http://10.0.0.1:8"]}, ROOM)
+    assert found == [
+        *("--server_urls", "['http://10.0.0.2:7']", "--server_sync_dir", str(tmp_path / "run" / "weights")),
+        *("--reference_url", "http://10.0.0.1:8"),
+    ]
+    told = {**overrides, "server_urls": ["http://10.0.0.2:7"], "reference_url": "http://10.0.0.1:8"}
+    assert read_run_file(run_file(text), told)[1].server_urls == ("http://10.0.0.2:7",)  # as a rank reads it
+
+
+def test_new_weights_take_the_way_that_the_nodes_have(run_file):
+    origin, config = read_run_file(run_file("[layout]\nengines = 1\n"), {})
+    find = read_layout(origin, config)[1].find
+    with pytest.raises(ConfigError, match="a folder that all nodes share: set server_sync_dir or"):
+        find({"engines": ["http://10.0.0.2:7"]}, ROOM)
+    with_gpus = replace(ROOM, resources=[{"CPU": 1.0, "GPU": 1.0}])
+    assert find({"engines": ["http://10.0.0.2:7"]}, with_gpus)[2:] == ["--server_nccl_address", "10.0.0.1"]
+    origin, config = read_run_file(run_file("[layout]\nengines = 1\n"), {"server_sync_dir": "/mnt/shared"})
+    assert len(read_layout(origin, config)[1].find({"engines": ["http://10.0.0.2:7"]}, ROOM)) == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "told"),
+    [
+        (
+            "engines = 1",
+            {"engine": "hf"},
+            r"\[layout\] engines=1 means engine='vllm_server', and the run has engine='hf'",
+        ),
+        ("engines = 1", {"server_urls": ["http://10.0.0.2:7"]}, "Ray starts the engines; leave server_urls out"),
+        (
+            "reference = 'actor'",
+            {"kl_coef": 0.1, "reference": "frozen"},
+            r"\[layout\] reference='actor' means reference='server', and the run has reference='frozen'",
+        ),
+        (
+            "reference = 'actor'",
+            {"kl_coef": 0.1, "reference_url": "http://10.0.0.1:8"},
+            "Ray starts the reference; leave reference_url out",
+        ),
+    ],
+)
+def test_options_that_contradict_the_layout_are_refused(run_file, table, options, told):
+    with pytest.raises(ConfigError, match=told):
+        read_layout(*read_run_file(run_file(f"[layout]\n{table}\n"), options))
+
+
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ("engines = 8", "engines=8, colocate=true: Ray does not place engines apart from the trainers yet"),
-        ("colocate = false", "colocate=false: Ray does not place engines apart from the trainers yet"),
-        ("tensor_parallel_size = 2", "set the option tensor_parallel_size above the"),
-        ("reference = 'actor'", "layout. reference='actor': expected 'trainer'"),
+        ("engines = 8\ncolocate = true", r"engines=8, colocate=true: with engines of their own"),
+        ("colocate = false", "engines=0, colocate=false: with engines of their own"),
+        ("tensor_parallel_size = 2", r"\[layout\] tensor_parallel_size=2 is read only with engines"),
+        ("cpus_per_engine = 2", r"\[layout\] cpus_per_engine=2 is read only with engines"),
+        ("reference = 'server'", r"\[layout\] reference: input should be 'trainer' or 'actor', got 'server'"),
         ("trainers = 0", r"\[layout\] trainers: input should be greater than or equal to 1, got 0"),
         ("trainers = 2.0", r"\[layout\] trainers: input should be a valid integer, got 2.0"),
         ("trainer = 2", r"\[layout\] unknown option 'trainer': did you mean 'trainers'"),

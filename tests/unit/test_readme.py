@@ -1,10 +1,12 @@
-"""The Python blocks of README.md and of the guides run, in order, as a reader would paste them."""
+"""The code blocks of README.md and of every page of docs/: Python runs, in order, as a reader would paste it."""
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import re
+import shlex
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,18 @@ from typing import Any
 import pytest
 
 import warm
+from rlox_grpo.cli import _make_parser, parse_overrides
+from rlox_grpo.config.run_file import Origin, read_run_file
+from rlox_grpo.config.schema import GRPOConfig, parse_toml
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/algorithm.md", "docs/rewards.md", "docs/training.md", "docs/several_turns.md")
-BLOCK = re.compile(r"^( *)```python *\n(.*?)^\1``` *$", re.MULTILINE | re.DOTALL)
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))
+PAGES = ["README.md", *DOCS]
+ELSEWHERE = {"docs/migration/other_trainers.md"}
+"""Its blocks run with TRL, verl and OpenRLHF's calls, in tests/e2e/test_trl.py and test_adapters.py."""
+NOT_HERE = ("# sketch", "# trl")
+"""First lines of blocks that are compiled alone: what needs more than this machine, and what test_trl.py runs."""
+FENCE = r"^( *)```{language}(?: +title=\"[^\"]*\")? *\n(.*?)^\1``` *$"
 
 # The pages name real models and sizes. A folder of the model's name holds a tiny one, and sizes are cut.
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -24,36 +34,45 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SMALLER = """
+import os, runpy
 import rlox_grpo
 from rlox_grpo.trainer import GRPO
 
-SIZES = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 2, "log_to": ()}
+SIZES = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "log_to": ()}
 
 def small(model, *given, **options):
-    return GRPO(model, *given, **({**options, **SIZES} if isinstance(model, str) else options))
+    if isinstance(model, str):
+        options = {**options, **SIZES, "max_steps": min(options.get("max_steps", 2), 4)}
+    return GRPO(model, *given, **options)
 
 rlox_grpo.GRPO = small
 """
 """Runs before the pages' programs. A module that the page passes itself keeps the page's sizes."""
 
 
+def find_blocks(text: str, language: str) -> list[tuple[int, str]]:
+    """Line and code of each block of a language."""
+    pattern = re.compile(FENCE.format(language=language), re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, block.start(2)), textwrap.dedent(block[2])) for block in pattern.finditer(text)]
+
+
 def runnable(text: str) -> str:
-    """All ```python blocks as one program; one that begins with `# sketch` needs more than this machine has.
+    """All ```python blocks as one program, without those that begin with a line of :data:`NOT_HERE`.
 
     Each line keeps its place in the page, so that a traceback names the page's own line.
     """
     lines = [""] * (text.count("\n") + 1)
-    for block in BLOCK.finditer(text):
-        code = textwrap.dedent(block[2])
-        if code.lstrip().startswith("# sketch"):
-            continue
-        first = text.count("\n", 0, block.start(2))
-        lines[first : first + code.count("\n")] = code.splitlines()
+    for first, code in find_blocks(text, "python"):
+        if not code.lstrip().startswith(NOT_HERE):
+            lines[first : first + code.count("\n")] = code.splitlines()
     return "\n".join(lines) + "\n"
 
 
 def test_blocks_keep_their_lines_and_sketches_are_left_out() -> None:
-    page = "# T\n```python\nx = 1\n```\ntext\n```python\n# sketch\ny = 2\n```\n- item\n  ```python\n  z = x\n  ```\n"
+    page = (
+        '# T\n```python title="a.py"\nx = 1\n```\ntext\n```python\n# sketch\ny = 2\n```\n- item\n'
+        "  ```python\n  z = x\n  ```\n"
+    )
     assert runnable(page).splitlines() == ["", "", "x = 1", *[""] * 8, "z = x", "", ""]
 
 
@@ -68,21 +87,52 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, b
     return folder
 
 
-def test_the_pages_run(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one process, forked from one that has imported torch and transformers."""
-    (tmp_path / MODEL).parent.mkdir()
-    (tmp_path / MODEL).symlink_to(tiny_model)
+def test_the_pages_run(tmp_path: Path, tiny_model: Path) -> None:
+    """In one process, forked from one that has imported torch and transformers; each page in a folder of its own."""
     rows = [{"question": f"{number} + {number}?", "answer": str(2 * number)} for number in range(4)]
-    for name in ("train", "held_out"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    scripts = []
+    runs = []
     for page in PAGES:
         program = runnable((ROOT / page).read_text(encoding="utf-8"))
-        assert program.strip(), f"{page} shows no Python that runs"
-        scripts.append(Path(page).name.replace(".md", ".py"))
-        (tmp_path / scripts[-1]).write_text(program, encoding="utf-8")
-    runs = "".join(f"runpy.run_path({script!r}, run_name='__main__')\n" for script in scripts)
-    (tmp_path / "every_page.py").write_text(f"import runpy\n{SMALLER}\n{runs}", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
+        if page in ELSEWHERE or not program.strip():
+            continue
+        folder = tmp_path / page.removesuffix(".md")
+        (folder / MODEL).parent.mkdir(parents=True)
+        (folder / MODEL).symlink_to(tiny_model)
+        for name in ("train", "held_out"):
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        (folder / "page.py").write_text(program, encoding="utf-8")
+        runs.append(f"os.chdir({str(folder)!r})\nrunpy.run_path('page.py', run_name='__main__')\n")
+    assert len(runs) > 20
+    (tmp_path / "every_page.py").write_text(SMALLER + "".join(runs), encoding="utf-8")
     done = warm.run(0, tmp_path / "every_page.py")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_that_do_not_run_compile(page: str) -> None:
+    for line, code in find_blocks((ROOT / page).read_text(encoding="utf-8"), "python"):
+        ast.parse(code, f"{page} from line {line}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_run_files_have_known_keys(page: str, tmp_path: Path) -> None:
+    for _, code in find_blocks((ROOT / page).read_text(encoding="utf-8"), "toml"):
+        unknown = parse_toml(code).keys() - Origin.model_fields.keys() - GRPOConfig.model_fields.keys()
+        assert not unknown, code
+        if re.search(r"^model = ", code, re.MULTILINE):
+            (tmp_path / "run.toml").write_text(code, encoding="utf-8")
+            read_run_file(tmp_path / "run.toml", {})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_have_known_arguments(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = "".join(code for _, code in find_blocks(text, "")).replace("\\\n", " ")
+    for line in re.findall(r"^(?:\$ )?rlox-grpo (.*)$", blocks, re.MULTILINE):
+        words = shlex.split(line, comments=True)
+        if words == ["--version"]:
+            continue
+        arguments, rest = _make_parser().parse_known_args(words)
+        if arguments.command in ("train", "eval", "check", "memory"):
+            assert parse_overrides(rest).keys() <= GRPOConfig.model_fields.keys(), line

@@ -34,7 +34,7 @@ from rlox_grpo.rewards.registry import RULES as REGISTRY
 from rlox_grpo.rewards.registry import make_rewards
 from rule_settings import JUDGES_ANSWERS, SETTINGS, TABLES
 
-DOCS = Path(__file__).parents[2] / "docs" / "rewards.md"
+DOCS = Path(__file__).parents[2] / "docs" / "guides" / "rewards.md"
 RULES = make_rewards(TABLES)
 COLUMNS: dict[str, Any] = {"nums": [[1, 2]] * 2, "target": [3] * 2, "completion_ids": [[1], [2, 3]]}
 TEXTS = ["<think>a</think><answer>1+2</answer>", "Q"]

@@ -210,8 +210,8 @@ def test_a_cause_is_kept_and_waiting_coroutines_are_closed() -> None:
 @pytest.mark.parametrize(
     ("groups", "functions", "weights", "message"),
     [
-        (GROUPS, [], None, "reward_fns is empty"),
-        (GROUPS, [lengths], [1.0, 2.0], "weights has 2 values, expected 1"),
+        (GROUPS, [], None, "reward_fn is empty"),
+        (GROUPS, [lengths], [1.0, 2.0], "reward_weights has 2 values for 1 reward functions"),
         (GROUPS, [lengths], [math.nan], "the weight of lengths is nan"),
         ([group([GOOD, None])], [lengths], None, "completion 1 has no text while others have"),
         ([group([GOOD], a=1), group([GOOD], index=7)], [lengths], None, "prompt 7 has no column 'a'"),

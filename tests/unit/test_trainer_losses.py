@@ -53,6 +53,8 @@ CHOICES = [
     {"kl_coef": 0.5, "kl_schedule": "linear"},
     {"baseline": "batch", "reward_scaling": "batch"},
     {"reward_scaling": "whiten"},
+    {"reward_scaling": "mean"},
+    {"negative_advantages": "zero"},
 ]
 
 

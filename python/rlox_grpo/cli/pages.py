@@ -19,12 +19,12 @@ def add_commands(commands: Commands) -> None:
 
     options = commands.add_parser("options", help="every option of a run: default, values, meaning")
     options.add_argument("name", nargs="?", help="show this option in full")
-    options.add_argument("--markdown", action="store_true", help="all of them as docs/options.md")
+    options.add_argument("--markdown", action="store_true", help="all of them as docs/reference/options.md")
     options.set_defaults(run=_options)
 
     presets = commands.add_parser("presets", help="the published variants and their choices")
     presets.add_argument("name", nargs="?")
-    presets.add_argument("--markdown", action="store_true", help="all of them as docs/presets.md")
+    presets.add_argument("--markdown", action="store_true", help="all of them as docs/reference/presets.md")
     presets.set_defaults(run=_presets)
 
 

@@ -39,14 +39,18 @@ def add_commands(commands: Commands) -> None:
 
 
 def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.distributed.launcher import end_with_launcher
     from rlox_grpo.rollout.engines.vllm.serve import serve
 
+    end_with_launcher()
     serve(**_command_options(arguments), vllm_arguments=rest, say=lambda line: print(line, flush=True))
 
 
 def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.distributed.launcher import end_with_launcher
     from rlox_grpo.reference.server import serve
 
+    end_with_launcher()
     serve(**_command_options(arguments))
 
 

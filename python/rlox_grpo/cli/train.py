@@ -69,7 +69,7 @@ def _is_launched_by_ray(arguments: argparse.Namespace, origin: Origin) -> bool:
     Raises:
         ConfigError: ``--dry-run`` or ``[layout]`` without Ray, which would be ignored.
     """
-    from rlox_grpo.distributed.ray_cluster.launch import LAUNCHER_VARIABLE
+    from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
     from rlox_grpo.errors import ConfigError
 
     if os.environ.get(LAUNCHER_VARIABLE) == "ray":  # a rank that it started
@@ -84,15 +84,15 @@ def _is_launched_by_ray(arguments: argparse.Namespace, origin: Origin) -> bool:
 
 
 def _train_on_ray(arguments: argparse.Namespace, rest: Sequence[str], origin: Origin, config: GRPOConfig) -> None:
-    from rlox_grpo.config.layout import Layout
+    from rlox_grpo.cli.layout import read_layout
     from rlox_grpo.distributed.ray_cluster.launch import launch_ranks
 
-    layout = origin.layout or Layout()
+    sizes, servers = read_layout(origin, config)
     launch_ranks(
         ["-m", "rlox_grpo.cli", "train", arguments.file, *rest],
         address=arguments.ray or "auto",
-        trainers=layout.trainers,
-        cpus_per_trainer=layout.cpus_per_trainer,
+        sizes=sizes,
+        servers=servers,
         rank_timeout=config.rank_timeout,
         log_folder=None if config.output_dir is None else Path(config.output_dir) / "logs",
         dry_run=arguments.dry_run,

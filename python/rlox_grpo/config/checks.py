@@ -69,6 +69,8 @@ def _check_advantages(advantages: AdvantageConfig) -> Iterator[str]:
         yield f"reward_aggregation='normalize_then_sum' needs reward_scaling='group', got {scaling!r}"
     if advantages.baseline == "batch" and scaling not in ("batch", "none"):
         yield f"baseline='batch' needs reward_scaling='batch' or 'none', got {scaling!r}"
+    if scaling == "mean" and advantages.baseline == "leave_one_out":
+        yield "reward_scaling='mean' divides by the mean that it subtracts: set baseline='mean'"
     if advantages.baseline == "batch" and aggregation != "sum_then_normalize":
         yield "baseline='batch' needs reward_aggregation='sum_then_normalize'"
 
@@ -148,6 +150,11 @@ def _check_stages(options: Options) -> Iterator[str]:
         yield "reference='adapter_off' needs an adapter: set lora_rank"
     if options.kl_in == "reward" and options.reward_aggregation != "sum_then_normalize":
         yield (f"kl_in='reward' needs a summed reward: reward_aggregation={options.reward_aggregation!r} has none")
+    if options.kl_in == "reward" and options.kl_coef > 0 and options.reward_scaling == "mean":
+        yield (
+            "reward_scaling='mean' needs rewards of at least 0, and kl_in='reward' subtracts from them: set "
+            "kl_in='loss'"
+        )
     if options.kl_estimator == "full":
         yield from _check_full_kl(options)
     if options.updater == "torch" and options.shard_parameters and options.torch_compile:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlox_grpo.config.foreign_names import advise
-from rlox_grpo.config.layout import Layout
+from rlox_grpo.config.layout import Layout, place_options
 from rlox_grpo.config.records.option import Record, option
 from rlox_grpo.config.schema import GRPOConfig, read_toml
 from rlox_grpo.errors import ConfigError
@@ -50,6 +50,7 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
         raise ConfigError("\n".join(unknown))
     if isinstance(document.get("layout"), dict):
         document["layout"] = _read_layout(path, document["layout"])
+        document = {**_place_options(path, document["layout"], document), **document}
     try:
         origin = Origin.create(**{name: value for name, value in document.items() if name in Origin.model_fields})
     except ConfigError as error:
@@ -65,6 +66,13 @@ def _read_layout(path: str | Path, table: Mapping[str, Any]) -> Layout:
     except ConfigError as error:
         told = str(error) if str(error).startswith("[layout]") else f"[layout] {error}"
         raise ConfigError(f"{path}: {told}") from None
+
+
+def _place_options(path: str | Path, layout: Layout, document: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return place_options(layout, document)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def load_data(origin: Origin, config: GRPOConfig) -> tuple[PromptsLike, PromptsLike | None]:

@@ -35,7 +35,7 @@ class GRPOConfig(Options):
 
     ``rlox-grpo options`` lists them; the records in :mod:`rlox_grpo.config.records` declare them. Sources of the
     defaults: DeepSeekMath (arXiv:2402.03300, eq. 3 and 4) for the algorithm; TRL for ``std_epsilon`` and the learning
-    rate. docs/algorithm.md gives each formula with its symbol.
+    rate. docs/concepts/algorithm.md gives each formula with its symbol.
     """
 
     @model_validator(mode="before")
@@ -88,6 +88,24 @@ class GRPOConfig(Options):
 
 def _preset_values(preset: str, published: bool) -> Mapping[str, Any]:
     return {**PRESETS[preset].values, **(PRESETS[preset].published_values if published else {})}
+
+
+def choose_config(config: GRPOConfig | None, options: Mapping[str, Any]) -> GRPOConfig:
+    """Return ``config``, or one made of the options.
+
+    Raises:
+        ConfigError: both are given, ``config`` is something else, or an option is wrong.
+    """
+    if config is None:
+        return GRPOConfig.create(**options)
+    if not isinstance(config, GRPOConfig):
+        raise ConfigError(
+            f"config is {type(config).__name__}: expected a GRPOConfig; give the options as keywords, or "
+            "config=GRPOConfig.create(**options)"
+        )
+    if options:
+        raise ConfigError(f"config is given: leave out {', '.join(sorted(options))}, or set them in config")
+    return config
 
 
 def find_changed_options(saved: Mapping[str, Any], config: GRPOConfig) -> dict[str, tuple[Any, Any]]:

@@ -9,8 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 
-LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "CROSS_RANK")
-"""Variables that torchrun and the deepspeed launcher set. A rank that a shell started may outlive the shell."""
+LAUNCHER_VARIABLE = "RLOX_GRPO_LAUNCHER"
+"""Set to ``ray`` in the processes of Ray's actors: a run file that asks for Ray must not start another set of them."""
+
+LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "CROSS_RANK", LAUNCHER_VARIABLE)
+"""Variables that torchrun, the deepspeed launcher and Ray's actors set. A rank that a shell started may outlive it."""
 
 EVERY_S = 0.5
 """Seconds between two looks at the parent process."""

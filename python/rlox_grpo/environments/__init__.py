@@ -1,6 +1,6 @@
 """Environments of several turns: what an episode returns, and what it gets from the policy.
 
-An environment is an async function ``episode(row, chat)``; ``docs/several_turns.md`` shows one.
+An environment is an async function ``episode(row, chat)``; ``docs/guides/several_turns.md`` shows one.
 """
 
 from rlox_grpo.environments.outcome import EpisodeEnded, Outcome

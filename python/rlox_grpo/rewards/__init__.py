@@ -8,7 +8,7 @@ from __future__ import annotations
 from rlox_grpo.rewards import answers, composite, formats, lengths, math_answers, published_rewards
 from rlox_grpo.rewards.answers import *  # noqa: F403
 from rlox_grpo.rewards.bad_golds import UnreadableGold, unreadable_golds
-from rlox_grpo.rewards.calls import RewardError, RewardFn
+from rlox_grpo.rewards.calls import RewardError, RewardFn, list_rewards
 from rlox_grpo.rewards.composite import *  # noqa: F403
 from rlox_grpo.rewards.formats import *  # noqa: F403
 from rlox_grpo.rewards.lengths import *  # noqa: F403
@@ -29,6 +29,7 @@ __all__ = [
     "Verdicts",
     "check_rewards",
     "in_workers",
+    "list_rewards",
     "reward_weights",
     "score",
     "status_counts",

@@ -85,7 +85,7 @@ def published(system: str, accuracy: Rule | None = None) -> tuple[Rule, ...]:
     """The reward of a published system: its parts, whose weighted sum is its total.
 
     Args:
-        system: One of :data:`PUBLISHED`; docs/rewards.md gives each formula.
+        system: One of :data:`PUBLISHED`; docs/reference/reward_rules.md gives each formula.
         accuracy: The right-or-wrong rule of ``r1_blog``, ``open_r1`` and ``open_r1_cosine``, whose sources judge
             mathematics; by default ``MathAnswer()``. No other system takes one.
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.calls import (
     RewardError,
     RewardFn,
@@ -276,14 +277,17 @@ def reward_weights(functions: Sequence[RewardFn], weights: Sequence[float] | Non
     """Each function's weight: as given, else its ``weight`` attribute, else 1.
 
     Raises:
-        ValueError: No function, a wrong number of weights, or one that is not finite.
+        ValueError: No function, or a weight that is not finite.
+        ConfigError: Not one weight for each function.
     """
     if not functions:
-        raise ValueError("reward_fns is empty, expected at least one function")
+        raise ValueError(
+            "reward_fn is empty: expected at least one reward function, or an environment that scores its episodes"
+        )
     if weights is None:
         weights = [getattr(function, "weight", 1.0) for function in functions]
     if len(weights) != len(functions):
-        raise ValueError(f"weights has {len(weights)} values, expected {len(functions)}, one for each reward function")
+        raise ConfigError(f"reward_weights has {len(weights)} values for {len(functions)} reward functions")
     for name, weight in zip(make_unique_names(functions), weights, strict=True):
         if not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise ValueError(f"the weight of {name} is {weight!r}, expected a finite number")

@@ -178,3 +178,10 @@ def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
         name: float(next((way for ending, way in ways if name.endswith(ending)), _mean)(found))
         for name, found in values.items()
     }
+
+
+def add_short_names(metrics: Mapping[str, float], progress: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics with ``mean_reward`` and ``kl`` (NaN if there was none) and the progress of the run added."""
+    nan = float("nan")
+    named = {"mean_reward": metrics.get("reward/mean", nan), "kl": metrics.get("policy/kl", nan)}
+    return {**metrics, **named, **progress}

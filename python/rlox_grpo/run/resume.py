@@ -17,7 +17,10 @@ from typing import Any
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import CheckpointError, ConfigError, suggest_nearest
+from rlox_grpo.rewards.calls import RewardFn, function_name
+from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.workers import InWorkers
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
 
 REWARDS = "rewards"
 """The name in ``resume_changes`` that permits other reward functions, or edited ones."""
@@ -134,6 +137,14 @@ def digest_reward(function: Any) -> str | None:
         return None
     text = "".join(token.string for token in tokens if token.type not in _DROPPED)
     return f"source:{_sha256(text + fields)}"
+
+
+def digest_rewards(reward_fns: Sequence[RewardFn], episodes: EpisodeRunner | None) -> list[tuple[str, str | None]]:
+    """The name of each reward function, of the environment and of its tools, each with a digest of its source."""
+    sources: list[Any] = [function for function in reward_fns if not isinstance(function, EnvironmentReward)]
+    if episodes is not None:
+        sources += [source for source in (episodes.source, *episodes.environment.tools) if source is not None]
+    return [(function_name(source), digest_reward(source)) for source in sources]
 
 
 def digest_columns(columns: Iterable[Mapping[str, Any]]) -> str:

@@ -29,23 +29,12 @@ from rlox_grpo.run.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from rlox_grpo.run.files import (
-    append_line,
-    json_line,
-    write_completions,
-)
+from rlox_grpo.run.files import append_line, json_line, write_completions
 from rlox_grpo.run.folder import advise_resume, find_checkpoint, name_newest, prepare_folder, refuse_full_disk
 from rlox_grpo.run.guards import Watch, resume_watch, write_warnings
-from rlox_grpo.run.history import (
-    checkpoint_path,
-)
+from rlox_grpo.run.history import checkpoint_path
 from rlox_grpo.run.report import write_report
-from rlox_grpo.run.resume import (
-    compare_data,
-    compare_rewards,
-    refuse_changes,
-    refuse_unknown_changes,
-)
+from rlox_grpo.run.resume import compare_data, compare_rewards, refuse_changes, refuse_unknown_changes
 from rlox_grpo.run.sinks import make_sinks
 from rlox_grpo.types import Float32Array, ScoredGroup
 from rlox_grpo.update.learner import Learner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rlox_grpo.config.presets.preset import OURS, Preset, cited
+from rlox_grpo.config.presets.preset import OURS, Defect, Preset, cited
 
 _ADAM = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 _PLAIN_SAMPLING = {"temperature": 1.0, "top_p": 1.0}
@@ -280,6 +280,88 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
                         "max_grad_norm": 1.0,
                         "prompt_template": None,
                     },
+                ),
+            ),
+        ),
+        "maxrl": Preset(
+            source="MaxRL, arXiv:2602.02710, and tajwarfahim/maxrl, run_qwen3_training.sh",
+            summary="Rewards minus the group mean, divided by the group mean: hard prompts weigh more than under GRPO.",
+            reward="your own, 0 or 1",
+            choices=cited(
+                ("Algorithm 1", {"baseline": "mean", "reward_scaling": "mean"}),
+                ("compute_maxrl_outcome_advantage", {"std_epsilon": 1e-6, "zero_variance": "keep"}),
+                (
+                    "run_qwen3_training.sh",
+                    {
+                        "clip_low": 0.2,
+                        "clip_high": 0.2,
+                        "prompts_per_step": 256,
+                        "group_size": 16,
+                        **_ONE_UPDATE,
+                        "max_new_tokens": 4096,
+                        "learning_rate": 1e-6,
+                        "max_grad_norm": 0.3,
+                        **_NO_KL,
+                    },
+                ),
+                (
+                    "the defaults of verl, which it runs on",
+                    {
+                        "policy_loss": "clip",
+                        "dual_clip": 3.0,
+                        "loss_aggregation": "token_mean",
+                        **_PLAIN_SAMPLING,
+                        **_CONSTANT_LR,
+                        "weight_decay": 0.01,
+                        **_ADAM,
+                    },
+                ),
+                (OURS, {"delta": None, "mask_truncated": False, "prompt_template": None}),
+            ),
+        ),
+        "wapo": Preset(
+            source="WAPO, arXiv:2606.16154, and layer6ai-labs/wapo, configs/vf-rl/numina_lean_math.toml",
+            summary="Only completions above their group's mean are learned from; reward minus mean, no other scaling.",
+            reward="your own",
+            choices=cited(
+                (
+                    "trainer.py, loss_type wapo: adv=r-mean, pos seqs only, token IR upper-clip",
+                    {
+                        "baseline": "mean",
+                        "reward_scaling": "none",
+                        "negative_advantages": "zero",
+                        "policy_loss": "clip",
+                        "loss_aggregation": "fixed_length",
+                        "zero_variance": "keep",
+                    },
+                ),
+                ("trainer.py: the ratio is against the sampler", {"bypass_old_log_probs": True}),
+                (
+                    "numina_lean_math.toml",
+                    {
+                        "clip_high": 9.0,
+                        "prompts_per_step": 32,
+                        "group_size": 8,
+                        "mini_batches": 4,
+                        "updates_per_batch": 1,
+                        "max_new_tokens": 4096,
+                        "learning_rate": 1e-5,
+                        "lr_schedule": "constant",
+                        "warmup_steps": 10,
+                        "max_grad_norm": 1.0,
+                    },
+                ),
+                (
+                    "the defaults of config.py",
+                    {**_PLAIN_SAMPLING, "weight_decay": 0.0, **_ADAM, "mask_truncated": False, **_NO_KL},
+                ),
+                (OURS, {"min_lr_ratio": 0.0, "prompt_template": None}),
+            ),
+            defects=(
+                Defect(
+                    "A difference: the source divides by the longest sequence, prompt included (max_seq_len, 8192); "
+                    "fixed_length divides by max_new_tokens.",
+                    reproduced=False,
                 ),
             ),
         ),

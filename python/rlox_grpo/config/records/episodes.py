@@ -10,7 +10,7 @@ _EPISODES = ({"environment": SET}, {"tools": SET})
 
 
 class EpisodeConfig(Record, title="Episodes of several turns"):
-    """How episodes run, given ``GRPO(environment=…)`` or ``GRPO(tools=…)``; see docs/several_turns.md."""
+    """How episodes run, given ``GRPO(environment=…)`` or ``GRPO(tools=…)``; see docs/guides/several_turns.md."""
 
     max_turns: int = option(
         8, "Maximum number of replies in an episode; max_new_tokens is of one reply.", ge=1, only_with=_EPISODES

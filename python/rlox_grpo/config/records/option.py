@@ -39,7 +39,7 @@ def option(
 
     Args:
         default: its value when neither the user nor the preset sets it.
-        description: its meaning, for ``rlox-grpo options`` and ``docs/options.md``.
+        description: its meaning, for ``rlox-grpo options`` and ``docs/reference/options.md``.
         only_with: when the option is read; with several conditions, one of them suffices. A value that is neither the
             default nor the preset's is an error otherwise.
         resumable: whether a resumed run may change it. Only for options that do not change what a step computes,

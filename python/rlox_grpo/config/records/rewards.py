@@ -43,10 +43,10 @@ class AdvantageConfig(Record, title="Advantages"):
         "sum_then_normalize: advantages of the weighted sum of the rewards; normalize_then_sum: normalize each reward "
         "in its group first (GDPO, arXiv:2601.05242).",
     )
-    reward_scaling: Literal["group", "batch", "whiten", "none"] = option(
+    reward_scaling: Literal["group", "batch", "whiten", "mean", "none"] = option(
         "group",
         "Divide by the standard deviation of the rewards in the group, in the batch, or of the batch's advantages "
-        "(whiten, REINFORCE++), or do not divide.",
+        "(whiten, REINFORCE++); by the group's mean reward (mean, MaxRL, arXiv:2602.02710); or do not divide.",
         source="DeepSeekMath, arXiv:2402.03300, section 4.1.2",
     )
     ddof: int = option(
@@ -58,9 +58,9 @@ class AdvantageConfig(Record, title="Advantages"):
     )
     std_epsilon: float = option(
         STD_EPSILON,
-        "Added to the standard deviation.",
+        "Added to the standard deviation, or to the mean reward with reward_scaling='mean'.",
         ge=0,
-        only_with={"reward_scaling": ("group", "batch", "whiten")},
+        only_with={"reward_scaling": ("group", "batch", "whiten", "mean")},
         source="TRL",
     )
     baseline: Literal["mean", "leave_one_out", "batch"] = option(
@@ -68,6 +68,11 @@ class AdvantageConfig(Record, title="Advantages"):
         "Subtracted from each reward: the mean of its group, of the others in its group (RLOO, arXiv:2402.14740), or "
         "of the batch (REINFORCE++, arXiv:2501.03262).",
         source="DeepSeekMath, arXiv:2402.03300, section 4.1.2",
+    )
+    negative_advantages: Literal["keep", "zero"] = option(
+        "keep",
+        "zero: learn from the completions that are better than their baseline alone (WAPO, arXiv:2606.16154); the "
+        "others still count in the denominators of the loss.",
     )
     turn_credit: Literal["episode", "turn"] = option(
         "episode",

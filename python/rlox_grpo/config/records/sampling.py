@@ -14,7 +14,9 @@ class PresetConfig(Record, title="Preset"):
     """What the other options start from."""
 
     preset: str = option("grpo", "Published variant of GRPO that sets other options; `rlox-grpo presets` lists them.")
-    published: bool = option(False, "Reproduce the defects of the preset's source; docs/presets.md names them.")
+    published: bool = option(
+        False, "Reproduce the defects of the preset's source; docs/reference/presets.md names them."
+    )
 
 
 class SamplingConfig(Record, title="Sampling"):

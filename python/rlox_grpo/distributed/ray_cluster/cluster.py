@@ -6,9 +6,20 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from rlox_grpo.distributed.ray_cluster.placement import Node, Place, Trainers, number_ranks, require_room
+from rlox_grpo.distributed.ray_cluster.placement import (
+    Node,
+    Place,
+    ServerPlace,
+    Sizes,
+    describe,
+    list_counts,
+    number_ranks,
+    place_servers,
+    require_room,
+)
 from rlox_grpo.errors import ConfigError
 
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -102,11 +113,34 @@ def list_nodes(ray: Any) -> list[Node]:
     ]
 
 
-@contextmanager
-def reserved_room(ray: Any, count: int, cpus: float) -> Iterator[tuple[Any, list[Place], Trainers]]:
-    """Reserve room for ``count`` ranks for the block, close to each other; yields Ray's placement group and the places.
+@dataclass(frozen=True)
+class Room:
+    """Room on a cluster that is reserved for a run.
 
-    Each rank takes one GPU where the cluster has any, and none where it has none.
+    Attributes:
+        group: Ray's placement group.
+        places: of the ranks.
+        servers: places of engines and of the reference.
+        resources: of each bundle, as Ray names them.
+        placement: both in words.
+    """
+
+    group: Any
+    places: list[Place]
+    servers: list[ServerPlace]
+    resources: list[dict[str, float]]
+    placement: str
+
+    def schedule(self, bundle: int) -> Any:
+        """Ray's scheduling strategy for a process of the bundle."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
+
+
+@contextmanager
+def reserved_room(ray: Any, sizes: Sizes) -> Iterator[Room]:
+    """Reserve room for the processes of a run for the block, on as few nodes as possible.
 
     Raises:
         ConfigError: the cluster cannot hold them, or something else uses the room; with the numbers.
@@ -114,19 +148,22 @@ def reserved_room(ray: Any, count: int, cpus: float) -> Iterator[tuple[Any, list
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
     nodes = list_nodes(ray)
-    trainers = Trainers(count, cpus, 1.0 if any(node.gpus for node in nodes) else 0.0)
-    require_room(nodes, trainers)
-    resources = {"CPU": trainers.cpus, **({"GPU": trainers.gpus} if trainers.gpus else {})}
-    group = placement_group([resources] * count, strategy="PACK")
+    needs = sizes.list_needs(nodes)
+    require_room(nodes, needs)
+    resources = [need.resources for need in needs for _ in range(need.count)]
+    group = placement_group(resources, strategy="PACK")
     try:
         if not group.wait(ROOM_WITHIN_S):
             free = ray.available_resources()
             raise ConfigError(
-                f"[layout] trainers={count}: the cluster could hold them; after {ROOM_WITHIN_S:g} s it has no room: "
-                f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free. Wait for the other jobs, "
-                "or set fewer trainers"
+                f"[layout] {list_counts(needs)}: the cluster could hold them; "
+                f"after {ROOM_WITHIN_S:g} s only {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free. "
+                "Wait for the other jobs, or set less"
             )
         found = placement_group_table(group)["bundles_to_node_id"]
-        yield group, number_ranks({int(bundle): node for bundle, node in found.items()}, nodes), trainers
+        node_of_bundle = {int(bundle): node for bundle, node in found.items()}
+        places = number_ranks({bundle: node_of_bundle[bundle] for bundle in range(sizes.trainers)}, nodes)
+        servers = place_servers(node_of_bundle, nodes, needs, sizes.trainers)
+        yield Room(group, places, servers, resources, describe(places, needs, servers))
     finally:
         remove_placement_group(group)

@@ -1,4 +1,4 @@
-"""Start the ranks of a run as Ray actors, show what rank 0 says, and end all of them when one ends."""
+"""Start the processes of a run as Ray actors, show what rank 0 says, and end all ranks when one ends."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.distributed.ray_cluster.cluster import joined_cluster, reserved_room
-from rlox_grpo.distributed.ray_cluster.placement import Place, describe, make_rank_variables
+from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
+from rlox_grpo.distributed.ray_cluster.cluster import Room, joined_cluster, reserved_room
+from rlox_grpo.distributed.ray_cluster.placement import Place, Sizes, make_rank_variables
 from rlox_grpo.distributed.ray_cluster.rank_process import Ending, RankProcess
+from rlox_grpo.distributed.ray_cluster.servers import Servers, running_servers
 from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import RankError
-
-LAUNCHER_VARIABLE = "RLOX_GRPO_LAUNCHER"
-"""Set to ``ray`` in the ranks: a run file that asks for Ray must not start another set of them."""
 
 FORWARDED = ("RLOX_GRPO_", "HF_", "TRANSFORMERS_", "OMP_", "NCCL_", "GLOO_", "TORCH_", "VLLM_", "WANDB_", "TRACKIO_")
 """Variables of the driver that the ranks get too, by how their names begin: settings and tokens of the run."""
@@ -51,8 +50,8 @@ def launch_ranks(
     arguments: Sequence[str],
     *,
     address: str,
-    trainers: int,
-    cpus_per_trainer: int,
+    sizes: Sizes,
+    servers: Servers,
     rank_timeout: float,
     log_folder: Path | None,
     dry_run: bool,
@@ -63,8 +62,9 @@ def launch_ranks(
     Args:
         arguments: after the interpreter's name.
         address: see :func:`rlox_grpo.distributed.ray_cluster.cluster.joined_cluster`.
-        trainers: ranks.
-        cpus_per_trainer: CPUs that each reserves; also its ``OMP_NUM_THREADS``, unless the driver has that variable.
+        sizes: how many processes of each kind. The CPUs of a rank are also its ``OMP_NUM_THREADS``, unless the driver
+            has that variable.
+        servers: how engines and the reference are started.
         rank_timeout: heartbeat timeout of the run, in seconds.
         log_folder: gets ``rank_0.log``, … from each rank's node; None: a folder for temporary files there.
         dry_run: show the placement and start nothing.
@@ -73,32 +73,38 @@ def launch_ranks(
     Raises:
         ImportError: Ray is not installed.
         ConfigError: no cluster, or one that cannot hold the ranks; with the numbers.
+        EngineError: an engine or the reference did not start; with the last lines of its log.
         RankError: a rank failed or died; names it, its node, and the last lines of its log.
         KeyboardInterrupt: the ranks were asked to stop, and did so after a checkpoint.
     """
     with (
         joined_cluster(address) as ray,
-        reserved_room(ray, trainers, cpus_per_trainer) as (group, places, needs),
+        reserved_room(ray, sizes) as room,
     ):
-        say(describe(places, needs) + "\n")
+        say(room.placement + "\n")
         if dry_run:
             return
         run_id = f"ray-{uuid.uuid4().hex[:12]}"
         folder = Path(tempfile.gettempdir()) / f"rlox-grpo-{run_id}" if log_folder is None else log_folder.absolute()
-        actors = [_make_actor(ray, group, place, needs.cpus, needs.gpus) for place in places]
-        try:
-            threads = {"OMP_NUM_THREADS": f"{cpus_per_trainer}"}
+        forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
+        environment = {**servers.variables, **forwarded, LAUNCHER_VARIABLE: "ray", "PYTHONUNBUFFERED": "1"}
+        with running_servers(ray, room, servers, environment, folder, say) as urls:
+            words = [*arguments, *servers.find(urls, room)]
+            actors = [_make_actor(ray, room, place) for place in room.places]
             try:
-                running = _start(ray, actors, places, arguments, run_id, folder, threads)
-            except ray.exceptions.RayError as error:
-                raise RankError(
-                    f"an actor of the ranks cannot start: {_shorten(error)}; every node needs this version of rlox_grpo"
-                ) from error
-            watched = _Watched(places, actors, running)
-            _watch(ray, watched, rank_timeout, say)
-        finally:
-            for actor in actors:
-                ray.kill(actor)
+                threads = {"OMP_NUM_THREADS": f"{sizes.cpus_per_trainer}"}
+                try:
+                    running = _start(ray, actors, room.places, words, run_id, folder, {**threads, **environment})
+                except ray.exceptions.RayError as error:
+                    raise RankError(
+                        f"an actor of the ranks cannot start: {_shorten(error)}; every node needs this version of "
+                        "rlox_grpo"
+                    ) from error
+                watched = _Watched(room.places, actors, running)
+                _watch(ray, watched, rank_timeout, say)
+            finally:
+                for actor in actors:
+                    ray.kill(actor)
         how = (
             "nothing was saved: the run has no output_dir"
             if log_folder is None
@@ -107,16 +113,14 @@ def launch_ranks(
         _raise_failure(watched, f"the logs of all ranks: {folder}; {how}")
 
 
-def _make_actor(ray: Any, group: Any, place: Place, cpus: float, gpus: float) -> Any:
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.bundle)
+def _make_actor(ray: Any, room: Room, place: Place) -> Any:
+    resources = room.resources[place.bundle]
     kind = ray.remote(RankProcess).options(
-        num_cpus=cpus,
-        num_gpus=gpus,
+        num_cpus=resources["CPU"],
+        num_gpus=resources.get("GPU", 0),
         max_restarts=0,
         max_concurrency=4,
-        scheduling_strategy=strategy,
+        scheduling_strategy=room.schedule(place.bundle),
         name=f"rlox-grpo rank {place.rank}",
     )
     return kind.remote()
@@ -129,27 +133,23 @@ def _start(
     arguments: Sequence[str],
     run_id: str,
     folder: Path,
-    threads: dict[str, str],
+    environment: Mapping[str, str],
 ) -> dict[Any, int]:
     """Start the rank of each actor; returns the reference of each one's ending → its rank."""
     master = places[0].node.address
     port = ray.get(actors[0].open_store.remote(master))
     gpus = ray.get([actor.list_gpus.remote() for actor in actors])
-    forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
     running = {}
     for place, actor in zip(places, actors, strict=True):
         # As under torchrun, a rank sees the GPUs of all ranks of its node, and its own is number LOCAL_RANK.
         seen = [gpu for other in places if other.node == place.node for gpu in gpus[other.rank]]
-        environment = {
-            **threads,
-            **forwarded,
+        own = {
+            **environment,
             **make_rank_variables(place, places, (master, port), run_id),
             **({"CUDA_VISIBLE_DEVICES": ",".join(seen)} if seen else {}),
-            LAUNCHER_VARIABLE: "ray",
-            "PYTHONUNBUFFERED": "1",
         }
         log = str(folder / f"rank_{place.rank}.log")
-        running[actor.run.remote(arguments, environment, log, os.getcwd())] = place.rank
+        running[actor.run.remote(arguments, own, log, os.getcwd())] = place.rank
     return running
 
 

@@ -1,4 +1,4 @@
-"""Which rank runs on which node, with which devices. Pure functions: Ray decides the nodes, this numbers the ranks."""
+"""Which process runs on which node, with which devices. Pure functions: Ray decides the nodes."""
 
 from __future__ import annotations
 
@@ -25,22 +25,57 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Trainers:
-    """What the training ranks of a run need.
+class Need:
+    """What the processes of one kind need.
 
     Attributes:
-        count: ranks.
-        cpus, gpus: of each rank.
+        kind: a key of the ``[layout]`` table: ``trainers``, ``engines`` or ``reference``.
+        count: processes.
+        cpus, gpus: of each process.
     """
 
+    kind: str
     count: int
     cpus: float
     gpus: float
 
-    def fit_on(self, node: Node) -> int:
-        """How many of the ranks an empty node holds."""
+    def count_on(self, node: Node) -> int:
+        """How many of the processes the node holds, at most ``count``."""
         counts = [int(node.cpus // self.cpus)] + ([int(node.gpus // self.gpus)] if self.gpus else [])
         return min(self.count, *counts)
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Of one process, as Ray names them."""
+        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The processes of a run on a Ray cluster.
+
+    Attributes:
+        trainers, cpus_per_trainer: training ranks, and the CPUs of each.
+        engines, cpus_per_engine, gpus_per_engine: generation engines apart from the ranks.
+        references: 1 for a reference policy in a process of its own, else 0.
+    """
+
+    trainers: int = 1
+    cpus_per_trainer: int = 1
+    engines: int = 0
+    cpus_per_engine: int = 1
+    gpus_per_engine: int = 1
+    references: int = 0
+
+    def list_needs(self, nodes: Sequence[Node]) -> list[Need]:
+        """What the processes need, trainers first; without any GPU in the cluster all run on CPUs."""
+        has_gpus = any(node.gpus for node in nodes)
+        needs = [
+            Need("trainers", self.trainers, self.cpus_per_trainer, float(has_gpus)),
+            Need("engines", self.engines, self.cpus_per_engine, float(self.gpus_per_engine * has_gpus)),
+            Need("reference", self.references, 1.0, float(has_gpus)),
+        ]
+        return [need for need in needs if need.count]
 
 
 @dataclass(frozen=True)
@@ -63,25 +98,69 @@ class Place:
     node_rank: int
 
 
-def require_room(nodes: Sequence[Node], trainers: Trainers) -> None:
-    """Raise ConfigError, with the numbers, where the whole cluster cannot hold the ranks even if nothing else ran."""
-    room = {node: trainers.fit_on(node) for node in nodes}
-    if sum(room.values()) >= trainers.count:
-        return
-    held = ", ".join(
-        f"{node.address} with {_amount(node.cpus, node.gpus)} holds {count}" for node, count in room.items()
-    )
-    raise ConfigError(
-        f"[layout] trainers={trainers.count}: each needs {_amount(trainers.cpus, trainers.gpus)}; the cluster holds "
-        f"{sum(room.values())} of them ({held or 'it has no node'}); add nodes, or set trainers to what fits"
-    )
+@dataclass(frozen=True)
+class ServerPlace:
+    """Where a process that is no rank runs.
+
+    Attributes:
+        kind: ``engines`` or ``reference``.
+        index: its number among those of its kind.
+        bundle: its bundle in Ray's placement group.
+        node: its node.
+    """
+
+    kind: str
+    index: int
+    bundle: int
+    node: Node
+
+
+def require_room(nodes: Sequence[Node], needs: Sequence[Need]) -> None:
+    """Raise ConfigError, with the numbers, where the whole cluster cannot hold the processes even if nothing else ran.
+
+    Each kind must fit by itself, and all kinds by their sums. Whether they fit beside each other is Ray's to find out.
+    """
+    for need in needs:
+        room = {node: need.count_on(node) for node in nodes}
+        if sum(room.values()) < need.count:
+            held = ", ".join(
+                f"{node.address} with {_amount(node.cpus, node.gpus)} holds {count}" for node, count in room.items()
+            )
+            raise ConfigError(
+                f"[layout] {need.kind}={need.count}: each needs {_amount(need.cpus, need.gpus)}; the cluster holds "
+                f"{sum(room.values())} of them ({held or 'it has no node'}); add nodes, or set {need.kind} to what fits"
+            )
+    wanted = _amount(sum(need.count * need.cpus for need in needs), sum(need.count * need.gpus for need in needs))
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    if sum(need.count * need.cpus for need in needs) > cpus or sum(need.count * need.gpus for need in needs) > gpus:
+        raise ConfigError(
+            f"[layout] {list_counts(needs)}: together they need {wanted}; the cluster has {_amount(cpus, gpus)}: add "
+            "nodes, or set less"
+        )
+
+
+def list_counts(needs: Sequence[Need]) -> str:
+    """``trainers=2, engines=1``, as in the ``[layout]`` table."""
+    return ", ".join(f"{need.kind}={need.count}" for need in needs)
+
+
+def place_servers(
+    node_of_bundle: Mapping[int, str], nodes: Sequence[Node], needs: Sequence[Need], first: int
+) -> list[ServerPlace]:
+    """Number the processes that are no ranks; their bundles follow those of the ranks, which are ``first`` many."""
+    by_id = {node.id: node for node in nodes}
+    kinds = [(need.kind, index) for need in needs if need.kind != "trainers" for index in range(need.count)]
+    return [
+        ServerPlace(kind, index, bundle, by_id[node_of_bundle[bundle]])
+        for bundle, (kind, index) in enumerate(kinds, first)
+    ]
 
 
 def number_ranks(node_of_bundle: Mapping[int, str], nodes: Sequence[Node]) -> list[Place]:
     """Number the bundles of a placement group: the ranks of a node follow each other.
 
     Args:
-        node_of_bundle: bundle → id of the node that Ray gave it.
+        node_of_bundle: bundle of a rank → id of the node that Ray gave it.
         nodes: of the cluster.
     """
     by_id = {node.id: node for node in nodes}
@@ -95,15 +174,22 @@ def number_ranks(node_of_bundle: Mapping[int, str], nodes: Sequence[Node]) -> li
     return places
 
 
-def describe(places: Sequence[Place], trainers: Trainers) -> str:
+def describe(places: Sequence[Place], needs: Sequence[Need], servers: Sequence[ServerPlace] = ()) -> str:
     """The placement in words, a line for each node."""
-    nodes = {place.node: [other.rank for other in places if other.node == place.node] for place in places}
-    lines = [f"{len(places)} trainers on {len(nodes)} of the cluster's nodes:"]
-    for node, ranks in nodes.items():
-        used = _amount(trainers.cpus * len(ranks), trainers.gpus * len(ranks))
+    by_kind = {need.kind: need for need in needs}
+    nodes = list(dict.fromkeys([place.node for place in places] + [place.node for place in servers]))
+    counts = ", ".join(f"{need.count} {need.kind}" for need in needs)
+    lines = [f"{counts} on {len(nodes)} of the cluster's nodes:"]
+    for node in nodes:
+        own = [("rank", "trainers", place.rank) for place in places if place.node == node]
+        own += [(place.kind.removesuffix("s"), place.kind, place.index) for place in servers if place.node == node]
+        used = _amount(sum(by_kind[kind].cpus for _, kind, _ in own), sum(by_kind[kind].gpus for _, kind, _ in own))
+        named = []
+        for name in dict.fromkeys(name for name, _, _ in own):
+            numbers = [str(number) for other, _, number in own if other == name]
+            named.append(name if name == "reference" else f"{name}{'s' * (len(numbers) > 1)} {', '.join(numbers)}")
         lines.append(
-            f"  {node.address} (node {node.id[:8]}): {'rank' if len(ranks) == 1 else 'ranks'} "
-            f"{', '.join(map(str, ranks))}; {used} of {_amount(node.cpus, node.gpus)}"
+            f"  {node.address} (node {node.id[:8]}): {'; '.join(named)}; {used} of {_amount(node.cpus, node.gpus)}"
         )
     return "\n".join(lines)
 

@@ -80,7 +80,7 @@ class RankProcess:
                 start_new_session=True,  # a terminal's Ctrl-C goes to the driver, which asks all ranks to stop
             )
         status = self._child.wait()
-        return Ending(status, self._child.pid, self._read_last_lines())
+        return Ending(status, self._child.pid, read_last_lines(self._log))
 
     def stop(self, *, at_once: bool = False) -> None:
         """Ask the rank to save and stop (SIGTERM), or kill it."""
@@ -97,8 +97,10 @@ class RankProcess:
         self._read += len(data)
         return data.decode(errors="replace")
 
-    def _read_last_lines(self) -> str:
-        with open(self._log, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-        return "\n".join([line for line in lines if line.strip()][-LAST_LINES:])
+
+def read_last_lines(log: Path) -> str:
+    """Return the last lines of a log that are not blank."""
+    with open(log, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join([line for line in lines if line.strip()][-LAST_LINES:])

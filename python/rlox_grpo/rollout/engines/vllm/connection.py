@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from threading import Lock
 from typing import Any
 
+from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.vllm.auth import WEIGHTS_HEADER
 from rlox_grpo.rollout.engines.vllm.records import find_record, find_token
@@ -91,10 +93,11 @@ class ServerConnection:
         return f"\n{self.url}: {self.trouble or 'left out'}" + (f"\n{tail}" if tail else "")
 
     def may_come_back(self, deadline: float) -> bool:
-        """Whether the launcher can restart the server before ``deadline``."""
+        """Whether Ray or the launcher can restart the server before ``deadline``."""
+        if time.monotonic() + POLL_SECONDS >= deadline:
+            return False
         record = find_record(self.url)
-        in_time = time.monotonic() + POLL_SECONDS < deadline
-        return in_time and record is not None and record.launcher_is_alive()
+        return os.environ.get(LAUNCHER_VARIABLE) == "ray" or (record is not None and record.launcher_is_alive())
 
     def close(self) -> None:
         """Close the connections; the server runs on."""

@@ -1,0 +1,82 @@
+"""The processes of a run on a Ray cluster: their numbers, their commands, and how the ranks find them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlox_grpo.config.layout import UNPLACED, Layout
+from rlox_grpo.config.run_file import Origin
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.distributed.ray_cluster.cluster import Room
+from rlox_grpo.distributed.ray_cluster.placement import Sizes
+from rlox_grpo.distributed.ray_cluster.servers import HOST, LOGS, PORT, Servers
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.reference.client import TOKEN_VARIABLE as REFERENCE_TOKEN
+from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE as ENGINE_TOKEN
+
+_MODULE = ("-m", "rlox_grpo.cli")
+
+
+def read_layout(origin: Origin, config: GRPOConfig) -> tuple[Sizes, Servers]:
+    """Return how many processes the run has, and how its engines and its reference are started.
+
+    Raises:
+        ConfigError: ``server_urls`` or ``reference_url`` beside servers that Ray starts.
+    """
+    layout = origin.layout or Layout()
+    has_reference = layout.reference == "actor"
+    if layout.engines and config.server_urls != (UNPLACED,):
+        raise ConfigError(f"[layout] engines={layout.engines}: Ray starts the engines; leave server_urls out")
+    if has_reference and config.reference_url != UNPLACED:
+        raise ConfigError("[layout] reference='actor': Ray starts the reference; leave reference_url out")
+    engine = ["serve", origin.model, "--host", HOST, "--port", PORT, "--dtype", config.dtype, "--restarts", "0"]
+    engine += ["--log-dir", LOGS]
+    if config.engine_max_length is not None:
+        engine += ["--max-length", str(config.engine_max_length)]
+    if layout.tensor_parallel_size > 1:
+        engine += ["--tensor-parallel-size", str(layout.tensor_parallel_size)]
+    reference = ["serve-reference", origin.model, "--host", HOST, "--port", PORT]
+    sizes = Sizes(
+        trainers=layout.trainers,
+        cpus_per_trainer=layout.cpus_per_trainer,
+        engines=layout.engines,
+        cpus_per_engine=layout.cpus_per_engine,
+        gpus_per_engine=layout.tensor_parallel_size,
+        references=int(has_reference),
+    )
+
+    def find(urls: Mapping[str, Sequence[str]], room: Room) -> list[str]:
+        words: list[str] = []
+        if engines := urls.get("engines"):
+            words += ["--server_urls", str([*engines]), *_route_weights(config, room)]
+        for url in urls.get("reference", ()):
+            words += ["--reference_url", url]
+        return words
+
+    return sizes, Servers(
+        {"engines": [*_MODULE, *engine], "reference": [*_MODULE, *reference]},
+        {name: os.environ.get(name) or secrets.token_urlsafe(32) for name in (ENGINE_TOKEN, REFERENCE_TOKEN)},
+        find,
+    )
+
+
+def _route_weights(config: GRPOConfig, room: Room) -> list[str]:
+    """Options for the way of new weights to the engines: NCCL between GPUs, else a folder that all nodes share."""
+    if config.server_sync_dir is not None or config.server_nccl_address is not None:
+        return []
+    if any("GPU" in resources for resources in room.resources):
+        return ["--server_nccl_address", room.places[0].node.address]
+    if config.output_dir is not None:
+        folder = Path(config.output_dir).absolute() / "weights"
+        folder.mkdir(parents=True, exist_ok=True)
+        return ["--server_sync_dir", str(folder)]
+    if len({place.node for place in room.places} | {place.node for place in room.servers}) > 1:
+        raise ConfigError(
+            "engines on several nodes get new weights through a folder that all nodes share: set server_sync_dir or "
+            "output_dir"
+        )
+    return ["--server_sync_dir", tempfile.gettempdir()]

@@ -1,0 +1,112 @@
+"""What runs in the actor of a generation engine or a reference policy: a server, which is a child process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlox_grpo.distributed.ray_cluster.rank_process import Ending, read_last_lines
+
+POLL_S = 0.5
+STOP_S = 15.0
+"""Seconds that a server has to end by itself."""
+
+
+def find_port(address: str) -> int:
+    """Return a port of this node that is free now."""
+    with socket.create_server((address, 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def _wait_until_free(address: tuple[str, int]) -> None:
+    """Wait until what is left of the server before this one has closed its port, up to ``STOP_S``."""
+    deadline = time.monotonic() + STOP_S
+    while time.monotonic() < deadline:
+        try:
+            socket.create_server(address).close()
+        except OSError:
+            time.sleep(POLL_S)
+        else:
+            return
+
+
+class ServerProcess:
+    """The supervisor of one server, a Ray actor.
+
+    A server that dies after it has listened ends its actor with it, so that Ray starts both again, at the same address
+    while the node lives.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], address: tuple[str, int], environment: Mapping[str, str], log: str, folder: str
+    ) -> None:
+        """Start ``python ARGUMENTS``.
+
+        Args:
+            arguments: after the interpreter's name.
+            address: host and port that the server listens on.
+            environment: beside the actor's own variables.
+            log: file that its output is appended to.
+            folder: its working directory; the actor's own where this node lacks it.
+        """
+        import ray
+
+        self._address = address
+        self._log = Path(log)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._has_listened = ray.get_runtime_context().was_current_actor_reconstructed
+        self._is_stopping = False
+        if self._has_listened:
+            _wait_until_free(address)
+        with open(self._log, "ab") as output:
+            self._child = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=folder if os.path.isdir(folder) else None,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        threading.Thread(target=self._end_with_child, name="rlox-grpo-server", daemon=True).start()
+
+    def wait_until_listening(self, seconds: float) -> Ending | None:
+        """Wait until the server accepts connections; returns how it ended if it did not come so far.
+
+        Raises:
+            TimeoutError: neither within ``seconds``.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self._child.poll() is not None:
+                return Ending(self._child.returncode, self._child.pid, read_last_lines(self._log))
+            try:
+                socket.create_connection(self._address, timeout=POLL_S).close()
+            except OSError:
+                time.sleep(POLL_S)
+                continue
+            self._has_listened = True
+            return None
+        raise TimeoutError(f"the server at {self._address} does not listen after {seconds:g} s; its log: {self._log}")
+
+    def stop(self) -> None:
+        """End the server: SIGTERM, and SIGKILL to what is left."""
+        self._is_stopping = True
+        if self._child.poll() is None:
+            self._child.terminate()
+        try:
+            self._child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._child.pid, signal.SIGKILL)
+
+    def _end_with_child(self) -> None:
+        self._child.wait()
+        if self._has_listened and not self._is_stopping:
+            os._exit(1)

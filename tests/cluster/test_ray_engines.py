@@ -1,0 +1,77 @@
+"""Engines and the reference as Ray actors: one command, and an engine that dies is started again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tiny_run import weights
+
+pytestmark = pytest.mark.cluster
+
+# The cluster's GPUs are numbers only, so that new weights travel through a folder.
+SERVED = ("--engine_max_length", "64", "--server_sync_dir")
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def run(train, folder):
+    def start(name, cluster, layout, *options, **changes):
+        state = folder / f"{name}_state"
+        done = train(
+            *("--ray", cluster, "--layout", layout, *SERVED, str(folder), "--output_dir", name),
+            *("--checkpoint_steps", "1", *options),
+            **{"RLOX_GRPO_STATE_DIR": str(state), **changes},
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done.stdout
+
+    return start
+
+
+def test_an_engine_that_dies_changes_nothing_where_another_answers(run, cluster, folder):
+    said = run("calm", cluster, "{trainers=1, engines=2}")
+    assert "1 trainers, 2 engines on 2 of the cluster's nodes" in said
+    assert "engine 1 on " in said
+    assert metrics(folder / "calm")[-1]["mismatch/gap_max"] < 1e-4
+    run(
+        "struck",
+        cluster,
+        "{trainers=1, engines=2}",
+        RLOX_GRPO_DIE_AT="2",
+        RLOX_GRPO_DIES="0",
+        RLOX_GRPO_HOW="kill_engine",
+    )
+    assert "is left out until the next sync" in (folder / "struck" / "logs" / "rank_0.log").read_text()
+    one, other = weights(folder / "calm"), weights(folder / "struck")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_ray_starts_a_single_engine_again_and_the_run_waits(run, cluster, folder):
+    run("one", cluster, "{engines=1}", RLOX_GRPO_DIE_AT="2", RLOX_GRPO_DIES="0", RLOX_GRPO_HOW="kill_engine")
+    assert (folder / "one" / "logs" / "engine_0.log").read_text().count("ready: http://") == 2
+    one, other = weights(folder / "calm"), weights(folder / "one")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_reference_is_an_actor(run, cluster, folder):
+    said = run("referred", cluster, "{trainers=1, reference='actor'}", "--max_new_tokens", "8")
+    assert "the reference on " in said
+    steps = metrics(folder / "referred")
+    assert steps[0]["policy/kl"] == pytest.approx(0, abs=1e-6)
+    assert steps[-1]["policy/kl"] > 0
+
+
+def test_an_engine_that_cannot_start_ends_the_run_with_its_log(train, cluster, folder):
+    done = train(
+        *("--ray", cluster, "--layout", "{engines=1}", "--model", "nowhere"),
+        *(*SERVED, str(folder), "--output_dir", "broken"),
+    )
+    assert done.returncode == 2
+    assert "engine 0 on " in done.stderr
+    assert "ended with status" in done.stderr
+    assert str(folder / "broken" / "logs" / "engine_0.log") in done.stderr
