@@ -1,4 +1,4 @@
-"""How long `import rlox_grpo` takes: fresh interpreters, one JSON line.
+"""How long imports take: fresh interpreters, processor time, one JSON line.
 
 uv run --no-sync python benches/import_time.py [number of interpreters]
 """
@@ -11,22 +11,30 @@ import statistics
 import subprocess
 import sys
 
-TIMED = "import time; start = time.perf_counter(); import {name}; print(time.perf_counter() - start)"
+TIMED = "import time; start = time.process_time(); {statement}; print(time.process_time() - start)"
+STATEMENTS = (
+    "import rlox_grpo",
+    "import numpy",  # for scale: `import rlox_grpo` must not load it
+    "import torch, transformers",
+    "from transformers import AutoModelForCausalLM",
+    "from rlox_grpo import GRPO",
+)
 
 
-def seconds(name: str) -> float:
-    """Time of one import in an interpreter of its own; the interpreter's start is not counted."""
-    done = subprocess.run([sys.executable, "-c", TIMED.format(name=name)], capture_output=True, text=True, check=True)
+def seconds(statement: str) -> float:
+    """Processor time of one import in an interpreter of its own; the interpreter's start is not counted."""
+    command = [sys.executable, "-c", TIMED.format(statement=statement)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
 def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    seconds("rlox_grpo")  # writes the byte code
     measured = {}
-    for name in ("rlox_grpo", "numpy"):  # numpy for scale: our import must not load it
-        times = sorted(seconds(name) for _ in range(runs))
-        measured[name] = {"median_s": statistics.median(times), "min_s": times[0], "max_s": times[-1]}
+    for statement in STATEMENTS:
+        seconds(statement)  # writes the byte code
+        times = sorted(seconds(statement) for _ in range(runs))
+        measured[statement] = {"median_s": statistics.median(times), "min_s": times[0], "max_s": times[-1]}
     machine = {"machine": platform.platform(), "python": platform.python_version(), "interpreters": runs}
     print(json.dumps({"bench": "import_time", **machine, **measured}))
 

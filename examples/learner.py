@@ -24,10 +24,10 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from problems.closed_vocabulary import build_tokenizer
 from problems.word_problems import generate_problems
 from rlox_grpo import cli
 from rlox_grpo.config.run_file import read_run_file
+from rlox_grpo.demo.closed_vocabulary import build_tokenizer
 from rlox_grpo.demo.examples import solutions
 from rlox_grpo.demo.warm_start import warm_start
 from rlox_grpo.prompts.load import load_prompts

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -100,8 +101,9 @@ def held_bytes(tensors):
     return sum(tensor.untyped_storage().nbytes() for tensor in own)
 
 
-def train(folder, *, held_out=False, evaluate_first=False, tied=False, **changes):
-    trainer = GRPO(tiny_policy(tied=tied), share_of_even, **options(folder, **changes))
+def train(folder, *, held_out=False, evaluate_first=False, tied=False, momentum=None, **changes):
+    sgd = None if momentum is None else partial(torch.optim.SGD, momentum=momentum)
+    trainer = GRPO(tiny_policy(tied=tied), share_of_even, optimizer=sgd, **options(folder, **changes))
     if HOW == "nan":
         trainer.learner.updater._loss_fn = breaking(trainer.learner.updater._loss_fn)
     if evaluate_first:

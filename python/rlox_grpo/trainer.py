@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -26,9 +27,12 @@ from rlox_grpo.prompts.load import (
     load_rows,
     refuse_too_long,
 )
-from rlox_grpo.rewards import RewardFn, check_rewards, in_workers, list_rewards, reward_weights, score
+from rlox_grpo.prompts.stream import StreamDraws, is_stream
+from rlox_grpo.rewards import RewardFn, RewardModel, check_rewards, in_workers, reward_weights, score
 from rlox_grpo.rewards.calls import RewardError
 from rlox_grpo.rewards.environment import EnvironmentReward
+from rlox_grpo.rewards.registry import list_rewards
+from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.async_generation import Pending, measure_staleness
 from rlox_grpo.rollout.engines import make_engine
@@ -39,16 +43,22 @@ from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.checkpoint import export_merged, export_model
+from rlox_grpo.run.console import select_main
 from rlox_grpo.run.episode_metrics import episode_metrics
 from rlox_grpo.run.evaluation import evaluate
+from rlox_grpo.run.hub import check_repo_id, upload_folder
 from rlox_grpo.run.lock import hold_run_folder
 from rlox_grpo.run.metrics import add_short_names, combined, over_ranks, step_metrics
+from rlox_grpo.run.model_card import CARD, make_card, read_own_card
 from rlox_grpo.run.plan import make_plan
-from rlox_grpo.run.resume import digest_columns, digest_rewards
+from rlox_grpo.run.report.text import escape, number
+from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_rewards
 from rlox_grpo.run.run import Progress, Run
 from rlox_grpo.run.timer import StageClock
+from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, count_tokens, measure_memory
 from rlox_grpo.types import Prompt, ScoredGroup
 from rlox_grpo.update.learner import Learner
+from rlox_grpo.update.own_optimizer import OptimizerFactory, refuse_unread_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,8 +71,8 @@ class GRPO:
 
     Args:
         model: a path or hub id, a transformers causal LM, or any module with ``forward(input_ids) -> logits``.
-        reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`. An environment that scores its episodes
-            needs none.
+        reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`. A path or hub id is a reward model
+            (:class:`rlox_grpo.rewards.RewardModel`). An environment that scores its episodes needs none.
         ref_model: a reference of your own; by default ``reference`` chooses one.
         environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, or a class with
             ``reset(**row)`` and ``step(reply)``; see docs/guides/several_turns.md.
@@ -71,6 +81,8 @@ class GRPO:
         config: a whole configuration, instead of options as keywords.
         callbacks: objects with methods ``on_step(step, metrics)``, ``on_evaluation(step, metrics)`` or
             ``on_save(step, path)``; see :mod:`rlox_grpo.run.callbacks`.
+        optimizer: instead of AdamW, a factory ``optimizer(parameters)`` or ``optimizer(parameters, lr=…)`` of a
+            ``torch.optim.Optimizer``, or its class; see :mod:`rlox_grpo.update.own_optimizer`.
         **options: fields of :class:`rlox_grpo.GRPOConfig`; ``rlox-grpo options`` lists them.
 
     Raises:
@@ -81,7 +93,7 @@ class GRPO:
     def __init__(
         self,
         model: str | Path | nn.Module,
-        reward_fn: RewardFn | Sequence[RewardFn] = (),
+        reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path] = (),
         ref_model: nn.Module | None = None,
         *,
         environment: Any = None,
@@ -89,6 +101,7 @@ class GRPO:
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: GRPOConfig | None = None,
         callbacks: Sequence[Any] = (),
+        optimizer: OptimizerFactory | None = None,
         **options: Any,
     ) -> None:
         self.config = choose_config(config, options)
@@ -98,6 +111,9 @@ class GRPO:
         )
         if several_turns and self.config.engine != "hf":
             raise ConfigError(f"environment= and tools= need engine='hf', got {self.config.engine!r}")
+        if optimizer is not None:
+            refuse_unread_options(self.config, optimizer)
+        self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
         self.reward_fns: list[RewardFn] = in_workers(
             list_rewards(reward_fn), self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
@@ -106,6 +122,9 @@ class GRPO:
         self.policy = load_policy(model, tokenizer, self.config, num_ranks=self.ranks.size)
         self.ranks.broadcast(self.policy.model, self.policy.masters)
         self.model = self.policy.model
+        for function in self.reward_fns:
+            if isinstance(function, RewardModel):
+                function.load(next(self.model.parameters()).device)
         self.episodes = (
             EpisodeRunner(environment, tools, self.config.episodes, self.policy.tokenizer, self.config.prompts)
             if several_turns
@@ -130,15 +149,37 @@ class GRPO:
             ref_model,
             exact_engine=self.engine.exact,
             ranks=self.ranks,
+            optimizer=optimizer,
             max_sampled_tokens=None if self.episodes is None else self.config.count_most_sampled_tokens(),
         )
         self._max_length = self.engine.max_length
         self.origin: Mapping[str, Any] = {}
         """Model, data and rewards of the run; the first keys of its config.toml."""
         self.progress = Progress()
+        self._stream: tuple[Any, StreamDraws | None] = (None, None)
         self._total_steps = 1
+        self._last_metrics: Mapping[str, float] = {}
+        self._unfinished: tuple[int, int] | None = None  # first step and draw of a call of train that was stopped
         self._stop_requested = False
         self._engine_step: int | None = None  # the step whose weights the engine has
+
+    def __repr__(self) -> str:
+        """The model, the reward functions, and how far the training is."""
+        return f"GRPO({', '.join(f'{name}={value}' for name, value in self._describe().items())})"
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks, with the last step's main metrics."""
+        rows = {**self._describe(), **{key: number(value) for key, value in select_main(self._last_metrics).items()}}
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
+        return f"<table><caption>GRPO</caption><tbody>{cells}</tbody></table>"
+
+    def _describe(self) -> dict[str, str]:
+        model = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
+        is_stopped = self._unfinished is not None and self.step < self._total_steps
+        progress = f"{self.step} of {self._total_steps}" if is_stopped else str(self.step)
+        facts = {"model": model, "rewards": " + ".join(make_unique_names(self.reward_fns)), "step": progress}
+        folder = self.config.output_dir
+        return {**facts, "preset": self.config.preset, **({} if folder is None else {"output_dir": folder})}
 
     @property
     def step(self) -> int:
@@ -189,7 +230,15 @@ class GRPO:
             self.sampler.pass_rates.measure(rollout.groups)
         self.last_rollout = scored, advantages
         mine, batches = clock.timings(), [batch for part in parts for batch in part]
-        measured = {**mine, **self.learner.profile(batches, updates, mine["update"]), **mismatch_metrics(batches)}
+        prompt_tokens, completion_tokens = count_tokens(rollout.groups)
+        self.progress.prompt_tokens += prompt_tokens
+        self.progress.completion_tokens += completion_tokens
+        measured = {
+            **measure_memory(),
+            **mine,
+            **self.learner.profile(batches, updates, mine["update"]),
+            **mismatch_metrics(batches),
+        }
         if self.episodes is not None:
             measured["perf/prefilled_tokens"] = float(self.episodes.prefilled_tokens)
         everywhere = over_ranks(measured, self.ranks)
@@ -205,12 +254,17 @@ class GRPO:
             **measure_staleness([scored.group for scored in rollout.groups], self.step - 1),
             **self.sampler.pass_rates.metrics(),
             **episode_metrics(rollout.groups),
+            PROMPT_TOKENS: float(self.progress.prompt_tokens),
+            COMPLETION_TOKENS: float(self.progress.completion_tokens),
         }
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
     ) -> dict[str, float]:
         """Train on ``prompts``; continue the run in ``output_dir`` if there is one.
+
+        After an interruption or :meth:`stop`, the next call goes on to the end of the one that was stopped. After a
+        call that ended, the next one trains as many steps again.
 
         Args:
             prompts: see :func:`rlox_grpo.prompts.load.load_prompts`.
@@ -235,17 +289,19 @@ class GRPO:
             return self._train(prompts, n_epochs, eval_prompts)
 
     def _train(self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None) -> dict[str, float]:
-        train_prompts = self._prompts(prompts)
+        stream = self._open_stream(prompts) if is_stream(prompts) else None
+        train_prompts = self._prompts(prompts) if stream is None else stream.first
         held_out = None if eval_prompts is None else self._eval_prompts(eval_prompts)
         if n_epochs < 1:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
-        check_fit(
-            self.model,
-            self.config,
-            checkpointing=self.policy.recomputes,
-            ranks=self.ranks.size,
-            prompt_tokens=max(len(prompt.token_ids) for prompt in train_prompts),
-        )
+        if self._optimizer is None:  # the estimate counts AdamW's moments
+            check_fit(
+                self.model,
+                self.config,
+                checkpointing=self.policy.recomputes,
+                ranks=self.ranks.size,
+                prompt_tokens=max(len(prompt.token_ids) for prompt in train_prompts),
+            )
         reference = None if self.learner.reference is None else self.learner.reference.fingerprint
         run = Run(
             self.config,
@@ -259,12 +315,15 @@ class GRPO:
                 "prompts": fingerprint_prompts(train_prompts),
                 "columns": digest_columns(prompt.columns for prompt in train_prompts),
                 "frozen reference": reference,
+                OPTIMIZER: digest_optimizer(self._optimizer),
             },
             origin=self.origin,
             callbacks=self.callbacks,
         )
+        if self._unfinished is not None and run.resumed_from is None:  # the same call again: it goes on to its end
+            run.start_step, run.start_draw = self._unfinished
         plan = make_plan(
-            len(train_prompts),
+            len(train_prompts) if stream is None else self.config.prompts_per_step,
             n_epochs,
             self.config.max_steps,
             self.config.prompts_per_step,
@@ -273,9 +332,13 @@ class GRPO:
         )
         self._total_steps = plan.total_steps
         run.announce(self._total_steps)
+        self._last_metrics = run.last_metrics
         if self.step >= self._total_steps:
             return add_short_names(run.last_metrics, run.progress_fields)
-        draws = PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
+        self._unfinished = run.start_step, run.start_draw
+        if stream is not None:
+            stream.skip_to(self.progress.draws)
+        draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         if run.batches_under_way:
             self._sync_engine()  # batches whose completions were lost are sampled again, here
         self.sampler.ahead.restore(
@@ -290,6 +353,8 @@ class GRPO:
             self.progress.draws = draws.draws
             return taken
 
+        if self.episodes is not None:
+            self.episodes.on_ended = run.show_episodes
         with run.recording(self._total_steps), closing_workers(self.reward_fns), stop_on_signal() as stop:
             if held_out is not None and self.step == 0:
                 run.record_evaluation(*self._evaluate_held_out(held_out))
@@ -302,12 +367,15 @@ class GRPO:
                     run.record_evaluation(evaluation, groups)
                     metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
                 run.record(metrics, *self.last_rollout)
+                self._last_metrics = metrics
                 run.save_if_due()
             run.save()
         if self.step < self._total_steps and not self.ranks.any(self._stop_requested):
             raise KeyboardInterrupt(
                 f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
             )
+        if self.step >= self._total_steps:
+            self._unfinished = None
         return add_short_names(run.last_metrics, run.progress_fields)
 
     def stop(self) -> None:
@@ -326,9 +394,9 @@ class GRPO:
             return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
 
     def save(self, path: str | Path, *, merged: bool = False) -> None:
-        """Write the model and its tokenizer as a Hugging Face checkpoint (a plain module: ``model.safetensors``).
+        """Write the model, its tokenizer and a model card as a Hugging Face checkpoint.
 
-        Call this on every rank; rank 0 writes.
+        Of a plain module only ``model.safetensors`` is written. Call this on every rank; rank 0 writes.
 
         Args:
             path: the folder.
@@ -343,7 +411,61 @@ class GRPO:
         if self.ranks.is_first:
             write = export_merged if merged else export_model
             has_own = not updater.is_sharded and not updater.masters
+            card = read_own_card(Path(path))
             write(Path(path), self.model, self.policy.tokenizer, None if has_own else whole)
+            if hasattr(self.model, "save_pretrained"):
+                (Path(path) / CARD).write_text(card or self._make_card(merged=merged), encoding="utf-8")
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        merged: bool = False,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        commit_message: str | None = None,
+    ) -> str:
+        """Upload what :meth:`save` writes to the Hugging Face hub, and return the commit's address.
+
+        Call this on every rank; rank 0 uploads.
+
+        Args:
+            repo_id: ``owner/name``; the repository is created if there is none.
+            merged: see :meth:`save`.
+            private: of a repository that is created; None: the hub's or the organization's default.
+            token: None: that of ``hf auth login`` or of the environment.
+            revision: branch, which must exist; None: main.
+            commit_message: None: one that names the step.
+
+        Raises:
+            ValueError: a ``repo_id`` that the hub cannot have, a plain module, or ``merged=True`` without an adapter.
+            huggingface_hub.errors.HfHubHTTPError: the hub refuses; its message says why.
+        """
+        check_repo_id(repo_id)
+        if not hasattr(self.model, "save_pretrained"):
+            raise ValueError(f"the model is a {type(self.model).__name__}: only transformers models go to the hub")
+        message = commit_message or f"step {self.step} of GRPO"
+        with self.ranks.failing_together(), tempfile.TemporaryDirectory() as folder:
+            self.save(folder, merged=merged)
+            address = ""
+            if self.ranks.is_first:
+                address = upload_folder(
+                    Path(folder), repo_id, private=private, token=token, revision=revision, message=message
+                )
+            return str(self.ranks.gather(address)[0])
+
+    def _make_card(self, *, merged: bool) -> str:
+        peft = getattr(self.model, "peft_config", None)
+        base = next(iter(peft.values())).base_model_name_or_path if peft else getattr(self.model, "name_or_path", "")
+        return make_card(
+            self.config,
+            base_model=str(base or ""),
+            is_adapter=peft is not None and not merged,
+            rewards=make_unique_names(self.reward_fns),
+            step=self.step,
+            metrics=self._last_metrics,
+        )
 
     def _scored(self, batch: Pending) -> list[ScoredGroup]:
         """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""
@@ -388,6 +510,33 @@ class GRPO:
         every = self.config.eval_steps
         return self.step == self._total_steps or (every > 0 and self.step % every == 0)
 
+    def _open_stream(self, prompts: PromptsLike) -> StreamDraws:
+        """Read the first rows of a stream.
+
+        Raises:
+            ConfigError: no ``max_steps``, or an option that needs all prompts at once.
+        """
+        config, kind = self.config, type(prompts).__name__
+        if config.max_steps is None:
+            raise ConfigError(
+                f"prompts is a {kind}, whose length is not known: set max_steps, or pass list(prompts) to read it whole"
+            )
+        whole = {
+            "async_steps": config.async_steps > 0,
+            "curriculum": config.curriculum != "none",
+            "max_group_size": config.max_group_size is not None,
+        }
+        for name in [name for name, is_set in whole.items() if is_set]:
+            raise ConfigError(
+                f"{name}={getattr(config, name)!r} with prompts that are a {kind}: it needs all prompts at once; leave "
+                "it out, or pass list(prompts)"
+            )
+        before, stream = self._stream
+        if stream is None or before is not prompts or stream.draws > self.progress.draws:
+            stream = StreamDraws(prompts, self._prompts)
+            self._stream = prompts, stream  # kept: a generator can be read only once
+        return stream
+
     def _eval_prompts(self, prompts: PromptsLike) -> list[Prompt]:
         """The held-out prompts; an error in them says so."""
         try:
@@ -398,6 +547,10 @@ class GRPO:
 
     def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
         options = self.config.prompts
+        if is_stream(prompts):
+            raise TypeError(
+                f"prompts is a {type(prompts).__name__}, a stream: only train takes one; pass a list of rows"
+            )
         if self.episodes is not None:
             loaded = load_rows(prompts, prompt_column=options.prompt_column, columns=options.columns)
             self.episodes.check_rows(loaded)

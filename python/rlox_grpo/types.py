@@ -47,6 +47,7 @@ class Sampling:
         top_p, top_k, min_p: Off at 1.0, 0 and 0.0.
         stop: Strings that end a completion; the tokens that spelled one stay in it.
         stop_token_ids: Ids that end a completion beside the model's own end tokens.
+        extra: Further parameters of the engine, (name, value); an engine that does not know one refuses it.
     """
 
     max_new_tokens: int
@@ -56,6 +57,7 @@ class Sampling:
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    extra: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,8 +58,8 @@ def test_ray_starts_a_single_engine_again_and_the_run_waits(run, cluster, folder
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_reference_is_an_actor(run, cluster, folder):
-    said = run("referred", cluster, "{trainers=1, reference='actor'}", "--max_new_tokens", "8")
+def test_the_reference_is_an_actor_beside_an_engine(run, cluster, folder):
+    said = run("referred", cluster, "{engines=1, reference='actor'}")
     assert "the reference on " in said
     steps = metrics(folder / "referred")
     assert steps[0]["policy/kl"] == pytest.approx(0, abs=1e-6)

@@ -27,6 +27,7 @@ RUNS = {
     "few": {"prompts_per_step": 1, "group_size": 2, "micro_batch_tokens": 4096},
     "periodic": {"reference": "periodic", "reference_refresh_steps": 2, "reference_mix": 0.5, "max_steps": 5},
     "ahead": {"async_steps": 1, "max_steps": 5},
+    "sgd": {"momentum": 0.9, "learning_rate": 1.0, "max_steps": 4, "checkpoint_steps": 2},  # an optimizer= of one's own
     "adapter": {"lora_rank": 2, "max_steps": 4, "checkpoint_steps": 2},
 }
 TIED = {"max_steps": 4, "tied": True}
@@ -46,6 +47,7 @@ def two_ranks(tmp_path_factory):
     root = tmp_path_factory.mktemp("two")
     middle = {"resume": str(root / "plain" / "checkpoints" / "step_000005")}
     runs = {**RUNS, "resumed": middle, "evaluated": {"evaluate_first": True, **middle}}
+    runs["sgd resumed"] = {**RUNS["sgd"], "resume": str(root / "sgd" / "checkpoints" / "step_000002")}
     runs |= {"bfloat16": BFLOAT16, "bfloat16 whole": {**BFLOAT16, "shard_parameters": False}, "tied": TIED}
     arguments = [(str(root / name), json.dumps({**SHARDS, **changes})) for name, changes in runs.items()]
     done = launch(2, *(word for pair in arguments for word in pair))
@@ -91,9 +93,9 @@ def test_each_rank_holds_its_part_alone(two_ranks, tmp_path):
             assert own_moments < 0.52 * moments
 
 
-@pytest.mark.parametrize("name", ["resumed", "evaluated"])
-def test_a_resume_on_as_many_ranks_is_exact(name, two_ranks):
-    one, other = weights(two_ranks / "plain"), weights(two_ranks / name)
+@pytest.mark.parametrize(("name", "whole"), [("resumed", "plain"), ("evaluated", "plain"), ("sgd resumed", "sgd")])
+def test_a_resume_on_as_many_ranks_is_exact(name, whole, two_ranks):
+    one, other = weights(two_ranks / whole), weights(two_ranks / name)
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlox_grpo.config.foreign_names import TRL
 from rlox_grpo.rewards import Countdown, ExactAnswer, GSM8KAnswer, Overlong, Repetition, TagFormat
 
 pytest.importorskip("trl", reason="TRL 1.16 needs Python 3.11")
@@ -287,3 +288,41 @@ def test_the_bring_up_of_a_gpu_machine_times_a_step_of_trl(monkeypatch):
     row = _time_trl(Place("cpu"), "tiny", rows=4, prompt=16, new=8)
     assert row["what"].startswith("TRL, a whole step")
     assert row["seconds"] > 0
+
+
+def test_the_run_on_the_migration_page(tiny: dict[str, Any], arguments: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """TRL's side of docs/migration/from_trl.md; tests/unit/test_readme.py runs ours."""
+    import trl
+
+    monkeypatch.chdir(tmp_path)
+    short = {
+        name: value
+        for name, value in arguments().to_dict().items()
+        if name in ("max_completion_length", "use_cpu", "save_strategy", "disable_tqdm", "gradient_checkpointing")
+    }
+    theirs: dict[str, Any] = {}
+
+    def config(**options: Any) -> GRPOConfig:
+        theirs.update(options)
+        return GRPOConfig(**{**options, **short, "bf16": False, "max_steps": 1, "output_dir": str(tmp_path)})
+
+    for part in tiny.values():  # beta above 0: TRL loads the reference from the model's folder
+        part.save_pretrained(tmp_path / "tiny")
+
+    class Trainer(GRPOTrainer):
+        def __init__(self, model: Any, **options: Any) -> None:
+            super().__init__(str(tmp_path / "tiny"), **options)
+
+    monkeypatch.setattr(trl, "GRPOConfig", config)
+    monkeypatch.setattr(trl, "GRPOTrainer", Trainer)
+    page = (PAGE.parent / "from_trl.md").read_text(encoding="utf-8")
+    code, ours = re.findall(r"```python title=[^\n]*\n(.*?)```", page, re.DOTALL)
+    assert code.startswith("# trl\n")
+    scope: dict[str, Any] = {}
+    exec(code, scope)  # noqa: S102  our own page
+    assert len(steps(scope["trainer"])) == 1
+    assert (tmp_path / "out_trl" / "config.json").exists()
+    for name in ("learning_rate", "num_generations", "max_completion_length", "beta", "num_iterations", "max_steps"):
+        option = TRL.get(name, name)
+        assert f"{option}={theirs[name]}" in ours.replace("1e-5", "1e-05"), name  # both sides ask for the same
+    assert theirs["per_device_train_batch_size"] == 8 * 4

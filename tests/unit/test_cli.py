@@ -101,7 +101,7 @@ def test_the_resolved_file_can_be_read_again(run_file, tmp_path):
         ({"learning_rat": 1.0}, "unknown key 'learning_rat': did you mean 'learning_rate'"),
         ({"train_dat": "x"}, "did you mean 'train_data'"),
         ({"n_epochs": 0}, "n_epochs"),
-        ({"rewards": []}, r"rewards: .*at least 1 item.*; write a table for each .* \[\[rewards\]\]"),
+        ({"rewards": []}, r"rewards: expected at least one .*; write a table for each .* \[\[rewards\]\]"),
         ({"rewards": {"name": "gsm8k"}}, r"rewards: .*\[\[rewards\]\]"),
         ({"num_train_epochs": 2}, "pass n_epochs to train"),
         ({"n_epochs": True}, "n_epochs: .*valid integer, got True"),
@@ -210,8 +210,8 @@ def test_a_run_file_without_rewards(run_file):
     with pytest.raises(ConfigError) as caught:
         read_run_file(run_file, {})
     assert str(caught.value) == (
-        f"{run_file}: rewards: field required; write a table for each reward function, below all other keys: "
-        '[[rewards]] and then name = "gsm8k"'
+        f"{run_file}: rewards: expected at least one reward function, or an environment; write a table for each reward "
+        'function, below all other keys: [[rewards]] and then name = "gsm8k"'
     )
 
 
@@ -243,10 +243,16 @@ def test_the_options_page_is_up_to_date(capsys):
     assert page == capsys.readouterr().out, "run: rlox-grpo options --markdown > docs/reference/options.md"
 
 
-def test_train_help_names_the_list_of_options(capsys):
+def test_train_help_lists_every_option_by_group(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["train", "--help"])
-    assert "rlox-grpo options" in " ".join(capsys.readouterr().out.split())
+    shown = capsys.readouterr().out
+    assert "rlox-grpo options" in " ".join(shown.split())
+    assert "--ray ADDRESS" in shown
+    groups = shown.partition("options of a run")[2]
+    assert groups.index("\nSampling:") < groups.index("\n  group_size = 8    integer ≥ 1\n")
+    assert all(f"\n  {name} = " in groups for name in GRPOConfig.model_fields)
+    assert "\n      Upper clipping range ε: the ratio is clipped at 1 + clip_high. Source: PPO, " in groups
 
 
 def test_presets_lists_and_shows(capsys):

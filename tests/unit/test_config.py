@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -256,11 +257,28 @@ def test_advice_names_options_that_exist():
 
 
 def test_every_option_of_trl_has_advice():
-    trl, transformers = pytest.importorskip("trl"), pytest.importorskip("transformers")
-    inherited = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
-    for field in dataclasses.fields(trl.GRPOConfig):
-        if field.name not in inherited and field.name not in GRPOConfig.model_fields:
-            assert "rlox-grpo options" not in advise(field.name, GRPOConfig.model_fields), field.name
+    """TRL's own options and those of transformers: none is guessed by its spelling, and none is left without a word."""
+    trl = pytest.importorskip("trl")
+    names = {field.name for field in dataclasses.fields(trl.GRPOConfig)} - GRPOConfig.model_fields.keys()
+    assert len(names) > 150
+    assert not names - TRL.keys()
+    for name in names:
+        assert "(TRL's" in advise(name, GRPOConfig.model_fields), name
+
+
+def test_the_nearest_name_of_a_foreign_option_is_never_shown():
+    """By spelling alone, `optim_target_modules` is near `lora_target_modules`, which has another meaning."""
+    for library, names in (("TRL", TRL), ("verl", VERL)):
+        for name, advice in names.items():
+            said = advise(name, GRPOConfig.model_fields)
+            assert f"({library}'s" in said or (library == "verl" and name in TRL), name
+            shown = re.findall(r"did you mean '(\w+)'", said)
+            assert shown in ([], [TRL.get(name, advice)]), name
+
+
+def test_what_there_is_not_says_why():
+    for name, advice in {**TRL, **VERL}.items():
+        assert advice != "there is none", name
 
 
 def test_a_configuration_that_is_a_dict():

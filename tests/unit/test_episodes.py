@@ -74,6 +74,28 @@ def play(environment: Any, model: Any, tokenizer: Any, rows: Any = ROWS, **optio
     return groups
 
 
+def test_a_run_is_told_of_episodes_that_ended(model: Any, tokenizer: Any, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("rlox_grpo.run.console.ConsoleSink.show_episodes", lambda self, *seen: told.append(seen))
+    told: list[tuple[int, int]] = []
+    trainer = GRPO(
+        copy.deepcopy(model),
+        environment=count,
+        tokenizer=tokenizer,
+        group_size=2,
+        max_new_tokens=4,
+        max_steps=1,
+        prompts_per_step=2,
+        log_to=("console",),
+    )
+    trainer.train(ROWS)
+    assert told == sorted(told)
+    assert told[-1] == (4, 4)
+    assert all(0 < ended <= total == 4 for ended, total in told)
+    told.clear()
+    trainer.evaluate(ROWS, samples=1)  # the console of the run is closed
+    assert not told
+
+
 def list_tokens(groups: list[RolloutGroup]) -> list[Any]:
     return [(g.prompt.token_ids.tolist(), [c.token_ids.tolist() for c in g.completions]) for g in groups]
 

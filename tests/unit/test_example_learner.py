@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from closed_vocabulary import build_tokenizer
 from word_problems import generate_problems
 
+from rlox_grpo.demo.closed_vocabulary import build_tokenizer
 from rlox_grpo.demo.warm_start import make_model, teach
 from rlox_grpo.prompts.tasks.gsm8k import extract_final_number, extract_reasoning
 from rlox_grpo.rewards import GSM8KAnswer

@@ -4,9 +4,9 @@ import re
 import datasets
 import pytest
 import word_problems
-from closed_vocabulary import build_tokenizer
 from word_problems import NAMES, TEMPLATES, THINGS, generate_problems
 
+from rlox_grpo.demo.closed_vocabulary import build_tokenizer
 from rlox_grpo.prompts.tasks import gsm8k
 from rlox_grpo.prompts.tasks.gsm8k import (
     COMPLETIONS,

@@ -19,7 +19,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 TABLES = PAGE.read_text(encoding="utf-8").partition("## Reward metrics")[2]
 DOCUMENTED = re.findall(r"^\| `([a-z_]+/[^`]+)` \|", TABLES, re.MULTILINE)
 TOOLS = {f"episode/{name}" for name in ("tool_calls", "tool_errors", "tool_seconds", "observations_cut")}
-ELSEWHERE = {"perf/mfu", *TOOLS}
+ELSEWHERE = {"perf/mfu", "perf/gpu_memory_gib_max", *TOOLS}
 """Documented, and not written on a CPU, or without a policy that calls tools."""
 
 CHAT_TEMPLATE = (

@@ -31,7 +31,7 @@ def test_every_command_and_argument_is_on_the_page() -> None:
     page = read("reference/command_line.md")
     (commands,) = (a for a in _make_parser()._actions if isinstance(a, argparse._SubParsersAction))
     for name, command in commands.choices.items():
-        section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        section = page.partition(f"\n## rlox-grpo {name}\n")[2].partition("\n## ")[0]
         assert section, name
         for action in command._actions:
             for option in action.option_strings:

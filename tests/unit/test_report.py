@@ -489,6 +489,46 @@ def test_the_pointer_shows_values(tmp_path, whole_run):
     assert dom.count('<li class="at quiet">step 60</li>') > 12  # in every chart that has this step
 
 
+MEASURE = """<script>addEventListener("load", () => {
+  for (const closed of document.querySelectorAll("details:has(.message)")) closed.open = true;
+  const shown = [...document.querySelectorAll(".message")], page = document.documentElement;
+  const style = (what) => getComputedStyle(document.querySelector(what));
+  const wide = shown.filter((one) => one.getBoundingClientRect().right > page.clientWidth).length;
+  const list = [shown.length, page.clientWidth, page.scrollWidth, wide, shown.filter((one) => one.offsetHeight > 20)
+    .length, style(".message.sampled").borderLeftWidth, style("body").backgroundColor, style("body").color];
+  document.title = list.join("|");
+});</script></body>"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 520])
+def test_a_browser_shows_a_conversation(tmp_path, width, dark):
+    """Every message is visible, nothing is wider than the page, and dark mode has light text on a dark page."""
+    run = write_run(tmp_path / "run")
+    call = {"type": "function", "function": {"name": "search", "arguments": {"query": "x" * 300}}}
+    messages = [
+        {"role": "user", "content": "long " * 200},
+        {"role": "assistant", "content": "looking", "tool_calls": [call]},
+        {"role": "tool", "name": "search" * 20, "content": "y" * 500 + "<script>document.title = 'owned'</script>"},
+        {"role": "assistant", "content": "done"},
+    ]
+    row = {"step": 1, "prompt": "p", "completion": "c", "rewards": {"r": 1.0}, "reward": 1.0, "advantage": 0.5}
+    newest = sorted((run / "completions").glob("step_*.jsonl"))[-1]
+    newest.write_text("".join(json.dumps({**row, "messages": messages, "length": n}) + "\n" for n in range(4)))
+    page = tmp_path / "page.html"
+    html = without_policy(write_report(run).read_text(encoding="utf-8"))
+    page.write_text(html.replace("</body>", MEASURE), encoding="utf-8")
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    title, _ = in_chromium(tmp_path, page, f"--window-size={width},900", scheme)
+    count, inside, scrolled, wide, visible, border, ground, text = title.split("|")
+    assert int(count) == int(visible) >= 16
+    assert (int(scrolled), int(wide)) == (int(inside), 0)
+    assert border == "2px"
+    ground, text = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ground, text))
+    assert (ground < 200 and text > 500) if dark else (ground > 500 and text < 200)
+
+
 EXTREMES = {
     "constant 1e300": [1e300] * 50,
     "both ends": [1.7e308, -1.7e308] * 25,
@@ -517,11 +557,11 @@ def without_policy(html):
     return re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
 
 
-def in_chromium(tmp_path, page):
+def in_chromium(tmp_path, page, *more):
     """Title and document of a page after its scripts have run."""
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     shown = subprocess.run(
-        [*command, "--virtual-time-budget=3000", "--dump-dom", page.as_uri()],
+        [*command, *more, "--virtual-time-budget=3000", "--dump-dom", page.as_uri()],
         capture_output=True,
         text=True,
         timeout=120,

@@ -326,6 +326,44 @@ def test_an_evaluation_before_the_first_step_is_printed():
     ]
 
 
+def episodes_on_console(terminal, seconds):
+    """The output while 4 episodes end, ``seconds`` after each other, between two steps."""
+    text, clock = io.StringIO(), [0.0]
+    sink = ConsoleSink(25, console=Console(file=text, force_terminal=terminal, width=200), now=lambda: clock[0])
+    sink.write(1, {"reward/mean": 0.5})
+    for ended in range(1, 5):
+        clock[0] += seconds
+        sink.show_episodes(ended, 4)
+    sink.write(2, {"reward/mean": 0.25})
+    sink.close()
+    return text.getvalue()
+
+
+def test_episodes_that_end_within_a_step_are_counted_on_the_console():
+    assert episodes_on_console(False, 1.0).splitlines() == ["step 1/25  reward 0.500", "step 2/25  reward 0.250"]
+    assert episodes_on_console(False, 8.0).splitlines() == [
+        "step 1/25  reward 0.500",
+        "rollout: 2 of 4 episodes ended",
+        "rollout: 4 of 4 episodes ended",
+        "step 2/25  reward 0.250",
+    ]
+    shown = episodes_on_console(True, 0.15)
+    assert [f"{ended} of 4 episodes ended" in shown for ended in range(1, 5)] == [False, True, False, True]
+    assert "1/25" in shown.split("2 of 4")[0].splitlines()[-2]
+
+
+def test_a_console_that_fails_within_a_step_is_warned_of_once():
+    class Failing(ScriptedSink):
+        def show_episodes(self, ended, total):
+            raise OSError("gone")
+
+    sinks = Sinks({"console": Failing()})
+    with pytest.warns(RuntimeWarning, match="metric sink 'console' failed within a step"):
+        sinks.show_episodes(1, 2)
+    sinks.show_episodes(2, 2)  # a second warning would be an error
+    Sinks({"jsonl": ScriptedSink()}).show_episodes(1, 2)
+
+
 def test_one_sink_can_be_left_out():
     first, second = ScriptedSink(), ScriptedSink()
     Sinks({"jsonl": first, "console": second}).write(0, {}, without="jsonl")

@@ -1,6 +1,8 @@
 """Turns of completions: what is sampled, which turn a token belongs to, and what is refused."""
 
+import html
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -267,6 +269,37 @@ def test_the_report_shows_a_conversation(tmp_path):
     assert "whole" not in page
     assert "add⟨U+202E⟩" in page
     assert "<b>" not in page
+    assert "<i>" not in page
+
+
+def test_the_report_shows_calls_tools_reasoning_and_the_stop_reason(tmp_path):
+    function = {"name": "search", "arguments": {"query": "a </b> b", "limit": 3}}
+    row = {
+        "prompt": "p",
+        "finish_reason": "length",
+        "stop_reason": "max_tokens",
+        "messages": [
+            {"role": "user", "content": "who won?"},
+            {
+                "role": "assistant",
+                "content": "",
+                "reasoning_content": "let me look",
+                "tool_calls": [{"id": "call_0", "type": "function", "function": function}, "odd", {"name": 3}],
+            },
+            {"role": "tool", "name": "sea<i>rch", "content": "nobody"},
+        ],
+    }
+    path = tmp_path / "step_000001.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    page = training_samples({1: path})
+    text = html.unescape(re.sub("<[^>]*>", "", page))
+    assert 'call: search(query="a </b> b", limit=3)' in text
+    assert '"odd"' in text
+    assert '{"name": 3}' in text
+    assert "<think>let me look</think>" in text
+    assert "tool · sea<i>rch" in text
+    assert "ended bymax_tokens" in text
+    assert "</b> b" not in page
     assert "<i>" not in page
 
 

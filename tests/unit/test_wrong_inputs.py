@@ -273,7 +273,16 @@ REWARD_ROWS = [
         RewardError,
         r"each completion is a list of one message: its text is \[0\]\['content'\]",
     ),
-    ("a model id", ["owner/model"], ["a"], TypeError, r"reward_fn\[0\] is str: expected a callable"),
+    (
+        "a path without a model",
+        ["./none"],
+        ["a"],
+        ValueError,
+        r"reward model './none' cannot be loaded: there is no such",
+    ),
+    ("a rule's name", ["gsm8k"], ["a"], ConfigError, r"reward_fn\[0\] is 'gsm8k', .* pass .*rewards.GSM8KAnswer\(\)"),
+    ("a number", [3], ["a"], TypeError, r"reward_fn\[0\] is int: expected a callable or a path"),
+    ("a module", [torch.nn.Linear(1, 1)], ["a"], TypeError, r"reward_fn\[0\] is a model: pass its path"),
 ]
 
 

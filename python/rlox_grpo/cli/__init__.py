@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from rlox_grpo._native import __version__
-from rlox_grpo.cli import evaluate, models, pages, servers, train
+from rlox_grpo.cli import evaluate, models, pages, play, servers, train
 from rlox_grpo.cli.values import parse_overrides, parse_reward
 
 __all__ = ["main", "parse_overrides", "parse_reward"]
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on standard error and exit status 2."""
     parser = _make_parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.command not in ("train", "eval", "check", "serve", "memory"):
+    if rest and arguments.command not in ("train", "eval", "play", "check", "serve", "memory"):
         parser.error(f"unrecognised arguments: {' '.join(rest)}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -40,6 +40,6 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rlox-grpo {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     commands = parser.add_subparsers(dest="command", required=True)
-    for group in (train, evaluate, models, servers, pages):
+    for group in (train, evaluate, play, models, servers, pages):
         group.add_commands(commands)
     return parser

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlox_grpo.cli.values import Commands, parse_overrides, parse_reward
+from rlox_grpo.cli.values import Commands, import_environment, parse_overrides, parse_reward
 
 
 def add_commands(commands: Commands) -> None:
@@ -14,17 +14,26 @@ def add_commands(commands: Commands) -> None:
     evaluate = commands.add_parser(
         "eval",
         help="accuracy and pass@k of a checkpoint",
-        description="Sample completions and score them. The options of prompts, sampling and engine can be added: "
-        "--prompt_template boxed, --system_prompt TEXT, --engine vllm. `rlox-grpo options` lists them.",
+        description="Sample completions and score them. The options of prompts, sampling, engine and episodes can be "
+        "added: --prompt_template boxed, --system_prompt TEXT, --engine vllm. `rlox-grpo options` lists them.",
     )
     evaluate.add_argument("checkpoint")
     evaluate.add_argument("--data", required=True, help="rows with a prompt column, .jsonl, .parquet or .csv")
     evaluate.add_argument(
         "--reward",
-        required=True,
         action="append",
+        default=[],
         help="a rule's name, module:callable, or a TOML table as in run files: \"{name='exact', tag='answer'}\"; "
         "repeat it for several",
+    )
+    evaluate.add_argument("--environment", metavar="MODULE:CALLABLE", help="environment of several turns")
+    evaluate.add_argument(
+        "--tools",
+        metavar="MODULE:FUNCTION",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="functions that the policy may call",
     )
     evaluate.add_argument("--samples", type=int, default=4, help="completions for each prompt (default: %(default)s)")
     evaluate.add_argument("--temperature", type=float, default=1.0)
@@ -45,7 +54,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.config.records import EngineConfig, PromptConfig, SamplingConfig
+    from rlox_grpo.config.records import EngineConfig, EpisodeConfig, PromptConfig, SamplingConfig
     from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.rewards.registry import make_rewards
@@ -57,12 +66,17 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         "seed": arguments.seed,
         **parse_overrides(rest),
     }
-    read = {"preset", "seed"}.union(*(r.model_fields for r in (PromptConfig, SamplingConfig, EngineConfig)))
+    read = {"preset", "seed"}.union(
+        *(r.model_fields for r in (PromptConfig, SamplingConfig, EngineConfig, EpisodeConfig))
+    )
     if ignored := [name for name in options if name in GRPOConfig.model_fields and name not in read]:
         raise ConfigError(f"--{ignored[0]} is an option of training: an evaluation does not read it")
-    trainer = GRPO(
-        arguments.checkpoint, make_rewards([parse_reward(text) for text in arguments.reward], [Path.cwd()]), **options
-    )
+    if not arguments.reward and arguments.environment is None:
+        raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")
+    folders = [Path.cwd()]
+    environment, tools = import_environment(arguments.environment, arguments.tools, folders)
+    rewards = make_rewards([parse_reward(text) for text in arguments.reward], folders)
+    trainer = GRPO(arguments.checkpoint, rewards, environment=environment, tools=tools, **options)
     metrics = trainer.evaluate(arguments.data, samples=arguments.samples, greedy=arguments.greedy)
     for name, value in metrics.items():
         print(f"{name:24} {value:.4f}")

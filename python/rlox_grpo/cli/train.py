@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rlox_grpo.cli.values import Commands, parse_overrides
+from rlox_grpo.cli.help import HelpWithOptions
+from rlox_grpo.cli.values import Commands, import_environment, parse_overrides
 
 if TYPE_CHECKING:
     from rlox_grpo.config.run_file import Origin
     from rlox_grpo.config.schema import GRPOConfig
+    from rlox_grpo.rewards import RewardFn
+
+_TASKS = ("guess_the_number", "frozen_lake")
+"""Modules of rlox_grpo.demo with a TASK."""
 
 
 def add_commands(commands: Commands) -> None:
     """Add ``train`` and ``demo``."""
-    demo = commands.add_parser("demo", help="learn Countdown from scratch on this machine")
-    demo.add_argument("--out", default="runs/demo", help="the run's folder (default: %(default)s)")
+    demo = commands.add_parser("demo", help="learn Countdown, or another task, from scratch on this machine")
+    demo.add_argument(
+        "--task",
+        choices=("countdown", *_TASKS),
+        default="countdown",
+        help="countdown is of one turn, the others of several (default: %(default)s)",
+    )
+    demo.add_argument("--out", help="the run's folder (default: runs/demo, or runs/demo_TASK)")
     demo.add_argument("--seed", type=int, default=0)
     demo.set_defaults(run=_demo)
 
@@ -27,7 +39,9 @@ def add_commands(commands: Commands) -> None:
         help="train as a TOML file says",
         description="Train as RUN.TOML says. Any option can be overridden: --learning_rate 1e-5. "
         "`rlox-grpo options` lists every option, `rlox-grpo options NAME` shows one in full.",
+        add_help=False,
     )
+    train.add_argument("-h", "--help", action=HelpWithOptions)
     train.add_argument("file", metavar="RUN.TOML")
     train.add_argument(
         "--ray",
@@ -35,14 +49,24 @@ def add_commands(commands: Commands) -> None:
         help="start the ranks of [layout] as Ray actors: auto joins the running cluster or starts one on this machine; "
         "local starts one; HOST:PORT joins that one",
     )
-    train.add_argument("--dry-run", action="store_true", help="with --ray: show where the ranks would run")
+    train.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="with --ray: import what the file names and show where the ranks would run",
+    )
     train.set_defaults(run=_train)
 
 
 def _demo(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.demo.run import run_demo
+    if arguments.task == "countdown":
+        from rlox_grpo.demo.run import run_demo
 
-    run_demo(Path(arguments.out), seed=arguments.seed)
+        run_demo(Path(arguments.out or "runs/demo"), seed=arguments.seed)
+        return
+    from rlox_grpo.demo.episodes import run_task
+
+    task = importlib.import_module(f"rlox_grpo.demo.{arguments.task}").TASK
+    run_task(task, Path(arguments.out or f"runs/demo_{arguments.task}"), seed=arguments.seed)
 
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -50,17 +74,30 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
     origin, config = read_run_file(arguments.file, parse_overrides(rest))
     if _is_launched_by_ray(arguments, origin):
+        if arguments.dry_run:
+            _import_functions(origin, arguments.file)
         _train_on_ray(arguments, rest, origin, config)
         return
-    from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.trainer import GRPO
 
-    folders = (Path(arguments.file).parent, Path.cwd())
-    trainer = GRPO(origin.model, make_rewards(origin.rewards, folders), config=config)
+    rewards, environment, tools = _import_functions(origin, arguments.file)
+    trainer = GRPO(origin.model, rewards, environment=environment, tools=tools, config=config)
     trainer.origin = origin.model_dump(exclude_none=True)
     train_data, eval_data = load_data(origin, config)
     metrics = trainer.train(train_data, origin.n_epochs, eval_prompts=eval_data)
     print("  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value == value))
+
+
+def _import_functions(origin: Origin, run_file: str) -> tuple[list[RewardFn], Any, list[Callable[..., Any]]]:
+    """The reward functions, the environment and the tools of a run file.
+
+    Raises:
+        ConfigError: one that does not exist or cannot be called.
+    """
+    from rlox_grpo.rewards.registry import make_rewards
+
+    folders = (Path(run_file).parent, Path.cwd())
+    return make_rewards(origin.rewards, folders), *import_environment(origin.environment, origin.tools, folders)
 
 
 def _is_launched_by_ray(arguments: argparse.Namespace, origin: Origin) -> bool:

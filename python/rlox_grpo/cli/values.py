@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -25,6 +26,22 @@ def parse_reward(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"--reward {text!r} is not a TOML table such as {{name='exact'}}: {error}") from None
     return table
+
+
+def import_environment(
+    environment: str | None, tools: Sequence[str], folders: Sequence[str | Path]
+) -> tuple[Callable[..., Any] | None, list[Callable[..., Any]]]:
+    """Import an environment and tools that are named as ``module:callable``.
+
+    Raises:
+        ConfigError: a module that is not found, a name that it lacks, or something that cannot be called.
+    """
+    from rlox_grpo.imports import import_callable
+
+    return (
+        None if environment is None else import_callable("environment", environment, folders),
+        [import_callable(f"tools[{place}]", name, folders) for place, name in enumerate(tools)],
+    )
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:

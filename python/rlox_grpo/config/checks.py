@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from rlox_grpo.config.generation_kwargs import check_generation_kwargs
 from rlox_grpo.config.records import (
     AdvantageConfig,
     EngineConfig,
@@ -13,6 +14,7 @@ from rlox_grpo.config.records import (
     Options,
     PromptConfig,
     ReferenceConfig,
+    SamplingConfig,
     UpdaterConfig,
 )
 
@@ -24,6 +26,7 @@ def find_incompatible(options: Options) -> Iterator[str]:
     """
     yield from _check_prompts(options)
     yield from _check_engine(options)
+    yield from _check_generation_kwargs(options)
     yield from _check_importance(options)
     yield from _check_advantages(options)
     yield from _check_loss(options)
@@ -48,6 +51,12 @@ def _check_engine(engine: EngineConfig) -> Iterator[str]:
     for url in engine.server_urls:
         if not re.fullmatch(r"https?://[^/\s]+:\d+/?", url):
             yield f"server_urls holds {url!r}: expected http://host:port"
+
+
+def _check_generation_kwargs(options: Options) -> Iterator[str]:
+    usual = SamplingConfig()
+    changed = {name: value for name, value in options.sampling if value != getattr(usual, name)}
+    yield from check_generation_kwargs(options.engine, options.generation_kwargs, changed)
 
 
 def _check_importance(importance: ImportanceConfig) -> Iterator[str]:

@@ -6,9 +6,17 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 _BATCH = "set prompts_per_step (prompts in a step) and micro_batch_tokens (tokens in one forward pass)"
-_NO_HUB = "there is no upload: trainer.save(path) writes a Hugging Face checkpoint"
+_PUSH = "call trainer.push_to_hub(repo_id) after training"
+_NO_HUB = "there is no such upload: the run's folder has them, under completions/"
 _TORCHRUN = "start one process for each GPU with torchrun"
 _LOAD = "load the model yourself and pass it as model"
+_PROMPTS = "there is none: prompts are read at the start, without a data loader"
+_GRADIENTS = "there is none: ranks sum their gradients once a step"
+_LOGS = "there is none: set log_to, or the level of Python's logger rlox_grpo"
+_EVALUATION = "there is none: an evaluation samples completions, and scores them"
+_ACCELERATE = "there is none: ranks come from torchrun, and accelerate is not used"
+_NEWEST = "there is none: keep_checkpoints keeps the newest"
+_TRACKIO = "there is none: trackio writes to its folder on this machine"
 
 TRL: Mapping[str, str] = {
     # GRPOConfig
@@ -24,7 +32,6 @@ TRL: Mapping[str, str] = {
     "epsilon": "clip_low",
     "epsilon_high": "clip_high",
     "generation_batch_size": "prompts_per_step",
-    "generation_kwargs": "set temperature, top_p, top_k, min_p and stop",
     "importance_sampling_level": "set policy_loss='gspo' for ratios of whole sequences",
     "log_completions_hub_repo": _NO_HUB,
     "log_multimodal": "there is none: models are text only",
@@ -33,7 +40,7 @@ TRL: Mapping[str, str] = {
     "or policy_loss (cispo, sapo, vespo)",
     "mask_truncated_completions": "mask_truncated",
     "max_completion_length": "max_new_tokens",
-    "max_tool_calling_iterations": "there is none",
+    "max_tool_calling_iterations": "max_turns",
     "model_init_kwargs": _LOAD,
     "multi_objective_aggregation": "reward_aggregation",
     "num_completions_to_print": "log_completions",
@@ -44,8 +51,8 @@ TRL: Mapping[str, str] = {
     "pad_to_multiple_of": "there is none: micro_batch_tokens bounds a forward pass",
     "ref_model_mixup_alpha": "reference_mix",
     "ref_model_sync_steps": "reference_refresh_steps",
-    "repetition_penalty": "there is none: it would make the sampled distribution differ from the trained one",
-    "router_aux_loss_coef": "there is none",
+    "repetition_penalty": "with vLLM set generation_kwargs={'repetition_penalty': …}",
+    "router_aux_loss_coef": "there is none: the loss has no term of a router",
     "sapo_temperature_neg": "sapo_temperatures",
     "sapo_temperature_pos": "sapo_temperatures",
     "scale_rewards": "reward_scaling",
@@ -75,12 +82,12 @@ TRL: Mapping[str, str] = {
     "('truncate' or 'mask')",
     "vllm_max_model_length": "engine_max_length",
     "vllm_mode": "set engine='vllm' (colocate) or engine='vllm_server' (server)",
-    "vllm_model_impl": "there is none",
+    "vllm_model_impl": "there is none: vLLM chooses",
     "vllm_server_base_url": "server_urls",
     "vllm_server_host": "server_urls",
     "vllm_server_port": "server_urls",
     "vllm_server_timeout": "server_timeout",
-    "vllm_structured_outputs_regex": "there is none",
+    "vllm_structured_outputs_regex": "there is none: completions are not constrained",
     "vllm_tensor_parallel_size": "tensor_parallel_size",
     # GRPOTrainer
     "args": "give the options as keywords, or config=GRPOConfig(…)",
@@ -108,7 +115,7 @@ TRL: Mapping[str, str] = {
     "full_determinism": "there is none: a run on one device repeats by seed",
     "gradient_accumulation_steps": _BATCH,
     "gradient_checkpointing_kwargs": "gradient_checkpointing",
-    "hub_model_id": _NO_HUB,
+    "hub_model_id": _PUSH,
     "load_best_model_at_end": "there is none: keep_checkpoints keeps the newest",
     "local_rank": _TORCHRUN,
     "logging_dir": "output_dir",
@@ -117,13 +124,13 @@ TRL: Mapping[str, str] = {
     "logging_strategy": "there is none: metrics are logged every step",
     "lr_scheduler_kwargs": "min_lr_ratio",
     "lr_scheduler_type": "lr_schedule",
-    "neftune_noise_alpha": "there is none",
+    "neftune_noise_alpha": "there is none: it would make the sampled distribution differ from the trained one",
     "num_train_epochs": "pass n_epochs to train(), or write it in the run file",
     "optim_args": "set adam_beta1, adam_beta2 and adam_epsilon",
     "overwrite_output_dir": "resume",
     "per_device_eval_batch_size": "there is none: max_rollout_rows bounds what is decoded at once",
     "per_device_train_batch_size": _BATCH,
-    "push_to_hub": _NO_HUB,
+    "push_to_hub": _PUSH,
     "remove_unused_columns": "there is none: every column reaches the reward functions",
     "report_to": "log_to",
     "resume_from_checkpoint": "resume",
@@ -137,6 +144,61 @@ TRL: Mapping[str, str] = {
     "use_cpu": "there is none: the model stays on the device where you put it",
     "use_liger_kernel": "there is none: log-probs are computed without all the logits at once",
     "warmup_ratio": "warmup_steps",
+    "accelerator_config": _ACCELERATE,
+    "average_tokens_across_devices": "there is none: denominators are always those of all ranks",
+    "batch_eval_metrics": _EVALUATION,
+    "bf16_full_eval": "dtype",
+    "dataloader_drop_last": _PROMPTS,
+    "dataloader_in_order": _PROMPTS,
+    "dataloader_multiprocessing_context": _PROMPTS,
+    "dataloader_persistent_workers": _PROMPTS,
+    "dataloader_pin_memory": _PROMPTS,
+    "dataloader_prefetch_factor": _PROMPTS,
+    "ddp_broadcast_buffers": _GRADIENTS,
+    "ddp_bucket_cap_mb": _GRADIENTS,
+    "ddp_find_unused_parameters": _GRADIENTS,
+    "ddp_static_graph": _GRADIENTS,
+    "debug": "there is none: logits that are not finite always stop the run",
+    "do_predict": _EVALUATION,
+    "do_train": "there is none: train() trains",
+    "enable_jit_checkpoint": "there is none: SIGTERM always saves a checkpoint",
+    "eval_accumulation_steps": _EVALUATION,
+    "eval_delay": "there is none: eval_prompts are always evaluated at the start",
+    "eval_do_concat_batches": _EVALUATION,
+    "eval_use_gather_object": _EVALUATION,
+    "fp16_full_eval": "there is none: dtype is 'float32' or 'bfloat16'",
+    "greater_is_better": _NEWEST,
+    "hub_always_push": _NO_HUB,
+    "hub_private_repo": _NO_HUB,
+    "hub_revision": _NO_HUB,
+    "hub_strategy": _NO_HUB,
+    "hub_token": _NO_HUB,
+    "ignore_data_skip": "there is none: prompts depend on the step alone, so nothing is skipped",
+    "include_for_metrics": _EVALUATION,
+    "include_num_input_tokens_seen": "there is none: perf/* in the metrics counts tokens",
+    "label_names": "there is none: rewards read columns by name",
+    "label_smoothing_factor": "there is none: there are no labels",
+    "length_column_name": _PROMPTS,
+    "liger_kernel_config": "there is none: log-probs are computed without all the logits at once",
+    "log_level": _LOGS,
+    "log_level_replica": _LOGS,
+    "log_on_each_node": _LOGS,
+    "logging_nan_inf_filter": "there is none: logits that are not finite always stop the run",
+    "metric_for_best_model": _NEWEST,
+    "optim_target_modules": "there is none: the optimizer updates every weight that requires a gradient",
+    "parallelism_config": "set shard_parameters, or updater='deepspeed'",
+    "prediction_loss_only": _EVALUATION,
+    "project": "output_dir",
+    "restore_callback_states_from_checkpoint": "there is none: callbacks keep their own state",
+    "save_on_each_node": "there is none: rank 0 writes to output_dir, which all hosts read",
+    "skip_memory_metrics": "there is none: memory is not among the metrics",
+    "tf32": "there is none: set torch.set_float32_matmul_precision",
+    "torch_empty_cache_steps": "there is none: the cache is emptied where an engine needs its memory",
+    "trackio_bucket_id": _TRACKIO,
+    "trackio_space_id": _TRACKIO,
+    "trackio_static_space_id": _TRACKIO,
+    "train_sampling_strategy": "there is none: prompts are always shuffled, by seed",
+    "use_cache": "there is none: the engine has its own cache",
 }
 """Options of TRL's ``GRPOConfig``, ``GRPOTrainer`` and ``TrainingArguments`` → an option of ours, or what to do."""
 

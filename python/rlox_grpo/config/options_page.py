@@ -17,15 +17,14 @@ _LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def list_options() -> str:
-    """Return every option by stage, one a line: name, default, meaning."""
-    fields = Options.model_fields
-    names = max(map(len, fields))
-    defaults = max(len(_show(field.default)) for field in fields.values())
+    """Return every option by stage: name, default and values on a line, meaning and source below."""
     lines = []
     for record in RECORDS:
         lines += ["", f"{_title(record)}:"]
         for name, field in record.model_fields.items():
-            lines.append(f"  {name:{names}}  {_show(field.default):{defaults}}  {field.description}")
+            source = read_metadata(field)["source"]
+            lines.append(f"  {name} = {_show(field.default)}    {_values(field)}")
+            lines.append(f"      {field.description}" + (f" Source: {source}." if source else ""))
     return "\n".join(lines[1:])
 
 

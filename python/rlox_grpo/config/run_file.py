@@ -16,12 +16,15 @@ from rlox_grpo.prompts.tasks import countdown, gsm8k
 
 _REWARDS_HINT = 'write a table for each reward function, below all other keys: [[rewards]] and then name = "gsm8k"'
 
+_IMPORT_HINT = "write module:callable; the module is searched beside the run file and in the current folder too"
+
 
 class Origin(Record, title="Run file"):
     """The keys of a run file that are not fields of ``GRPOConfig``.
 
-    ``rewards`` are tables: ``name`` is a key of :data:`rlox_grpo.rewards.registry.RULES` or ``module:callable``; the
-    other keys are the rule's arguments.
+    ``rewards`` are tables: ``name`` is a key of :data:`rlox_grpo.rewards.registry.REWARDS` or ``module:callable``; the
+    other keys are the rule's arguments. An environment may score its episodes by itself; without one, ``rewards`` is
+    required.
     """
 
     model: str = option(..., "Path or hub id of the model to train.")
@@ -31,7 +34,11 @@ class Origin(Record, title="Run file"):
         None, "Check the rows of this data set; without a prompt_template, use its own prompts."
     )
     n_epochs: int = option(1, "Passes over the prompts.", ge=1)
-    rewards: tuple[dict[str, Any], ...] = option(..., "Reward functions.", min_length=1, hint=_REWARDS_HINT)
+    environment: str | None = option(None, "Environment of several turns, as module:callable.", hint=_IMPORT_HINT)
+    tools: tuple[str, ...] = option((), "Functions that the policy may call, as module:callable.", hint=_IMPORT_HINT)
+    rewards: tuple[dict[str, Any], ...] = option(
+        (), "Reward functions; at least one unless the environment scores its episodes.", hint=_REWARDS_HINT
+    )
     launcher: Literal["ray"] | None = option(
         None, "ray: start the ranks of [layout] as Ray actors, as --ray auto does."
     )
@@ -42,7 +49,8 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     """Read a run file; ``overrides`` win over its keys.
 
     Raises:
-        ConfigError: a file that cannot be read, an unknown key (with the nearest known), a value out of range.
+        ConfigError: a file that cannot be read, an unknown key (with the nearest known), a value out of range, neither
+            rewards nor an environment.
     """
     document = {**read_toml(path), **overrides}
     known = [*Origin.model_fields, *GRPOConfig.model_fields]
@@ -55,6 +63,8 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
         origin = Origin.create(**{name: value for name, value in document.items() if name in Origin.model_fields})
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    if not origin.rewards and origin.environment is None:
+        raise ConfigError(f"{path}: rewards: expected at least one reward function, or an environment; {_REWARDS_HINT}")
     return origin, GRPOConfig.create(
         **{name: value for name, value in document.items() if name in GRPOConfig.model_fields}
     )

@@ -99,8 +99,8 @@ def load_policy(
         if config.gradient_checkpointing == "auto":
             logger.info("gradient_checkpointing='auto': on, as activations are estimated not to fit on this GPU")
         _checkpoint_activations(model)
-    end_tokens = _find_end_tokens(model, tokenizer)
-    if tokenizer is not None and not end_tokens and not config.stop:
+    end_tokens, ends = _find_end_tokens(model, tokenizer), {"stop", "stop_token_ids"}
+    if tokenizer is not None and not end_tokens and not (config.stop or ends & config.generation_kwargs.keys()):
         logger.warning(
             "no end token: tokenizer.eos_token and model.generation_config.eos_token_id are both None, so every "
             "completion runs to max_new_tokens=%d; set one of them, or pass stop=['…']",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-PromptsLike: TypeAlias = "Tensor | Sequence[str] | Sequence[Any] | datasets.Dataset | str | Path"
-"""A token tensor ``[num_prompts, prompt_len]``, strings, messages, rows with a ``prompt`` column, or their file."""
+PromptsLike: TypeAlias = (
+    "Tensor | Sequence[str] | Sequence[Any] | datasets.Dataset | datasets.IterableDataset | Iterable[Any] "
+    "| Callable[[], Iterable[Any]] | str | Path"
+)
+"""A token tensor ``[num_prompts, prompt_len]``, strings, messages, rows with a ``prompt`` column, their file, or a
+stream of them (:mod:`rlox_grpo.prompts.stream`)."""
 
 
 def load_prompts(

@@ -8,12 +8,13 @@ from __future__ import annotations
 from rlox_grpo.rewards import answers, composite, formats, lengths, math_answers, published_rewards
 from rlox_grpo.rewards.answers import *  # noqa: F403
 from rlox_grpo.rewards.bad_golds import UnreadableGold, unreadable_golds
-from rlox_grpo.rewards.calls import RewardError, RewardFn, list_rewards
+from rlox_grpo.rewards.calls import RewardError, RewardFn
 from rlox_grpo.rewards.composite import *  # noqa: F403
 from rlox_grpo.rewards.formats import *  # noqa: F403
 from rlox_grpo.rewards.lengths import *  # noqa: F403
 from rlox_grpo.rewards.math_answers import *  # noqa: F403
 from rlox_grpo.rewards.published_rewards import *  # noqa: F403
+from rlox_grpo.rewards.reward_model import RewardModel
 from rlox_grpo.rewards.scoring import check_rewards, reward_weights, score, status_counts
 from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Rule, Verdicts
 from rlox_grpo.rewards.workers import InWorkers, in_workers
@@ -24,12 +25,12 @@ __all__ = [
     "InWorkers",
     "RewardError",
     "RewardFn",
+    "RewardModel",
     "Rule",
     "UnreadableGold",
     "Verdicts",
     "check_rewards",
     "in_workers",
-    "list_rewards",
     "reward_weights",
     "score",
     "status_counts",

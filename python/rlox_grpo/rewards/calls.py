@@ -41,19 +41,6 @@ class RewardFn(Protocol):
         ...
 
 
-def list_rewards(given: RewardFn | Sequence[RewardFn]) -> list[RewardFn]:
-    """One reward function or several as a list.
-
-    Raises:
-        TypeError: One that cannot be called; it names its index.
-    """
-    functions = [given] if callable(given) else list(given)
-    for index, function in enumerate(functions):
-        if not callable(function):
-            raise TypeError(f"reward_fn[{index}] is {type(function).__name__}: expected a callable")
-    return functions
-
-
 def function_name(function: Any) -> str:
     """The function's name in metrics: its ``__name__``, seen through ``functools.partial``, else its class's name."""
     while hasattr(function, "func"):

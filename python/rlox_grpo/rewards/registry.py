@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rlox_grpo.errors import ConfigError, suggest_nearest
+from rlox_grpo.imports import import_callable
 from rlox_grpo.rewards import answers, composite, formats, lengths, math_answers, published_rewards
 from rlox_grpo.rewards.calls import RewardFn
+from rlox_grpo.rewards.reward_model import RewardModel
 
 _SHORTER = {"gsm8k_answer": "gsm8k", "math_answer": "math", "majority_vote": "majority", "exact_answer": "exact"}
 """The name in metrics → the name here, where they differ; both are understood."""
@@ -33,6 +32,9 @@ RULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
 """Rules by name, from the modules of rules. ``published`` takes a ``system`` and gives all its parts; every other entry
 gives one rule."""
 
+REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType({**RULES, "reward_model": RewardModel})
+"""What a reward's table can name: the rules, and reward models."""
+
 _ONE_RULE = ("rule", "accuracy")
 _SEVERAL_RULES = ("rules",)
 
@@ -40,7 +42,7 @@ _SEVERAL_RULES = ("rules",)
 def make_rewards(tables: Sequence[Mapping[str, Any]], folders: Sequence[str | Path] = ()) -> list[RewardFn]:
     """Build the reward functions of ``rewards`` tables.
 
-    A table has a ``name``, which is a key of :data:`RULES` or ``module:callable``, and the rule's arguments. The
+    A table has a ``name``, which is a key of :data:`REWARDS` or ``module:callable``, and the rule's arguments. The
     arguments ``rule``, ``accuracy`` and ``rules`` (a list) are names or tables themselves.
 
     Args:
@@ -53,6 +55,35 @@ def make_rewards(tables: Sequence[Mapping[str, Any]], folders: Sequence[str | Pa
     return [
         function for index, table in enumerate(tables) for function in _make_rule(f"rewards[{index}]", table, folders)
     ]
+
+
+def list_rewards(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path]) -> list[RewardFn]:
+    """The reward functions as a list; a path or hub id becomes a reward model.
+
+    Raises:
+        ConfigError: the name of a rule, which only run files know.
+        TypeError: what is neither a callable nor a path, and a model without its tokenizer; names the index.
+    """
+    several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path)) else list(reward_fn)
+    functions: list[RewardFn] = []
+    for index, given in enumerate(several):
+        if isinstance(given, str) and given in RULES:
+            raise ConfigError(
+                f"reward_fn[{index}] is {given!r}, the name of a rule in run files: pass the rule itself, by "
+                f"rlox_grpo.rewards.{getattr(RULES[given], '__qualname__', given)}()"
+            )
+        if hasattr(given, "named_parameters"):
+            raise TypeError(
+                f"reward_fn[{index}] is a model: pass its path, or RewardModel(path) of rlox_grpo.rewards, as its "
+                "tokenizer is needed too"
+            )
+        if isinstance(given, (str, Path)):
+            functions.append(RewardModel(given))
+        elif callable(given):
+            functions.append(given)
+        else:
+            raise TypeError(f"reward_fn[{index}] is {type(given).__name__}: expected a callable or a path")
+    return functions
 
 
 def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequence[RewardFn]:
@@ -68,10 +99,10 @@ def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
                 f"{place} ({name}) takes no arguments in the file, got {', '.join(arguments)}: bind them in the "
                 "module; options of the run stand above the first [[rewards]]"
             )
-        return [_import_callable(place, name, folders)]
+        return [_import_reward(place, name, folders)]
     name = _SHORTER.get(name, name)
-    if name not in RULES:
-        raise ConfigError(f"{place}.name is {name!r}{suggest_nearest(name, list(RULES))}")
+    if name not in REWARDS:
+        raise ConfigError(f"{place}.name is {name!r}{suggest_nearest(name, list(REWARDS))}")
     for key in arguments:
         if key in _ONE_RULE:
             arguments[key] = _make_one_rule(f"{place}.{key}", arguments[key], folders)
@@ -81,7 +112,7 @@ def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
             parts = [_make_rule(f"{place}.{key}[{i}]", part, folders) for i, part in enumerate(arguments[key])]
             arguments[key] = tuple(rule for part in parts for rule in part)
     try:
-        made = RULES[name](**arguments)
+        made = REWARDS[name](**arguments)
     except (TypeError, ValueError) as error:
         hint = "; in a run file, options of the run stand above the first [[rewards]]" if _is_unknown(error) else ""
         raise ConfigError(f"{place} ({name}): {error}{hint}") from None
@@ -99,32 +130,13 @@ def _make_one_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Rew
     return made[0]
 
 
-def _import_callable(place: str, name: str, folders: Sequence[str | Path]) -> RewardFn:
-    module, _, attribute = name.partition(":")
-    try:
-        with _search_also(folders):
-            found: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{place} ({name}): {error}") from error
+def _import_reward(place: str, name: str, folders: Sequence[str | Path]) -> RewardFn:
+    found: Any = import_callable(place, name, folders)
     for registered, rule in RULES.items():
         if found is rule:
             raise ConfigError(f'{place} ({name}) is a rule of this library: write name = "{registered}"')
     if isinstance(found, type):
+        module = name.partition(":")[0]
         raise ConfigError(f"{place} ({name}) is a class, expected a function or an instance: create one in {module}")
-    if not callable(found):
-        raise ConfigError(f"{place} ({name}) is {found!r}, expected a function")
     reward_fn: RewardFn = found
     return reward_fn
-
-
-@contextmanager
-def _search_also(folders: Sequence[str | Path]) -> Iterator[None]:
-    """Put ``folders`` at the end of the import path: a file there replaces no installed module."""
-    added = [path for path in dict.fromkeys(str(Path(folder).resolve()) for folder in folders) if path not in sys.path]
-    sys.path.extend(added)
-    try:
-        yield
-    finally:
-        for path in added:
-            if path in sys.path:
-                sys.path.remove(path)

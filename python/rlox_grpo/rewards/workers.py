@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlox_grpo.rewards.calls import RewardError, RewardFn, function_name, select_arguments
+from rlox_grpo.rewards.reward_model import RewardModel
 from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Rule, check_choice
 from rlox_grpo.rewards.worker import Job
 from rlox_grpo.rewards.worker_pool import Outcomes, Pool, Task
@@ -130,12 +131,12 @@ class InWorkers:
 def in_workers(
     functions: Sequence[RewardFn], timeout: float | None, workers: int | None, on_error: Literal["stop", "none"]
 ) -> list[RewardFn]:
-    """Wrap functions in :class:`InWorkers`, except rules and wrapped ones; unchanged without a ``timeout``."""
+    """Wrap functions in :class:`InWorkers`, except rules, reward models and wrapped ones, if there is a ``timeout``."""
     if timeout is None:
         return list(functions)
     return [
         function
-        if isinstance(function, (Rule, InWorkers))
+        if isinstance(function, (Rule, InWorkers, RewardModel))
         else InWorkers(function, timeout, workers=workers, on_error=on_error)
         for function in functions
     ]

@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 
+from rlox_grpo.config.generation_kwargs import split_generation_kwargs
 from rlox_grpo.config.records import SamplingConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.prompts.curriculum import PassRates
@@ -37,8 +38,7 @@ class Sampler:
     ) -> None:
         self._ranks, self._seed = ranks, seed
         self.engine = BackgroundEngine(engine) if config.async_steps > 0 else engine
-        shared = {field.name for field in fields(Sampling)} & SamplingConfig.model_fields.keys()
-        self.sampling = Sampling(**{name: getattr(config, name) for name in shared})
+        self.sampling = make_sampling(config)
         self.pass_rates = PassRates()
         self.ahead = Ahead()
         self._config = config
@@ -94,6 +94,13 @@ class Sampler:
     def done(self) -> None:
         """Remove the oldest batch after its update."""
         self.ahead.drop_first()
+
+
+def make_sampling(config: SamplingConfig) -> Sampling:
+    """How the options of sampling and ``generation_kwargs`` say to draw a completion."""
+    shared = {field.name for field in fields(Sampling)} & SamplingConfig.model_fields.keys()
+    also, extra = split_generation_kwargs(config.generation_kwargs)
+    return Sampling(**{**{name: getattr(config, name) for name in shared}, **also, "extra": extra})
 
 
 def derive_seed(seed: int, purpose: str, step: int) -> int:

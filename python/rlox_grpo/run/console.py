@@ -27,6 +27,9 @@ _NUMBERS = (
     ("perf/tokens_per_s", "tokens/s", "{:.0f}"),
 )
 
+_REFRESH_S = 0.2
+"""Seconds between two updates of the bar within a step."""
+
 
 class ConsoleSink:
     """A live progress bar over a line of metrics on a terminal; elsewhere a plain line every few steps or seconds."""
@@ -55,7 +58,8 @@ class ConsoleSink:
         self._console = console or Console()
         self._total = total_steps
         self._every, self._every_s, self._now = every, every_s, now
-        self._printed_at = now()
+        self._printed_at = self._shown_at = now()
+        self._step = resume_step
         self._first = resume_step + 1
         self._pending: str | None = None
         self._known: dict[str, float] = {}
@@ -76,6 +80,7 @@ class ConsoleSink:
         if "time/step_s" in metrics:  # a running mean, so that the time left does not jump about
             last = metrics["time/step_s"]
             self._step_s = last if self._step_s is None else 0.8 * self._step_s + 0.2 * last
+        self._step = step
         if self._live is not None:
             self._live.update(self._bar(step), refresh=True)
             return
@@ -86,6 +91,17 @@ class ConsoleSink:
             self._print(line)
         else:
             self._pending = line
+
+    def show_episodes(self, ended: int, total: int) -> None:
+        """Show how many episodes of the rollout under way have ended; elsewhere than on a terminal now and then."""
+        text = f"{ended} of {total} episodes ended"
+        if self._live is None:
+            if self._now() - max(self._printed_at, self._shown_at) >= self._every_s:
+                self._console.out(f"rollout: {text}", highlight=False)
+                self._shown_at = self._now()
+        elif ended == total or self._now() - self._shown_at >= _REFRESH_S:
+            self._shown_at = self._now()
+            self._live.update(self._bar(self._step, text), refresh=True)
 
     def close(self) -> None:
         """Leave the last state on the screen, and stop using the console."""
@@ -98,12 +114,13 @@ class ConsoleSink:
         self._console.out(line, highlight=False)
         self._pending, self._printed_at = None, self._now()
 
-    def _bar(self, step: int) -> Group:
+    def _bar(self, step: int, doing: str = "") -> Group:
         head = Table.grid(expand=True, padding=(0, 1))
         head.add_column(no_wrap=True)
         head.add_column(ratio=1)
         head.add_row(Text(self._head(step), style="bold"), ProgressBar(self._total, step))
-        numbers = Columns([Text(number, style="dim", no_wrap=True) for number in self._numbers()], padding=(0, 2))
+        shown = [*self._numbers(), *([doing] if doing else [])]
+        numbers = Columns([Text(number, style="dim", no_wrap=True) for number in shown], padding=(0, 2))
         return Group(head, numbers)
 
     def _head(self, step: int) -> str:
@@ -115,6 +132,11 @@ class ConsoleSink:
     def _numbers(self) -> list[str]:
         shown = ((key, label, form) for key, label, form in _NUMBERS if key in self._known)
         return [f"{label} {form.format(self._known[key])}" for key, label, form in shown]
+
+
+def select_main(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of the console's line that have a value, in its order."""
+    return {key: metrics[key] for key, _, _ in _NUMBERS if math.isfinite(metrics.get(key, math.nan))}
 
 
 def shows_accuracy(evaluation: Mapping[str, float | None]) -> bool:

@@ -25,6 +25,9 @@ from rlox_grpo.rollout.episodes.run import EpisodeRunner
 REWARDS = "rewards"
 """The name in ``resume_changes`` that permits other reward functions, or edited ones."""
 
+OPTIMIZER = "optimizer"
+"""The name in ``resume_changes`` that permits another optimizer, or an edited one; and its fingerprint's."""
+
 _STATE: dict[str, type | tuple[type, ...]] = {
     "step": int,
     "config": dict,
@@ -41,6 +44,8 @@ _STATE: dict[str, type | tuple[type, ...]] = {
 }
 """The keys of a run's ``state.json`` and their types."""
 
+_OTHER_OPTIMIZER = "the optimizer is another, or was edited"
+
 _DROPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -48,7 +53,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 def refuse_unknown_changes(names: Iterable[str]) -> None:
     """Raise ConfigError where ``resume_changes`` names what is no option."""
-    known = [*GRPOConfig.model_fields, REWARDS]
+    known = [*GRPOConfig.model_fields, REWARDS, OPTIMIZER]
     for name in names:
         if name not in known:
             raise ConfigError(f"resume_changes: unknown option {name!r}{suggest_nearest(name, known)}")
@@ -79,7 +84,21 @@ def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str |
 
 def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Which fingerprints of the data differ; one that an older checkpoint lacks is not compared."""
-    return [f"{name}: not those of the run" for name in now if name in then and then[name] != now[name]]
+    then = {OPTIMIZER: "adamw", **then}  # the only one of earlier versions
+    changed = [
+        name
+        for name in now
+        if name in then and (_is_other(then[name], now[name]) if name == OPTIMIZER else then[name] != now[name])
+    ]
+    return [_OTHER_OPTIMIZER if name == OPTIMIZER else f"{name}: not those of the run" for name in changed]
+
+
+def _is_other(before: str | None, now: str | None) -> bool:
+    """Whether two digests of an optimizer differ; one without source, or of another Python's code, is not compared."""
+    of_code = [digest is None or digest.startswith("python") for digest in (before, now)]
+    if "adamw" not in (before, now) and all(of_code) and not _comparable(before or "", now or ""):
+        return False
+    return before != now
 
 
 def refuse_changes(
@@ -94,11 +113,13 @@ def refuse_changes(
         allowed: ``resume_changes``.
     """
     wrong = [f"{name}: {old!r} there, {new!r} here" for name, (old, new) in options.items() if name not in allowed]
-    rewards = [what for what in others if "reward function" in what]
-    wrong += [what for what in others if what not in rewards or REWARDS not in allowed]
+    permits = {what: REWARDS for what in others if "reward function" in what} | {_OTHER_OPTIMIZER: OPTIMIZER}
+    forbidden = [what for what in others if permits.get(what) not in allowed]
+    wrong += forbidden
     if not wrong:
         return
-    wanted = [name for name in options if name not in allowed] + [REWARDS] * bool(rewards and REWARDS not in allowed)
+    needed = dict.fromkeys(permits[what] for what in forbidden if what in permits)
+    wanted = [*(name for name in options if name not in allowed), *needed]
     permit = f"add resume_changes={wanted} to continue with the change, " if wanted else ""
     raise CheckpointError(
         f"{checkpoint} is of another configuration ({'; '.join(wrong)}): restore these to continue it, "
@@ -137,6 +158,19 @@ def digest_reward(function: Any) -> str | None:
         return None
     text = "".join(token.string for token in tokens if token.type not in _DROPPED)
     return f"source:{_sha256(text + fields)}"
+
+
+def digest_optimizer(factory: Any) -> str | None:
+    """A digest of an optimizer's factory as :func:`digest_reward`'s; of a class its name and what is bound to it."""
+    if factory is None:
+        return "adamw"
+    bound, target = "", factory
+    while isinstance(target, partial):
+        bound += repr((target.args, target.keywords))
+        target = target.func
+    if inspect.isclass(target) and not _ADDRESS.search(bound):
+        return f"class:{target.__module__}.{target.__qualname__}{bound}"
+    return digest_reward(factory)
 
 
 def digest_rewards(reward_fns: Sequence[RewardFn], episodes: EpisodeRunner | None) -> list[tuple[str, str | None]]:

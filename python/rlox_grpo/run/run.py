@@ -36,6 +36,7 @@ from rlox_grpo.run.history import checkpoint_path
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.resume import compare_data, compare_rewards, refuse_changes, refuse_unknown_changes
 from rlox_grpo.run.sinks import make_sinks
+from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS
 from rlox_grpo.types import Float32Array, ScoredGroup
 from rlox_grpo.update.learner import Learner
 
@@ -49,10 +50,13 @@ class Progress:
     Attributes:
         step: Training steps taken since the weights were first loaded, those before a resume included.
         draws: Prompts drawn so far; see :class:`rlox_grpo.prompts.load.PromptDraws`.
+        prompt_tokens, completion_tokens: Of every step so far; see :mod:`rlox_grpo.run.usage`.
     """
 
     step: int = 0
     draws: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class Run:
@@ -99,6 +103,7 @@ class Run:
         self.batches_under_way: list[dict[str, Any]] = []
         self._saved_step: int | None = None
         self._save_is_due = False
+        self._is_recording = False
         self._warned_of: set[str] = set()
         self._watch = Watch() if self._config.guards and self._ranks.is_first else None
         self._writes = self._folder is not None and self._ranks.is_first
@@ -160,6 +165,7 @@ class Run:
         )
         if self._watch is not None and self._folder is not None and self._writes:
             self._watch = resume_watch(self._folder, self._progress.step)
+        self._is_recording = True
         try:
             yield
         except Exception as error:
@@ -169,8 +175,14 @@ class Run:
             logger.error("the run stopped after step %d (%s); %s", self._progress.step, error, how)
             raise
         finally:
+            self._is_recording = False
             self._sinks.close()
             self._write_report()
+
+    def show_episodes(self, ended: int, total: int) -> None:
+        """Show on the console how many episodes of the rollout under way have ended, while the run records."""
+        if self._is_recording:
+            self._sinks.show_episodes(ended, total)
 
     def record(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup], advantages: Float32Array) -> None:
         """Hand one step's metrics to the sinks, and write some of its completions."""
@@ -351,6 +363,8 @@ class Run:
         self._learner.kl_weight.value = state["kl_coef"]
         self.start_step, self.start_draw = state["start_step"], state["start_draw"]
         self.last_metrics = state["last_metrics"]
+        self._progress.prompt_tokens = int(self.last_metrics.get(PROMPT_TOKENS, 0))
+        self._progress.completion_tokens = int(self.last_metrics.get(COMPLETION_TOKENS, 0))
         self.resumed_from = checkpoint
         if self._folder is not None and checkpoint.parent.resolve() == (self._folder / "checkpoints").resolve():
             self._saved_step = self._progress.step

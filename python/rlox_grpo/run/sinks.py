@@ -84,6 +84,15 @@ class Sinks:
             except Exception as error:  # noqa: BLE001  (any library's failure; losing a metric is not losing a run)
                 self._warn(name, f"failed at step {step}", error)
 
+    def show_episodes(self, ended: int, total: int) -> None:
+        """Tell the console how many episodes of the rollout under way have ended."""
+        show = getattr(self._sinks.get("console"), "show_episodes", None)
+        if show is not None:
+            try:
+                show(ended, total)
+            except Exception as error:  # noqa: BLE001
+                self._warn("console", "failed within a step", error)
+
     def close(self) -> None:
         """Close every sink, also those after one that fails."""
         for name, sink in self._sinks.items():

@@ -65,6 +65,7 @@ class DeepSpeedUpdater:
         self.forward = Forward(lambda batch: self._engine()(batch), forward.shares_prompts)
         self.is_sharded = sharding.zero_stage > 0
         self.masters: Mapping[str, Tensor] = {}  # made from the model, at its first use
+        self.peak_learning_rate = optimizer.learning_rate
         self._started: Any = None
         self._adamw: torch.optim.AdamW | None = None
         self._steps = 0

@@ -31,6 +31,7 @@ from rlox_grpo.reference.local import make_reference
 from rlox_grpo.turns import find_end_tokens
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.learning_rate import learning_rate_at
+from rlox_grpo.update.own_optimizer import OptimizerFactory
 from rlox_grpo.update.updaters import make_updater
 
 
@@ -54,6 +55,7 @@ class Learner:
         exact_engine: bool,
         ranks: Ranks,
         max_sampled_tokens: int | None = None,
+        optimizer: OptimizerFactory | None = None,
     ) -> None:
         """Make the forward pass, the reference, the loss and the updater.
 
@@ -65,6 +67,7 @@ class Learner:
             exact_engine: whether the sampler's log-probs are the trainer's own.
             ranks: the processes that share the micro-batches.
             max_sampled_tokens: most sampled tokens that a sequence can have; None: ``max_new_tokens``.
+            optimizer: the user's own, instead of AdamW.
         """
         self._config, self._model, self._ranks = config, policy.model, ranks
         self._max_length = max_sampled_tokens or config.max_new_tokens
@@ -100,7 +103,8 @@ class Learner:
         self._loss_config = config.loss
         self.kl_weight = KLWeight(self._loss_config)
         self._kl = make_kl(self._loss_config)
-        self.updater = make_updater(config, self._model, forward, self._loss, ranks, policy.masters)
+        self.updater = make_updater(config, self._model, forward, self._loss, ranks, optimizer, policy.masters)
+        self._schedule = config.optimizer.model_copy(update={"learning_rate": self.updater.peak_learning_rate})
         self._forward = self.updater.forward
         self.weights_are_whole = True
         self._normalised = make_advantages(config.advantages, reward_weights)
@@ -226,7 +230,7 @@ class Learner:
 
     def learning_rate(self, step: int, total_steps: int) -> float:
         """Return the learning rate of ``step``, which counts from 0."""
-        return learning_rate_at(step, total_steps, self._config.optimizer)
+        return learning_rate_at(step, total_steps, self._schedule)
 
     def profile(self, batches: Sequence[Batch], updates: Sequence[UpdateStats], seconds: float) -> dict[str, float]:
         """Return ``perf/*`` of an update that took ``seconds``; see :func:`rlox_grpo.model.flops.profile_update`."""

@@ -24,11 +24,13 @@ class Updater(Protocol):
             ``forward`` are collectives.
         masters: Float32 weights that the steps change, by the parameter's name, if the model holds rounded copies. A
             checkpoint is loaded into both.
+        peak_learning_rate: The option ``learning_rate``, or that of the user's own optimizer.
     """
 
     forward: Forward
     is_sharded: bool
     masters: Mapping[str, Tensor]
+    peak_learning_rate: float
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """Take one optimizer step over micro-batches that share their denominators.

@@ -16,6 +16,7 @@ from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.model.forward import Forward
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update.master_weights import MasterWeights
+from rlox_grpo.update.own_optimizer import OptimizerFactory, OwnOptimizer
 from rlox_grpo.update.parameter_groups import load_state, make_adamw, read_state
 from rlox_grpo.update.protocol import LossFn
 from rlox_grpo.update.sharding import shard_parameters
@@ -34,6 +35,8 @@ class TorchUpdater:
     With several ranks, each processes its own micro-batches, and gradients are summed once, after the last. They are
     not averaged: the losses are parts of one sum. Every rank then takes the same step.
 
+    With ``optimizer``, what that factory makes takes the steps instead of AdamW (:mod:`.own_optimizer`).
+
     With ``shards``, each rank holds a part of every parameter, gradient and moment (:mod:`.sharding`), gradients are
     summed after each micro-batch, and each rank updates its part. Saved state is always whole.
     """
@@ -48,6 +51,7 @@ class TorchUpdater:
         shards: bool = False,
         offload: bool = False,
         masters: Mapping[str, Tensor] | None = None,
+        optimizer: OptimizerFactory | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self._ranks = ranks or Ranks()
@@ -63,7 +67,12 @@ class TorchUpdater:
         self._model = model
         self._loss_fn = loss_fn
         self._max_grad_norm = config.max_grad_norm
-        self._optimizer = None if offload else make_adamw(self._named.values(), config)
+        self._own: OwnOptimizer | None = None
+        if optimizer is not None:
+            self._own = OwnOptimizer(optimizer, self._named, config.learning_rate, is_sharded=self.is_sharded)
+        has_own_step = offload or optimizer is not None
+        self._optimizer = None if has_own_step else make_adamw(self._named.values(), config)
+        self.peak_learning_rate = config.learning_rate if self._own is None else self._own.peak
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> UpdateStats:
         """See :class:`rlox_grpo.update.protocol.Updater`."""
@@ -86,6 +95,8 @@ class TorchUpdater:
             raise
         if self._host is not None:
             self._host.step(learning_rate)
+        elif self._own is not None:
+            self._own.step(learning_rate)
         elif self._optimizer is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -112,6 +123,8 @@ class TorchUpdater:
     def _free_gradients(self) -> None:
         if self._host is not None:
             self._host.gradients.clear()
+        elif self._own is not None:
+            self._own.zero_grad()
         elif self._optimizer is not None:
             self._optimizer.zero_grad(set_to_none=True)
 
@@ -171,6 +184,9 @@ class TorchUpdater:
         if self._host is not None:
             yield from ((f"{name}/{moment}", value) for name, moment, value in self._host.moments())
             return
+        if self._own is not None:
+            yield from self._own.state()
+            return
         assert self._optimizer is not None
         for name, parameter in self._named.items():
             for moment, value in read_state(self._optimizer, parameter).items():
@@ -182,6 +198,9 @@ class TorchUpdater:
         Raises:
             ValueError: a moment of an unknown parameter, or of another shape.
         """
+        if self._own is not None:
+            self._own.load_state(state)
+            return
         moments: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for key, value in state.items():
             name, _, moment = key.rpartition("/")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.forward import Forward
+from rlox_grpo.update.own_optimizer import OptimizerFactory
 from rlox_grpo.update.protocol import LossFn, Updater
 
 
@@ -18,14 +19,20 @@ def make_updater(
     forward: Forward,
     loss_fn: LossFn,
     ranks: Ranks | None = None,
+    optimizer: OptimizerFactory | None = None,
     masters: Mapping[str, Tensor] | None = None,
 ) -> Updater:
     """Return the updater that ``config`` names, for the trainable parameters of ``model``.
 
-    ``masters`` are the float32 weights of a model that ``offload_optimizer`` stores in bfloat16
-    (:class:`rlox_grpo.model.load.Policy`).
+    Args:
+        config: every option of the run.
+        model, forward, loss_fn, ranks: what it trains, and how.
+        optimizer: the user's own, instead of AdamW.
+        masters: float32 weights of a model that ``offload_optimizer`` stores in bfloat16
+            (:class:`rlox_grpo.model.load.Policy`).
 
     Raises:
+        ConfigError: an ``optimizer`` that cannot be used; see :mod:`rlox_grpo.update.own_optimizer`.
         ImportError: ``updater='deepspeed'`` without DeepSpeed.
     """
     ranks = ranks or Ranks()
@@ -43,5 +50,6 @@ def make_updater(
         shards=config.shard_parameters,
         offload=config.offload_optimizer,
         masters=masters,
+        optimizer=optimizer,
         ranks=ranks,
     )

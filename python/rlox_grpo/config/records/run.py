@@ -20,7 +20,8 @@ class RunConfig(Record, title="Run, checkpoints and logs"):
     )
     resume_changes: tuple[str, ...] = option(
         (),
-        "Options that a resumed run may change, such as learning_rate; 'rewards' permits edited reward functions.",
+        "Options that a resumed run may change, such as learning_rate; 'rewards' permits edited reward functions, "
+        "'optimizer' another optimizer=.",
         resumable=True,
     )
     checkpoint_steps: int = option(

@@ -37,6 +37,11 @@ class SamplingConfig(Record, title="Sampling"):
         0.0, "Keep tokens whose probability is at least this share of the most likely token's.", ge=0, lt=1
     )
     stop: tuple[str, ...] = option((), "Strings that end a completion.")
+    generation_kwargs: dict[str, bool | int | float | str | list[int] | list[str]] = option(
+        {},
+        "Further parameters of the engine by vLLM's names, such as {stop_token_ids = [2]}; docs/guides/vllm.md has a "
+        "list.",
+    )
     async_steps: int = option(
         0, "Steps that generation may run ahead of the update; 0 samples each batch from the current weights.", ge=0
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -20,6 +20,7 @@ def check_request(
     vocab_size: int | None,
     max_length: int | None,
     has_tokenizer: bool,
+    extra: Collection[str] = (),
 ) -> None:
     """Raise ValueError for a request that an engine cannot serve as it is.
 
@@ -31,6 +32,7 @@ def check_request(
         vocab_size: Rows of the model's embedding; None where they are unknown.
         max_length: Positions of the model or of the engine; None where there is no limit.
         has_tokenizer: Whether stop strings can be found.
+        extra: Names of further parameters that the engine honours.
 
     Raises:
         ValueError: Names the argument, the prompt's position in ``prompts`` and the value.
@@ -41,7 +43,7 @@ def check_request(
         raise ValueError(f"seed is {seed}, expected at least 0")
     if not prompts:
         raise ValueError("prompts is empty, expected at least one prompt")
-    check_sampling(sampling)
+    check_sampling(sampling, extra)
     if sampling.stop and not has_tokenizer:
         raise ValueError(f"stop is {sampling.stop!r} and there is no tokenizer: pass tokenizer=, or stop_token_ids")
     for place, prompt in enumerate(prompts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -18,8 +19,12 @@ _BLOCK = 128
 _NUCLEUS_CANDIDATES = 1024
 
 
-def check_sampling(sampling: Sampling) -> None:
+def check_sampling(sampling: Sampling, extra: Collection[str] = ()) -> None:
     """Raise ValueError for sampling values out of their range.
+
+    Args:
+        sampling: How to draw.
+        extra: Names of further parameters that the engine honours.
 
     Raises:
         ValueError: Names the field and its value.
@@ -34,6 +39,9 @@ def check_sampling(sampling: Sampling) -> None:
         raise ValueError(f"top_k is {sampling.top_k}, expected at least 0 (0 is off)")
     if not 0 <= sampling.min_p <= 1:
         raise ValueError(f"min_p is {sampling.min_p}, expected 0 to 1")
+    for name, value in sampling.extra:
+        if name not in extra:
+            raise ValueError(f"{name} is {value!r}, and this engine does not honour it")
     if "" in sampling.stop:
         raise ValueError(f"stop is {sampling.stop!r}, expected no empty string: every completion contains it")
 

@@ -56,6 +56,7 @@ class EpisodeRunner:
         environment: What is played.
         source: What the user gave as ``environment``, or None for tools alone.
         prefilled_tokens: Tokens that the last call ran through the model to prepare replies.
+        on_ended: Called with the number of ended episodes and of all, as episodes of a call end.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class EpisodeRunner:
         self.environment: Environment = adapt_environment(environment, tools)
         self.source = environment
         self.prefilled_tokens = 0
+        self.on_ended: Callable[[int, int], None] | None = None
         self._config = config
         self._prompts = prompts or PromptConfig()
         if self._prompts.prompt_template is not None:
@@ -231,6 +233,7 @@ class EpisodeRunner:
         changed: asyncio.Event,
     ) -> None:
         left = {one.key: one for one in running}
+        shown = len(left)
         while left:
             await _settle(lambda: len(left) - len(replies) - sum(_is_done(one) for one in left.values()))
             for key in [key for key, one in left.items() if _is_done(one)]:
@@ -239,6 +242,9 @@ class EpisodeRunner:
                 task.result()  # the first error ends the run
                 session.forget(key)
                 replies.pop(key, None)
+            if self.on_ended is not None and len(left) < shown:
+                shown = len(left)
+                self.on_ended(len(running) - shown, len(running))
             self._cancel_late(list(left.values()))
             if len(session):
                 for request, turn in session.step():

@@ -57,10 +57,15 @@ _USUAL: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
         "",
         {"update/grad_norm": "gradient norm"},
     ),
-    ("Learning rate", "of each step", "", {"update/learning_rate": "learning rate"}),
+    (
+        "Learning rate",
+        "of each step; healthy: as planned, the warm-up first",
+        "",
+        {"update/learning_rate": "learning rate"},
+    ),
     (
         "Throughput",
-        "tokens per second",
+        "tokens per second; healthy: steady, lower only as completions grow",
         "",
         {
             "perf/tokens_per_s": "whole step",
@@ -70,7 +75,7 @@ _USUAL: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ),
     (
         "Padding and shared tokens of the update",
-        "share",
+        "share; healthy: little padding, and shared prompts near 1 − 1/group_size",
         "%",
         {
             "perf/padding_share": "padding",
@@ -78,7 +83,25 @@ _USUAL: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
             "perf/completion_tokens_saved_share": "completion tokens shared",
         },
     ),
-    ("Model FLOP utilization", "of the update, on CUDA", "%", {"perf/mfu": "MFU"}),
+    ("Model FLOP utilization", "of the update, on CUDA; healthy: 20% to 50%", "%", {"perf/mfu": "MFU"}),
+    (
+        "Peak memory",
+        "GiB of each process since its start; healthy: flat after the first steps",
+        "",
+        {"perf/gpu_memory_gib_max": "GPU", "perf/host_memory_gib_max": "host"},
+    ),
+    (
+        "Tokens so far",
+        "of the whole run; healthy: a straight line while lengths are stable",
+        "",
+        {"tokens/completion": "sampled", "tokens/prompt": "prompts"},
+    ),
+    (
+        "Turns of an episode",
+        "replies of the policy; healthy: no fall to 1 and no rise to max_turns without a higher reward",
+        "",
+        {"episode/turns_mean": "mean", "episode/turns_max": "longest"},
+    ),
 )
 
 
@@ -133,11 +156,15 @@ def _held_out(evaluations: Table) -> list[Chart]:
     charts = [
         chart(
             "Held-out accuracy",
-            "share of right samples on prompts that are not trained on",
+            "share of right samples on prompts that are not trained on; healthy: rising with the training reward",
             lambda key: is_accuracy_shown and ("accuracy" in key or key.startswith("pass@")),
             "%",
         ),
-        chart("Held-out reward", "mean of the weighted total", lambda key: key == "mean_reward"),
+        chart(
+            "Held-out reward",
+            "mean of the weighted total; healthy: rising with the training reward",
+            lambda key: key == "mean_reward",
+        ),
     ]
     return [chart for chart in charts if chart.series]
 
@@ -160,17 +187,31 @@ def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:
         for key in left
         if key.startswith("rewards/") and key.rpartition("/")[2] in _UNSCORED and any(column(metrics, key))
     }
+    ends = {key: key.removeprefix("episode/stop/").replace("_", " ") for key in left if key.startswith("episode/stop/")}
     durations = named("rewards/", "/time_s")
     stages = {key: name for key, name in named("time/", "_s").items() if name != "step"}
     charts = [
         chart("Reward", "mean of the weighted total; healthy: rising", "", {"reward/mean": "reward"}),
-        chart("Reward components", "mean of each, before its weight", "", named("rewards/", "/mean")),
-        chart("Unscored samples", "share that a reward could not read, decide or finish", "%", unscored),
+        chart(
+            "Reward components",
+            "mean of each, before its weight; healthy: none falls while the reward rises",
+            "",
+            named("rewards/", "/mean"),
+        ),
+        chart(
+            "Unscored samples", "share that a reward could not read, decide or finish; healthy: near 0", "%", unscored
+        ),
         *(chart(*usual) for usual in _USUAL),
-        chart("Time of each reward", "seconds of a step, within its rewards", "s", durations),
+        chart("Ends of episodes", "share by reason; healthy: few that ran out of turns or tokens", "%", ends),
+        chart(
+            "Time of each reward",
+            "seconds of a step, within its rewards; healthy: short beside the rollout",
+            "s",
+            durations,
+        ),
         Chart(
             "Time of a step",
-            "seconds by stage, stacked",
+            "seconds by stage, stacked; healthy: steady, mostly rollout and update",
             steps,
             {name: column(metrics, key) for key, name in stages.items()},
             "s",

@@ -77,7 +77,7 @@ def _completion(row: Row, title: str) -> str:
         *((str(name), number(value)) for name, value in (rewards.items() if isinstance(rewards, dict) else ())),
         ("advantage" if len(by_turn) < 2 else "advantages by turn", " · ".join(map(number, by_turn))),
         ("tokens", number(row.get("length"))),
-        ("ended by", number(row.get("finish_reason"))),
+        ("ended by", number(row.get("stop_reason") or row.get("finish_reason"))),
     ]
     listed = "".join(
         f"<div><dt><bdi>{escape(name)}</bdi></dt><dd>{value}</dd></div>" for name, value in facts if value != "—"
@@ -106,14 +106,26 @@ def _conversation(row: Row) -> str:
 def _message(message: Row, reward: Any) -> str:
     role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
     sampled = role == "assistant"
-    facts = [str(role), *(["sampled"] if sampled else []), *([] if reward is None else [f"reward {number(reward)}"])]
-    parts = [content] if content else []
-    parts += [json.dumps(calls, ensure_ascii=False)] if calls else []
+    name, reasoning = message.get("name"), message.get("reasoning_content")
+    facts = [str(role), *([str(name)] if name else []), *(["sampled"] if sampled else [])]
+    facts += [] if reward is None else [f"reward {number(reward)}"]
+    parts = [f"<think>{reasoning}</think>"] if reasoning else []
+    parts += [content] if content else []
+    parts += [_describe_call(call) for call in calls] if isinstance(calls, list) else []
     body = "".join(map(model_text, parts))
     return (
         f'<div class="message {"sampled" if sampled else "observed"}"><h5>{" · ".join(map(escape, facts))}</h5>'
         f"{body}</div>"
     )
+
+
+def _describe_call(call: Any) -> str:
+    """A tool call as ``call: name(argument=value)``, or as JSON where it has another form."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
+        return json.dumps(call, ensure_ascii=False)
+    shown = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in function["arguments"].items())
+    return f"call: {function.get('name')}({', '.join(shown)})"
 
 
 def _sign(advantage: Any) -> str:

@@ -24,6 +24,7 @@ from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.vllm.auth import LOADING
 from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, ServerConnection, Unavailable
 from rlox_grpo.rollout.engines.vllm.requests import (
+    EXTRA,
     MODEL_NAME,
     decode_texts,
     derive_prompt_seeds,
@@ -150,6 +151,7 @@ class VLLMServerEngine:
             vocab_size=self._vocab_size,
             max_length=self.max_length,
             has_tokenizer=self._tokenizer is not None,
+            extra=EXTRA,
         )
         refuse_low_temperature(sampling)
         deadline = time.monotonic() + self._timeout

@@ -26,6 +26,7 @@ from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.vllm.requests import (
+    EXTRA,
     decode_texts,
     derive_prompt_seeds,
     make_request_fields,
@@ -179,6 +180,7 @@ class VLLMEngine:
             vocab_size=self._vocab_size,
             max_length=self.max_length,
             has_tokenizer=self._tokenizer is not None,
+            extra=EXTRA,
         )
         refuse_low_temperature(sampling)
         asked = [prompt.token_ids.tolist() for prompt in prompts]

@@ -16,6 +16,10 @@ LOWEST_TEMPERATURE = 0.01
 """vLLM raises a lower temperature, other than 0, to this one and would report log-probs of another distribution."""
 
 
+EXTRA = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "allowed_token_ids")
+"""What vLLM applies to the logits before it computes the log-probs that it reports."""
+
+
 def refuse_low_temperature(sampling: Sampling) -> None:
     """Raise ValueError for a temperature that vLLM would raise without a message."""
     if 0 < sampling.temperature < LOWEST_TEMPERATURE:
@@ -56,6 +60,7 @@ def make_request_fields(sampling: Sampling, group_size: int, seed: int, end_ids:
         "stop": list(sampling.stop),
         "stop_token_ids": sorted({*end_ids, *sampling.stop_token_ids}),
         "ignore_eos": True,
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in sampling.extra},
     }
 
 

@@ -19,8 +19,17 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
+TURNS_TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Writes the end token behind each reply; for conversations of several turns."""
 
-def build_tokenizer(texts: Iterable[str], largest: int) -> PreTrainedTokenizerFast:
+
+def build_tokenizer(
+    texts: Iterable[str], largest: int, *, chat_template: str = CHAT_TEMPLATE
+) -> PreTrainedTokenizerFast:
     """Build a tokenizer from the pieces of ``texts`` and the numbers 0 to ``largest``, sorted by text.
 
     Encoding and decoding restore every text. There is no unknown token: a piece outside the vocabulary is an error,
@@ -39,5 +48,5 @@ def build_tokenizer(texts: Iterable[str], largest: int) -> PreTrainedTokenizerFa
         eos_token=EOS,
         padding_side="left",
         clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
     )

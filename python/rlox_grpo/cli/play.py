@@ -1,0 +1,91 @@
+"""Playing an environment by hand or by a script, without a model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlox_grpo.cli.values import Commands, import_environment, parse_overrides
+
+
+def add_commands(commands: Commands) -> None:
+    """Add ``play``."""
+    play = commands.add_parser(
+        "play",
+        help="act in an environment by hand or by a script, without a model",
+        description="Play one episode of ENV. Each line that you type is one reply of the policy; a tool call is "
+        '{"name": "search", "arguments": {"query": "x"}}. The options of episodes can be added: --max_turns 4.',
+    )
+    play.add_argument("environment", metavar="ENV", help="module:callable, in the current folder or installed")
+    play.add_argument("--tools", metavar="MODULE:FUNCTION", nargs="+", action="extend", default=[])
+    play.add_argument("--data", help="rows, .jsonl, .parquet or .csv; without it the row has no columns")
+    play.add_argument("--row", type=int, default=0, help="which of the rows, from 0 (default: %(default)s)")
+    play.add_argument("--script", help="file with one reply a line, instead of standard input")
+    play.add_argument("--seed", type=int, default=0, help="chat.seed, of the environment's random numbers")
+    play.set_defaults(run=_play)
+
+
+def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.config.records import EpisodeConfig
+    from rlox_grpo.rollout.episodes.play import NoReplyError, play_episode
+
+    config = EpisodeConfig.create(**parse_overrides(rest))
+    environment, tools = import_environment(arguments.environment, arguments.tools, [Path.cwd()])
+    row = {} if arguments.data is None else _read_row(arguments.data, arguments.row)
+    replies = None if arguments.script is None else Path(arguments.script).read_text(encoding="utf-8").splitlines()
+    unread = [] if replies is None else replies
+
+    def show(text: str) -> None:
+        print(text, flush=True)
+
+    try:
+        play_episode(
+            environment,
+            row,
+            _ask if replies is None else _make_reader(unread, show),
+            show,
+            tools=tools,
+            config=config,
+            seed=arguments.seed,
+        )
+    except NoReplyError:
+        if replies is not None:
+            raise ValueError(f"{arguments.script} ended before the episode: it needs another reply") from None
+        show("\nstopped: the episode had not ended")
+        return
+    if unread:
+        show(f"{arguments.script}: {len(unread)} lines were not read, as the episode had ended")
+
+
+def _ask() -> str:
+    from rlox_grpo.rollout.episodes.play import NoReplyError
+
+    try:
+        return input("policy: ")
+    except EOFError:
+        raise NoReplyError from None
+
+
+def _make_reader(replies: list[str], show: Callable[[str], None]) -> Callable[[], str]:
+    """Take the lines one after another, and show each."""
+    from rlox_grpo.rollout.episodes.play import NoReplyError
+
+    def read() -> str:
+        if not replies:
+            raise NoReplyError
+        show(f"policy: {replies[0]}")
+        return replies.pop(0)
+
+    return read
+
+
+def _read_row(path: str, place: int) -> dict[str, Any]:
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.prompts.load import read_rows
+
+    rows = list(read_rows(path))
+    if not 0 <= place < len(rows):
+        raise ConfigError(f"--row {place}: {path} has rows 0 to {len(rows) - 1}")
+    return dict(rows[place])

@@ -1,0 +1,90 @@
+"""Parameters of a generation engine beyond the options: which engine honours which, and of what type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+_FILTERS: Mapping[str, str] = {"top_p": "number", "top_k": "whole", "min_p": "number", "stop": "texts"}
+"""Options that may be given here as well, as vLLM and transformers name them alike."""
+
+_VLLM: Mapping[str, str] = {
+    "presence_penalty": "number",
+    "frequency_penalty": "number",
+    "repetition_penalty": "number",
+    "min_tokens": "whole",
+    "allowed_token_ids": "ids",
+}
+"""vLLM applies these before it computes log-probs, so that those stay the log-probs of what was sampled from."""
+
+HONOURED: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "hf": {**_FILTERS, "stop_token_ids": "ids"},
+        "vllm": {**_FILTERS, "stop_token_ids": "ids", **_VLLM},
+        "vllm_server": {**_FILTERS, "stop_token_ids": "ids", **_VLLM},
+    }
+)
+"""Engine → the parameters that it honours and their types."""
+
+_OPTIONS: Mapping[str, str] = {
+    "temperature": "temperature, which the update reads too",
+    "max_tokens": "max_new_tokens",
+    "max_new_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
+    "n": "group_size",
+    "num_return_sequences": "group_size",
+    "seed": "seed",
+    "stop_strings": "stop",
+    "eos_token_id": "stop_token_ids here",
+}
+"""Names of vLLM and transformers that an option stands for."""
+
+_KINDS: Mapping[str, str] = {
+    "number": "a number",
+    "whole": "a whole number of at least 0",
+    "ids": "a list of token ids",
+    "texts": "a text or a list of texts",
+}
+
+
+def check_generation_kwargs(engine: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an error for each parameter that ``engine`` would ignore or refuse.
+
+    Args:
+        engine: its name.
+        given: ``generation_kwargs``.
+        options: the options of sampling that differ from their defaults.
+    """
+    honoured = HONOURED[engine]
+    for name, value in given.items():
+        if name in _OPTIONS:
+            yield f"generation_kwargs has {name!r}: set {_OPTIONS[name]}"
+        elif name not in honoured:
+            yield (
+                f"generation_kwargs has {name!r}, which engine={engine!r} does not honour: it knows "
+                f"{', '.join(honoured)}"
+            )
+        elif not _is_of_kind(value, honoured[name]):
+            yield f"generation_kwargs[{name!r}] is {value!r}: expected {_KINDS[honoured[name]]}"
+        elif name in options:
+            yield f"{name} is set twice, as an option and in generation_kwargs: leave out one of them"
+
+
+def split_generation_kwargs(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[tuple[str, Any], ...]]:
+    """Split checked parameters into fields of :class:`rlox_grpo.types.Sampling` and the engine's own."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if isinstance(values.get("stop"), str):
+        values["stop"] = (values["stop"],)
+    shared = {name: value for name, value in values.items() if name not in _VLLM}
+    return shared, tuple(sorted((name, value) for name, value in values.items() if name in _VLLM))
+
+
+def _is_of_kind(value: Any, kind: str) -> bool:
+    if kind == "texts":
+        return isinstance(value, str) or (isinstance(value, list) and all(isinstance(text, str) for text in value))
+    if kind == "ids":
+        return isinstance(value, list) and bool(value) and all(_is_of_kind(token, "whole") for token in value)
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int) and value >= 0 if kind == "whole" else isinstance(value, (int, float))

@@ -1,0 +1,128 @@
+"""Demos of several turns: a warm start from scratch, then GRPO in an environment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+from rlox_grpo.demo.warm_start import warm_start
+from rlox_grpo.trainer import GRPO
+
+Rows: TypeAlias = "list[dict[str, Any]]"
+Conversation: TypeAlias = "tuple[list[dict[str, Any]], str]"
+"""The messages up to a turn, and the reply of that turn."""
+
+
+@dataclass(frozen=True)
+class EpisodeTask:
+    """A task of several turns with a known optimum.
+
+    Attributes:
+        name: Of the demo.
+        build_tokenizer: The tokenizer, whose vocabulary has every word of the task.
+        draw_conversation: Draws one turn of a scripted player, who is far from the optimum.
+        make_rows: ``make_rows(seed)`` returns the rows to train on and the held-out rows.
+        compute_optimum: The best possible accuracy on the held-out rows.
+        environment: As :class:`rlox_grpo.GRPO` takes it; it scores its episodes.
+        settings: ``GRPOConfig`` fields.
+        warm_start: Arguments of :func:`rlox_grpo.demo.warm_start.warm_start`.
+    """
+
+    name: str
+    build_tokenizer: Callable[[], PreTrainedTokenizerFast]
+    draw_conversation: Callable[[np.random.Generator], Conversation]
+    make_rows: Callable[[int], tuple[Rows, Rows]]
+    compute_optimum: Callable[[], float]
+    environment: Any
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    warm_start: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run_task(
+    task: EpisodeTask,
+    out: Path,
+    *,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    warm_start_steps: int | None = None,
+) -> str:
+    """Train, and print and return the last line: ``held-out accuracy A -> B of O in S s``, with the optimum O.
+
+    A demo that was stopped or killed resumes when it is started again with the same ``out``.
+
+    Args:
+        task: what is learned.
+        out: the run's folder.
+        seed: seed of the rows, the model, the examples and the run.
+        settings: ``GRPOConfig`` fields that override those of the task.
+        warm_start_steps: overrides the task's number of supervised steps.
+    """
+    start = time.perf_counter()
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers shows one for each small file that it writes
+    trainer = make_trainer(task, out, seed=seed, settings=settings, warm_start_steps=warm_start_steps)
+    train, held_out = task.make_rows(seed)
+    trainer.train(train, eval_prompts=held_out)
+    trainer.save(out / "final")
+    lines = [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()]
+    before, after = lines[0], lines[-1]
+    print(f"report: {out / 'report.html'}")
+    if "greedy_accuracy" in after:
+        print(f"greedy accuracy {before['greedy_accuracy']:.3f} -> {after['greedy_accuracy']:.3f}")
+    last = (
+        f"held-out accuracy {before['accuracy']:.3f} -> {after['accuracy']:.3f} of {task.compute_optimum():.3f} "
+        f"in {time.perf_counter() - start:.0f} s"
+    )
+    print(last)
+    return last
+
+
+def make_trainer(
+    task: EpisodeTask,
+    out: Path,
+    *,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    warm_start_steps: int | None = None,
+) -> GRPO:
+    """Train the warm start, unless ``out`` has one, and return a trainer from there; see :func:`run_task`."""
+    tokenizer = task.build_tokenizer()
+
+    def examples(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
+        return [write_example(tokenizer, *task.draw_conversation(rng)) for _ in range(count)]
+
+    sizes = {**task.warm_start, **({} if warm_start_steps is None else {"steps": warm_start_steps})}
+    first = warm_start(out / "warm_start", tokenizer, examples, seed=seed, **sizes)
+    return GRPO(
+        first,
+        environment=task.environment,
+        **{**task.settings, "seed": seed, "output_dir": out, **(settings or {})},
+    )
+
+
+def write_example(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]], reply: str
+) -> tuple[str, str]:
+    """Return the text of ``messages`` up to the reply, and the reply."""
+    shown: Any = list(messages)
+    prompt = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
+    return str(prompt), reply
+
+
+def main(task: EpisodeTask, argv: Sequence[str] | None = None) -> None:
+    """Run a task from a script, with ``--out``, ``--steps`` and ``--seed``."""
+    parser = argparse.ArgumentParser(description=f"Train the task {task.name} from scratch.")
+    parser.add_argument("--out", default=f"runs/{task.name}", help="the run's folder (default: %(default)s)")
+    parser.add_argument("--steps", type=int, help="training steps")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args(argv)
+    settings = {} if arguments.steps is None else {"max_steps": arguments.steps}
+    run_task(task, Path(arguments.out), seed=arguments.seed, settings=settings)

@@ -1,0 +1,141 @@
+"""Gymnasium's FrozenLake-v1: cross a slippery lake around its holes, one step a turn. Value iteration is the optimum.
+
+A step goes where it should with probability 0.9, and otherwise to either side. The scripted player of the warm start
+walks right or down at random, now and then left or up, and knows of no hole. The policy sees the number of its field
+alone. The reward is 1 for the goal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from rlox_grpo.demo.closed_vocabulary import TURNS_TEMPLATE, build_tokenizer
+from rlox_grpo.demo.episodes import Conversation, EpisodeTask, Rows
+from rlox_grpo.environments import Outcome
+
+ACTIONS = ("left", "down", "right", "up")
+"""Gymnasium's actions 0 to 3."""
+
+STEPS, SUCCESS_RATE, FIELDS = 16, 0.9, 16
+
+EPISODES, HELD_OUT = 8, 32
+"""Rows: every episode begins on the same field, with random numbers of its own."""
+
+
+def make_lake() -> Any:
+    """Gymnasium's environment.
+
+    Raises:
+        ImportError: gymnasium is not installed.
+    """
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ImportError("frozen_lake needs gymnasium: pip install 'rlox-grpo[gymnasium]'") from error
+    return gymnasium.make("FrozenLake-v1", success_rate=SUCCESS_RATE, max_episode_steps=STEPS, disable_env_checker=True)
+
+
+async def frozen_lake(row: Mapping[str, Any], chat: Any) -> Outcome:
+    """Play one episode, with a reward for each turn."""
+    lake = make_lake()
+    place, _ = lake.reset(seed=chat.seed % 2**31)
+    rewards: list[float] = []
+    done = False
+    while not done:
+        action = (await chat.turn(str(place))).text.strip()
+        if action not in ACTIONS:
+            return Outcome(0.0, (*rewards, 0.0), stop_reason="no_action")
+        place, reward, fell, late, _ = lake.step(ACTIONS.index(action))
+        rewards.append(float(reward))
+        done = fell or late
+    return Outcome(sum(rewards), rewards, metrics={"steps": len(rewards)})
+
+
+def draw_conversation(rng: np.random.Generator) -> Conversation:
+    """A walk up to some turn, and the next step."""
+    moves, messages = _read_moves(), [{"role": "user", "content": "0"}]
+    place = 0
+    for _ in range(int(rng.integers(STEPS))):
+        action = _draw_step(rng)
+        chances, places, ends = moves[place][ACTIONS.index(action)]
+        chosen = int(rng.choice(len(chances), p=chances))
+        if ends[chosen]:
+            break
+        place = places[chosen]
+        messages += [{"role": "assistant", "content": action}, {"role": "user", "content": str(place)}]
+    return messages, _draw_step(rng)
+
+
+def _draw_step(rng: np.random.Generator) -> str:
+    return str(rng.choice(ACTIONS, p=(0.05, 0.45, 0.45, 0.05)))
+
+
+@cache
+def _read_moves() -> list[list[tuple[list[float], list[int], list[bool]]]]:
+    """By field and action: the chances of each next field, these fields, and whether the episode ends there."""
+    table = make_lake().unwrapped.P
+    return [
+        [
+            (
+                [float(chance) for chance, *_ in table[place][action]],
+                [int(there) for _, there, *_ in table[place][action]],
+                [bool(end) for *_, end in table[place][action]],
+            )
+            for action in range(len(ACTIONS))
+        ]
+        for place in range(FIELDS)
+    ]
+
+
+def compute_optimum() -> float:
+    """The probability of reaching the goal in STEPS steps under the best policy, by value iteration."""
+    table = make_lake().unwrapped.P
+    values = np.zeros(FIELDS)
+    for _ in range(STEPS):
+        paid = [
+            [
+                sum(chance * (reward + (0.0 if end else values[there])) for chance, there, reward, end in outcomes)
+                for outcomes in table[place].values()
+            ]
+            for place in range(FIELDS)
+        ]
+        values = np.max(paid, axis=1)
+    return float(values[0])
+
+
+def make_rows(seed: int) -> tuple[Rows, Rows]:
+    """Rows to train on and to evaluate."""
+    return [{"lake": index} for index in range(EPISODES)], [{"lake": EPISODES + index} for index in range(HELD_OUT)]
+
+
+def _build_tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer(ACTIONS, FIELDS - 1, chat_template=TURNS_TEMPLATE)
+
+
+TASK = EpisodeTask(
+    name="frozen_lake",
+    build_tokenizer=_build_tokenizer,
+    draw_conversation=draw_conversation,
+    make_rows=make_rows,
+    compute_optimum=compute_optimum,
+    environment=frozen_lake,
+    settings={
+        "group_size": 16,
+        "prompts_per_step": EPISODES,
+        "max_steps": 60,
+        "max_turns": STEPS,
+        "max_new_tokens": 3,
+        "turn_credit": "turn",
+        "learning_rate": 1e-3,
+        "warmup_steps": 3,
+        "checkpoint_steps": 20,
+        "eval_samples": 16,
+        "eval_steps": 20,
+    },
+    warm_start={"steps": 100, "rows": 32, "learning_rate": 3e-3, "positions": 160},
+)

@@ -1,0 +1,184 @@
+"""Score completions with a reward model: a sequence classifier of transformers with one label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["RewardModel"]
+
+
+@dataclass(frozen=True)
+class RewardModel:
+    """The logit of a reward model for each completion.
+
+    The model reads the prompt and the completion. Chat prompts, and episodes of several turns, go through the reward
+    tokenizer's chat template as one conversation; text prompts are joined with their completions and get the special
+    tokens that the tokenizer adds by itself. Texts are sorted by length, padded on the right and scored in batches.
+    ``name`` in metrics is the last part of the path.
+
+    Args:
+        path: A folder or a hub id, with the model and its tokenizer.
+        batch_size: Texts in one forward pass.
+        weight: Factor of the scores in the total reward.
+        dtype: Of the weights; ``auto`` is that of the checkpoint.
+        device: Such as ``cuda:1``; None: the device of the policy of this rank, or the CPU without one.
+        max_length: Most tokens of a text; a longer one loses its first tokens. None: a longer text than the model has
+            positions is an error.
+        pad_token: The token to pad with, where the tokenizer has none.
+
+    Raises:
+        ValueError: An argument out of its range.
+    """
+
+    path: str | Path
+    batch_size: int = field(default=8, repr=False)
+    weight: float = field(default=1.0, repr=False)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str | None = field(default=None, repr=False)
+    max_length: int | None = None
+    pad_token: str | None = None
+    _loaded: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, (str, Path)) or not str(self.path):
+            raise ValueError(f"path is {self.path!r}, expected a folder or a hub id")
+        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size!r}, expected a whole number of at least 1")
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise ValueError(f"dtype is {self.dtype!r}, expected 'auto', 'float32', 'bfloat16' or 'float16'")
+        if self.max_length is not None and self.max_length < 1:
+            raise ValueError(f"max_length is {self.max_length}, expected at least 1")
+        object.__setattr__(self, "__name__", Path(self.path).name or str(self.path))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the settings; a copy loads the model again."""
+        settings = (self.path, self.batch_size, self.weight, self.dtype, self.device, self.max_length, self.pad_token)
+        return RewardModel, settings
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
+        """Return the logit of each completion.
+
+        Args:
+            prompts: Texts, or lists of messages.
+            completions: Texts, or lists of messages, one for each prompt.
+
+        Raises:
+            ValueError: A prompt or a completion that is token ids, a conversation without a chat template, or a text
+                that is too long; it names the sample.
+        """
+        self.load(self.device or "cpu")
+        rows = [self._tokenise(index, *pair) for index, pair in enumerate(zip(prompts, completions, strict=True))]
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+        scores = [0.0] * len(rows)
+        for start in range(0, len(order), self.batch_size):
+            part = order[start : start + self.batch_size]
+            for index, score in zip(part, self._score([rows[index] for index in part]), strict=True):
+                scores[index] = score
+        return scores
+
+    def load(self, device: Any) -> None:
+        """Load the model and its tokenizer, once; ``device`` counts where the option of that name is None.
+
+        Raises:
+            ValueError: No model or tokenizer there, a model without a classification head or with several labels, or
+                a tokenizer without a pad token.
+        """
+        if self._loaded:
+            return
+        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+        where = f"the reward model {str(self.path)!r}"
+        if str(self.path).startswith((".", "/", "~")) and not Path(self.path).is_dir():
+            raise ValueError(f"{where} cannot be loaded: there is no such folder")
+        try:
+            config = AutoConfig.from_pretrained(self.path)
+            tokenizer = AutoTokenizer.from_pretrained(self.path)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{where} cannot be loaded: {error}") from error
+        if config.num_labels != 1:
+            raise ValueError(
+                f"{where} has {config.num_labels} labels: expected 1, the reward. Choose a model that was trained as a "
+                "reward model, or write a reward function that reads its labels"
+            )
+        if self.pad_token is not None:
+            tokenizer.pad_token = self.pad_token
+        if tokenizer.pad_token_id is None or not 0 <= tokenizer.pad_token_id < len(tokenizer):
+            raise ValueError(
+                f"{where} has a tokenizer without a pad token, and its texts are padded to one length: name a token "
+                "that no text ends with, RewardModel(path, pad_token='…')"
+            )
+        try:
+            model, report = AutoModelForSequenceClassification.from_pretrained(
+                self.path, dtype=self.dtype, output_loading_info=True
+            )
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{where} cannot be loaded: {error}") from error
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(
+                f"{where} is no sequence classifier: its weights lack {missing[0]!r}, which would be random"
+            )
+        model.config.get_text_config().pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
+        model.requires_grad_(False)
+        self._loaded.update(model=model.to(self.device or device).eval(), tokenizer=tokenizer)
+
+    def _tokenise(self, index: int, prompt: Any, completion: Any) -> list[int]:
+        """Token ids of a prompt and its completion."""
+        tokenizer = self._loaded["tokenizer"]
+        if isinstance(prompt, str) and isinstance(completion, str):
+            ids = tokenizer(prompt + completion)["input_ids"]
+        elif _is_conversation(prompt) and _is_conversation(completion):
+            if getattr(tokenizer, "chat_template", None) is None:
+                raise ValueError(
+                    f"sample {index} is chat messages and the tokenizer of the reward model {str(self.path)!r} has no "
+                    "chat_template"
+                )
+            text = tokenizer.apply_chat_template(join_messages(prompt, completion), tokenize=False)
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template writes its own
+        else:
+            raise ValueError(
+                f"sample {index} is {type(prompt).__name__} and {type(completion).__name__}: a reward model reads "
+                "texts or chat messages; give the policy a tokenizer"
+            )
+        positions = getattr(self._loaded["model"].config.get_text_config(), "max_position_embeddings", None)
+        limit = self.max_length or positions
+        if limit is not None and len(ids) > limit:
+            if self.max_length is None:
+                raise ValueError(
+                    f"sample {index} has {len(ids)} tokens and the reward model {str(self.path)!r} {limit} positions: "
+                    f"lower max_new_tokens, or cut the beginning of long texts by RewardModel(path, max_length={limit})"
+                )
+            ids = ids[-limit:]
+        return list(ids)
+
+    def _score(self, rows: Sequence[list[int]]) -> list[float]:
+        """The logits of one batch of token ids."""
+        import torch
+
+        model, tokenizer = self._loaded["model"], self._loaded["tokenizer"]
+        longest = max(map(len, rows))
+        input_ids = torch.full((len(rows), longest), tokenizer.pad_token_id, dtype=torch.int64)
+        mask = torch.zeros((len(rows), longest), dtype=torch.int64)
+        for place, row in enumerate(rows):
+            input_ids[place, : len(row)] = torch.tensor(row, dtype=torch.int64)
+            mask[place, : len(row)] = 1
+        with torch.inference_mode():
+            logits = model(input_ids=input_ids.to(model.device), attention_mask=mask.to(model.device)).logits
+        scores: list[float] = logits[:, 0].float().tolist()
+        return scores
+
+
+def join_messages(prompt: Sequence[Mapping[str, Any]], completion: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One conversation; a completion that continues the assistant's last message is joined to it."""
+    messages = [dict(message) for message in [*prompt, *completion]]
+    last, first = messages[len(prompt) - 1], messages[len(prompt) : len(prompt) + 1]
+    if prompt and first and last.get("role") == first[0].get("role") == "assistant":
+        last["content"] = f"{last.get('content') or ''}{first[0].get('content') or ''}"
+        del messages[len(prompt)]
+    return messages
+
+
+def _is_conversation(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(message, Mapping) for message in value)

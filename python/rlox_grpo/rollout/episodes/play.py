@@ -1,0 +1,228 @@
+"""Play an episode without a model: a person or a script writes the replies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlox_grpo.config.records.episodes import EpisodeConfig
+from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
+from rlox_grpo.environments.outcome import LIMITS, read_outcome
+from rlox_grpo.rollout.episodes.adapters import adapt_environment
+from rlox_grpo.rollout.episodes.chat import make_reply_message
+from rlox_grpo.rollout.episodes.parsing import parse_reply
+from rlox_grpo.rollout.episodes.template import Message
+from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
+
+MAX_SHOWN = 2000
+"""Characters of a message that are shown."""
+
+
+class NoReplyError(Exception):
+    """The person or the script has no further reply."""
+
+
+class PlayedChat:
+    """Stands in for :class:`rlox_grpo.rollout.episodes.chat.Chat` where no model samples.
+
+    Replies have no tokens: ``token_ids`` and ``log_probs`` are empty, and ``tokens_left`` is None.
+
+    Attributes:
+        seed: Of the environment's random numbers.
+        ended: The limit that has ended the episode, or None.
+        waiting_since: When the environment was last given control.
+    """
+
+    tokens_left: int | None = None
+
+    def __init__(
+        self,
+        read_reply: Callable[[], str],
+        say: Callable[[str], None],
+        config: EpisodeConfig,
+        tools: Sequence[Callable[..., Any]] = (),
+        seed: int = 0,
+    ) -> None:
+        """Begin an empty conversation.
+
+        Args:
+            read_reply: returns the next reply; raises NoReplyError where there is none.
+            say: shows a line.
+            config: the limits; those of tokens are not read.
+            tools: what the policy may call.
+            seed: see above.
+        """
+        self.seed = seed
+        self.ended: str | None = None
+        self.waiting_since: float | None = time.monotonic()
+        self._read_reply, self._say, self._config = read_reply, say, config
+        self._limits = ToolLimits(
+            config.tool_timeout, config.max_observation_chars, config.on_parse_error, config.on_tool_error
+        )
+        self._messages: list[dict[str, Any]] = []
+        self._turns = self._calls = 0
+        self.tools = Tools(tools, self._limits)
+        self._show_tools(tools)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation so far; a copy."""
+        return [dict(message) for message in self._messages]
+
+    @property
+    def turns(self) -> int:
+        """Replies so far."""
+        return self._turns
+
+    async def turn(
+        self,
+        messages: str | Sequence[Message] | None = None,
+        *,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+    ) -> Reply:
+        """Show ``messages`` and read one reply, which ends at the first of the ``stop`` strings.
+
+        Raises:
+            EpisodeEnded: ``max_turns`` replies were given.
+            NoReplyError: there is no further reply.
+        """
+        if self.ended is not None:
+            raise RuntimeError(f"chat.turn was called after the episode had ended by {self.ended}")
+        if tools is not None:
+            self.tools = Tools(tools, self._limits)
+            self._show_tools(tools)
+        new = [{"role": "user", "content": messages}] if isinstance(messages, str) else [*(messages or ())]
+        if not new and not self._messages:
+            raise ValueError("the first turn needs a message: chat.turn(text), or chat.turn(row['prompt'])")
+        if self._turns >= self._config.max_turns:
+            self.ended = "max_turns"
+            raise EpisodeEnded("max_turns")
+        for message in new:
+            self._messages.append(dict(message))
+            self._say(_describe_message(message))
+        text = _cut_at(self._read_reply(), (stop,) if isinstance(stop, str) else stop)
+        self._turns += 1
+        parsed = parse_reply(text, with_tools=bool(self.tools))
+        calls = tuple(
+            ToolCall(name, arguments, f"call_{self._calls + place}")
+            for place, (name, arguments) in enumerate(parsed.calls)
+        )
+        self._calls += len(calls)
+        self._messages.append(make_reply_message(parsed.content, parsed.reasoning, calls))
+        empty = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+        return Reply(text, parsed.content, parsed.reasoning, calls, "stop", *empty, self._messages[-1], parsed.error)
+
+    async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
+        """Call the tools that ``reply`` asks for; see :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
+        try:
+            return await self.tools.answer(reply)
+        except EpisodeEnded as ended:
+            self.ended = ended.reason
+            raise
+
+    def _show_tools(self, tools: Sequence[Callable[..., Any]]) -> None:
+        for schema in make_schemas(tools):
+            function = schema["function"]
+            arguments = ", ".join(function.get("parameters", {}).get("properties", {}))
+            self._say(f"tool {function['name']}({arguments}): {function.get('description', '')}")
+
+
+def play_episode(
+    environment: Any,
+    row: Mapping[str, Any],
+    read_reply: Callable[[], str],
+    say: Callable[[str], None],
+    *,
+    tools: Sequence[Callable[..., Any]] = (),
+    config: EpisodeConfig | None = None,
+    seed: int = 0,
+) -> Outcome:
+    """Play one episode and show messages, tools' results, the reward and the stop reason.
+
+    Args:
+        environment: as :class:`rlox_grpo.GRPO` takes it.
+        row: the data row.
+        read_reply: returns the next reply; raises NoReplyError where there is none.
+        say: shows a line.
+        tools: functions that replies may call.
+        config: the limits of episodes.
+        seed: the environment's, as ``chat.seed``.
+
+    Raises:
+        ConfigError: an environment or a tool that cannot be used.
+        ValueError: the row lacks a column that the environment needs.
+        NoReplyError: the replies ended before the episode.
+        Exception: what the environment raises, after its traceback was shown.
+    """
+    config = config or EpisodeConfig.create()
+    adapted = adapt_environment(environment, tools)
+    for name in adapted.needs:
+        if name not in row:
+            raise ValueError(
+                f"the row has no column {name!r}, which {adapted.name} needs; it has "
+                f"{', '.join(map(repr, row)) or 'none'}: give rows with --data"
+            )
+    chat: Any = PlayedChat(read_reply, say, config, adapted.tools, seed)
+    try:
+        outcome = _check_outcome(read_outcome(asyncio.run(_play(adapted.play, row, chat))), chat)
+    except EpisodeEnded as ended:
+        paid = config.limit_reward if ended.reason in LIMITS else config.failure_reward
+        outcome = Outcome(paid if adapted.has_reward else None, stop_reason=ended.reason)
+        say(f"ended: {ended}")
+    except (NoReplyError, KeyboardInterrupt):
+        raise
+    except Exception:
+        say(traceback.format_exc())
+        raise
+    for line in _describe_outcome(outcome, chat.turns):
+        say(line)
+    return outcome
+
+
+async def _play(play: Callable[[Mapping[str, Any], Any], Any], row: Mapping[str, Any], chat: Any) -> Any:
+    return await play(row, chat)
+
+
+def _check_outcome(outcome: Outcome, chat: PlayedChat) -> Outcome:
+    """As a run checks what an environment returned."""
+    if not chat.turns:
+        raise ValueError("it ended before the policy had a turn: call chat.turn at least once")
+    if outcome.turn_rewards is not None and len(outcome.turn_rewards) != chat.turns:
+        raise ValueError(f"turn_rewards has {len(outcome.turn_rewards)} values for {chat.turns} turns")
+    if chat.ended is not None and outcome.stop_reason == "completed":
+        return replace(outcome, stop_reason=chat.ended)
+    return outcome
+
+
+def _describe_outcome(outcome: Outcome, turns: int) -> list[str]:
+    lines = [f"turns        {turns}", f"stop reason  {outcome.stop_reason}"]
+    lines.append(f"reward       {'none: the episode is unscored' if outcome.reward is None else f'{outcome.reward:g}'}")
+    if outcome.turn_rewards is not None:
+        lines.append(f"by turn      {'  '.join(f'{reward:g}' for reward in outcome.turn_rewards)}")
+    return lines + [f"metric       {name} {value:g}" for name, value in outcome.metrics.items()]
+
+
+def _describe_message(message: Message) -> str:
+    name = f" {message['name']}" if message.get("name") else ""
+    content = message.get("content")
+    text = content if isinstance(content, str) else repr(content)
+    more = f" … ({len(text)} characters)" if len(text) > MAX_SHOWN else ""
+    return f"{message.get('role', '?')}{name}: {_escape(text[:MAX_SHOWN])}{more}"
+
+
+def _escape(text: str) -> str:
+    """``text`` without control characters, which could move the cursor or change a terminal's colours."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def _cut_at(text: str, stop: Sequence[str]) -> str:
+    ends = [place + len(one) for one in stop if one and (place := text.find(one)) >= 0]
+    return text[: min(ends)] if ends else text

@@ -1,0 +1,40 @@
+"""Upload a saved model to the Hugging Face hub, by huggingface_hub's own upload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import HfApi
+from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Raise ValueError for what cannot be a repository's name on the hub."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ValueError(f"repo_id is {repo_id!r}: {error}") from None
+
+
+def upload_folder(
+    folder: Path, repo_id: str, *, private: bool | None, token: str | None, revision: str | None, message: str
+) -> str:
+    """Create the repository if there is none, upload ``folder`` as one commit, and return the commit's address.
+
+    Args:
+        folder: what to upload.
+        repo_id: ``owner/name``, or a name of the token's owner.
+        private: of a repository that is created; None: the hub's or the organization's default.
+        token: None: that of ``hf auth login`` or of the environment.
+        revision: branch, which must exist; None: main.
+        message: of the commit.
+
+    Raises:
+        huggingface_hub.errors.HfHubHTTPError: the hub refuses; its message says why.
+    """
+    api = HfApi(token=token)
+    repository = api.create_repo(repo_id, private=private, exist_ok=True)
+    commit = api.upload_folder(
+        repo_id=repository.repo_id, folder_path=folder, revision=revision, commit_message=message
+    )
+    return str(commit.commit_url)

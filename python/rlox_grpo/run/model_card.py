@@ -1,0 +1,113 @@
+"""The model card (``README.md``) beside a saved model: base model, reward functions, options and metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tomli_w
+
+from rlox_grpo._native import __version__
+from rlox_grpo.config.records import (
+    AdvantageConfig,
+    ImportanceConfig,
+    LoraConfig,
+    LossConfig,
+    OptimizerConfig,
+    PresetConfig,
+    SamplingConfig,
+    UpdateConfig,
+)
+from rlox_grpo.config.schema import GRPOConfig
+
+CARD = "README.md"
+MARK = "<!-- This card was written by rlox-grpo. A card without this line is never replaced. -->"
+
+_SHOWN = (
+    PresetConfig,
+    SamplingConfig,
+    AdvantageConfig,
+    LossConfig,
+    ImportanceConfig,
+    UpdateConfig,
+    OptimizerConfig,
+    LoraConfig,
+)
+"""Records whose options the card shows: none that names a folder, a server or a prompt."""
+
+_MEASURED = ("reward/mean", "completions/mean_length", "eval/mean_reward", "eval/accuracy", "eval/pass@1")
+
+
+def make_card(
+    config: GRPOConfig,
+    *,
+    base_model: str,
+    is_adapter: bool,
+    rewards: Sequence[str],
+    step: int,
+    metrics: Mapping[str, float],
+) -> str:
+    """Return the card as Markdown with its metadata; it holds no path of this machine.
+
+    Args:
+        config: every option of the run; those of algorithm and sampling that differ from their defaults are shown.
+        base_model: the model's path or hub id; of a path the last part is shown.
+        is_adapter: whether the folder holds an adapter alone.
+        rewards: names of the reward functions.
+        step: training steps taken.
+        metrics: of the last step.
+    """
+    on_hub = _is_hub_id(base_model)
+    name = base_model if on_hub else Path(base_model).name
+    relation = "adapter" if is_adapter else "finetune"
+    metadata = {
+        "library_name": "peft" if is_adapter else "transformers",
+        **({"base_model": base_model, "base_model_relation": relation} if on_hub else {}),
+        "pipeline_tag": "text-generation",
+        "tags": ["grpo", "reinforcement-learning", "rlox-grpo"],
+    }
+    usual = GRPOConfig()
+    shown = [field for record in _SHOWN for field in record.model_fields]
+    changed = {
+        field: getattr(config, field)
+        for field in shown
+        if getattr(config, field) is not None and getattr(config, field) != getattr(usual, field)
+    }
+    measured = {key: metrics[key] for key in _MEASURED if key in metrics and math.isfinite(metrics[key])}
+    lines = [
+        "---",
+        *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()),  # JSON is YAML
+        "---",
+        MARK,
+        "",
+        f"# {name or 'A model'} trained with GRPO",
+        "",
+        f"{'An adapter for' if is_adapter else 'Trained from'} {f'`{name}`' if name else 'a model of this run'} by "
+        "[group relative policy optimization](https://arxiv.org/abs/2402.03300), with rlox-grpo "
+        f"{__version__}: {step} steps.",
+        "",
+        f"Reward functions: {', '.join(f'`{one}`' for one in rewards)}.",
+        "",
+    ]
+    if measured:
+        lines += ["| metric of the last step | value |", "| --- | --- |"]
+        lines += [f"| `{key}` | {value:.4g} |" for key, value in measured.items()] + [""]
+    if changed:
+        lines += ["Options that differ from the defaults:", "", "```toml", tomli_w.dumps(changed).strip(), "```", ""]
+    return "\n".join(lines)
+
+
+def read_own_card(folder: Path) -> str | None:
+    """The card in ``folder`` that somebody else wrote, which must stay; None where there is none."""
+    try:
+        text = (folder / CARD).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    return None if MARK in text else text
+
+
+def _is_hub_id(name: str) -> bool:
+    """Whether a model's name is ``owner/name`` and no folder here."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()

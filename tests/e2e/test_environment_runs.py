@@ -1,0 +1,165 @@
+"""Environments and tools by name: in run files, for `rlox-grpo train`, and for `rlox-grpo eval`."""
+
+import json
+import sys
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from rlox_grpo.cli import main
+from rlox_grpo.config.run_file import read_run_file
+from rlox_grpo.demo.tokenizer import build_tokenizer
+
+MODULE = '''
+from rlox_grpo.environments import Outcome
+
+
+async def small_answers(row, chat):
+    reply = await chat.turn(f"{row['first']} +")
+    reply = await chat.turn("=")
+    return Outcome(float(len(reply.token_ids) < row["longest"]), metrics={"words": len(reply.token_ids)})
+
+
+class Steps:
+    def reset(self, first):
+        return f"{first} +"
+
+    def step(self, reply):
+        return "=", float(len(reply.token_ids) < 4), True
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a + b
+
+
+def half(completions):
+    return [0.5 for _ in completions]
+
+
+nothing = 3
+'''
+
+TEMPLATE = (
+    "{% for message in messages %}{{ ': ' if message.role == 'assistant' else '' }}{{ message.content }} <eos> "
+    "{% endfor %}{% if add_generation_prompt %}: {% endif %}"
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model, rows, a module of environments, and a run file beside it."""
+    tokenizer = build_tokenizer(20)
+    tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        bos_token_id=None,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = [{"first": n, "longest": 4} for n in range(1, 5)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "my_environments_of_a_test.py").write_text(MODULE)
+    (tmp_path / "run.toml").write_text(
+        f'model = "{tmp_path}/model"\ntrain_data = "{tmp_path}/rows.jsonl"\neval_data = "{tmp_path}/rows.jsonl"\n'
+        'environment = "my_environments_of_a_test:small_answers"\n'
+        f'output_dir = "{tmp_path}/run"\ngroup_size = 4\nprompts_per_step = 2\nmax_new_tokens = 4\nmax_turns = 3\n'
+        'max_steps = 2\ncheckpoint_steps = 1\nlog_to = []\nzero_variance = "keep"\n'
+    )
+    yield tmp_path
+    sys.modules.pop("my_environments_of_a_test", None)
+
+
+def test_train_resume_and_eval_with_an_environment(folder, capsys, monkeypatch):
+    run_file = str(folder / "run.toml")
+    assert main(["train", run_file, "--max_steps", "1"]) == 0
+    resolved = folder / "run" / "config.toml"
+    assert 'environment = "my_environments_of_a_test:small_answers"' in resolved.read_text()
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["episode/turns_mean"] == 2
+    sys.modules.pop("my_environments_of_a_test")
+    monkeypatch.chdir(folder)  # config.toml lies elsewhere than the module
+    assert main(["train", str(resolved), "--max_steps", "2"]) == 0
+    capsys.readouterr()
+    checkpoint = str(folder / "run" / "checkpoints" / "step_000002")
+    arguments = [checkpoint, "--data", "rows.jsonl", "--max-new-tokens", "4", "--samples", "2"]
+    environment = ["--environment", "my_environments_of_a_test:small_answers"]
+    assert main(["eval", *arguments, *environment, "--max_turns", "3"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("accuracy", "episode/turns_mean", "environment/words", "rewards/small_answers"):
+        assert f"\n{name} " in f"\n{shown}", shown
+    assert main(["eval", *arguments, *environment, "--max_turns", "1"]) == 0
+    assert "episode/stop/max_turns   1.0000" in capsys.readouterr().out
+
+
+def test_a_resume_notices_another_environment_and_an_edited_one(folder, capsys):
+    run_file = str(folder / "run.toml")
+    assert main(["train", run_file, "--max_steps", "1"]) == 0
+    assert main(["train", run_file, "--environment", "my_environments_of_a_test:Steps"]) == 2
+    assert "['small_answers'] there, ['Steps'] here" in capsys.readouterr().err
+    sys.modules.pop("my_environments_of_a_test")
+    module = folder / "my_environments_of_a_test.py"
+    module.write_text(MODULE.replace('row["longest"]', '2 * row["longest"]'))
+    assert main(["train", run_file]) == 2
+    assert "the reward function small_answers was edited" in capsys.readouterr().err
+
+
+def test_tools_and_rewards_of_a_run_file(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    rows = [{"prompt": f"{n} +"} for n in range(1, 5)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = (folder / "run.toml").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith("environment")]
+    lines += ['tools = ["my_environments_of_a_test:add"]', '[[rewards]]\nname = "my_environments_of_a_test:half"']
+    (folder / "run.toml").write_text("\n".join(lines))
+    assert main(["train", "run.toml"]) == 0
+    assert "episode/turns_mean" in (folder / "run" / "metrics.jsonl").read_text()
+    origin, _ = read_run_file("run/config.toml", {})
+    assert origin.tools == ("my_environments_of_a_test:add",)
+    capsys.readouterr()
+    named = ["--tools", "my_environments_of_a_test:add", "--reward", "my_environments_of_a_test:half"]
+    assert main(["eval", "model", "--data", "rows.jsonl", *named, "--max-new-tokens", "4", "--samples", "2"]) == 0
+    assert "rewards/half             0.5000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--environment", "no_such_module:f"], "environment (no_such_module:f): No module named 'no_such_module'"),
+        (["--environment", "my_environments_of_a_test:no"], "has no attribute 'no'"),
+        (["--environment", "my_environments_of_a_test:nothing"], "is 3, expected a function"),
+        (["--environment", "my_environments_of_a_test"], "environment is 'my_environments_of_a_test': expected module"),
+        (["--tools", "['my_environments_of_a_test:nothing']"], "tools[0] (my_environments_of_a_test:nothing) is 3"),
+        (["--tools", "['my_environments_of_a_test:half']"], "tools[0]: "),
+    ],
+)
+def test_names_that_cannot_be_meant(folder, change, message, capsys):
+    assert main(["train", str(folder / "run.toml"), *change]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (folder / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("more", [["--environment", "no_such_module:f"], ["--tools", "['no_such_module:f']"]])
+def test_a_dry_run_imports_what_the_file_names(folder, more, capsys):
+    assert main(["train", str(folder / "run.toml"), "--ray", "local", "--dry-run", *more]) == 2
+    assert "No module named 'no_such_module'" in capsys.readouterr().err
+
+
+def test_an_evaluation_needs_a_reward_or_an_environment(folder, capsys):
+    assert main(["eval", str(folder / "model"), "--data", str(folder / "rows.jsonl")]) == 2
+    assert "eval needs --reward, or --environment" in capsys.readouterr().err

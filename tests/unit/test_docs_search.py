@@ -1,0 +1,174 @@
+"""The documentation builds without a warning, and its search box finds the page of each question in one query.
+
+The index is searched twice: by the site's own web worker, where node is installed, and by the `lunr` package with the
+fields, boosts, separator and grouping of that worker.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mkdocs")
+pytest.importorskip("mkdocstrings")
+pytest.importorskip("material")
+lunr_builder = pytest.importorskip("lunr.builder")
+
+ROOT = Path(__file__).resolve().parents[2]
+FIRST = 3
+"""A page counts as found among so many results."""
+
+TWELVE = {
+    "default loss aggregation": "concepts/algorithm",
+    "set kl coefficient": "guides/kl",
+    "log completions": "guides/logging",
+    "how much gpu memory": "guides/memory",
+    "use several gpus": "guides/several_gpus",
+    "async reward function": "guides/rewards",
+    "stop at a string": "guides/chat_templates",
+    "what do the metrics mean": "reference/metrics",
+    "choose group_size": "guides/hyperparameters",
+    "use a reward model": "guides/rewards",
+    "system prompt": "guides/chat_templates",
+    "file formats jsonl": "guides/data",
+}
+"""The questions that had no answer, or half of one, when a newcomer tried the documentation."""
+
+MORE = {
+    "install": "start/install",
+    "pytorch module without tokenizer": "start/own_model",
+    "rename columns": "guides/data",
+    "enable_thinking qwen3": "guides/chat_templates",
+    "time limit for a reward": "guides/rewards",
+    "boxed answer equal fractions": "concepts/math_equality",
+    "tool calling": "guides/several_turns",
+    "lora merge adapter": "guides/lora",
+    "push_to_hub upload": "guides/save_and_load",
+    "resume from checkpoint": "guides/resume",
+    "output_dir files": "guides/resume",
+    "evaluate a checkpoint pass@k": "guides/evaluate",
+    "callback after each step": "guides/callbacks",
+    "learning rate": "guides/hyperparameters",
+    "out of memory": "guides/memory",
+    "multi-GPU torchrun": "guides/several_gpus",
+    "deepspeed zero 3": "guides/several_gpus",
+    "vllm server": "guides/vllm",
+    "async_steps": "guides/async",
+    "wandb tensorboard": "guides/logging",
+    "reward is flat": "guides/debugging",
+    "unknown option did you mean": "guides/errors",
+    "command line": "reference/command_line",
+    "dr_grpo preset": "reference/presets",
+    "arxiv paper dapo": "reference/papers",
+    "num_generations beta trl": "migration/from_trl",
+    "migrate from verl": "migration/from_verl",
+}
+
+Search = Callable[[str], list[str]]
+"""Query → locations of pages, best first."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` does."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def read_index(site: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    return index["config"], index["docs"]
+
+
+def search_by_lunr(config: dict[str, Any], docs: list[dict[str, Any]]) -> Search:
+    """As the worker: no normalisation by length, pages weigh more than sections, results are grouped by page."""
+    separator = re.compile(config["separator"])
+
+    def split(text: str) -> list[str]:
+        return [word for word in separator.split(html.unescape(re.sub(r"<[^>]*>", " ", text)).lower()) if word]
+
+    builder = lunr_builder.Builder()
+    builder.b(0)
+    builder.ref("location")
+    for name, options in config["fields"].items():
+        builder.field(name, boost=options["boost"])
+    for doc in docs:
+        fields = {name: split(doc.get(name, "")) for name in ("title", "text")}
+        builder.add({"location": doc["location"], "tags": [], **fields}, {"boost": doc.get("boost", 1)})
+    index = builder.build()
+
+    def search(query: str) -> list[str]:
+        words = split(query)
+        best: dict[str, float] = {}
+        for result in index.search(" ".join(words)):
+            page, is_section, _ = result["ref"].partition("#")
+            matched = len(set(result["match_data"].metadata) & set(words)) / len(words)
+            score = result["score"] * (1 + (matched + (not is_section)) ** 2)
+            best[page] = max(best.get(page, 0.0), score)
+        return sorted(best, key=lambda page: -best[page])
+
+    return search
+
+
+def search_by_worker(site: Path, queries: list[str]) -> dict[str, list[str]]:
+    """The site's own worker, in node."""
+    (worker,) = (site / "assets" / "javascripts" / "workers").glob("search*.min.js")
+    command = ["node", str(ROOT / "tests/unit/search_page.js"), str(worker), str(site / "search/search_index.json")]
+    done = subprocess.run(command, input="\n".join(queries), capture_output=True, text=True, check=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    return dict(zip(queries, answers, strict=True))
+
+
+def find_missing(search: Search) -> dict[str, list[str]]:
+    """Questions whose page is not among the first results, with those results."""
+    shown = {query: search(query)[:FIRST] for query in {**TWELVE, **MORE}}
+    return {query: shown[query] for query, page in {**TWELVE, **MORE}.items() if f"{page}/" not in shown[query]}
+
+
+def test_there_are_enough_questions() -> None:
+    assert len(TWELVE) == 12
+    assert len(MORE) >= 20
+
+
+def test_one_query_finds_each_page(site: Path) -> None:
+    assert not find_missing(search_by_lunr(*read_index(site)))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_search_box_finds_each_page(site: Path) -> None:
+    assert not find_missing(search_by_worker(site, [*TWELVE, *MORE]).__getitem__)
+
+
+def test_a_page_that_is_missing_is_not_found(site: Path) -> None:
+    config, docs = read_index(site)
+    without = [doc for doc in docs if not doc["location"].startswith("guides/logging/")]
+    assert find_missing(search_by_lunr(config, without)).keys() == {"log completions", "wandb tensorboard"}
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r"<(?:script|img|iframe)[^>]*src=[\"']?(?:https?:)?//", text), page
+        assert not re.findall(r"<link[^>]*rel=[\"']?stylesheet[^>]*href=[\"']?(?:https?:)?//", text), page
+
+
+def test_llms_txt_lists_every_page_and_each_is_there_as_markdown(site: Path) -> None:
+    listed = re.findall(r"^- \[.+?\]\((\S+?)\)", (site / "llms.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md"))
+    for path in listed:
+        assert (site / path).read_text(encoding="utf-8").startswith("# "), path

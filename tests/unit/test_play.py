@@ -1,0 +1,212 @@
+"""`rlox-grpo play`: an environment without a model."""
+
+import json
+import sys
+
+import pytest
+
+from rlox_grpo.cli import main
+from rlox_grpo.environments import Outcome
+from rlox_grpo.rollout.episodes.play import NoReplyError, play_episode
+
+MODULE = '''
+from rlox_grpo.environments import EpisodeEnded, Outcome
+
+
+async def guess(row, chat):
+    message = f"a number from 1 to {row['top']}"
+    for guesses in range(1, 4):
+        reply = await chat.turn(message)
+        if reply.text == str(row["secret"]):
+            return Outcome(1.0, metrics={"guesses": guesses})
+        message = "higher" if int(reply.text) < row["secret"] else "lower"
+    return 0.0
+
+
+def guess_in_a_thread(row, chat):
+    return float(chat.turn("yes or no").text == "yes")
+
+
+class Walk:
+    def reset(self, goal):
+        self.place, self.goal = 0, goal
+        return "at 0"
+
+    def step(self, reply):
+        self.place += 1 if reply.text == "right" else -1
+        return f"at {self.place}", float(self.place == self.goal), self.place == self.goal
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a + b
+
+
+class Sums:
+    """TRL's form."""
+
+    def reset(self):
+        self.total = 0
+        return "make 5"
+
+    def more(self, amount: int) -> str:
+        """Add an amount.
+
+        Args:
+            amount: How much.
+        """
+        self.total += amount
+        return f"\\x1b[31mtotal {self.total}"
+
+    def get_reward(self):
+        return float(self.total == 5)
+
+
+async def seed_of(row, chat):
+    await chat.turn(str(chat.seed), stop="!")
+    return 0.0
+
+
+async def silent(row, chat):
+    return 1.0
+
+
+async def odd_rewards(row, chat):
+    await chat.turn("x")
+    return Outcome(1.0, turn_rewards=[0.5, 0.5])
+
+
+async def catches(row, chat):
+    try:
+        while True:
+            await chat.turn("on")
+    except EpisodeEnded as ended:
+        return Outcome(0.25)
+'''
+NAME = "environments_that_a_test_plays"
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / f"{NAME}.py").write_text(MODULE)
+    rows = [{"top": 9, "secret": 7}, {"top": 9, "secret": 2, "goal": 2, "prompt": "2 + 3?"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop(NAME, None)
+
+
+def play(environment, replies, *more):
+    with open("replies.txt", "w", encoding="utf-8") as file:
+        file.write("".join(f"{reply}\n" for reply in replies))
+    return main(["play", f"{NAME}:{environment}", "--script", "replies.txt", *more])
+
+
+def test_a_script_plays_a_function(capsys):
+    assert play("guess", ["5", "8", "7"], "--data", "rows.jsonl") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "user: a number from 1 to 9",
+        "policy: 5",
+        "user: higher",
+        "policy: 8",
+        "user: lower",
+        "policy: 7",
+        "turns        3",
+        "stop reason  completed",
+        "reward       1",
+        "metric       guesses 3",
+    ]
+    assert play("guess", ["2", "3"], "--data", "rows.jsonl", "--row", "1") == 0
+    assert "replies.txt: 1 lines were not read" in capsys.readouterr().out
+    assert play("guess", ["5", "6"], "--data", "rows.jsonl", "--max_turns", "2") == 0
+    shown = capsys.readouterr().out
+    assert "ended: max_turns\nturns        2\nstop reason  max_turns\nreward       0\n" in shown
+
+
+def test_a_script_plays_a_class_and_a_sync_function(capsys):
+    assert play("Walk", ["right", "left", "right", "right"], "--data", "rows.jsonl", "--row", "1") == 0
+    shown = capsys.readouterr().out
+    assert "reward       1\nby turn      0  0  0  1\n" in shown
+    assert play("guess_in_a_thread", ["yes"]) == 0
+    assert "reward       1" in capsys.readouterr().out
+
+
+def test_tools_are_listed_and_called(capsys):
+    call = '<tool_call>{"name": "more", "arguments": {"amount": %d}}</tool_call>'
+    assert play("Sums", [call % 2 + call % 3, '{"name": "more"}', "done"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("tool more(amount): Add an amount.\nuser: make 5\n")
+    assert "tool more: \\x1b[31mtotal 2\ntool more: \\x1b[31mtotal 5\n" in shown
+    assert "tool more: error: missing a required argument" in shown
+    assert "reward       1\n" in shown
+    assert main(["play", f"{NAME}:guess", "--tools", f"{NAME}:nothing"]) == 2
+    assert "has no attribute 'nothing'" in capsys.readouterr().err
+
+
+def test_a_person_plays(capsys, monkeypatch):
+    replies = iter(["3", "2"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(replies))
+    assert main(["play", f"{NAME}:guess", "--data", "rows.jsonl", "--row", "1"]) == 0
+    assert "reward       1" in capsys.readouterr().out
+
+    def end(prompt):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", end)
+    assert main(["play", f"{NAME}:guess", "--data", "rows.jsonl"]) == 0
+    assert "stopped: the episode had not ended" in capsys.readouterr().out
+
+
+def test_the_seed_and_stop_strings(capsys):
+    assert play("seed_of", ["hello! and more"], "--seed", "12") == 0
+    assert "user: 12\n" in capsys.readouterr().out
+    said = []
+
+    async def stops(row, chat):
+        said.append((await chat.turn("x", stop="!")).text)
+        return None
+
+    assert play_episode(stops, {}, lambda: "hello! and more", lambda line: None) == Outcome(None)
+    assert said == ["hello!"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "replies", "more", "message"),
+    [
+        ("guess", ["5"], ["--data", "rows.jsonl"], "replies.txt ended before the episode"),
+        ("guess", ["five"], ["--data", "rows.jsonl"], "invalid literal for int()"),
+        ("guess", ["5"], ["--data", "rows.jsonl", "--row", "2"], "--row 2: rows.jsonl has rows 0 to 1"),
+        ("Walk", ["left"], [], "the row has no column 'goal', which Walk needs; it has none: give rows with --data"),
+        ("silent", [], [], "ended before the policy had a turn"),
+        ("odd_rewards", ["x"], [], "turn_rewards has 2 values for 1 turns"),
+        ("guess", [], ["--max_trns", "2"], "did you mean 'max_turns'"),
+        ("nowhere", [], [], "has no attribute 'nowhere'"),
+    ],
+)
+def test_mistakes(environment, replies, more, message, capsys):
+    assert play(environment, replies, *more) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    if environment == "guess" and replies == ["five"]:
+        assert "int(reply.text) < row" in captured.out  # the environment's own line, in the traceback
+
+
+def test_a_caught_limit_keeps_its_reason(capsys):
+    assert play("catches", ["a", "b"], "--max_turns", "2") == 0
+    assert "stop reason  max_turns\nreward       0.25" in capsys.readouterr().out
+
+
+def test_no_further_reply_is_an_error_of_its_own():
+    def none():
+        raise NoReplyError
+
+    async def one(row, chat):
+        await chat.turn("x")
+
+    with pytest.raises(NoReplyError):
+        play_episode(one, {}, none, lambda line: None)

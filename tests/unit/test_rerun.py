@@ -1,0 +1,69 @@
+"""A cell that is run again: an interrupted call of ``train`` goes on to its end, and a trainer displays itself."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from rlox_grpo import GRPO
+from toy import PROMPTS, ToyLM, options, share_of_target
+
+
+class Interrupt:
+    def __init__(self, step):
+        self.at = step
+
+    def on_step(self, step, metrics):
+        if step == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class Stop:
+    def on_step(self, step, metrics):
+        if step == 2:
+            self.trainer.stop()
+
+
+def trainer_of(*callbacks, **changes):
+    return GRPO(ToyLM(), share_of_target, callbacks=callbacks, **options(**{"max_steps": 5, **changes}))
+
+
+def weights(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("changes", [{}, {"lr_schedule": "linear"}, {"async_steps": 1}], ids=str)
+def test_an_interrupted_call_goes_on_to_its_end(tmp_path, changes, saves):
+    whole = trainer_of(**changes)
+    whole.train(PROMPTS)
+    trainer = trainer_of(Interrupt(3), **changes, **({"output_dir": tmp_path} if saves else {}))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(PROMPTS)
+    assert trainer.step == 3
+    assert trainer.train(PROMPTS)["steps_trained"] == 2
+    assert trainer.step == 5
+    assert torch.equal(weights(whole), weights(trainer))
+
+
+def test_a_stopped_call_goes_on_and_a_finished_one_trains_again():
+    stop = Stop()
+    stop.trainer = trainer = trainer_of(stop)
+    trainer.train(PROMPTS)
+    assert "step=2 of 5" in repr(trainer)
+    trainer.train(PROMPTS)
+    assert trainer.step == 5
+    trainer.train(PROMPTS)
+    assert trainer.step == 10
+
+
+def test_a_trainer_displays_itself(tmp_path):
+    trainer = trainer_of(output_dir=tmp_path / "<run>", max_steps=2)
+    assert repr(trainer).startswith("GRPO(model=ToyLM, rewards=share_of_target, step=0, preset=grpo, output_dir=")
+    trainer.train(PROMPTS)
+    shown = trainer._repr_html_()
+    assert "<th>step</th><td>2</td>" in shown
+    assert "<th>reward/mean</th>" in shown
+    assert "&lt;run&gt;" in shown
+    assert "nan" not in shown
