@@ -46,7 +46,8 @@ def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> t
         raise ImportError(
             "optim='adamw_8bit' needs bitsandbytes: pip install bitsandbytes (the extra 'adamw-8bit' of rlox-grpo)"
         ) from None
-    optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(groups, lr=0.0, betas=betas, eps=eps)
+    library: Any = bitsandbytes  # its annotations are partial
+    optimizer: torch.optim.Optimizer = library.optim.AdamW8bit(groups, lr=0.0, betas=betas, eps=eps)
     return optimizer
 
 
