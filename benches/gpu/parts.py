@@ -137,9 +137,9 @@ def check_kernel(place: Place, name: str) -> Report:
             k = torch.zeros(4, key_heads, width, device=place.device, dtype=dtype)
             kind = f"{str(dtype).removeprefix('torch.')}, {query_heads}/{key_heads} heads of {width}"
             checks = {
-                "training": lambda q=q, k=k: tree_attention._computes_right(training, q, k, False),
-                "training, window": lambda q=q, k=k: tree_attention._computes_right(training, q, k, True),
-                "decoding": lambda q=q, k=k: decoding_attention._computes_right(decoding, q, k),
+                "training": lambda q=q, k=k: tree_attention.computes_right(training, q, k, False),
+                "training, window": lambda q=q, k=k: tree_attention.computes_right(training, q, k, True),
+                "decoding": lambda q=q, k=k: decoding_attention.computes_right(decoding, q, k),
             }
             for what, check in checks.items():
                 right = check()
@@ -315,7 +315,11 @@ def _time_trl(place: Place, name: str, rows: int, prompt: int, new: int) -> dict
             callbacks=[Clock()],
         )
         trainer.train()
-    own = {"arithmetic": "bfloat16", "gradient norm": "", "largest gap of log-probs": ""}
+    own = {
+        "arithmetic": "bfloat16" if place.device == "cuda" else "float32",
+        "gradient norm": "",
+        "largest gap of log-probs": "",
+    }
     return {"what": "TRL, a whole step with generation", **own, "seconds": round(statistics.median(taken[1:]), 4)}
 
 

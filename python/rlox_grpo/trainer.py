@@ -124,7 +124,7 @@ class GRPO:
         )
         self.ranks = join_ranks(self.config.rank_timeout, engine_size=self.config.tensor_parallel_size)
         self.policy = load_policy(model, tokenizer, self.config, num_ranks=self.ranks.size)
-        self.ranks.broadcast(self.policy.model)
+        self.ranks.broadcast(self.policy.model, self.policy.masters)
         self.model = self.policy.model
         for function in self.reward_fns:
             if isinstance(function, RewardModel):
@@ -223,6 +223,8 @@ class GRPO:
             parts = self.learner.batches(scored, advantages)
         with clock("log_probs"):
             parts = self.learner.with_log_probs(parts)
+        with clock("weight_sync"):
+            self.sampler.keep_weights()
         with clock("update"):
             updates = self.learner.update(parts, scored, self.step, self._total_steps)
         self.progress.step += 1

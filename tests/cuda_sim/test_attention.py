@@ -79,7 +79,7 @@ def test_a_kernel_that_computes_wrongly_is_not_chosen(gpu, monkeypatch, caplog):
 
 def test_no_kernel_is_an_error_that_the_forward_takes_for_unpackable(gpu):
     q, k = (torch.zeros(4, heads, 8, device="cuda", dtype=torch.float64) for heads in (4, 2))
-    with pytest.raises(RuntimeError, match="no attention kernel for packed rows on cuda:0 in torch.float64"):
+    with pytest.raises(RuntimeError, match="no kernel for attention over packed rows on cuda:0 in float64"):
         choose_kernel(q, k, windowed=False)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from simulated import SimulatedCuda, swapping_parameters
+from sizes import MODELS
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from rlox_grpo import GRPO
@@ -28,49 +29,20 @@ from rlox_grpo.update import master_weights
 from rlox_grpo.update.torch_updater import TorchUpdater
 
 GIB = 2**30
-MODELS = {
-    "0.5B": {
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "1.5B": {
-        "vocab_size": 151936,
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "llama": {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": True,
-    },
-    "7B": {
-        "vocab_size": 152064,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
+LLAMA = {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": True,
 }
 
 
 def _model(name: str, gpu: SimulatedCuda, lora_rank: int, layers: int | None = None):
-    sizes = {**MODELS[name], "max_position_embeddings": 32768}
-    config = (LlamaConfig if name == "llama" else Qwen2Config)(**sizes)
+    kind, sizes = (LlamaConfig, LLAMA) if name == "llama" else (Qwen2Config, MODELS[name])
+    config = kind(**sizes, max_position_embeddings=32768)
     config.num_hidden_layers = layers or config.num_hidden_layers
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config).eval()
@@ -123,10 +95,14 @@ def _bare_copy(value):
     return torch.zeros(1).expand(value.shape)
 
 
+def _take_bare_masters(model):
+    return {name: _bare_copy(parameter) for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
 def _measure_update(monkeypatch, name, layers, layout: UpdateLayout):
     """Peak bytes of an update, bytes held before and after it, and the estimate."""
     if layout.offload:
-        monkeypatch.setattr(master_weights, "copy_to_host", _bare_copy)
+        monkeypatch.setattr(master_weights, "take_masters", _take_bare_masters)
         monkeypatch.setattr(master_weights, "Staging", HostWithoutData)
         monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: None)
     with SimulatedCuda(values=False) as gpu, swapping_parameters():
@@ -182,6 +158,24 @@ def test_the_peak_of_an_update_is_below_its_ceiling_and_near_the_estimate(monkey
     assert after <= held * 1.01
     assert held == pytest.approx(estimate.held, rel=0.02)
     assert peak == pytest.approx(estimate.peak, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lora_rank": 2}, {"offload_optimizer": True}, {"offload_optimizer": True, "kl_coef": 0.1, "reference": "frozen"}],
+    ids=["adapter", "offloaded", "offloaded, frozen reference"],
+)
+def test_no_float32_weights_reach_a_device_that_keeps_bfloat16(gpu, tmp_path, monkeypatch, byte_tokenizer, options):
+    """Bytes for each parameter, at most, from a checkpoint of float32 to a trainer."""
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # the device belongs to one thread
+    sizes = {"vocab_size": len(byte_tokenizer), "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4}
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**{**MODELS["0.5B"], **sizes, "num_attention_heads": 4}))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    model.save_pretrained(tmp_path)
+    trainer = GRPO(tmp_path, lambda **_: [], tokenizer=byte_tokenizer, log_to=(), dtype="bfloat16", **options)
+    assert {parameter.device.type for parameter in trainer.model.parameters()} == {"cuda"}
+    copies = 2 if "reference" in options else 1
+    assert gpu.peak <= copies * 2.6 * parameters, gpu.peak / parameters
 
 
 def test_a_sync_of_merged_adapters_holds_one_weight_at_a_time():

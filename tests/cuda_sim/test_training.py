@@ -200,6 +200,44 @@ def test_models_of_the_user_move_to_the_ranks_device(gpu):
         torch.cuda.set_device(0)
 
 
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        pytest.param(_model, {"kl_coef": 0.1}, id="frozen reference"),
+        pytest.param(_model, {"kl_coef": 0.1, "reference_offload": True}, id="offloaded reference"),
+        pytest.param(_model, {"kl_coef": 0.1, "reference": "periodic", "reference_refresh_steps": 1}, id="periodic"),
+        pytest.param(_model, {"async_steps": 1}, id="async"),
+        pytest.param(_model, {"lora_rank": 4, "dtype": "bfloat16"}, id="LoRA"),
+        pytest.param(_model, {"offload_optimizer": True, "dtype": "bfloat16"}, id="offloaded weights"),
+        pytest.param(toy.ToyLM, {}, id="a module of the user's"),
+    ],
+)
+def test_every_tensor_of_a_run_is_on_the_ranks_device(gpu, monkeypatch, threads_see_the_device, make, options):
+    """Rank 1 of a machine: weights, references, rows, caches, and what a reward model puts on "cuda"."""
+    used, wrap = set(), gpu.wrap
+    monkeypatch.setattr(gpu, "wrap", lambda value, device: used.add(torch.device(device)) or wrap(value, device))
+
+    def score(completions, prompts):
+        return [float(torch.ones(2, device="cuda").mean()) * float(ids.sum() % 2) for ids in completions]
+
+    torch.cuda.set_device(1)
+    try:
+        trainer = GRPO(make(), score, **{**BASE, **options})
+        trainer.train(PROMPTS if make is _model else toy.PROMPTS)
+        trainer.engine.close()
+    finally:
+        torch.cuda.set_device(0)
+    assert used == {torch.device("cuda", 1)}
+
+
+def test_cudnns_attention_is_switched_off(gpu):
+    """Its gradients are NaN for masked rows of some lengths (pytorch/pytorch#196678), and it plans each new shape."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    _train(_model(), max_steps=1)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert not [name for name in gpu.attention if "cudnn" in name]
+
+
 def test_the_engines_thread_uses_the_ranks_device_and_a_stream_of_its_own(gpu):
     torch.cuda.set_device(1)
     try:

@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 import re
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,16 @@ def advantages_of(ours: Any, options: dict[str, Any], tiny: dict[str, Any], argu
     trainer = Watched(None, reward_funcs=[length], args=arguments(max_steps=1), train_dataset=problems(False))
     trainer.train()
     return seen
+
+
+def test_the_bring_up_of_a_gpu_machine_times_a_step_of_trl(monkeypatch):
+    """On the CPU, as TRL does not run on the simulated device (`make gpu`)."""
+    monkeypatch.setattr(sys, "path", [*sys.path])  # it adds to it
+    from parts import Place, _time_trl
+
+    row = _time_trl(Place("cpu"), "tiny", rows=4, prompt=16, new=8)
+    assert row["what"].startswith("TRL, a whole step")
+    assert row["seconds"] > 0
 
 
 def test_the_run_on_the_migration_page(tiny: dict[str, Any], arguments: Any, tmp_path: Path, monkeypatch: Any) -> None:

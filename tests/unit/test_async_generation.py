@@ -5,11 +5,15 @@ import threading
 import time
 
 import numpy as np
+import peft
 import pytest
 import torch
 
+from counted_bytes import CountedBytes
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.rollout.async_generation import Ahead, BackgroundEngine, Pending, join_states, measure_staleness
+from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 PROMPTS = [Prompt(np.array([index + 1]), index) for index in range(6)]
@@ -48,6 +52,7 @@ def test_calls_run_in_order_in_one_thread_of_their_own():
         jobs.append(engine.submit(lambda e, v=version: e.generate(PROMPTS[:1], 1, Sampling(4), v)))
         weight.fill_(version)
         engine.load_weights([("w", weight)], version)
+        engine.keep_weights()
     weight.fill_(99.0)  # the next update has begun: what was handed over does not change with it
     last = engine.generate(PROMPTS[:1], 1, Sampling(4), 4)
     assert [int(job.result()[0].completions[0].token_ids[0]) for job in jobs] == [0, 1, 2]
@@ -70,6 +75,70 @@ def test_nothing_is_sampled_from_weights_that_failed_to_load():
     with pytest.raises(RuntimeError, match="could not take new weights") as found:
         engine.generate(PROMPTS, 2, Sampling(4), 0)
     assert isinstance(found.value.__cause__, OSError)
+
+
+class Reader:
+    """Keeps copies of the weights that it reads, slowly; ``busy`` is a batch that it waits for."""
+
+    exact, takes_weights, policy_version, max_length = True, True, 0, None
+
+    def __init__(self):
+        self.read, self.busy = {}, threading.Event()
+
+    def load_weights(self, weights, version):
+        for name, tensor in weights:
+            time.sleep(0.01)
+            self.read[name] = tensor.detach().clone()
+
+    def close(self):
+        pass
+
+
+def adapted(model, rank=1):
+    model = peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    return model
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("lora", [False, True])
+def test_an_engine_loads_the_weights_of_when_they_were_handed_over(make_tiny_model, lora, busy):
+    model = adapted(make_tiny_model("qwen2")) if lora else make_tiny_model("qwen2")
+    expected = {name: tensor.clone() for name, tensor in WeightStream(model)}
+    inner = Reader()
+    engine = BackgroundEngine(inner)
+    if busy:
+        engine.submit(lambda _: inner.busy.wait())
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with CountedBytes() as counted:  # of this thread: what the engine merges in its own is not in it
+        engine.load_weights(WeightStream(model), 1)
+        engine.keep_weights()
+    size = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    assert counted.peak == (size if busy else 0)
+    with torch.no_grad():
+        for parameter in trained:
+            parameter.fill_(9.0)
+    inner.busy.set()
+    engine.submit(lambda _: None).result()
+    assert inner.read.keys() == expected.keys()
+    assert all(torch.equal(inner.read[name], tensor) for name, tensor in expected.items())
+    engine.close()
+
+
+def test_the_built_in_engine_takes_one_merged_weight_at_a_time(make_tiny_model):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6}
+    model, own = adapted(make_tiny_model("qwen2", **sizes)), make_tiny_model("qwen2", **sizes)
+    engine = HFEngine(own, eos_token_ids=[], takes_weights=True)
+    with CountedBytes() as counted:
+        engine.load_weights(WeightStream(model), 1)
+    largest = max(parameter.numel() * parameter.element_size() for parameter in own.parameters())
+    assert counted.peak <= 8 * largest  # merged, B A, scaled; of two passes
+    assert 8 * largest < sum(parameter.numel() * parameter.element_size() for parameter in own.parameters()) / 2
+    merged = dict(WeightStream(model))
+    assert all(torch.equal(merged[name], tensor) for name, tensor in own.state_dict().items() if name in merged)
 
 
 def groups(tokens, version=0, start=0):

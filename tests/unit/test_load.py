@@ -15,6 +15,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from counted_bytes import CountedBytes
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.cli import main
 from rlox_grpo.demo.tokenizer import build_tokenizer
@@ -235,3 +236,47 @@ def test_bfloat16_trains_float32_weights():
     assert metrics["update/grad_norm"] > 0
     assert not trainer.engine.exact
     assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"dtype": "bfloat16"}, 4.2),  # weights in training: float32, once
+        ({"dtype": "bfloat16", "lora_rank": 1}, 2.4),  # frozen weights: as they stay
+        ({"dtype": "bfloat16", "offload_optimizer": True}, 6.2),  # on a CPU bfloat16 ones beside float32 ones
+    ],
+    ids=["in full", "adapter", "offloaded"],
+)
+@pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16], ids=str)
+def test_a_checkpoint_is_read_in_the_dtype_in_which_its_weights_stay(tmp_path, monkeypatch, options, most, saved):
+    """Bytes of host memory for each parameter, at most; float32 first would take 6 beside an adapter."""
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # modes that count belong to one thread
+    torch.manual_seed(0)
+    sizes = {**SIZES, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(TOKENIZER), **sizes))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    folder = save(tmp_path, model.to(saved))
+    with CountedBytes() as counted:
+        policy = load_policy(folder, None, GRPOConfig.create(**options))
+    assert counted.peak <= most * parameters
+    trained = {parameter.dtype for parameter in policy.model.parameters() if parameter.requires_grad}
+    frozen = {parameter.dtype for parameter in policy.model.parameters() if not parameter.requires_grad}
+    assert frozen == ({torch.bfloat16} if "lora_rank" in options else set())
+    assert trained == ({torch.bfloat16} if "offload_optimizer" in options else {torch.float32})
+    own = dict(model.named_parameters())
+    assert policy.masters.keys() == (own.keys() if "offload_optimizer" in options else set())
+    assert all(torch.equal(master, own[name].float()) for name, master in policy.masters.items())
+
+
+def test_a_saved_adapter_keeps_its_float32_weights_over_a_base_in_bfloat16(tmp_path):
+    base = save(tmp_path / "base", model_of())
+    options = {"group_size": 4, "max_new_tokens": 8, "learning_rate": 0.01, "log_to": (), "max_steps": 1}
+    trainer = GRPO(base, count_words, lora_rank=2, dtype="bfloat16", **options)
+    trainer.train([{"prompt": "3 , 4 : 7", "nums": [3, 4], "target": 7}] * 4)
+    trainer.save(tmp_path / "adapter")
+    again = load_policy(tmp_path / "adapter", None, GRPOConfig.create(dtype="bfloat16"))
+    before, found = adapter_weights(trainer.model), adapter_weights(again.model)
+    assert before.keys() == found.keys()
+    assert all(torch.equal(found[name], before[name]) for name in before)
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in before.values())
+    assert {p.dtype for name, p in again.model.named_parameters() if name not in found} == {torch.bfloat16}

@@ -238,3 +238,23 @@ def test_saved_adapters_hold_the_float32_weights(make_tiny_model, tmp_path):
     trainer.save(tmp_path / "merged", merged=True)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert sum(parameter.numel() for parameter in merged.parameters()) > 0
+
+
+def test_references_are_made_of_the_float32_weights(make_tiny_model):
+    """A run may go on with or without the option, so the digest is one; a periodic reference mixes float32 weights."""
+    options = {**OPTIONS, "kl_coef": 0.1}
+    digests = {
+        GRPO(make_tiny_model("qwen2"), even_share, **{**options, "offload_optimizer": offload}).learner.reference
+        .fingerprint
+        for offload in (False, True)
+    }  # fmt: skip
+    assert len(digests) == 1
+    trainer = GRPO(
+        make_tiny_model("qwen2"), even_share, **options, reference="periodic", reference_refresh_steps=1, max_steps=1
+    )
+    state, masters = trainer.learner.reference.state_dict(), trainer.learner.updater.masters
+    assert all(torch.equal(state[name], masters[name]) for name in masters)
+    trainer.train(PROMPTS)
+    moved = trainer.learner.reference.state_dict()
+    assert any(not torch.equal(moved[name], state[name]) for name in state)
+    assert {tensor.dtype for tensor in moved.values()} == {torch.float32}

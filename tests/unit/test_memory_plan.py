@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sizes import MODELS
 from transformers import AutoConfig, Qwen2Config
 
 from rlox_grpo import GRPO
@@ -30,21 +31,12 @@ from rlox_grpo.model.memory_plan import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES_7B = {
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": False,
-}
 PROMPTS = torch.arange(24).reshape(4, 6) % 50 + 2
 
 
 @pytest.fixture(scope="module")
 def shape_7b():
-    return read_shape(Qwen2Config(**SIZES_7B))
+    return read_shape(Qwen2Config(**MODELS["7B"]))
 
 
 def even_share(completions, prompts):
@@ -200,7 +192,7 @@ def test_the_tables_example_in_the_guide(tmp_path, monkeypatch, capsys):
     arguments = shown[1].split()
     folder = tmp_path / arguments[1]
     folder.mkdir(parents=True)
-    AutoConfig.for_model("qwen2", **SIZES_7B).save_pretrained(folder)
+    AutoConfig.for_model("qwen2", **MODELS["7B"]).save_pretrained(folder)
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 0
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == shown[2].splitlines()
@@ -216,13 +208,13 @@ def test_the_tables_example_in_the_guide(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_wrong_arguments_of_the_table(tmp_path, capsys, arguments, said):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **SIZES_7B}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **MODELS["7B"]}))
     assert main(["memory", str(tmp_path), *arguments]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_a_config_file_is_a_model_too(tmp_path, capsys):
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({"model_type": "qwen2", **SIZES_7B, "num_hidden_layers": 2}))
+    file.write_text(json.dumps({"model_type": "qwen2", **MODELS["7B"], "num_hidden_layers": 2}))
     assert main(["memory", str(file), "--gpu-memory", "24"]) == 0
     assert "1.56 billion parameters; GPU memory 24.0 GiB" in capsys.readouterr().out

@@ -107,8 +107,8 @@ def pack(
 ) -> Packing:
     """Put rows into micro-batches within a token budget, of balanced cost ``linear_cost * L + L**2``.
 
-    The number of micro-batches is a multiple of ``num_ranks``, and those of one turn cost about the same on every rank.
-    None is empty unless rows are fewer than micro-batches. The same arguments give the same packing.
+    The number of micro-batches is a multiple of ``num_ranks``. Those that ranks process at once cost about the same. A
+    micro-batch is empty only if there are fewer rows than micro-batches. The same arguments give the same packing.
 
     Args:
         lengths: ``int64 [N]``, tokens of each row.
@@ -156,7 +156,7 @@ def build_batch(
             turns and NaN after the last, K the most turns of any.
         train_truncated: Whether completions cut off at the length limit are trained on (DAPO's overlong filtering,
             arXiv:2503.14476, is False).
-        pad_token_id: What padding is made of; masks come from lengths.
+        pad_token_id: Token id of padding; masks come from lengths.
         multiple_of: Round the width L up to a multiple of this.
         num_loss_tokens: Denominator of the whole optimizer step over all ranks; this batch's own count when None.
         num_sequences: Likewise, of sequences that hold a loss token.
@@ -192,13 +192,13 @@ def microbatches(
 ) -> list[Batch]:
     """Lay out the completions of the groups as micro-batches within a token budget.
 
-    Every micro-batch carries the denominators of all of them, so that their losses add up to the loss of the whole;
-    ``row_index`` says where each row came from. With ``num_ranks`` above 1 every rank is given the same groups and
-    gets its own share, as many micro-batches as the others; one can be empty when there are fewer rows than ranks.
-    The arguments are those of `build_batch` and `pack`, and so are the errors.
+    Every micro-batch has the denominators of the whole step, so that their losses add up to the loss of the step.
+    ``row_index`` is each row's number in the step. With ``num_ranks`` above 1, every rank passes the same groups and
+    gets its share: as many micro-batches as the other ranks, of which one can be empty if there are fewer rows than
+    ranks. Arguments and errors are those of `build_batch` and `pack`.
 
-    With ``share_prompts`` a prompt stands once beside its completions: groups stay together where they fit, a group
-    over the budget is cut into several with a prompt each, and the tokens counted are those forwarded, unpadded.
+    With ``share_prompts`` a prompt is counted once for its completions, and padding is not counted. A group stays
+    together if it fits the budget; a larger group is split into parts with a prompt each.
     """
     step = Rows.of(scored_groups, advantages, train_truncated)
     denominators = step.denominators(num_loss_tokens, num_sequences)
@@ -224,7 +224,7 @@ def microbatches(
 
 
 def drop_end_tokens(batches: Sequence[Batch], ends: Sequence[Sequence[int]], ranks: Ranks | None = None) -> list[Batch]:
-    """The micro-batches with the end tokens left out of loss and denominators.
+    """Return the micro-batches without end tokens in loss and denominators.
 
     Args:
         batches: all micro-batches of an optimizer step, or this rank's.
@@ -249,7 +249,7 @@ def drop_end_tokens(batches: Sequence[Batch], ends: Sequence[Sequence[int]], ran
 
 
 def make_dummy_batch(scored: ScoredGroup, empty: Batch) -> Batch:
-    """Give a rank whose micro-batch is ``empty`` a group's rows without a loss token: it forwards as the others do."""
+    """Dummy batch with an empty loss mask in place of ``empty``, so that an idle rank joins every collective."""
     import torch
 
     batch = build_batch(

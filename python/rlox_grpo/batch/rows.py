@@ -1,4 +1,4 @@
-"""The rows of an optimizer step, flat, and the batches that they are laid out in."""
+"""Rows of an optimizer step as flat arrays, and their layout as batches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of an optimizer step, flat: what each token has, with offsets, and one entry of the rest for each row.
+    """Rows of an optimizer step: arrays over all tokens with offsets, and arrays over rows.
 
-    ``sampled`` is None where the policy sampled every token. ``advantages`` have one value for each row, or for each
-    token if ``by_turn``.
+    ``sampled`` is None if the policy sampled every token. ``advantages`` have one value for each row, or for each token
+    if ``by_turn``.
     """
 
     prompts: Int64Array
@@ -39,7 +39,7 @@ class Rows:
 
     @staticmethod
     def of(scored_groups: Sequence[ScoredGroup], advantages: Any, train_truncated: bool) -> Rows:
-        """Collect and check what :func:`rlox_grpo.batch.build_batch` is given."""
+        """Collect and check the arguments of :func:`rlox_grpo.batch.build_batch`."""
         groups = [scored.group for scored in scored_groups]
         completions = [completion for group in groups for completion in group.completions]
         ids, id_offsets = concatenate([c.token_ids for c in completions], np.int64, "completions.token_ids")
@@ -69,17 +69,17 @@ class Rows:
         return len(self.train)
 
     def count_tokens(self, rows: Sequence[int]) -> int:
-        """Tokens of rows that share a prompt, which is counted once."""
+        """Count the tokens of rows of one prompt, the prompt once."""
         prompt = self.prompt_of_row[rows[0]]
         completions = sum(self.completion_offsets[row + 1] - self.completion_offsets[row] for row in rows)
         return int(self.prompt_offsets[prompt + 1] - self.prompt_offsets[prompt] + completions)
 
     def _bounds(self, rows: Int64Array) -> Iterator[tuple[int, int]]:
-        """Where each row's tokens begin and end among the flat ones."""
+        """Start and end of each row's tokens in the flat arrays."""
         return zip(self.completion_offsets[rows], self.completion_offsets[rows + 1], strict=True)
 
     def parts(self, token_budget: int) -> list[list[int]]:
-        """Rows of each group, cut where the next one would pass the budget."""
+        """Split each group's rows into parts within the budget."""
         completion_lengths = np.diff(self.completion_offsets).tolist()
         parts: list[list[int]] = []
         tokens, prompt = 0, -1

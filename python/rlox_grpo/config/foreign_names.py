@@ -126,7 +126,6 @@ TRL: Mapping[str, str] = {
     "lr_scheduler_type": "lr_schedule",
     "neftune_noise_alpha": "there is none: it would make the sampled distribution differ from the trained one",
     "num_train_epochs": "pass n_epochs to train(), or write it in the run file",
-    "optim": "AdamW is the default; pass another by GRPO(…, optimizer=lambda parameters: …)",
     "optim_args": "set adam_beta1, adam_beta2 and adam_epsilon",
     "overwrite_output_dir": "resume",
     "per_device_eval_batch_size": "there is none: max_rollout_rows bounds what is decoded at once",

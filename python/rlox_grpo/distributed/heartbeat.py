@@ -1,6 +1,6 @@
 """Heartbeats between ranks: detect a failed or dead rank through the launcher's store.
 
-When a peer dies, a collective does not say which rank or why, and over NCCL it waits. Here every rank writes a
+When a peer dies, a collective does not report which rank died or why, and over NCCL it waits. So every rank writes a
 counter and its first error to the store.
 """
 
@@ -24,9 +24,9 @@ from rlox_grpo.distributed.signals import signalled
 SIGN_OF_LIFE_S = 0.5
 """Heartbeat interval, in seconds."""
 SILENCE_AFTER_LOSS_S = 5.0
-"""Silence that tells which rank is dead, once a connection was lost; before that the run's own timeout counts."""
+"""Heartbeat timeout after a connection was lost, in seconds; before that, the run's own timeout applies."""
 GRACE_S = 10.0
-"""Seconds that the main thread has to raise by itself after another rank's end is known."""
+"""Seconds for the main thread to raise after another rank's end is known; then the process exits."""
 
 _entered = 0
 
@@ -142,14 +142,14 @@ class Heartbeat:
         self._answered = time.monotonic()
 
     def _learn_name(self, rank: int) -> None:
-        """A rank gives its name before anything else."""
+        """Read the name of ``rank``, which it writes before anything else."""
         if rank not in self._names:
             self._names[rank] = self._store.get(f"name/{rank}").decode()
 
     def _watch(self) -> None:
         known_since = None
         while not self._ended.wait(SIGN_OF_LIFE_S):
-            # A launcher that lost a rank asks the others to end, and kills them before the run's own timeout is over.
+            # A launcher that lost a rank signals the others, and kills them before the run's own timeout has passed.
             found = self._verdict(min(self._timeout, SILENCE_AFTER_LOSS_S) if signalled.is_set() else self._timeout)
             if found is None:
                 known_since = None
@@ -167,7 +167,7 @@ class Heartbeat:
             return f"{self._name(first['rank'])} stopped with {first['error']}"
         if trouble := self._describe_store_trouble(silence):
             return trouble
-        # Others are silent only where the store that would tell of them speaks.
+        # Silence counts from the store's last answer: a store that is out of reach tells nothing of other ranks.
         silent = [(since, other) for other, (_, since) in self._seen.items() if self._answered - since > silence]
         if not silent:
             return None

@@ -14,8 +14,8 @@ import torch.distributed as dist
 class HostGroup:
     """A gloo process group and this process's place in it. Its collectives belong to one thread of each process.
 
-    Two threads that share a process group can start their collectives in another order on each rank; the collectives
-    are then matched wrongly. So each thread gets a group of its own (:meth:`Ranks.new_host_group`).
+    Two threads that share a process group may start their collectives in different orders on different ranks, and
+    torch would match the wrong ones. So each thread gets its own group (:meth:`Ranks.new_host_group`).
 
     Attributes:
         rank: 0 to ``size`` − 1.

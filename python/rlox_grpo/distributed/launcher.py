@@ -1,4 +1,4 @@
-"""End a rank when its launcher is gone: a killed torchrun leaves its ranks running, and they hold the run's folder."""
+"""End a rank when its launcher is gone: ranks outlive a killed torchrun and would keep the run's folder locked."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _watching = threading.Event()
 def end_with_launcher() -> None:
     """Watch the launcher from a thread, once in a process; does nothing where no launcher started it.
 
-    When the launcher is gone the process gets SIGTERM, which a run takes as the wish to save and stop; a process that
-    lives ``GRACE_S`` longer, such as one that hangs in a collective, exits with status 1.
+    When the launcher is gone the process gets SIGTERM, on which a run saves and stops. A process that still runs after
+    ``GRACE_S``, such as one that hangs in a collective, exits with status 1.
 
     Raises:
         RankError: the launcher ended while this process imported its modules.

@@ -9,10 +9,11 @@ import atexit
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,13 +29,13 @@ from rlox_grpo.errors import ConfigError, RankError
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables that torchrun and the deepspeed launcher set in each process."""
 
-# The ranks wait for each other's completions, rewards and checkpoints as long as they live; the heartbeat finds the
-# dead. What they wait for within an update differs by one micro-batch.
+# Ranks wait for each other's completions, rewards and checkpoints without a limit, as the heartbeat finds a dead rank.
+# Within an update they wait at most for one micro-batch.
 _PATIENCE = timedelta(days=7)
 _UPDATE_PATIENCE = timedelta(minutes=30)
 
 _LET_GO_S = 0.5
-"""Seconds for threads that have microseconds of work left and may wait for a processor."""
+"""Seconds before exit in which gloo's threads finish microseconds of work, on a busy machine too."""
 
 _BUCKET = 2**25
 """Numbers summed over ranks at once: 128 MiB of float32."""
@@ -64,7 +65,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, count: int) -> slice:
-        """The slice of ``count`` items for this rank; in the order of ranks, of sizes that differ by one at most."""
+        """The slice of ``count`` items for this rank. Slices are in the order of ranks; sizes differ by one at most."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def engine_share(self, count: int) -> slice:
@@ -123,11 +124,17 @@ class Ranks:
                 bucket = []
 
     @torch.no_grad()
-    def broadcast(self, model: nn.Module) -> None:
-        """Copy rank 0's parameters and buffers to every rank."""
-        if self.size > 1:
-            for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor.data, src=0)
+    def broadcast(self, model: nn.Module, masters: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        """Copy rank 0's parameters, buffers and master weights, which are in host memory, to every rank."""
+        if self.size == 1:
+            return
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.data, src=0)
+        device = next(model.parameters()).device
+        for master in masters.values():
+            staged = master.to(device)
+            dist.broadcast(staged, src=0)
+            master.copy_(staged)
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -224,7 +231,7 @@ def _require_launchers_store(timeout: float) -> None:
 
 
 def _take_device() -> None:
-    """Use the GPU of this process's local rank, also where the program made its own process group without choosing."""
+    """Use the GPU of this process's local rank, also if the program made its own process group."""
     if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
@@ -242,11 +249,11 @@ def _enter(**how: Any) -> None:
 
 
 def _leave() -> None:
-    """Close the groups, and let gloo's threads let go of their tensors while Python still runs.
+    """Close the groups, and give gloo's threads time to release their tensors before Python ends.
 
-    The last to hold a tensor that Python knows takes the interpreter's lock; where the interpreter has begun to end,
-    that ends the process by SIGABRT (pytorch/pytorch#179291). A closed group waits for its threads only where nobody
-    holds it, and a DeepSpeed engine or a trainer does.
+    A thread that releases the last reference to a tensor takes the interpreter's lock. While the interpreter ends, this
+    aborts the process (pytorch/pytorch#179291). Closing a group does not wait for its threads as long as a DeepSpeed
+    engine or a trainer references the group.
     """
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,9 +1,9 @@
 """Attention of a decoding step on a GPU: one query for each row, over keys that lie in slots of equal size.
 
-Row r's keys are in slot r of one flat buffer: its token t is at place ``r * capacity + t``. A kernel is told where each
-row's keys begin and how many there are. So there is no mask, no padding and no copy, and the shapes of a step depend
-only on the number of rows and the capacity. Every row sees at least its own token, so no softmax is over nothing. A
-sliding window moves the beginning. Heads that share a key head are not repeated.
+Row r's keys are in slot r of one flat buffer: its token t is at place ``r * capacity + t``. A kernel gets the start and
+the number of each row's keys. There is no mask, no padding and no copy, and the shapes of a step depend only on the
+number of rows and the capacity. Every row attends at least to its own token, so no softmax is empty. A sliding window
+moves the start. Heads that share a key head are not repeated.
 
 Two kernels compute it: flash attention (float16 and bfloat16) and the memory-efficient one (any other dtype, and GPUs
 without flash attention). :func:`choose_decoding_kernel` tries them against the formula once for each kind of head.
@@ -11,20 +11,18 @@ without flash attention). :func:`choose_decoding_kernel` tries them against the 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
+from rlox_grpo.model.kernel_trial import agrees, choose_by_trial
 
 
 @dataclass(frozen=True, eq=False)
 class RowSlots:
-    """Where the keys and values of each of R rows lie, the newest included.
+    """Places of the keys and values of R rows, the newest included.
 
     Attributes:
         starts: ``int32 [R + 1]``, place of each slot's first token; the last entry is one slot further.
@@ -40,7 +38,7 @@ class RowSlots:
     _windows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def seen(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """``starts`` and ``lengths`` of what a layer with this sliding window sees, computed once for all layers."""
+        """``starts`` and ``lengths`` of the keys within a sliding window, computed once for all layers."""
         if window is None or window >= self.capacity:
             return self.starts, self.lengths
         if window not in self._windows:
@@ -68,7 +66,7 @@ def _attend_flash(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int 
 
 
 def _attend_efficient(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int | None, scale: float) -> Tensor:
-    # The kernel wants as many key heads as query heads: heads that share a key head are so many queries of one head.
+    # The kernel needs as many key heads as query heads: heads that share a key head become several queries of one head.
     starts, lengths = slots.seen(window)
     rows, heads, width = q.shape
     key_heads = k.shape[1]
@@ -85,7 +83,7 @@ def _attend_efficient(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: 
 FLASH = DecodingKernel("flash attention", _attend_flash)
 EFFICIENT = DecodingKernel("memory-efficient attention", _attend_efficient)
 
-_chosen: dict[tuple[Any, ...], DecodingKernel | None] = {}
+_chosen: dict[Hashable, DecodingKernel | None] = {}
 
 
 def choose_decoding_kernel(q: Tensor, k: Tensor) -> DecodingKernel:
@@ -98,23 +96,15 @@ def choose_decoding_kernel(q: Tensor, k: Tensor) -> DecodingKernel:
     Raises:
         RuntimeError: no kernel does; the caller then decodes with the model's own attention.
     """
-    key = (q.device, q.dtype, q.shape[1:], k.shape[1])
-    if key not in _chosen:
-        candidates = (FLASH, EFFICIENT) if q.dtype in (torch.float16, torch.bfloat16) else (EFFICIENT,)
-        _chosen[key] = next((kernel for kernel in candidates if _computes_right(kernel, q, k)), None)
-        logger.info(
-            "attention of decoding steps on %s in %s, %d heads of %d: %s",
-            *(q.device, str(q.dtype).removeprefix("torch."), q.shape[1], q.shape[2]),
-            "no kernel" if (found := _chosen[key]) is None else found.name,
-        )
-    kernel = _chosen[key]
-    if kernel is None:
-        raise RuntimeError(f"no attention kernel for decoding on {q.device} in {q.dtype} with heads of {q.shape[2]}")
-    return kernel
+    kind = (q.device, q.dtype, q.shape[1:], k.shape[1])
+    candidates = (FLASH, EFFICIENT) if q.dtype in (torch.float16, torch.bfloat16) else (EFFICIENT,)
+    return choose_by_trial(
+        "attention of decoding steps", q, kind, _chosen, candidates, lambda kernel: computes_right(kernel, q, k)
+    )
 
 
 def attend_by_formula(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: int | None, scale: float) -> Tensor:
-    """What a kernel computes, row by row: for trials and tests."""
+    """The attention by its definition, row by row: for trials and tests."""
     shared = q.shape[1] // k.shape[1]
     outputs = []
     for row, (slot, length) in enumerate(zip(slots.starts.tolist(), slots.lengths.tolist(), strict=False)):
@@ -125,7 +115,7 @@ def attend_by_formula(q: Tensor, k: Tensor, v: Tensor, slots: RowSlots, window: 
     return torch.stack(outputs)
 
 
-def _computes_right(kernel: DecodingKernel, q: Tensor, k: Tensor) -> bool:
+def computes_right(kernel: DecodingKernel, q: Tensor, k: Tensor) -> bool:
     """Whether rows of 1, 5 and 8 tokens in slots of 8, with and without a window, agree with the formula."""
     generator = torch.Generator().manual_seed(0)
 
@@ -142,14 +132,11 @@ def _computes_right(kernel: DecodingKernel, q: Tensor, k: Tensor) -> bool:
     there_q, there_k, there_v = (tensor.to(q.device) for tensor in (own_q, own_k, own_v))
     exact_q, exact_k, exact_v = own_q.double(), own_k.double(), own_v.double()
     scale = q.shape[2] ** -0.5
-    tolerance = {torch.float32: 1e-4, torch.float64: 1e-9}.get(q.dtype, 2e-2)
-    for window in (None, 3):
-        expected = attend_by_formula(exact_q, exact_k, exact_v, make_slots(torch.device("cpu")), window, scale)
-        try:
-            found = kernel.attend(there_q, there_k, there_v, make_slots(q.device), window, scale)
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
-            logger.info("%s: %s", kernel.name, error)
-            return False
-        if not bool((found.cpu().double() - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))):
-            return False
-    return True
+    windows, on_host = (None, 3), make_slots(torch.device("cpu"))
+    return agrees(
+        kernel,
+        lambda: [kernel.attend(there_q, there_k, there_v, make_slots(q.device), window, scale) for window in windows],
+        [attend_by_formula(exact_q, exact_k, exact_v, on_host, window, scale) for window in windows],
+        dtype=q.dtype,
+        rounding=2e-2,
+    )

@@ -1,14 +1,14 @@
 """Forward pass of the policy: log-probs and entropies of the completion tokens of a batch.
 
-Three ways, the first that a model allows, chosen when the trainer is made by trying it on a few tokens:
+There are three ways. The trainer takes the first that gives the model's own results on a few tokens:
 
-- packed: whole groups in one row, each prompt and whatever else completions begin with once, no padding, no logits
-  (:mod:`rlox_grpo.model.packed_row`); a batch in which that spares little goes the next way (:data:`WORTH_PACKING`);
+- packed: whole groups in one row, each prompt and each common prefix once, no padding, no logits
+  (:mod:`rlox_grpo.model.packed_row`); a batch in which packing saves little takes the next way (:data:`WORTH_PACKING`);
 - by hidden states: padded rows, no logits;
 - by logits: padded rows, for any module with ``forward(input_ids) -> logits``.
 
-Padding is on the right, so a causal model never looks from a real token at padding: neither an attention mask nor
-position ids are passed, and attention takes its fast causal path.
+Padding is on the right, so no real token of a causal model attends to padding. Neither an attention mask nor position
+ids are passed, and attention takes its fast causal path.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ slower at 0.9 (`benches/update.py`)."""
 class Forward:
     """Batch → log-probs ``[N, T]`` with gradient and entropies ``[N, T]``; zeros outside ``loss_mask``.
 
-    Where the batch has ``ref_distributions`` a third tensor follows: KL(policy ‖ reference) ``[N, T]``, with gradient.
-    Where gradients are off, as for a reference, entropies are not computed and are zeros throughout, unless
-    :func:`make_forward` is asked for them.
+    If the batch has ``ref_distributions``, a third tensor follows: KL(policy ‖ reference) ``[N, T]``, with gradient.
+    If gradients are off, as for a reference, entropies are zeros, unless ``entropy_always`` is set.
 
     Attributes:
-        shares_prompts: Whether what neighbouring rows of a prompt share is forwarded once where that pays.
-        distributions: What the whole distributions of the tokens under ``loss_mask`` are made of, where it can be had.
+        shares_prompts: Whether common prefixes of neighbouring rows are forwarded once where that saves enough tokens.
+        distributions: Hidden states and output layer, or logits, of the tokens under ``loss_mask``.
     """
 
     compute: Callable[[Batch], tuple[Tensor, ...]]
@@ -62,12 +61,12 @@ class Forward:
 
 
 class ForwardModule(nn.Module):
-    """A model with a forward around it, as the one module that DeepSpeed or FSDP2 runs and gathers parameters for."""
+    """A model and its forward as one module, which DeepSpeed or FSDP2 runs and gathers parameters for."""
 
     def __init__(self, model: nn.Module, forward: Forward) -> None:
         super().__init__()
         self.model = model
-        self._given = (forward,)  # in a tuple, which torch takes for no submodule
+        self._given = (forward,)  # in a tuple, so that torch does not register it as a submodule
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """See :class:`Forward`."""
@@ -76,7 +75,7 @@ class ForwardModule(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class SplitModel:
-    """A transformers model as its decoder and its output layer, so that logits need never exist at once."""
+    """A transformers model as decoder and output layer, so that logits are computed in tiles."""
 
     decoder: nn.Module
     head: nn.Linear
@@ -84,7 +83,7 @@ class SplitModel:
     softcap: float | None
 
     def output_head(self, vocabulary: int | None) -> OutputHead:
-        """The head over the first ``vocabulary`` ids; read anew each time, as an updater may replace parameters."""
+        """The head over the first ``vocabulary`` ids; read at each call, as an updater may replace parameters."""
         weight: Tensor = self.head.weight
         bias: Tensor | None = self.head.bias
         if vocabulary is not None and vocabulary < weight.shape[0]:
@@ -108,12 +107,12 @@ def make_forward(
     Args:
         model: a transformers causal LM (bare or with adapters), or any module with ``forward(input_ids) -> logits``.
         temperature: logits are divided by it, as in sampling.
-        vocabulary: ids from here on are padding rows of the embedding that no tokenizer reaches; they take no part.
-        autocast_dtype: arithmetic of the decoder and the head when it is not the weights' own.
-        share_prompts: take the packed way where the model allows it.
-        torch_compile: run the decoder through :func:`torch.compile`, shapes left open; other modules run as they are.
+        vocabulary: ids from here on are padding of the embedding, without a token; they are left out.
+        autocast_dtype: dtype of the decoder's and the head's arithmetic; None: that of the weights.
+        share_prompts: pack rows if the model allows it.
+        torch_compile: compile the decoder with :func:`torch.compile`, for dynamic shapes; not for other modules.
         entropy_gradient: let gradients flow through the entropies.
-        entropy_always: compute entropies where gradients are off too.
+        entropy_always: compute entropies also without gradients.
     """
     split = split_model(model)
     packs = split is not None and share_prompts and can_pack(split, autocast_dtype)
@@ -208,7 +207,7 @@ def is_worth_packing(tree: PrefixTree, batch: Batch) -> bool:
 
 
 def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None) -> bool:
-    """Whether the decoder gives the same hidden states packed as row by row; then its attention is set to allow it.
+    """Whether the decoder gives the same hidden states packed as row by row; sets its attention if it does.
 
     On a GPU it is tried in ``autocast_dtype``, the arithmetic of the training step: kernels there are for some dtypes.
     """
@@ -271,7 +270,7 @@ def _make_trial_batch(device: torch.device, vocabulary: int) -> Batch:
 
 
 def are_activations_close(found: Tensor, expected: Tensor) -> bool:
-    """Whether two ways through a model agree as far as their dtype lets them."""
+    """Whether two results agree within the rounding of their dtype."""
     tolerance = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 5e-2
     scale = float(expected.abs().max()) if expected.numel() else 1.0
     return bool(torch.allclose(found.float(), expected.float(), rtol=tolerance, atol=tolerance * max(scale, 1.0)))

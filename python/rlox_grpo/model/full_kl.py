@@ -1,7 +1,8 @@
-"""KL of two models' next-token distributions, exact, in tiles: neither model's ``[tokens, vocab]`` logits exist.
+"""Exact KL of two models' next-token distributions, in tiles: ``[tokens, vocab]`` logits never exist.
 
-KL(p ‖ q) = Σ p (log p − log q) = E_p[z − y] − log Z_p + log Z_q for logits z of p and y of q. One walk over the
-vocabulary has all three sums online (arXiv:1805.02867); backward walks again, as d KL / d z = p (log p − log q − KL).
+KL(p ‖ q) = Σ p (log p − log q) = E_p[z − y] − log Z_p + log Z_q for logits z of p and y of q. One pass over the
+vocabulary computes the three sums online (arXiv:1805.02867). Backward takes a second pass: d KL / d z =
+p (log p − log q − KL).
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class _TiledKL(torch.autograd.Function):
                 mine.add(logits, logits - ref_logits)
                 theirs.add(ref_logits, None)
             log_normaliser, ref_log_normaliser = mine.log_normaliser(), theirs.log_normaliser()
-            # Rounding may leave a little below 0 where the distributions are all but equal.
+            # Rounding can give slightly negative values where the distributions are almost equal.
             kl[rows] = (mine.moment / mine.mass - log_normaliser + ref_log_normaliser).clamp(min=0).to(own.dtype)
             log_normalisers[rows] = log_normaliser.to(own.dtype)
             ref_log_normalisers[rows] = ref_log_normaliser.to(own.dtype)
@@ -116,7 +117,7 @@ class _OnlineSum:
         self.moment = torch.zeros_like(self.mass)
 
     def add(self, logits: Tensor, values: Tensor | None) -> None:
-        """Take in a tile ``[m, v]``; no values: the mass alone."""
+        """Add a tile ``[m, v]``; without values only its mass."""
         higher = torch.maximum(self._top, logits.amax(dim=-1))
         fall = (self._top - higher).double().exp()  # 0 at first
         weights = (logits - higher[:, None]).exp_()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     AutoModelForCausalLM,
@@ -22,7 +23,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.memory import measure_shape
 from rlox_grpo.model.memory_plan import choose_checkpointing, find_gpu_bytes
-from rlox_grpo.model.precision import cast_weights, stores_bfloat16
+from rlox_grpo.model.precision import cast_weights, stores_bfloat16, take_masters
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +39,13 @@ class Policy:
     """The model in training and its tokenizer.
 
     Attributes:
-        model: float32 master weights, or an adapter over frozen ones.
+        model: float32 weights; an adapter over frozen ones; or, with ``offload_optimizer``, bfloat16 weights.
         tokenizer: None for token-in, token-out use.
         eos_token_ids: ids that end a completion.
         vocabulary: ids that can be sampled are below it; the rest of the embedding is padding. None when all can.
         positions: longest sequence that the model takes, or None when it states none.
         recomputes: whether the backward pass recomputes activations.
+        masters: float32 weights in host memory, by name, of parameters in training that ``model`` holds in bfloat16.
     """
 
     model: nn.Module
@@ -52,6 +54,7 @@ class Policy:
     vocabulary: int | None
     positions: int | None
     recomputes: bool = False
+    masters: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def load_policy(
@@ -70,7 +73,7 @@ def load_policy(
         ImportError: LoRA without peft.
     """
     if isinstance(model, (str, Path)):
-        model, tokenizer = _load_pretrained(str(model), tokenizer)
+        model, tokenizer = _load_pretrained(str(model), tokenizer, config)
     elif tokenizer is None and isinstance(model, PreTrainedModel) and model.name_or_path:
         tokenizer = _load_tokenizer(model.name_or_path)
     _refuse_other_architectures(model)
@@ -82,9 +85,12 @@ def load_policy(
             )
         model = _add_lora(model, config)
     _keep_float32_weights(model)
+    masters: Mapping[str, Tensor] = {}
+    if stores_bfloat16(config, config, has_adapter=hasattr(model, "peft_config")):
+        masters = take_masters(model) if config.offload_optimizer else {}
+        # Before the move: the GPU never holds them in float32.
+        cast_weights(model, torch.bfloat16, trained=config.offload_optimizer, device=_find_gpu())
     gpu_bytes = find_gpu_bytes()
-    if gpu_bytes is not None and not config.offload_optimizer and stores_bfloat16(config, config, model):
-        cast_weights(model, torch.bfloat16, trained=False)  # before the move: the GPU never holds them in float32
     model = _move_to_gpu(model)
     can_choose = gpu_bytes is not None and getattr(model, "supports_gradient_checkpointing", False)
     shape = measure_shape(model, config.lora_target_modules) if can_choose else None
@@ -101,7 +107,7 @@ def load_policy(
             config.max_new_tokens,
         )
     vocabulary = _count_sampled_vocabulary(model, tokenizer)
-    return Policy(model, tokenizer, end_tokens, vocabulary, find_max_positions(model), recomputes)
+    return Policy(model, tokenizer, end_tokens, vocabulary, find_max_positions(model), recomputes, masters)
 
 
 def _refuse_other_architectures(model: Any) -> None:
@@ -153,17 +159,21 @@ def _looks_like_a_folder(source: str) -> bool:
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source or source.endswith("/")
 
 
+def _find_gpu() -> torch.device | None:
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
 def _move_to_gpu(model: nn.Module) -> nn.Module:
     """``model`` on this process's GPU, if there is one: in place, as ``nn.Module.to`` does."""
-    if not torch.cuda.is_available():
+    device = _find_gpu()
+    if device is None:
         return model
     # cuDNN's attention plans each new shape for up to a second, and its gradients are NaN for masked rows of some
     # lengths (pytorch/pytorch#196678). vLLM switches it off as well.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    parameter = next(model.parameters(), None)
-    device = torch.device("cuda", torch.cuda.current_device())
-    if parameter is not None and parameter.device != device:
-        logger.info("the model moves from %s to %s", parameter.device, device)
+    elsewhere = next((tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.device != device), None)
+    if elsewhere is not None:
+        logger.info("the model moves from %s to %s", elsewhere.device, device)
         model = model.to(device)
     return model
 
@@ -178,15 +188,18 @@ def _checkpoint_activations(model: Any) -> None:
 
 
 def _load_pretrained(
-    source: str, tokenizer: PreTrainedTokenizerBase | None
+    source: str, tokenizer: PreTrainedTokenizerBase | None, config: GRPOConfig, *, has_adapter: bool = False
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     if not Path(source).exists() and _looks_like_a_folder(source):
         raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()})")
     if (Path(source) / ADAPTER_CONFIG).is_file():
-        return _load_adapter(source, tokenizer)
+        return _load_adapter(source, tokenizer, config)
+    # Weights in training are float32 whatever the checkpoint holds, as bfloat16 drops updates of 1e-6. Weights that
+    # stay frozen are read in the dtype in which they stay.
+    frozen = has_adapter or config.lora_rank > 0
+    dtype = torch.bfloat16 if frozen and stores_bfloat16(config, config, has_adapter=True) else torch.float32
     try:
-        # Master weights are float32 whatever the checkpoint holds: bfloat16 drops updates of 1e-6.
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError) as error:
         there = "" if Path(source).exists() else "; nor is there a folder of this name: without network, pass a folder"
         reason = " ".join(str(error).split()).rstrip(".")
@@ -197,7 +210,9 @@ def _load_pretrained(
     return model, tokenizer
 
 
-def _load_adapter(source: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+def _load_adapter(
+    source: str, tokenizer: PreTrainedTokenizerBase | None, config: GRPOConfig
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """Load a LoRA adapter, trainable, over its base model; the tokenizer is the adapter's or the base model's."""
     peft = _import_peft(f"model={source!r} is an adapter and")
     try:
@@ -210,7 +225,7 @@ def _load_adapter(source: str, tokenizer: PreTrainedTokenizerBase | None) -> tup
             "base_model_name_or_path, or load it by peft.PeftModel.from_pretrained(base, path, is_trainable=True)"
         )
     try:
-        model, own = _load_pretrained(str(base), tokenizer or _load_tokenizer(source))
+        model, own = _load_pretrained(str(base), tokenizer or _load_tokenizer(source), config, has_adapter=True)
     except ValueError as error:
         raise ValueError(f"model={source!r} is an adapter over {base!r}: {error}") from error
     adapted: nn.Module = peft.PeftModel.from_pretrained(model, source, is_trainable=True)

@@ -1,10 +1,10 @@
 """Log-probs of the taken tokens from hidden states, in tiles: ``[batch, time, vocab]`` logits never exist.
 
-Forward keeps one number a token (the log normaliser), and logits only as far as a fixed budget reaches; backward
-computes the others again, tile by tile. So memory grows with neither the batch nor the vocabulary: the fix for what
-fills GPUs in other trainers (trl#3678, open-r1#615). A row's softmax over several tiles is the online one
-(arXiv:1805.02867). On a CPU a tile stays in the cache: log-sum-exp over whole rows of 32,768 logits costs 2.8 ns a
-logit for the memory that it allocates and walks, over tiles 0.5, and the whole forward a third.
+Forward keeps one number a token, the log normaliser, and logits up to a fixed budget. Backward computes the other
+logits again, tile by tile. Memory grows with neither the batch nor the vocabulary; full logits fill GPUs in other
+trainers (trl#3678, open-r1#615). The softmax of a row over several tiles is the online softmax (arXiv:1805.02867). On a
+CPU a tile stays in the cache: log-sum-exp costs 0.5 ns a logit over tiles and 2.8 ns over whole rows of 32,768, and the
+forward pass takes a third of the time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ CPU_TILE = (512, 4096)
 same speed within 10 %, 128 tokens 10 % slower, whole rows half as fast."""
 
 CPU_KEPT_BYTES = 128 * 2**20
-"""Logits that a forward keeps for its backward on a CPU: computing them again is a quarter of the output layer's work.
-With all of them kept it takes 0.77 (hidden size 896) to 0.86 of the time (256), one thread."""
+"""Bytes of logits that forward keeps for backward on a CPU. Computing them again is a quarter of the output layer's
+work: with all of them kept it takes 0.77 (hidden size 896) to 0.86 (256) of the time, one thread."""
 
 GPU_TILE_BYTES = (64 * 2**20, 2**30)
-"""Least and most bytes of a tile's float32 logits on a GPU; between them 1/64 of the device's memory. Of all its memory
-and not of what is free: a result must not depend on what else lies there. Whole rows, as a launch costs more than a
-walk through memory."""
+"""Least and most bytes of a tile's float32 logits on a GPU; between them 1/64 of the device's memory. The size does not
+depend on free memory, so that results do not. Tiles hold whole rows, as a kernel launch costs more than the memory
+traffic that smaller tiles save."""
 
 
 def tile_shape(vocabulary: int, device: torch.device) -> tuple[int, int]:
@@ -61,8 +61,8 @@ def token_log_probs(
         with_entropy: whether to compute entropies; they are zeros otherwise.
         entropy_gradient: whether gradients flow through the entropies too, for an entropy bonus.
         tile: tokens and vocabulary rows for which logits exist at a time; by :func:`tile_shape` when None.
-        kept_bytes: memory for logits of the first tokens that backward then need not compute again;
-            :data:`CPU_KEPT_BYTES` on a CPU and 0 elsewhere when None.
+        kept_bytes: memory for logits of the first tokens, which backward does not compute again; None:
+            :data:`CPU_KEPT_BYTES` on a CPU and 0 elsewhere.
 
     Returns:
         ``float32 [M]`` log-probs with gradient (float64 for float64 ``hidden``), and their distributions' entropies
@@ -103,7 +103,7 @@ def token_log_probs(
 
 @dataclass(frozen=True)
 class TileSettings:
-    """What turns hidden states into tempered logits, what is asked of them, and the sizes of a tile."""
+    """Scaling of the logits, the wanted outputs, and the sizes of a tile."""
 
     scale: float
     softcap: float | None
@@ -116,7 +116,7 @@ class TileSettings:
 
     @property
     def factor(self) -> float:
-        """What a logit is multiplied by after the softcap, or altogether when there is none."""
+        """Factor of a logit after the softcap; without a softcap, its whole factor."""
         return 1 / self.temperature if self.softcap is not None else self.scale / self.temperature
 
 
@@ -192,7 +192,7 @@ class _TiledLogProbs(torch.autograd.Function):
 
 
 class Tiles:
-    """Logits of one tile at a time, in one buffer: what the caller did with the last tile is overwritten."""
+    """Logits of one tile at a time, in one buffer that the next tile overwrites."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: TileSettings) -> None:
         self.weight = weight.to(hidden.dtype)
@@ -203,18 +203,18 @@ class Tiles:
         self._product = self._logits if hidden.dtype == self.dtype else self.buffer(hidden.dtype)
 
     def buffer(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Room for one tile."""
+        """Allocate a buffer for one tile."""
         settings = self._settings
         tokens = min(settings.tile_tokens, self._hidden.shape[0])
         size = tokens * min(settings.tile_rows, self.weight.shape[0])
         return torch.empty(size, dtype=dtype or self.dtype, device=self._hidden.device)
 
     def room(self, logits: Tensor) -> Tensor:
-        """The tile's buffer in the shape of ``logits``, which may lie in it."""
+        """The tile's buffer in the shape of ``logits``, which may be a view of it."""
         return self._logits[: logits.numel()].view(logits.shape)
 
     def kept_logits(self) -> Tensor:
-        """Room for the logits of the first tokens, as many as the budget allows: a whole number of tiles, or all."""
+        """Allocate a buffer for the logits of the first tokens: all, or the whole tiles that fit the budget."""
         tokens, step = self._hidden.shape[0], self._settings.tile_tokens
         kept = tokens if self._settings.kept_tokens >= tokens else self._settings.kept_tokens // step * step
         return torch.empty((kept, self.weight.shape[0]), dtype=self.dtype, device=self._hidden.device)
@@ -252,7 +252,7 @@ class Tiles:
 
 
 class TileGradients:
-    """Gradients of the head's operands, added up over tiles: in float32 even under bfloat16."""
+    """Gradients of the head's operands, added up over tiles in float32 (float64 for float64)."""
 
     def __init__(
         self, tiles: Tiles, operands: tuple[Tensor, Tensor, Tensor | None], wanted: tuple[bool, bool, bool]
@@ -264,7 +264,7 @@ class TileGradients:
         )
 
     def add(self, rows: slice, columns: slice, grad_logits: Tensor) -> None:
-        """Take in ``d loss / d (hidden @ weightᵀ + bias)`` of one tile."""
+        """Add ``d loss / d (hidden @ weightᵀ + bias)`` of one tile."""
         hidden = self._operands[0]
         factor = grad_logits.to(hidden.dtype)
         if self._hidden is not None:
@@ -275,7 +275,7 @@ class TileGradients:
             self._bias[columns] += grad_logits.sum(dim=0)
 
     def sums(self) -> tuple[Tensor | None, ...]:
-        """Of hidden, weight and bias, each in its operand's dtype; None where it is not wanted."""
+        """Return the gradients of hidden, weight and bias, each in its operand's dtype; None if not wanted."""
         return tuple(
             None if total is None or operand is None else total.to(operand.dtype)
             for total, operand in zip((self._hidden, self._weight, self._bias), self._operands, strict=True)
@@ -287,7 +287,7 @@ def _slices(size: int, step: int) -> list[slice]:
 
 
 def _places(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Column ``[m, 1]`` of each token in a tile, and whether ``[m]`` it lies there at all (else the column is any)."""
+    """Column ``[m, 1]`` of each token in a tile, and whether ``[m]`` it is in the tile (if not, the column is 0)."""
     place = token_ids - columns.start
     inside = (place >= 0) & (place < columns.stop - columns.start)
     return torch.where(inside, place, 0)[:, None], inside

@@ -63,6 +63,7 @@ class UpdateLayout:
         lora_rank: of a new adapter; 0: what the model has is trained, an adapter or the weights.
         checkpointing: whether activations are recomputed.
         offload: whether float32 weights and moments lie in host memory.
+        moments_of_8_bits: whether AdamW's moments take a byte each, with a float32 scale for 256 of them.
         zero_stage: what is sharded over ranks: 0 nothing, 1 moments, 2 gradients too, 3 weights too.
         deepspeed: whether DeepSpeed shards: with bfloat16 arithmetic it holds bfloat16 weights beside float32 ones.
         ranks: number of ranks.
@@ -77,6 +78,7 @@ class UpdateLayout:
     lora_rank: int = 0
     checkpointing: bool = False
     offload: bool = False
+    moments_of_8_bits: bool = False
     zero_stage: int = 0
     deepspeed: bool = False
     ranks: int = 1
@@ -203,7 +205,8 @@ def estimate_update(shape: ModelShape, layout: UpdateLayout) -> UpdateMemory:
     gradient_bytes = 2 if layout.deepspeed and in_bfloat16 and of_gradients == 1 else 4
     gradients = gradient_bytes * trained // of_gradients
     float32_weights = 4 * trained if layout.deepspeed and in_bfloat16 else 0
-    moments = 0 if layout.offload else (8 * trained + float32_weights) // of_moments
+    moment_bytes = 2 * trained + 8 * trained // 256 if layout.moments_of_8_bits else 8 * trained
+    moments = 0 if layout.offload else (moment_bytes + float32_weights) // of_moments
     reference = _estimate_reference(shape, layout, in_bfloat16=in_bfloat16)
     # Shards of two layers are gathered at a time, those of embeddings and output layer for the whole pass.
     gathered = weight_bytes * (shape.embedding + shape.head + 2 * shape.body // shape.layers) if of_weights > 1 else 0

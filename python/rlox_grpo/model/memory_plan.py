@@ -83,6 +83,7 @@ def estimate_run(
             lora_rank=config.lora_rank,
             checkpointing=checkpointing,
             offload=config.offload_optimizer,
+            moments_of_8_bits=config.optim == "adamw_8bit",
             zero_stage=config.zero_stage if deepspeed else 3 if config.shard_parameters and ranks > 1 else 0,
             deepspeed=deepspeed,
             ranks=ranks,
@@ -94,8 +95,12 @@ def estimate_run(
     copied = 0
     if config.engine == "hf" and (config.async_steps > 0 or config.shards_weights):
         copied = shape.parameters * number
-    if config.async_steps > 0:
-        copied += update.weights  # the weights of one sync, until the engine takes them
+    if config.async_steps > 0 and config.shards_weights:
+        copied += 4 * shape.parameters  # gathered for the engine's thread
+    elif config.async_steps > 1:
+        # An engine that is a batch behind takes copies of the weights in training; see BackgroundEngine.
+        adapter = shape.adapter or config.lora_rank * shape.adapted_width
+        copied += (config.async_steps - 1) * (4 * adapter if adapter else update.weights)
     cache = 0
     if config.engine == "hf":
         rows = min(-(-config.prompts_per_step // ranks) * config.group_size, config.max_rollout_rows or _HF_ROWS)
@@ -166,6 +171,7 @@ CHANGES: Sequence[Mapping[str, Any]] = (
     {"gradient_checkpointing": True},
     {"dtype": "bfloat16", "gradient_checkpointing": True},
     {"dtype": "bfloat16", "gradient_checkpointing": True, "micro_batch_tokens": 4096},
+    {"dtype": "bfloat16", "gradient_checkpointing": True, "optim": "adamw_8bit"},
     {"dtype": "bfloat16", "gradient_checkpointing": True, "offload_optimizer": True},
     {"dtype": "bfloat16", "gradient_checkpointing": True, "offload_optimizer": True, "micro_batch_tokens": 4096},
     {"dtype": "bfloat16", "gradient_checkpointing": True, "lora_rank": 32},
@@ -183,9 +189,11 @@ def find_fitting_changes(
         changed = {name: value for name, value in change.items() if getattr(config, name) != value}
         if changed.get("micro_batch_tokens", 0) > config.micro_batch_tokens:
             del changed["micro_batch_tokens"]
-        if (config.lora_rank or shape.adapter) and {"lora_rank", "offload_optimizer"} & changed.keys():
+        if (config.lora_rank or shape.adapter) and {"lora_rank", "offload_optimizer", "optim"} & changed.keys():
             continue
-        if config.shard_parameters and "offload_optimizer" in changed:
+        if config.shard_parameters and {"offload_optimizer", "optim"} & changed.keys():
+            continue
+        if config.updater == "deepspeed" and "optim" in changed:
             continue
         if not changed or any(one.items() <= changed.items() for one in found):
             continue
@@ -205,14 +213,17 @@ def list_rows(config: GRPOConfig, ranks: int) -> Iterator[tuple[str, GRPOConfig,
     """Yield the rows of the table of layouts: label, options, ranks."""
     base = {"dtype": "bfloat16", "gradient_checkpointing": False}
     recomputed = {**base, "gradient_checkpointing": True}
-    sharded = {**recomputed, "lora_rank": 0, "offload_optimizer": False}
-    one_gpu = {"lora_rank": 0, "offload_optimizer": False, "updater": "torch", "shard_parameters": False}
+    sharded = {**recomputed, "lora_rank": 0, "offload_optimizer": False, "optim": "adamw"}
+    one_gpu = {
+        "lora_rank": 0, "offload_optimizer": False, "updater": "torch", "shard_parameters": False, "optim": "adamw",
+    }  # fmt: skip
     several = max(2, ranks)
     yield "these options" + (f", {ranks} GPUs" if ranks > 1 else ""), config, ranks
     for label, options, count in (
         ("float32", {**one_gpu, "dtype": "float32", "gradient_checkpointing": False}, 1),
         ("bfloat16", {**one_gpu, **base}, 1),
         ("bfloat16, gradient_checkpointing", {**one_gpu, **recomputed}, 1),
+        ("  + optim=adamw_8bit", {**one_gpu, **recomputed, "optim": "adamw_8bit"}, 1),
         ("  + offload_optimizer", {**one_gpu, **recomputed, "offload_optimizer": True}, 1),
         ("  + lora_rank=32", {**one_gpu, **recomputed, "lora_rank": 32}, 1),
         (f"  + deepspeed, zero_stage=2, {several} GPUs", {**sharded, "updater": "deepspeed", "zero_stage": 2}, several),

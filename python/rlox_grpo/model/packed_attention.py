@@ -1,10 +1,11 @@
-"""Attention over whole groups packed into one row: each prompt stands there once, and all its completions look at it.
+"""Attention over packed rows: a group's completions attend to one copy of their prompt.
 
 A group's G completions share their prompt. Most trainers forward it G times. Here it is forwarded once, with gradient,
 as are the common prefixes of completions (:mod:`.prefix_tree`). Nothing is padded outside attention.
-What a completion token attends to is its prompt and its own past, so its softmax is computed in two parts that are
-merged by their log normalisers; the backward pass of each part is the ordinary one given the merged output and
-normaliser (the identity that ring attention rests on, arXiv:2310.01889).
+
+A completion token attends to its prompt and to earlier tokens of its completion. Its softmax is computed in these two
+parts, which are merged by their log-sum-exps. The backward pass of each part is the kernel's own, given the merged
+output and log-sum-exp, as in ring attention (arXiv:2310.01889).
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from rlox_grpo.model.decoding_attention import RowSlots, choose_decoding_kernel
 from rlox_grpo.model.tree_attention import Call, Forest, TreeAttention, choose_kernel
 
 NAME = "rlox_packed"
-"""What the attention is registered as in transformers."""
+"""Name of the attention in transformers' registry."""
 
 
 @dataclass(frozen=True, eq=False)
 class PackedLayout:
-    """Where each token of a packed row ``[1, S]`` belongs; the two tables are padded with 0, where their mask is False.
+    """Group and completion of each token of a packed row ``[1, S]``. Tables are padded with 0 where a mask is False.
 
     Attributes:
         prompt_index: ``int64 [B, P]``, places of each group's prompt tokens.
         prompt_mask: ``bool [B, P]``.
         completion_index: ``int64 [R, T]``, places of each row's completion tokens; they follow their group's prompt.
-            Rows that begin alike name the same places; a row that has no token of its own is not there.
+            Rows with a common prefix name the same places. A row without a token of its own is left out.
         completion_mask: ``bool [R, T]``.
-        completion_owned: ``bool [R, T]``, where a row's attention is its place's; each place has one such row.
+        completion_owned: ``bool [R, T]``, True in the one row whose attention output is kept for that place.
         prompt_of: ``int64 [R]``, the group of each row.
         spans: for each group the bounds of its prompt and of its completions, ``(start, middle, end)``.
         longest: tokens of the longest prompt and completion together.
-        forest: who follows whom in the row. Attention on a GPU is planned from it; the tables above are for the CPU,
-            and stay on the host.
+        forest: the parent of each token. Attention on a GPU is planned from it. The tables above are used on the CPU
+            only and stay in host memory.
     """
 
     prompt_index: Tensor
@@ -64,13 +65,13 @@ class PackedLayout:
 
 @dataclass(eq=False)
 class SharedPrefix:
-    """What the rows of a decoding step share: their prompts' keys and values, one slot for each prompt.
+    """Keys and values of the prompts in a decoding step, one slot for each prompt, shared by its rows.
 
     Attributes:
         keys, values: one tensor a layer, ``[P, H_kv, W, D]``.
         mask: ``[P, 1, 1, W]``, 0 or −inf; None when every prompt has W tokens.
-        row_table: ``int64 [P, n]``, the rows of each prompt, padded with any.
-        slot_of_row, place_of_row: ``int64 [R]``, where in the table each row stands.
+        row_table: ``int64 [P, n]``, the rows of each prompt, padded with any row.
+        slot_of_row, place_of_row: ``int64 [R]``, line and column of each row in ``row_table``.
         own_mask: ``[R, 1, 1, T]``, 0 or −inf, over what each row has sampled; None when all began together.
     """
 
@@ -98,7 +99,7 @@ def packed_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Transformers' attention function: packed when a layout comes with the call, scaled dot product otherwise.
+    """Attention function for transformers: packed if the call has a layout, scaled dot product otherwise.
 
     ``query [1, H, S, D]``, ``key`` and ``value [1, H_kv, S, D]`` → ``[1, S, H, D]``. With ``shared_prefix``, a decoding
     step: ``query [R, H, 1, D]``, ``key`` and ``value [R, H_kv, T, D]`` of each row's own tokens → ``[R, 1, H, D]``.
@@ -158,7 +159,7 @@ def _tree_attention(
 
 
 class _TwoPartAttention(torch.autograd.Function):
-    """Prompt and own past as two calls of the flash kernel, merged; neither keys nor masks are expanded over rows."""
+    """Two merged calls of the flash kernel, over prompt and completion. Keys and masks are not expanded over rows."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float) -> Tensor:
@@ -194,11 +195,11 @@ class _TwoPartAttention(torch.autograd.Function):
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         grad_out = grad_outputs[0][0].contiguous()
         grad_q = torch.empty(q.shape, dtype=q.dtype)
-        # Rows that share a place add up in it, and prompts get more from their completions.
+        # Gradients of rows that share a place add up, and prompts also get gradients from their completions.
         grad_k, grad_v = (torch.zeros(t.shape, dtype=normaliser.dtype) for t in (k, v))
         for index, mask, owned in _tables(layout):
-            # Padding repeats place 0, and shared places stand in many rows. Their output gradient is set to zero but
-            # in the row that owns them, so nothing flows through them twice.
+            # Padding repeats place 0, and a shared place is in several rows. The output gradient is kept only in the
+            # row that owns a place, so that it is counted once.
             grad_rows = _rows(grad_out, index) * owned[:, None, :, None]
             log_sum = normaliser[index].transpose(1, 2).contiguous()
             parts = _flash_backward(
@@ -239,9 +240,9 @@ class _TwoPartAttention(torch.autograd.Function):
 def _decoding_attention(
     query: Tensor, key: Tensor, value: Tensor, prefix: SharedPrefix, layer: int, scale: float
 ) -> Tensor:
-    """Each row over its own tokens, and all rows of a prompt together over the prompt; merged by their normalisers.
+    """Attention of each row over its own tokens and of all rows of a prompt over the prompt, merged.
 
-    The query heads that share a key head are taken as so many queries of one head.
+    Query heads that share a key head are computed as several queries of one head.
     """
     rows, heads, _, width = query.shape
     key_heads = key.shape[1]
@@ -263,7 +264,7 @@ def _decoding_attention(
 def _masked_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float, window: int | None
 ) -> Tensor:
-    """The same by one masked call for prompts and one for completions, their prompts' keys copied to each row."""
+    """The same by two masked calls, for prompts and for completions; each row gets a copy of its prompt's keys."""
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [S, H, D]
     prompt_lengths = layout.prompt_mask.sum(dim=1)
     out = q.new_zeros((*q.shape[:2], v.shape[-1]))
@@ -295,7 +296,7 @@ def _masked_attention(
 
 
 def _tables(layout: PackedLayout) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Places, mask and owned of prompts and of completions; none of width 0, by which the flash kernel divides."""
+    """Places, mask and owned of prompts and of completions, without tables of width 0, which the kernel refuses."""
     tables = [
         (layout.prompt_index, layout.prompt_mask, layout.prompt_mask),
         (layout.completion_index, layout.completion_mask, layout.completion_owned),
@@ -317,7 +318,7 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 AttentionInterface.register(NAME, packed_attention)
-# Attention masks are the layout's business: one of four dimensions makes transformers build none of its own.
+# The layout says who attends to whom. A mask of four dimensions stops transformers from building its own.
 NO_MASK = torch.zeros(1, 1, 1, 1)
 
 ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])

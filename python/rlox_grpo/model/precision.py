@@ -1,23 +1,39 @@
-"""The dtype that weights are stored in: frozen layers in that of the arithmetic, or the whole model in bfloat16."""
+"""The dtype that weights are stored in: frozen layers in that of the arithmetic, or the whole model in bfloat16.
+
+:func:`take_masters` keeps float32 copies of what is in training where the model itself becomes bfloat16.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlox_grpo.config.records import UpdateConfig, UpdaterConfig
 
 
-def stores_bfloat16(update: UpdateConfig, updater: UpdaterConfig, model: nn.Module) -> bool:
+def stores_bfloat16(update: UpdateConfig, updater: UpdaterConfig, *, has_adapter: bool) -> bool:
     """Whether the run's device holds the policy in bfloat16: a frozen model under an adapter, or offloaded weights.
 
     Weights in training are then float32 elsewhere: an adapter's own, or master weights in host memory.
     """
     if update.dtype != "bfloat16" or updater.updater != "torch" or updater.shards_weights:
         return False
-    return updater.offload_optimizer or hasattr(model, "peft_config")
+    return updater.offload_optimizer or has_adapter
+
+
+def take_masters(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters in training by name, ``float32`` in host memory.
+
+    A parameter that is there already is not copied: cast the model afterwards (:func:`cast_weights`), so that it holds
+    parameters of its own.
+    """
+    return {
+        name: parameter.detach().to("cpu", torch.float32)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> int:
@@ -35,21 +51,27 @@ def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> int:
     return _cast(model, dtype, lambda parameter: id(parameter) in linear and not parameter.requires_grad)
 
 
-def cast_weights(model: nn.Module, dtype: torch.dtype, *, trained: bool) -> int:
+def cast_weights(model: nn.Module, dtype: torch.dtype, *, trained: bool, device: torch.device | None = None) -> int:
     """Store the frozen parameters of ``model`` in ``dtype``, in place, and with ``trained`` the others too.
 
     The sum that runs through the layers is then in ``dtype`` too, as it is in an engine that holds the model in
     ``dtype``. Buffers stay, and so do parameters that the architecture asks to keep in float32. Parameters are
-    replaced by new ones: make optimizers and hooks afterwards.
+    replaced by new ones: make optimizers and hooks afterwards. With ``device``, the new ones are there: one parameter
+    at a time is cast and moved.
 
     Returns:
         The bytes that this frees.
     """
     kept = _find_float32_parameters(model)
-    return _cast(model, dtype, lambda one: id(one) not in kept and (trained or not one.requires_grad))
+    return _cast(model, dtype, lambda one: id(one) not in kept and (trained or not one.requires_grad), device)
 
 
-def _cast(model: nn.Module, dtype: torch.dtype, is_cast: Callable[[nn.Parameter], bool]) -> int:
+def _cast(
+    model: nn.Module,
+    dtype: torch.dtype,
+    is_cast: Callable[[nn.Parameter], bool],
+    device: torch.device | None = None,
+) -> int:
     freed = 0
     places: dict[int, list[tuple[nn.Module, str]]] = {}  # of a parameter: those that share it
     for module in model.modules():
@@ -59,7 +81,8 @@ def _cast(model: nn.Module, dtype: torch.dtype, is_cast: Callable[[nn.Parameter]
     for users in places.values():
         module, name = users[0]
         parameter = getattr(module, name)
-        own = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
+        # Cast first: the device never holds the wider one.
+        own = nn.Parameter(parameter.detach().to(dtype).to(device), requires_grad=parameter.requires_grad)
         freed += (parameter.element_size() - own.element_size()) * parameter.numel()
         for module, name in users:
             setattr(module, name, own)

@@ -24,11 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlox_grpo.types import Batch, Int64Array
-
-BoolArray = NDArray[np.bool_]
+from rlox_grpo.types import Batch, BoolArray, Int64Array
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,10 @@ one depth are one kernel call, whatever their number and lengths. There is no ma
     row 2   h i           call 2  queries d e f g h i  over keys a b c
                           call 3  queries e f g        over keys d
 
-The parts are merged by their log-sum-exps; the backward pass of each part is the kernel's own, given the merged output
-and log-sum-exp (the identity that ring attention rests on, arXiv:2310.01889). torch's autograd of these kernels ignores
-the gradient of the log-sum-exp, so merging under autograd would be silently wrong: hence a Function.
+The parts are merged by their log-sum-exps. The backward pass of each part is the kernel's own, given the merged output
+and log-sum-exp, as in ring attention (arXiv:2310.01889). torch's autograd of these kernels ignores the gradient of the
+log-sum-exp, so a merge under autograd would give wrong gradients without an error. :class:`TreeAttention` is therefore
+an autograd Function.
 
 A sliding window is one call: each row's own tokens over the tail of its path, whose keys are gathered.
 
@@ -23,8 +24,7 @@ and GPUs without flash attention). :func:`choose_kernel` tries them against the 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,9 +33,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlox_grpo.model.kernel_trial import agrees, choose_by_trial
 from rlox_grpo.types import Int64Array
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +84,7 @@ class Forest:
     run_starts: Int64Array
 
     def plan(self, device: torch.device, window: int | None = None) -> tuple[Call, ...]:
-        """The kernel calls that amount to attention over this row; see the module's example."""
+        """Return the kernel calls whose merged results are attention over this row; see the module's example."""
         return (self._windowed(device, window),) if window is not None else self._by_depth(device)
 
     def _by_depth(self, device: torch.device) -> tuple[Call, ...]:
@@ -319,7 +318,7 @@ def _at(tensor: Tensor, index: Tensor | None) -> Tensor:
     return tensor.contiguous() if index is None else tensor.index_select(0, index)
 
 
-_chosen: dict[tuple[Any, ...], Kernel | None] = {}
+_chosen: dict[Hashable, Kernel | None] = {}
 
 
 def choose_kernel(q: Tensor, k: Tensor, *, windowed: bool) -> Kernel:
@@ -333,22 +332,14 @@ def choose_kernel(q: Tensor, k: Tensor, *, windowed: bool) -> Kernel:
     Raises:
         RuntimeError: no kernel does; the caller then forwards each row by itself.
     """
-    key = (q.device, q.dtype, q.shape[1:], k.shape[1], windowed)
-    if key not in _chosen:
-        candidates = (FLASH, EFFICIENT) if q.dtype in (torch.float16, torch.bfloat16) else (EFFICIENT,)
-        _chosen[key] = next((kernel for kernel in candidates if _computes_right(kernel, q, k, windowed)), None)
-        logger.info(
-            "attention over packed rows on %s in %s, %d heads of %d: %s",
-            *(q.device, str(q.dtype).removeprefix("torch."), q.shape[1], q.shape[2]),
-            "no kernel" if (found := _chosen[key]) is None else found.name,
-        )
-    kernel = _chosen[key]
-    if kernel is None:
-        raise RuntimeError(f"no attention kernel for packed rows on {q.device} in {q.dtype} with heads of {q.shape[2]}")
-    return kernel
+    kind = (q.device, q.dtype, q.shape[1:], k.shape[1], windowed)
+    candidates = (FLASH, EFFICIENT) if q.dtype in (torch.float16, torch.bfloat16) else (EFFICIENT,)
+    return choose_by_trial(
+        "attention over packed rows", q, kind, _chosen, candidates, lambda one: computes_right(one, q, k, windowed)
+    )
 
 
-def _computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> bool:
+def computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> bool:
     """Whether values and gradients over a small forest agree with the formula."""
     # Two prompts of 5 and 3 tokens; under the first a shared beginning of 2 tokens with two ends, and a branch of 4.
     parents = np.array([-1, 0, 1, 2, 3, 4, 5, 6, 7, 6, 9, 10, 4, 12, 13, 14, -1, 16, 17, 18, 19])
@@ -363,22 +354,19 @@ def _computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> boo
 
     tensors = [draw(q.shape[1]), draw(k.shape[1]), draw(k.shape[1])]
     weights = draw(q.shape[1]).detach()
-    try:
-        with torch.enable_grad():
-            calls = forest.plan(q.device, window)
-            out: Tensor = TreeAttention.apply(*tensors, calls, kernel, scale)  # type: ignore[no-untyped-call]
-            found = [out.detach(), *torch.autograd.grad((out * weights).sum(), tensors)]
-            own_q, own_k, own_v = exact = [tensor.detach().cpu().double().requires_grad_() for tensor in tensors]
-            out = formula(own_q, own_k, own_v, forest, scale, window)
-            expected = [out.detach(), *torch.autograd.grad((out * weights.cpu().double()).sum(), exact)]
-    except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
-        logger.info("%s: %s", kernel.name, error)
-        return False
-    tolerance = {torch.float32: 1e-4, torch.float64: 1e-9}.get(q.dtype, 5e-2)
-    return all(
-        bool((a.cpu().double() - b).abs().max() <= tolerance * max(1.0, float(b.abs().max())))
-        for a, b in zip(found, expected, strict=True)
-    )
+    own_q, own_k, own_v = exact = [tensor.detach().cpu().double().requires_grad_() for tensor in tensors]
+
+    def differentiate(out: Tensor, inputs: list[Tensor], weights: Tensor) -> list[Tensor]:
+        return [out.detach(), *torch.autograd.grad((out * weights).sum(), inputs)]
+
+    def compute() -> list[Tensor]:
+        calls = forest.plan(q.device, window)
+        out: Tensor = TreeAttention.apply(*tensors, calls, kernel, scale)  # type: ignore[no-untyped-call]
+        return differentiate(out, tensors, weights)
+
+    with torch.enable_grad():
+        expected = differentiate(formula(own_q, own_k, own_v, forest, scale, window), exact, weights.cpu().double())
+        return agrees(kernel, compute, expected, dtype=q.dtype, rounding=5e-2)
 
 
 def formula(q: Tensor, k: Tensor, v: Tensor, forest: Forest, scale: float, window: int | None = None) -> Tensor:

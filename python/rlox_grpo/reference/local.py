@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -25,6 +25,7 @@ def make_reference(
     kl_coef: float,
     ref_model: nn.Module | None = None,
     in_bfloat16: bool = False,
+    masters: Mapping[str, Tensor] | None = None,
     **forward_options: Any,
 ) -> Reference | None:
     """Return the reference of a run, or None when nothing needs one.
@@ -36,7 +37,8 @@ def make_reference(
         policy_forward: its forward, for ``adapter_off``.
         kl_coef: weight of the penalty.
         ref_model: the user's own reference; it is frozen.
-        in_bfloat16: whether the policy will be stored in bfloat16; a frozen reference then is too.
+        in_bfloat16: whether the policy is stored in bfloat16; a frozen reference then is too.
+        masters: float32 weights of parameters that the policy holds in bfloat16, by name.
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
 
     Raises:
@@ -70,7 +72,12 @@ def make_reference(
     device = next(policy.parameters()).device
     frozen = copy.deepcopy(policy) if ref_model is None else ref_model.to(device)
     frozen.eval().requires_grad_(False)
-    digest = fingerprint_model(frozen)
+    own_masters = masters if masters and ref_model is None else {}
+    digest = fingerprint_model(frozen, own_masters)
+    if kind == "periodic":
+        for name, parameter in frozen.named_parameters():
+            if name in own_masters:  # it mixes weights in float32
+                parameter.data = own_masters[name].to(device, copy=True)
     in_use = _offload_to_host(frozen) if config.reference_offload else nullcontext
     forward = make_forward(frozen, **forward_options)  # tries the model in its own dtype
     if kind == "frozen" and (arithmetic := forward_options.get("autocast_dtype")) is not None:

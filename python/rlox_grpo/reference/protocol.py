@@ -71,10 +71,14 @@ class Reference:
         return self.compute(batch)
 
 
-def fingerprint_model(model: nn.Module) -> str:
-    """A digest of each parameter's sum and sum of magnitudes: one pass, no copy, and equal for equal weights."""
+def fingerprint_model(model: nn.Module, masters: Mapping[str, Tensor] | None = None) -> str:
+    """A digest of each parameter's sum and sum of magnitudes: one pass, no copy, and equal for equal weights.
+
+    ``masters`` stand for the parameters of their names, which the model holds rounded.
+    """
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
-        sums = [float(values.sum(dtype=torch.float64)) for values in (parameter.detach(), parameter.detach().abs())]
+        weight = (masters or {}).get(name, parameter).detach()
+        sums = [float(values.sum(dtype=torch.float64)) for values in (weight, weight.abs())]
         digest.update(f"{name}{tuple(parameter.shape)}{sums}".encode())
     return digest.hexdigest()[:16]

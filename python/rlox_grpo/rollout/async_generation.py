@@ -7,10 +7,11 @@ time.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,14 +19,56 @@ import torch
 from torch import Tensor
 
 from rlox_grpo.rollout.engines import GenerationEngine
+from rlox_grpo.rollout.engines.weight_sync import WeightStream, copy_weights, make_repeatable
 from rlox_grpo.rollout.serialize import decode_group, encode_group
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
+class _Handover:
+    """Weights on their way to the engine.
+
+    Attributes:
+        weights: the policy's own tensors, or copies of them.
+        before: the job that the engine's thread runs before it reads the weights.
+        is_read: whether the engine has begun to read.
+        copied: when the copies are complete on the GPU.
+        loaded: done when the engine has read all.
+    """
+
+    weights: Iterable[tuple[str, Tensor]]
+    before: Future[Any] | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_read: bool = False
+    copied: torch.cuda.Event | None = None
+    loaded: Future[None] | None = None
+
+    def read(self) -> Iterable[tuple[str, Tensor]]:
+        """Return the weights, which from now on are not replaced by copies."""
+        with self.lock:
+            self.is_read = True
+            if self.copied is not None:
+                torch.cuda.current_stream().wait_event(self.copied)
+            return self.weights
+
+    def keep(self) -> None:
+        """Return once the policy's tensors may change: read by an idle engine, or copied for a busy one."""
+        with self.lock:
+            if not self.is_read and self.before is not None and not self.before.done():
+                self.weights, self.copied = copy_weights(self.weights), _record_event()
+                return
+        assert self.loaded is not None
+        wait([self.loaded])
+
+
 class BackgroundEngine:
     """An engine whose calls run in one background thread, in the order of the calls.
+
+    Weights are not copied when they are handed over: the engine reads the policy's own tensors, one at a time. Before
+    they change, :meth:`keep_weights` waits for an engine that reads them, and copies them only for an engine that is
+    still busy with an earlier batch, as it can be with ``async_steps`` of 2 or more.
 
     Attributes:
         exact: False: what it samples can come from weights older than the trainer's.
@@ -40,6 +83,8 @@ class BackgroundEngine:
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, "rlox_grpo generation", _use_device, (_current_device(),))
         self._broken: BaseException | None = None
+        self._last: Future[Any] | None = None
+        self._unread: list[_Handover] = []
         self.takes_weights = engine.takes_weights
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
@@ -54,7 +99,9 @@ class BackgroundEngine:
                 torch.cuda.current_stream().wait_event(ready)  # what the caller had begun on its own stream
             return job(self._engine)
 
-        return self._thread.submit(run)
+        future = self._thread.submit(run)
+        self._last = future
+        return future
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
@@ -65,20 +112,31 @@ class BackgroundEngine:
         ).result()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Copy ``weights`` now, because the next update changes them, and queue the load of the copy."""
-        copied = [(name, tensor.detach().clone()) for name, tensor in weights]
+        """Queue the load of ``weights``; call :meth:`keep_weights` before they change.
+
+        Weights that are gathered from shards are gathered here, as every rank's trainer does so at once.
+        """
+        is_collective = isinstance(weights, WeightStream) and weights.is_collective
+        handover = _Handover(list(weights) if is_collective else make_repeatable(weights), self._last)
         self.policy_version = version
 
         def load(engine: GenerationEngine) -> None:
             try:
-                engine.load_weights(copied, version)
-                if torch.cuda.is_available():  # the copies go back to the stream that they were made on
+                engine.load_weights(handover.read(), version)
+                if torch.cuda.is_available():  # what was read may change, and copies go back to the caller's stream
                     torch.cuda.current_stream().synchronize()
             except BaseException as error:
                 self._broken = error
                 raise
 
-        self.submit(load)
+        handover.loaded = self.submit(load)
+        self._unread.append(handover)
+
+    def keep_weights(self) -> None:
+        """Return once every tensor that was handed over may change; the engine still loads its old values."""
+        unread, self._unread = self._unread, []
+        for handover in unread:
+            handover.keep()
 
     def close(self) -> None:
         """Cancel queued calls, wait for the running one, and close the engine."""

@@ -86,6 +86,11 @@ class Sampler:
             return Pending(prompts, engine.submit(sampled))
         return Pending.done(prompts, sampled(engine))
 
+    def keep_weights(self) -> None:
+        """Call before an update: an engine in its own thread may still have to read the weights of before."""
+        if isinstance(self.engine, BackgroundEngine):
+            self.engine.keep_weights()
+
     def done(self) -> None:
         """Remove the oldest batch after its update."""
         self.ahead.drop_first()

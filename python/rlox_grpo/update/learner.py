@@ -26,7 +26,7 @@ from rlox_grpo.loss.policy import top_entropy_masks
 from rlox_grpo.model.flops import find_peak_flops, measure_model, profile_update
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import Policy
-from rlox_grpo.model.precision import cast_frozen_layers, cast_weights, stores_bfloat16
+from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.turns import find_end_tokens
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
@@ -76,7 +76,7 @@ class Learner:
         self._needs_old_log_probs = not config.bypass_old_log_probs and (
             self._level is not None or not exact_engine or config.updates_per_batch * config.mini_batches > 1
         )
-        in_bfloat16 = stores_bfloat16(config, config, policy.model)
+        in_bfloat16 = stores_bfloat16(config, config, has_adapter=hasattr(policy.model, "peft_config"))
         forward_options: dict[str, Any] = {
             "temperature": config.temperature,
             "vocabulary": policy.vocabulary,
@@ -97,12 +97,13 @@ class Learner:
             kl_coef=config.kl_coef,
             ref_model=ref_model,
             in_bfloat16=in_bfloat16,
+            masters=policy.masters,
             **forward_options,
         )
         self._loss_config = config.loss
         self.kl_weight = KLWeight(self._loss_config)
         self._kl = make_kl(self._loss_config)
-        self.updater = make_updater(config, self._model, forward, self._loss, ranks, optimizer)
+        self.updater = make_updater(config, self._model, forward, self._loss, ranks, optimizer, policy.masters)
         self._schedule = config.optimizer.model_copy(update={"learning_rate": self.updater.peak_learning_rate})
         self._forward = self.updater.forward
         self.weights_are_whole = True
@@ -110,9 +111,7 @@ class Learner:
         self._of_turns = make_turn_advantages(config.advantages)
         self._size, self._peak_flops = measure_model(self._model), find_peak_flops(self._device)
         # After all that tried the model in its own dtype.
-        if in_bfloat16:
-            cast_weights(self._model, torch.bfloat16, trained=False)
-        elif config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
+        if not in_bfloat16 and config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
             cast_frozen_layers(self._model, torch.bfloat16)
         # No dropout: the policy in training must be the policy that sampled.
         self._model.train(policy.recomputes)
@@ -140,7 +139,7 @@ class Learner:
         """
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
         keep_all = self._config.zero_variance == "keep"
-        # The advantages of a group whose rewards are all equal are exactly 0.
+        # In a group of equal rewards, every advantage is exactly 0.
         kept = [index for index, own in enumerate(rows) if keep_all or np.nan_to_num(advantages[own]).any()]
         parts: list[list[Batch]] = []
         for part in np.array_split(kept, self._config.mini_batches):
@@ -151,14 +150,14 @@ class Learner:
             if not self._config.train_end_token:
                 ends = [find_end_tokens(c, self._end_ids) for group in groups for c in group.group.completions]
                 batches = drop_end_tokens(batches, ends, self._ranks)
-            # Rows keep the numbers that they have in the whole step, so that an error names the right sample.
+            # Rows keep their numbers in the whole step, so that an error names the right sample.
             numbers = torch.from_numpy(part_rows)
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
             parts.append([batch if len(batch.row_index) else make_dummy_batch(groups[0], batch) for batch in batches])
         return parts
 
     def with_log_probs(self, parts: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
-        """Return each mini-batch with what is computed before the first update; see :meth:`_measured`."""
+        """Add log-probs, importance weights and masks that stay fixed during the updates; see :meth:`_measured`."""
         with torch.no_grad(), self._reference_in_use():
             return [self._measured(part) for part in parts]
 
@@ -176,7 +175,7 @@ class Learner:
         return nullcontext() if self.reference is None else self.reference.in_use()
 
     def _measured(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Add what stays fixed during the updates.
+        """Add the tensors that stay fixed during the updates.
 
         These are the old policy's log-probs (if they differ from the update's), the reference's log-probs, the
         importance weights, and the mask of the tokens with the highest entropy.

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.config.records.update import OptimizerConfig
-from rlox_grpo.model.precision import cast_weights
-from rlox_grpo.update.parameter_groups import make_adamw
+from rlox_grpo.model.precision import cast_weights, take_masters
+from rlox_grpo.update.parameter_groups import load_state, make_adamw, read_state
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +30,9 @@ class MasterWeights:
         gradients: ``float32``, of the parameters that the micro-batches so far have used.
     """
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        """Copy the trained parameters of ``model`` to the host, and store the model in bfloat16, in place."""
-        self.weights = {
-            name: copy_to_host(parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
-        }
+    def __init__(self, model: nn.Module, config: OptimizerConfig, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Take over ``weights`` of a model in bfloat16; without them those of ``model``, which becomes bfloat16."""
+        self.weights = weights or take_masters(model)
         cast_weights(model, torch.bfloat16, trained=True)
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.gradients: dict[str, Tensor] = {}
@@ -75,24 +73,19 @@ class MasterWeights:
     def moments(self) -> Iterator[tuple[str, str, Tensor]]:
         """Yield parameter's name, moment's name and value; nothing of parameters that never had a gradient."""
         for name, optimizer in self._optimizers.items():
-            for moment, value in optimizer.state.get(self._master(name), {}).items():
+            for moment, value in read_state(optimizer, self._master(name)).items():
                 yield name, moment, value
 
     def load_moments(self, moments: Mapping[str, dict[str, Tensor]]) -> None:
-        """Replace the moments by copies of these, ``float32`` by the parameter's and the moment's name."""
+        """Replace the moments by copies of these, by the parameter's and the moment's name."""
         for name, values in moments.items():
-            own = {moment: copy_to_host(value) for moment, value in values.items()}
-            self._optimizers[name].state[self._master(name)] = own
+            own = {moment: value.detach().to("cpu", copy=True) for moment, value in values.items()}
+            load_state(self._optimizers[name], self._master(name), own)
 
     def _master(self, name: str) -> nn.Parameter:
         """The weight as the optimizer knows it: a Parameter that shares the memory of ``weights[name]``."""
         master: nn.Parameter = self._optimizers[name].param_groups[0]["params"][0]
         return master
-
-
-def copy_to_host(value: Tensor) -> Tensor:
-    """A copy of ``value`` in host memory, float32."""
-    return value.detach().to("cpu", torch.float32, copy=True)
 
 
 class Staging:

@@ -18,7 +18,7 @@ from rlox_grpo.errors import ConfigError
 OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
 """``factory(parameters)`` or ``factory(parameters, lr=…)`` → an optimizer over all of them; a class is one too."""
 
-_UNREAD = ("weight_decay", "decay_vectors", "adam_beta1", "adam_beta2", "adam_epsilon")
+_UNREAD = ("optim", "weight_decay", "decay_vectors", "adam_beta1", "adam_beta2", "adam_epsilon")
 _GROUPS = "@group"
 _KINDS: Mapping[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
 

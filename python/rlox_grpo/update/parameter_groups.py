@@ -1,14 +1,17 @@
-"""AdamW, and which parameters it decays."""
+"""AdamW: which parameters it decays, and its state with moments of 4 bytes or of 1."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlox_grpo.config.records.update import OptimizerConfig
+
+_QUANTILES = ("qmap1", "qmap2")
+"""State of 8-bit AdamW that is the same for every parameter: the values that a byte stands for."""
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> list[dict[str, Any]]:
@@ -24,12 +27,59 @@ def parameter_groups(parameters: Iterable[nn.Parameter], config: OptimizerConfig
     return [group for group in groups if group["params"]]
 
 
-def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return torch's fused AdamW over ``parameters``; each step sets its learning rate."""
-    return torch.optim.AdamW(
-        parameter_groups(parameters, config),
-        lr=0.0,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
+def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return the AdamW that ``config.optim`` names, over ``parameters``; each step sets its learning rate.
+
+    ``adamw`` is torch's fused one. ``adamw_8bit`` is that of bitsandbytes (arXiv:2110.02861): parameters of less than
+    4,096 numbers keep moments in float32.
+
+    Raises:
+        ImportError: ``adamw_8bit`` without bitsandbytes.
+    """
+    groups = parameter_groups(parameters, config)
+    betas, eps = (config.adam_beta1, config.adam_beta2), config.adam_epsilon
+    if config.optim == "adamw":
+        return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
+    try:
+        import bitsandbytes
+    except ImportError:
+        raise ImportError(
+            "optim='adamw_8bit' needs bitsandbytes: pip install bitsandbytes (the extra 'adamw-8bit' of rlox-grpo)"
+        ) from None
+    library: Any = bitsandbytes  # its annotations are partial
+    optimizer: torch.optim.Optimizer = library.optim.AdamW8bit(groups, lr=0.0, betas=betas, eps=eps)
+    return optimizer
+
+
+def read_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """Return the state of ``parameter`` that a checkpoint holds, as tensors by name; empty before its first step."""
+    return {
+        name: value if isinstance(value, Tensor) else torch.tensor(float(value))
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if name not in _QUANTILES
+    }
+
+
+def load_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> None:
+    """Replace the state of ``parameter`` by ``state``, which is not copied.
+
+    Raises:
+        ValueError: names or shapes that are not those of this optimizer.
+    """
+    if isinstance(optimizer, torch.optim.AdamW):
+        optimizer.state[parameter] = dict(state)
+        return
+    quantised: Any = optimizer
+    [(group_index, index, group)] = [
+        (group_index, index, group)
+        for group_index, group in enumerate(optimizer.param_groups)
+        for index, one in enumerate(group["params"])
+        if one is parameter
+    ]
+    quantised.init_state(group, parameter, group_index, index)
+    own = quantised.state[parameter]
+    for name in own.keys() - {*_QUANTILES, "step"} | state.keys():
+        found, expected = (getattr(values.get(name), "shape", None) for values in (state, own))
+        if name != "step" and found != expected:
+            raise ValueError(f"optimizer state {name!r} has shape {found}, and optim='adamw_8bit' expects {expected}")
+    own.update({name: int(value) if name == "step" else value for name, value in state.items()})

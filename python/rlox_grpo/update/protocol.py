@@ -22,8 +22,8 @@ class Updater(Protocol):
         forward: The policy's forward pass under this updater.
         is_sharded: Whether a rank holds only a part of the weights or moments. Then ``state_dict``, ``weights`` and
             ``forward`` are collectives.
-        masters: Float32 weights that the steps change, by the parameter's name, where the model holds rounded copies of
-            them. A checkpoint is loaded into both.
+        masters: Float32 weights that the steps change, by the parameter's name, if the model holds rounded copies. A
+            checkpoint is loaded into both.
         peak_learning_rate: The option ``learning_rate``, or that of the user's own optimizer.
     """
 
@@ -41,10 +41,9 @@ class Updater(Protocol):
         ...
 
     def start(self) -> None:
-        """Bring the model into the form in which every step holds it; called before anything samples from it.
+        """Cast and shard the model as every step holds it; called before the first completions are sampled.
 
-        Without this the first completions after a resume would come from other roundings than those of a run that was
-        not stopped.
+        Otherwise the first completions after a resume would be sampled from weights in another rounding.
         """
         ...
 

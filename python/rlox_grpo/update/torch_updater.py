@@ -17,7 +17,7 @@ from rlox_grpo.model.forward import Forward
 from rlox_grpo.types import Batch, UpdateStats
 from rlox_grpo.update.master_weights import MasterWeights
 from rlox_grpo.update.own_optimizer import OptimizerFactory, OwnOptimizer
-from rlox_grpo.update.parameter_groups import make_adamw
+from rlox_grpo.update.parameter_groups import load_state, make_adamw, read_state
 from rlox_grpo.update.protocol import LossFn
 from rlox_grpo.update.sharding import shard_parameters
 from rlox_grpo.update.step_metrics import StepReport
@@ -29,7 +29,8 @@ class TorchUpdater:
     """AdamW over the trainable parameters of ``model``; weights and moments in the parameters' own dtype.
 
     With ``offload``, the model is stored in bfloat16, and float32 weights and moments lie in host memory
-    (:mod:`.master_weights`). Saved state is the same.
+    (:mod:`.master_weights`). Saved state is the same. ``masters`` are those weights of a model that is in bfloat16
+    already, by name; without them they are copied from the model.
 
     With several ranks, each processes its own micro-batches, and gradients are summed once, after the last. They are
     not averaged: the losses are parts of one sum. Every rank then takes the same step.
@@ -49,6 +50,7 @@ class TorchUpdater:
         *,
         shards: bool = False,
         offload: bool = False,
+        masters: Mapping[str, Tensor] | None = None,
         optimizer: OptimizerFactory | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -59,7 +61,7 @@ class TorchUpdater:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("model has no parameter that requires a gradient: there is nothing to train")
         self.forward = shard_parameters(model, forward, self._ranks) if self.is_sharded else forward
-        self._host = MasterWeights(model, config) if offload else None
+        self._host = MasterWeights(model, config, masters) if offload else None
         self.masters: Mapping[str, Tensor] = {} if self._host is None else self._host.weights
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._model = model
@@ -187,7 +189,7 @@ class TorchUpdater:
             return
         assert self._optimizer is not None
         for name, parameter in self._named.items():
-            for moment, value in self._optimizer.state.get(parameter, {}).items():
+            for moment, value in read_state(self._optimizer, parameter).items():
                 yield f"{name}/{moment}", value
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,7 +207,7 @@ class TorchUpdater:
             parameter = self._named.get(name)
             if parameter is None:
                 raise ValueError(f"optimizer state holds {key!r}, and the model has no trainable parameter {name!r}")
-            if value.dim() and value.shape != parameter.shape:
+            if value.dim() and value.shape != parameter.shape and not moment.startswith("absmax"):
                 raise ValueError(
                     f"optimizer state {key!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}"
                 )
@@ -216,8 +218,11 @@ class TorchUpdater:
         assert self._optimizer is not None
         for name, values in moments.items():
             parameter = self._named[name]
-            self._optimizer.state[parameter] = {
-                # Steps are one number, whole on each rank.
-                moment: (place_like(value, parameter) if value.dim() else value.to(parameter.device)).detach().clone()
+            own = {
+                # Steps are one number, whole on each rank; an 8-bit moment has one scale a block.
+                moment: (place_like(value, parameter) if value.shape == parameter.shape else value.to(parameter.device))
+                .detach()
+                .clone()
                 for moment, value in values.items()
             }
+            load_state(self._optimizer, parameter, own)

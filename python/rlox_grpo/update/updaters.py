@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
+
+from torch import Tensor, nn
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
@@ -18,6 +20,7 @@ def make_updater(
     loss_fn: LossFn,
     ranks: Ranks | None = None,
     optimizer: OptimizerFactory | None = None,
+    masters: Mapping[str, Tensor] | None = None,
 ) -> Updater:
     """Return the updater that ``config`` names, for the trainable parameters of ``model``.
 
@@ -25,6 +28,8 @@ def make_updater(
         config: every option of the run.
         model, forward, loss_fn, ranks: what it trains, and how.
         optimizer: the user's own, instead of AdamW.
+        masters: float32 weights of a model that ``offload_optimizer`` stores in bfloat16
+            (:class:`rlox_grpo.model.load.Policy`).
 
     Raises:
         ConfigError: an ``optimizer`` that cannot be used; see :mod:`rlox_grpo.update.own_optimizer`.
@@ -44,6 +49,7 @@ def make_updater(
         *(model, forward, loss_fn, config.optimizer),
         shards=config.shard_parameters,
         offload=config.offload_optimizer,
+        masters=masters,
         optimizer=optimizer,
         ranks=ranks,
     )

@@ -35,6 +35,13 @@ class OptimizerConfig(Record, title="Optimizer"):
     """AdamW, its learning-rate schedule and gradient clipping."""
 
     learning_rate: float = option(1e-6, "Peak learning rate.", gt=0, source="TRL")
+    optim: Literal["adamw", "adamw_8bit"] = option(
+        "adamw",
+        "AdamW with moments of 4 bytes, or with moments of 1 byte in blocks of 256 (bitsandbytes, the extra "
+        "'adamw-8bit').",
+        only_with={"updater": ("torch",), "shard_parameters": (False,)},
+        hint="TRL's adamw_torch is 'adamw', adamw_bnb_8bit is 'adamw_8bit'",
+    )
     lr_schedule: Literal["constant", "linear", "cosine"] = option(
         "constant", "Decay of the learning rate after the warm-up."
     )

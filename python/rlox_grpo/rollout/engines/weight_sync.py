@@ -11,6 +11,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,7 +30,9 @@ class WeightMismatchError(ValueError):
 
 
 def collect_weights(
-    model: nn.Module, whole: Iterable[tuple[str, Tensor]] | None = None
+    model: nn.Module,
+    whole: Iterable[tuple[str, Tensor]] | None = None,
+    copies: Mapping[int, Tensor] = MappingProxyType({}),
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield name and value of every tensor in a checkpoint of ``model``, without gradients; tied tensors once.
 
@@ -40,6 +43,7 @@ def collect_weights(
         model: A transformers model, bare or with LoRA adapters.
         whole: Each parameter under its name in ``model``, where the model itself holds shards; without adapters they
             are passed on as they come, with adapters they are kept until all are there.
+        copies: Values of earlier parameters, by the parameter's ``id``.
 
     Raises:
         ValueError: an adapter other than plain LoRA on linear or embedding layers.
@@ -49,7 +53,7 @@ def collect_weights(
         yield from ((name, tensor.detach()) for name, tensor in whole)
         return
     base: Any = model.get_base_model() if adapts else model  # type: ignore[operator]
-    values = dict(base.state_dict(keep_vars=True))
+    values = {name: copies.get(id(tensor), tensor) for name, tensor in base.state_dict(keep_vars=True).items()}
     if whole is not None:
         prefix = next(name for name, module in model.named_modules() if module is base) + "."
         values |= {name.removeprefix(prefix): tensor for name, tensor in whole}
@@ -76,12 +80,29 @@ class WeightStream:
         is_collective: Whether an iteration gathers shards, so that every rank must iterate, and to the end.
     """
 
-    def __init__(self, model: nn.Module, whole: Callable[[], Iterable[tuple[str, Tensor]]] | None = None) -> None:
-        self._model, self._whole = model, whole
+    def __init__(
+        self,
+        model: nn.Module,
+        whole: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
+        copies: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> None:
+        self._model, self._whole, self._copies = model, whole, copies
         self.is_collective = whole is not None
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return collect_weights(self._model, None if self._whole is None else self._whole())
+        return collect_weights(self._model, None if self._whole is None else self._whole(), self._copies)
+
+    def copy_trained(self) -> WeightStream:
+        """Return the weights as they are now: parameters in training are copied, frozen ones are read in place."""
+        trained = (parameter for parameter in self._model.parameters() if parameter.requires_grad)
+        return WeightStream(self._model, None, {id(parameter): parameter.detach().clone() for parameter in trained})
+
+
+def copy_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+    """Return ``weights`` with their values of now, whatever the tensors become."""
+    if isinstance(weights, WeightStream) and not weights.is_collective:
+        return weights.copy_trained()
+    return [(name, tensor.detach().clone()) for name, tensor in weights]
 
 
 def make_repeatable(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
 from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.sampling import check_sampling
 from rlox_grpo.rollout.engines.stop_strings import StopStrings, decode
-from rlox_grpo.rollout.engines.weight_sync import collect_weights
+from rlox_grpo.rollout.engines.weight_sync import collect_weights, make_repeatable
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
 __all__ = ["HFEngine", "NonFiniteLogitsError"]
@@ -194,7 +194,7 @@ class HFEngine:
             ValueError: the names or shapes are not those of the copy; nothing has changed.
         """
         if self.takes_weights:
-            _copy_weights(self._model, dict(weights))
+            _copy_weights(self._model, make_repeatable(weights))
         self.policy_version = version
 
     def close(self) -> None:
@@ -262,15 +262,17 @@ def _find_device(model: nn.Module) -> torch.device:
 
 
 @torch.no_grad()
-def _copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def _copy_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Check all names and shapes, then copy; one merged or gathered weight exists at a time."""
     own = dict(collect_weights(model))
-    if own.keys() != weights.keys():
-        raise ValueError(f"weights differ from the engine's in {sorted(own.keys() ^ weights.keys())[:4]}")
+    given = {name: tensor.shape for name, tensor in weights}
+    if own.keys() != given.keys():
+        raise ValueError(f"weights differ from the engine's in {sorted(own.keys() ^ given.keys())[:4]}")
     for name, tensor in own.items():
-        if tensor.shape != weights[name].shape:
-            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, and {tuple(tensor.shape)} here")
-    for name, tensor in own.items():
-        tensor.copy_(weights[name])
+        if tensor.shape != given[name]:
+            raise ValueError(f"{name} has shape {tuple(given[name])}, and {tuple(tensor.shape)} here")
+    for name, tensor in weights:
+        own[name].copy_(tensor)
 
 
 def _find_vocab_size(model: nn.Module) -> int | None:
