@@ -339,8 +339,9 @@ fn pair(left: impl Into<String>, right: impl Into<String>) -> Pair {
     Pair { left: left.into(), right: right.into() }
 }
 
+/// Not 0: a letter with 0 in brackets, `x(0)`, is read as the value of a function.
 fn rational() -> impl Strategy<Value = Pair> {
-    (-999i64..999, 1i64..99, 1i64..20).prop_flat_map(|(top, bottom, scale)| {
+    ((-999i64..999).prop_filter("x(0)", |top| *top != 0), 1i64..99, 1i64..20).prop_flat_map(|(top, bottom, scale)| {
         prop_oneof![
             Just(pair(format!("\\frac{{{top}}}{{{bottom}}}"), format!("{}/{}", top * scale, bottom * scale))),
             Just(pair(format!("{top}"), format!("{top}.0"))),
