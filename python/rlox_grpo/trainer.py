@@ -20,17 +20,9 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.model.memory_plan import check_fit
-from rlox_grpo.prompts.load import (
-    PromptDraws,
-    PromptsLike,
-    fingerprint_prompts,
-    load_prompts,
-    load_rows,
-    refuse_too_long,
-)
-from rlox_grpo.prompts.stream import StreamDraws, is_stream
-from rlox_grpo.rewards import RewardFn, RewardModel, check_rewards, in_workers, reward_weights, score
-from rlox_grpo.rewards.calls import RewardError
+from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts
+from rlox_grpo.prompts.stream import is_stream
+from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights, score
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.registry import list_rewards
 from rlox_grpo.rewards.scoring import make_unique_names
@@ -48,11 +40,12 @@ from rlox_grpo.run.console import select_main
 from rlox_grpo.run.episode_metrics import episode_metrics
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.hub import check_repo_id, upload_folder
+from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.lock import hold_run_folder
 from rlox_grpo.run.metrics import add_short_names, combined, over_ranks, step_metrics
-from rlox_grpo.run.model_card import CARD, make_card, read_own_card
+from rlox_grpo.run.model_card import CARD, describe_model, read_own_card
 from rlox_grpo.run.plan import make_plan
-from rlox_grpo.run.report.text import escape, number
+from rlox_grpo.run.report.text import make_table, number
 from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_rewards
 from rlox_grpo.run.run import Progress, Run
 from rlox_grpo.run.timer import StageClock
@@ -156,11 +149,12 @@ class GRPO:
             optimizer=optimizer,
             max_sampled_tokens=None if self.episodes is None else self.config.count_most_sampled_tokens(),
         )
-        self._max_length = self.engine.max_length
+        self.prompts = PromptReader(
+            self.config, self.policy.tokenizer, self.reward_fns, self.episodes, max_length=self.engine.max_length
+        )
         self.origin: Mapping[str, Any] = {}
         """Model, data and rewards of the run; the first keys of its config.toml."""
         self.progress = Progress()
-        self._stream: tuple[Any, StreamDraws | None] = (None, None)
         self._total_steps = 1
         self._last_metrics: Mapping[str, float] = {}
         self._unfinished: tuple[int, int] | None = None  # first step and draw of a call of train that was stopped
@@ -174,8 +168,7 @@ class GRPO:
     def _repr_html_(self) -> str:
         """A table for notebooks, with the last step's main metrics."""
         rows = {**self._describe(), **{key: number(value) for key, value in select_main(self._last_metrics).items()}}
-        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
-        return f"<table><caption>GRPO</caption><tbody>{cells}</tbody></table>"
+        return make_table("GRPO", rows)
 
     def _describe(self) -> dict[str, str]:
         model = str(getattr(self.model, "name_or_path", "") or type(self.model).__name__)
@@ -293,9 +286,9 @@ class GRPO:
             return self._train(prompts, n_epochs, eval_prompts)
 
     def _train(self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None) -> dict[str, float]:
-        stream = self._open_stream(prompts) if is_stream(prompts) else None
-        train_prompts = self._prompts(prompts) if stream is None else stream.first
-        held_out = None if eval_prompts is None else self._eval_prompts(eval_prompts)
+        stream = self.prompts.open_stream(prompts, self.progress.draws) if is_stream(prompts) else None
+        train_prompts = self.prompts.read(prompts) if stream is None else stream.first
+        held_out = None if eval_prompts is None else self.prompts.read_held_out(eval_prompts)
         if n_epochs < 1:
             raise ValueError(f"n_epochs is {n_epochs}: expected at least 1")
         if self._optimizer is None:  # the estimate counts AdamW's moments
@@ -395,7 +388,7 @@ class GRPO:
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
         with self._closing_workers(), self.ranks.failing_together():
-            return self._evaluate(self._prompts(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
+            return self._evaluate(self.prompts.read(prompts), samples=1 if greedy else samples, greedy=greedy)[0]
 
     def save(self, path: str | Path, *, merged: bool = False) -> None:
         """Write the model, its tokenizer and a model card as a Hugging Face checkpoint.
@@ -415,10 +408,17 @@ class GRPO:
         if self.ranks.is_first:
             write = export_merged if merged else export_model
             has_own = not updater.is_sharded and not updater.masters
-            card = read_own_card(Path(path))
+            card = read_own_card(Path(path)) or describe_model(
+                self.model,
+                self.config,
+                merged=merged,
+                rewards=make_unique_names(self.reward_fns),
+                step=self.step,
+                metrics=self._last_metrics,
+            )
             write(Path(path), self.model, self.policy.tokenizer, None if has_own else whole)
             if hasattr(self.model, "save_pretrained"):
-                (Path(path) / CARD).write_text(card or self._make_card(merged=merged), encoding="utf-8")
+                (Path(path) / CARD).write_text(card, encoding="utf-8")
 
     def push_to_hub(
         self,
@@ -458,18 +458,6 @@ class GRPO:
                     Path(folder), repo_id, private=private, token=token, revision=revision, message=message
                 )
             return str(self.ranks.gather(address)[0])
-
-    def _make_card(self, *, merged: bool) -> str:
-        peft = getattr(self.model, "peft_config", None)
-        base = next(iter(peft.values())).base_model_name_or_path if peft else getattr(self.model, "name_or_path", "")
-        return make_card(
-            self.config,
-            base_model=str(base or ""),
-            is_adapter=peft is not None and not merged,
-            rewards=make_unique_names(self.reward_fns),
-            step=self.step,
-            metrics=self._last_metrics,
-        )
 
     @contextmanager
     def _closing_workers(self) -> Iterator[None]:
@@ -523,61 +511,3 @@ class GRPO:
     def _evaluation_is_due(self) -> bool:
         every = self.config.eval_steps
         return self.step == self._total_steps or (every > 0 and self.step % every == 0)
-
-    def _open_stream(self, prompts: PromptsLike) -> StreamDraws:
-        """Read the first rows of a stream.
-
-        Raises:
-            ConfigError: no ``max_steps``, or an option that needs all prompts at once.
-        """
-        config, kind = self.config, type(prompts).__name__
-        if config.max_steps is None:
-            raise ConfigError(
-                f"prompts is a {kind}, whose length is not known: set max_steps, or pass list(prompts) to read it whole"
-            )
-        whole = {
-            "async_steps": config.async_steps > 0,
-            "curriculum": config.curriculum != "none",
-            "max_group_size": config.max_group_size is not None,
-        }
-        for name in [name for name, is_set in whole.items() if is_set]:
-            raise ConfigError(
-                f"{name}={getattr(config, name)!r} with prompts that are a {kind}: it needs all prompts at once; leave "
-                "it out, or pass list(prompts)"
-            )
-        before, stream = self._stream
-        if stream is None or before is not prompts or stream.draws > self.progress.draws:
-            stream = StreamDraws(prompts, self._prompts)
-            self._stream = prompts, stream  # kept: a generator can be read only once
-        return stream
-
-    def _eval_prompts(self, prompts: PromptsLike) -> list[Prompt]:
-        """The held-out prompts; an error in them says so."""
-        try:
-            return self._prompts(prompts)
-        except (ValueError, TypeError, RewardError) as error:
-            kind = next(known for known in (RewardError, TypeError, ValueError) if isinstance(error, known))
-            raise kind(f"eval_prompts: {error}") from error
-
-    def _prompts(self, prompts: PromptsLike) -> list[Prompt]:
-        options = self.config.prompts
-        if is_stream(prompts):
-            raise TypeError(
-                f"prompts is a {type(prompts).__name__}, a stream: only train takes one; pass a list of rows"
-            )
-        if self.episodes is not None:
-            loaded = load_rows(prompts, prompt_column=options.prompt_column, columns=options.columns)
-            self.episodes.check_rows(loaded)
-        else:
-            loaded = load_prompts(
-                prompts,
-                self.policy.tokenizer,
-                options.prompt_template,
-                prompt_column=options.prompt_column,
-                columns=options.columns,
-                system_prompt=options.system_prompt,
-                chat_template_kwargs=options.chat_template_kwargs,
-            )
-            refuse_too_long(loaded, self.config.max_new_tokens, self._max_length)
-        check_rewards(loaded, self.reward_fns)
-        return loaded

@@ -98,7 +98,7 @@ def test_a_padded_embedding_is_taken_and_its_padding_never_sampled(caplog):
         )
     assert trainer.policy.vocabulary == len(TOKENIZER)
     assert "never sampled" in caplog.text
-    (group,) = trainer.engine.generate(trainer._prompts(["3 , 4 : 7"]), 64, trainer.sampler.sampling, 0)
+    (group,) = trainer.engine.generate(trainer.prompts.read(["3 , 4 : 7"]), 64, trainer.sampler.sampling, 0)
     assert max(int(completion.token_ids.max()) for completion in group.completions) < len(TOKENIZER)
 
 

@@ -28,7 +28,7 @@ def test_max_rollout_rows_bounds_the_rows_and_changes_no_completion():
     groups = []
     for rows in (None, 3):
         trainer = GRPO(Watched(), share_of_target, output_dir=None, **options(max_rollout_rows=rows))
-        groups.append(trainer.engine.generate(trainer._prompts(PROMPTS[:4]), 8, trainer.sampler.sampling, 1))
+        groups.append(trainer.engine.generate(trainer.prompts.read(PROMPTS[:4]), 8, trainer.sampler.sampling, 1))
         assert trainer.model.most_rows == (32 if rows is None else 3)
     for one, other in zip(*groups, strict=True):
         assert [c.token_ids.tolist() for c in one.completions] == [c.token_ids.tolist() for c in other.completions]

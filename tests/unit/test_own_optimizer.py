@@ -74,7 +74,7 @@ def test_a_run_takes_the_factorys_learning_rate_and_schedules_it():
     before = weights(trainer)
     trainer._total_steps = 4
     for _ in range(4):
-        metrics = trainer.train_step(lambda step: trainer._prompts(PROMPTS)[:4])
+        metrics = trainer.train_step(lambda step: trainer.prompts.read(PROMPTS)[:4])
         rates.append(metrics["update/learning_rate"])
     assert rates == pytest.approx([0.4, 0.3, 0.2, 0.1])
     assert not torch.equal(before, weights(trainer))

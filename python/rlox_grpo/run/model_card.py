@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tomli_w
+from torch import nn
 
 from rlox_grpo._native import __version__
 from rlox_grpo.config.records import (
@@ -97,6 +98,34 @@ def make_card(
     if changed:
         lines += ["Options that differ from the defaults:", "", "```toml", tomli_w.dumps(changed).strip(), "```", ""]
     return "\n".join(lines)
+
+
+def describe_model(
+    model: nn.Module,
+    config: GRPOConfig,
+    *,
+    merged: bool,
+    rewards: Sequence[str],
+    step: int,
+    metrics: Mapping[str, float],
+) -> str:
+    """Return :func:`make_card` of a model in training.
+
+    Args:
+        model: bare or with LoRA adapters, from which its base model's name is read.
+        merged: whether adapters are saved merged.
+        config, rewards, step, metrics: see :func:`make_card`.
+    """
+    peft = getattr(model, "peft_config", None)
+    base = next(iter(peft.values())).base_model_name_or_path if peft else getattr(model, "name_or_path", "")
+    return make_card(
+        config,
+        base_model=str(base or ""),
+        is_adapter=peft is not None and not merged,
+        rewards=rewards,
+        step=step,
+        metrics=metrics,
+    )
 
 
 def read_own_card(folder: Path) -> str | None:

@@ -6,6 +6,7 @@ import html
 import json
 import re
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 MAX_CHARACTERS = 4000
@@ -31,6 +32,12 @@ def visible(value: object) -> str:
     U+202E becomes ``⟨U+202E⟩``. The result can be encoded as UTF-8.
     """
     return _MAYBE_INVISIBLE.sub(_spell_out, str(value))
+
+
+def make_table(caption: str, rows: Mapping[str, object]) -> str:
+    """Return an HTML table with one row for each name and value."""
+    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
+    return f"<table><caption>{escape(caption)}</caption><tbody>{cells}</tbody></table>"
 
 
 def model_text(value: object) -> str:

@@ -1,0 +1,111 @@
+"""Read the prompts of a run: rows, files or a stream, checked against the rewards, the model and the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.prompts.load import PromptsLike, load_prompts, load_rows, refuse_too_long
+from rlox_grpo.prompts.stream import StreamDraws, is_stream
+from rlox_grpo.rewards import RewardFn, check_rewards
+from rlox_grpo.rewards.calls import RewardError
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class PromptReader:
+    """Reads prompts by the options of a run. Every error names the prompt, before anything is sampled."""
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        tokenizer: PreTrainedTokenizerBase | None,
+        reward_fns: Sequence[RewardFn],
+        episodes: EpisodeRunner | None,
+        *,
+        max_length: int | None,
+    ) -> None:
+        """Prepare to read.
+
+        Args:
+            config: its options of prompts, and ``max_new_tokens``.
+            tokenizer: for prompts of text and messages.
+            reward_fns: their columns are checked.
+            episodes: checks the rows of an environment; they are rendered later, turn by turn.
+            max_length: tokens that a prompt and its completion may have together; None: no limit.
+        """
+        self._config, self._tokenizer = config, tokenizer
+        self._reward_fns, self._episodes, self._max_length = reward_fns, episodes, max_length
+        self._stream: tuple[Any, StreamDraws | None] = (None, None)
+
+    def read(self, prompts: PromptsLike) -> list[Prompt]:
+        """Load and check prompts.
+
+        Raises:
+            TypeError, ValueError, RewardError: prompts that cannot be used; the message names their index.
+        """
+        options = self._config.prompts
+        if is_stream(prompts):
+            raise TypeError(
+                f"prompts is a {type(prompts).__name__}, a stream: only train takes one; pass a list of rows"
+            )
+        if self._episodes is not None:
+            loaded = load_rows(prompts, prompt_column=options.prompt_column, columns=options.columns)
+            self._episodes.check_rows(loaded)
+        else:
+            loaded = load_prompts(
+                prompts,
+                self._tokenizer,
+                options.prompt_template,
+                prompt_column=options.prompt_column,
+                columns=options.columns,
+                system_prompt=options.system_prompt,
+                chat_template_kwargs=options.chat_template_kwargs,
+            )
+            refuse_too_long(loaded, self._config.max_new_tokens, self._max_length)
+        check_rewards(loaded, self._reward_fns)
+        return loaded
+
+    def read_held_out(self, prompts: PromptsLike) -> list[Prompt]:
+        """As :meth:`read`; an error says that it is in ``eval_prompts``."""
+        try:
+            return self.read(prompts)
+        except (ValueError, TypeError, RewardError) as error:
+            kind = next(known for known in (RewardError, TypeError, ValueError) if isinstance(error, known))
+            raise kind(f"eval_prompts: {error}") from error
+
+    def open_stream(self, prompts: PromptsLike, draws: int) -> StreamDraws:
+        """Read the first rows of a stream.
+
+        Args:
+            prompts: see :func:`rlox_grpo.prompts.stream.is_stream`.
+            draws: prompts drawn so far.
+
+        Raises:
+            ConfigError: no ``max_steps``, or an option that needs all prompts at once.
+        """
+        config, kind = self._config, type(prompts).__name__
+        if config.max_steps is None:
+            raise ConfigError(
+                f"prompts is a {kind}, whose length is not known: set max_steps, or pass list(prompts) to read it whole"
+            )
+        whole = {
+            "async_steps": config.async_steps > 0,
+            "curriculum": config.curriculum != "none",
+            "max_group_size": config.max_group_size is not None,
+        }
+        for name in [name for name, is_set in whole.items() if is_set]:
+            raise ConfigError(
+                f"{name}={getattr(config, name)!r} with prompts that are a {kind}: it needs all prompts at once; leave "
+                "it out, or pass list(prompts)"
+            )
+        before, stream = self._stream
+        if stream is None or before is not prompts or stream.draws > draws:
+            stream = StreamDraws(prompts, self.read)
+            self._stream = prompts, stream  # kept: a generator can be read only once
+        return stream
