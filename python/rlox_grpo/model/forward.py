@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from rlox_grpo.model.full_kl import distribution_kl
 from rlox_grpo.model.log_probs import token_log_probs
 from rlox_grpo.model.packed_attention import NAME as PACKED_ATTENTION
-from rlox_grpo.model.packed_attention import NO_MASK
+from rlox_grpo.model.packed_attention import NO_MASK, register_packed_attention
 from rlox_grpo.model.packed_row import PackedRow, build_packed_row
 from rlox_grpo.model.prefix_tree import PrefixTree, build_prefix_tree
 from rlox_grpo.types import Batch, OutputHead, TokenDistributions
@@ -231,6 +231,7 @@ def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None) -> bo
             expected = decoder(input_ids=batch.input_ids, use_cache=False).last_hidden_state[
                 _find_predicting_positions(batch)
             ]
+            register_packed_attention()
             decoder.set_attn_implementation(PACKED_ATTENTION)
             row = build_packed_row(build_prefix_tree(batch), batch)
             found = _compute_packed_hidden(decoder, row)[row.predicted_of]
@@ -299,7 +300,7 @@ def split_model(model: nn.Module) -> SplitModel | None:
     """The model as decoder and head when their composition gives its very logits, else None (said once in the log)."""
     adapted: Any = model
     base = adapted.get_base_model() if hasattr(model, "get_base_model") else model
-    if not isinstance(base, PreTrainedModel):
+    if not isinstance(base, transformers.PreTrainedModel):
         return None
     head: Any = base.get_output_embeddings()  # type: ignore[no-untyped-call]
     decoder = base.base_model
@@ -319,7 +320,7 @@ def split_model(model: nn.Module) -> SplitModel | None:
 
 
 @torch.no_grad()
-def _gives_same_logits(model: PreTrainedModel, split: SplitModel) -> bool:
+def _gives_same_logits(model: transformers.PreTrainedModel, split: SplitModel) -> bool:
     """Whether head(decoder(x)) equals model(x) on a few tokens."""
     device = split.head.weight.device
     input_ids = torch.arange(1, 5, device=device)[None] % split.head.weight.shape[0]

@@ -6,24 +6,20 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers  # its classes by attribute: each loads seconds of modules when it is first used
 from torch import Tensor, nn
-from transformers import (
-    MODEL_FOR_MASKED_LM_MAPPING,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.memory import measure_shape
 from rlox_grpo.model.memory_plan import choose_checkpointing, find_gpu_bytes
 from rlox_grpo.model.precision import cast_weights, stores_bfloat16, take_masters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +70,7 @@ def load_policy(
     """
     if isinstance(model, (str, Path)):
         model, tokenizer = _load_pretrained(str(model), tokenizer, config)
-    elif tokenizer is None and isinstance(model, PreTrainedModel) and model.name_or_path:
+    elif tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
         tokenizer = _load_tokenizer(model.name_or_path)
     _refuse_other_architectures(model)
     if config.lora_rank > 0:
@@ -112,13 +108,13 @@ def load_policy(
 
 def _refuse_other_architectures(model: Any) -> None:
     """Raise ValueError for a transformers model that is not a causal language model."""
-    if not isinstance(model, PreTrainedModel):
+    if not isinstance(model, transformers.PreTrainedModel):
         return
     name, wanted = type(model).__name__, "load it by AutoModelForCausalLM.from_pretrained, or choose a causal model"
     settings = model.config
     if getattr(settings, "is_encoder_decoder", False):
         raise ValueError(f"model is a {name}, an encoder with a decoder: GRPO trains decoders alone; {wanted}")
-    if type(settings) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(settings, "is_decoder", False):
+    if type(settings) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(settings, "is_decoder", False):
         raise ValueError(f"model is a {name}, an encoder: its tokens see those after them; {wanted}")
     causal: Any = model
     head, embedding = causal.get_output_embeddings(), causal.get_input_embeddings()
@@ -199,7 +195,7 @@ def _load_pretrained(
     frozen = has_adapter or config.lora_rank > 0
     dtype = torch.bfloat16 if frozen and stores_bfloat16(config, config, has_adapter=True) else torch.float32
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError) as error:
         there = "" if Path(source).exists() else "; nor is there a folder of this name: without network, pass a folder"
         reason = " ".join(str(error).split()).rstrip(".")
@@ -244,12 +240,12 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
     if Path(source).is_dir():
         if (Path(source) / "tokenizer.json").exists():
             # The file as it is: AutoTokenizer rebuilds some model types' tokenizers with other normalisers and ids.
-            fast: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(source)
+            fast: PreTrainedTokenizerBase = transformers.PreTrainedTokenizerFast.from_pretrained(source)
             return fast
         if not (Path(source) / "tokenizer_config.json").exists():
             return None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+        tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
         logger.info("no tokenizer at %s: %s", source, error)
         return None

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlox_grpo.model.decoding_attention import RowSlots, choose_decoding_kernel
 from rlox_grpo.model.tree_attention import Call, Forest, TreeAttention, choose_kernel
@@ -109,6 +107,8 @@ def packed_attention(
         ValueError: soft-capped attention scores, which the kernels used here do not compute.
     """
     if packed_layout is None and shared_prefix is None and row_slots is None:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
         plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
         output: tuple[Tensor, Tensor | None] = plain(
             module,
@@ -317,8 +317,15 @@ def _one(tensor: Tensor) -> Tensor:
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-AttentionInterface.register(NAME, packed_attention)
 # The layout says who attends to whom. A mask of four dimensions stops transformers from building its own.
 NO_MASK = torch.zeros(1, 1, 1, 1)
 
-ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+@cache
+def register_packed_attention() -> None:
+    """Let a transformers model choose :func:`packed_attention` by its name, :data:`NAME`."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    AttentionInterface.register(NAME, packed_attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])

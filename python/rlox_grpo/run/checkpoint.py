@@ -14,14 +14,14 @@ import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlox_grpo.distributed.shards import place_like
 from rlox_grpo.errors import CheckpointError, NonFiniteError
@@ -29,6 +29,9 @@ from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.run.files import sync_path
 from rlox_grpo.run.history import checkpoint_path, partial_name, remove_leftovers, remove_old, set_aside
 from rlox_grpo.run.manifest import FORMAT, write_manifest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +70,7 @@ def save_checkpoint(
         remove_leftovers(root)
         partial.mkdir(parents=True)
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
-        if isinstance(model, PreTrainedModel):
+        if isinstance(model, transformers.PreTrainedModel):
             _save_settings(model, tokenizer, partial)
         elif hasattr(model, "peft_config"):
             _save_adapter(model, tokenizer, tensors, partial)
@@ -91,7 +94,9 @@ def save_checkpoint(
     return place
 
 
-def _save_settings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
+def _save_settings(
+    model: transformers.PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path
+) -> None:
     """What ``from_pretrained`` reads beside the weights: configuration, generation settings, tokenizer."""
     model.config.save_pretrained(folder)
     _save_generation_config(model, tokenizer, folder)
@@ -111,7 +116,10 @@ def _save_adapter(
 
 
 def export_merged(
-    path: Path, model: Any, tokenizer: PreTrainedTokenizerBase | None, weights: Mapping[str, Tensor] | None = None
+    path: Path,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the base model of a LoRA model with its adapter merged in; the model itself is not changed.
 
@@ -151,7 +159,7 @@ def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | Non
 def _warn_of_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Warn where ``AutoTokenizer`` makes other ids of the files in ``folder``: it rebuilds some types' tokenizers."""
     try:
-        other: Any = AutoTokenizer.from_pretrained(folder)
+        other: Any = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         logger.warning("AutoTokenizer cannot load the tokenizer saved in %s: %s", folder, error)
         return
@@ -187,13 +195,16 @@ def _refuse_non_finite(model: nn.Module, tensors: Mapping[str, Tensor], moments:
 
 
 def export_model(
-    path: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, weights: Mapping[str, Tensor] | None
+    path: Path,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase | None,
+    weights: Mapping[str, Tensor] | None,
 ) -> None:
     """Write a Hugging Face checkpoint (a plain module: ``model.safetensors``) of ``model``, or of its ``weights``."""
     if hasattr(model, "save_pretrained"):
         save_pretrained: Any = model.save_pretrained
         save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
-        if weights and isinstance(model, PreTrainedModel):
+        if weights and isinstance(model, transformers.PreTrainedModel):
             # Rounded parameters would name their own dtype in config.json, and from_pretrained would round the weights.
             model.config.dtype = next(iter(weights.values())).dtype
             model.config.save_pretrained(path)

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.forward import Forward, ForwardModule
@@ -28,6 +26,9 @@ def shard_parameters(model: nn.Module, forward: Forward, ranks: Ranks) -> Forwar
     Raises:
         RuntimeError: a torch version whose FSDP2 lacks a method that this needs.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
     needed = ("set_gradient_divide_factor", "set_force_sum_reduction_for_comms", "set_reduce_scatter_unused_params")
     missing = [name for name in needed if not hasattr(FSDPModule, name)]
     if missing:
