@@ -63,6 +63,16 @@ def test_type_checkers_see_each_lazy_name_in_the_module_that_it_loads_from() -> 
     assert seen == rlox_grpo._HOMES
 
 
+SECONDS_OF_MODULES = ("transformers.modeling_utils", "transformers.models.auto.auto_factory", "torch.distributed.fsdp")
+
+
+def test_importing_the_trainer_does_not_load_what_the_first_model_needs() -> None:
+    """Together they take longer to import than torch and transformers themselves."""
+    program = "import json, sys; from rlox_grpo import GRPO; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert set(SECONDS_OF_MODULES).isdisjoint(json.loads(done.stdout))
+
+
 def test_lazy_name_comes_from_its_home(monkeypatch: pytest.MonkeyPatch) -> None:
     home = types.ModuleType("rlox_grpo.a_home")
     home.Thing = object()  # type: ignore[attr-defined]
