@@ -8,7 +8,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from byte_model import END, SIZES, greedy, log_probs, prompt, shake
+from byte_model import END, SIZES, VOCAB, greedy, log_probs, prompt, shake
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines import GenerationEngine, make_engine
@@ -131,12 +131,12 @@ def test_ids_without_text_are_never_sampled(engine, model):
     limit = 200
     with torch.no_grad():
         model.lm_head.weight[limit:] *= 3  # they would be the likeliest
-    engine._vocab_limit = limit
+    engine._vocab_limit, engine._without_text = limit, range(limit, VOCAB)
     try:
         engine.load_weights(collect_weights(model), version=2)
         groups = engine.generate([prompt(10, index) for index in range(4)], 4, Sampling(16), seed=2)
     finally:
-        engine._vocab_limit = None
+        engine._vocab_limit, engine._without_text = None, range(VOCAB, VOCAB)
     for group in groups:
         for completion in group.completions:
             assert completion.token_ids.max() < limit
@@ -305,7 +305,7 @@ def test_versions(monkeypatch, caplog):
         monkeypatch.setattr(importlib.metadata, "version", version)
 
     installed()
-    with pytest.raises(ImportError, match=r'needs vLLM \(tested with 0.32\): pip install "rlox-grpo\[vllm\]"'):
+    with pytest.raises(ImportError, match=r"needs vLLM \(tested with 0.32\): pip install vllm \(the extra"):
         check_vllm_version()
     installed(vllm="0.31.4")
     with pytest.raises(ImportError, match=r"vLLM 0.31.4 is too old"):
