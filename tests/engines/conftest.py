@@ -17,7 +17,7 @@ from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.records import FOLDER_VARIABLE
 
 RESTARTS = int(os.environ.get("RLOX_GRPO_KILL_ROUNDS", "1"))
-"""Of the server; test_vllm_server_kills.py uses them up."""
+"""Of the server; test_vllm_server_kills.py uses them up, so files that need the server have names before it."""
 
 
 def free_port() -> int:
