@@ -44,3 +44,16 @@ def options(**changes):
         "log_to": (),
         **changes,
     }
+
+
+def stop_after(trainer, steps):
+    """Let the trainer stop by itself after its step ``steps``."""
+    take_step = trainer.train_step
+
+    def train_step(*given):
+        metrics = take_step(*given)
+        if trainer.step == steps:
+            trainer.stop()
+        return metrics
+
+    trainer.train_step = train_step

@@ -10,7 +10,7 @@ from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.run.resume import digest_optimizer
 from rlox_grpo.update.own_optimizer import OwnOptimizer, takes_learning_rate
-from toy import PROMPTS, ToyLM, options, share_of_target
+from toy import PROMPTS, ToyLM, options, share_of_target, stop_after
 
 SGD = torch.optim.SGD
 
@@ -119,24 +119,12 @@ def test_a_resumed_run_ends_at_the_same_weights(tmp_path, factory):
     whole.train(PROMPTS)
     first = trainer_of(factory, output_dir=tmp_path / "run", checkpoint_steps=0, max_steps=6)
     stop_after(first, 3)
+    first.train(PROMPTS)
+    assert first.step == 3
     again = trainer_of(factory, output_dir=tmp_path / "run", checkpoint_steps=0, max_steps=6)
     metrics = again.train(PROMPTS)
     assert metrics["resumed_from_step"] == 3
     assert torch.equal(weights(whole), weights(again))
-
-
-def stop_after(trainer, steps):
-    take_step = trainer.train_step
-
-    def train_step(*given):
-        metrics = take_step(*given)
-        if trainer.step == steps:
-            trainer.stop()
-        return metrics
-
-    trainer.train_step = train_step
-    trainer.train(PROMPTS)
-    assert trainer.step == steps
 
 
 def test_another_optimizer_is_refused_unless_it_is_permitted(tmp_path):

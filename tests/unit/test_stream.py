@@ -10,7 +10,7 @@ from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.prompts.stream import PEEKED, is_stream
 from rlox_grpo.rewards import ExactAnswer
-from toy import ToyLM, options
+from toy import ToyLM, options, stop_after
 
 
 def rows(count=10**6, start=0):
@@ -70,18 +70,6 @@ def test_a_resumed_run_skips_exactly_the_rows_drawn(tmp_path, make):
     assert again.train(make())["resumed_from_step"] == 3
     assert reward.numbers == [*range(24)]
     assert torch.equal(weights(whole), weights(again))
-
-
-def stop_after(trainer, steps):
-    take_step = trainer.train_step
-
-    def train_step(*given):
-        metrics = take_step(*given)
-        if trainer.step == steps:
-            trainer.stop()
-        return metrics
-
-    trainer.train_step = train_step
 
 
 def test_a_second_call_goes_on_in_the_same_generator():

@@ -67,18 +67,8 @@ class RankProcess:
             folder: its working directory; the actor's own where this node lacks it.
         """
         self._log = Path(log)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._log, "ab") as output:
-            self._read = output.tell()
-            self._child = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=folder if os.path.isdir(folder) else None,
-                env={**os.environ, **environment},
-                start_new_session=True,  # a terminal's Ctrl-C goes to the driver, which asks all ranks to stop
-            )
+        self._read = self._log.stat().st_size if self._log.exists() else 0
+        self._child = start_child(arguments, environment, self._log, folder)
         status = self._child.wait()
         return Ending(status, self._child.pid, read_last_lines(self._log))
 
@@ -96,6 +86,23 @@ class RankProcess:
             data = file.read()
         self._read += len(data)
         return data.decode(errors="replace")
+
+
+def start_child(
+    arguments: Sequence[str], environment: Mapping[str, str], log: Path, folder: str
+) -> subprocess.Popen[bytes]:
+    """Start ``python ARGUMENTS`` in a session of its own; see :meth:`RankProcess.run`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder if os.path.isdir(folder) else None,
+            env={**os.environ, **environment},
+            start_new_session=True,  # a terminal's Ctrl-C goes to the driver, which asks all ranks to stop
+        )
 
 
 def read_last_lines(log: Path) -> str:

@@ -6,13 +6,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlox_grpo.distributed.ray_cluster.rank_process import Ending, read_last_lines
+from rlox_grpo.distributed.ray_cluster.rank_process import Ending, read_last_lines, start_child
 
 POLL_S = 0.5
 STOP_S = 15.0
@@ -60,21 +59,11 @@ class ServerProcess:
 
         self._address = address
         self._log = Path(log)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
         self._has_listened = ray.get_runtime_context().was_current_actor_reconstructed
         self._is_stopping = False
         if self._has_listened:
             _wait_until_free(address)
-        with open(self._log, "ab") as output:
-            self._child = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=folder if os.path.isdir(folder) else None,
-                env={**os.environ, **environment},
-                start_new_session=True,
-            )
+        self._child = start_child(arguments, environment, self._log, folder)
         threading.Thread(target=self._end_with_child, name="rlox-grpo-server", daemon=True).start()
 
     def wait_until_listening(self, seconds: float) -> Ending | None:

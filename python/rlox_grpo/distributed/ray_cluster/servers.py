@@ -66,9 +66,8 @@ def running_servers(
             say(f"{_name(place)} on {place.node.address} is ready: {urls[place.kind][place.index]}\n")
         yield urls
     finally:
-        ray.wait(
-            [actor.stop.remote() for actor in actors], num_returns=len(actors), timeout=2 * STOP_S
-        ) if actors else 0
+        if actors:
+            ray.wait([actor.stop.remote() for actor in actors], num_returns=len(actors), timeout=2 * STOP_S)
         for actor in actors:
             ray.kill(actor)
 
