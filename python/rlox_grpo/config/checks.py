@@ -95,6 +95,10 @@ def _check_loss(loss: LossConfig) -> Iterator[str]:
             "policy_loss='gmpo' is one loss for a sequence: it needs loss_aggregation='sequence_mean', got "
             f"{loss.loss_aggregation!r}"
         )
+    if kind == "dro" and loss.dro_beta is None:
+        yield "policy_loss='dro' with dro_beta=None: dro needs one, such as 0.1"
+    if loss.covariance_bounds[0] >= loss.covariance_bounds[1]:
+        yield f"covariance_bounds={loss.covariance_bounds}: the first must be below the second"
     if min(loss.sapo_temperatures) <= 0:
         yield f"sapo_temperatures={loss.sapo_temperatures}: both must be above 0"
     if min(loss.vespo_shape) < 0:

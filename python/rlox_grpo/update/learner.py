@@ -18,6 +18,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.groups import compute_group_offsets, compute_turn_returns, describe_sample
+from rlox_grpo.loss.covariance import SELECTING, covariance_masks
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
 from rlox_grpo.loss.kl import make_kl, sequence_kl
 from rlox_grpo.loss.kl_weight import KLWeight
@@ -219,6 +220,8 @@ class Learner:
         try:
             for _ in range(config.updates_per_batch):
                 for part in parts:
+                    if config.policy_loss in SELECTING:
+                        part = self._with_covariance_masks(part, step, len(updates))
                     updates.append(self.updater.step(part, learning_rate))
         except NonFiniteError as error:  # the failed step changed no weight; earlier ones did
             self.weights_are_whole = not updates
@@ -227,6 +230,23 @@ class Learner:
             ) from error
         self.weights_are_whole = True
         return updates
+
+    def _with_covariance_masks(self, batches: Sequence[Batch], step: int, update: int) -> list[Batch]:
+        """Add the tokens that ``clip_cov`` or ``kl_cov`` selects, by the log-probs of the policy before this update.
+
+        The first update has them: they are the old policy's. Each later one takes a forward pass more.
+        """
+        log_probs: list[Tensor] = []
+        for batch in batches:
+            if update == 0 and self._needs_old_log_probs and batch.old_log_probs is not None:
+                log_probs.append(batch.old_log_probs)
+                continue
+            with torch.no_grad():
+                log_probs.append(self._forward(batch)[0])
+        masks = covariance_masks(
+            log_probs, batches, self._loss_config, seed=(self._config.seed, step, update), ranks=self._ranks
+        )
+        return [replace(batch, covariance_mask=mask) for batch, mask in zip(batches, masks, strict=True)]
 
     def learning_rate(self, step: int, total_steps: int) -> float:
         """Return the learning rate of ``step``, which counts from 0."""
