@@ -101,7 +101,7 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
     """Train and evaluate one cell."""
     task = TASKS[task_name]
     folder = out / "warm" / f"{task_name}.{seed}"
-    with locked(folder.with_suffix(".lock"), wait=True):
+    with locked(folder.with_name(f"{folder.name}.lock"), wait=True):
         policy, train, held_out = task.prepare(folder, seed, sizes.warm_start_steps)
     settings = make_settings(task, variant)
     completions = round(task.completions * sizes.scale)
@@ -138,7 +138,7 @@ def start_cell(task_name: str, seed: int, out: Path, sizes: Sizes) -> dict[str, 
     """Evaluate the warm start of a seed."""
     task = TASKS[task_name]
     folder = out / "warm" / f"{task_name}.{seed}"
-    with locked(folder.with_suffix(".lock"), wait=True):
+    with locked(folder.with_name(f"{folder.name}.lock"), wait=True):
         policy, _, held_out = task.prepare(folder, seed, sizes.warm_start_steps)
     trainer = GRPO(policy, **task.trainer(), **task.settings, seed=seed, log_to=(), guards=False)
     found = trainer.evaluate(list(held_out), samples=sizes.samples)
@@ -207,7 +207,7 @@ def read_results(out: Path) -> dict[str, Any]:
             mine = {key[2]: cell for key, cell in by_name.items() if key[:2] == (task, variant)}
             base = {seed: by_name[task, BASE, seed] for seed in mine if (task, BASE, seed) in by_name}
             seeds = sorted(set(mine) & set(base))
-            if not mine or path.exists():
+            if not mine:
                 continue
             gaps = [mine[seed]["accuracy"] - base[seed]["accuracy"] for seed in seeds] if variant != BASE else []
             low, high = bootstrap_interval(gaps)
