@@ -215,7 +215,7 @@ class GRPO:
         with clock("batch"):
             parts = self.learner.batches(scored, advantages)
         with clock("log_probs"):
-            parts = self.learner.with_log_probs(parts)
+            parts = self.learner.with_log_probs(parts, scored)
         with clock("weight_sync"):
             self.sampler.keep_weights()
         with clock("update"):

@@ -561,3 +561,39 @@ def test_reinforce_plus_plus_baseline_is_ours(core_algos: Any) -> None:
     ours = torch.from_numpy(make_advantages(config.advantages, [1.0])(rewards.numpy(), np.arange(0, 13, 4), {}))
     # verl's deviation has N − 1 of tokens: sqrt(47/48 · 12/11) beside ours of sequences.
     torch.testing.assert_close(ours * ((47 / 48) * (12 / 11)) ** 0.5, theirs[:, 0], rtol=1e-4, atol=1e-5)
+
+
+# --- the optimal token baseline ---
+
+
+@pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_token_advantages_are_verls(core_algos: Any, name: str) -> None:
+    """Ragged groups of 1 to 5 rows, importance weights; the reward is paid at the last token."""
+    from rlox_grpo.update.token_baseline import optimal_token_advantages
+
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(6), rng.integers(1, 6, 6))
+    rows, tokens = len(groups), 8
+    lengths = rng.integers(1, tokens + 1, rows)
+    rewards, probs, squares = (
+        rng.normal(size=rows),
+        rng.uniform(0.05, 0.9, (rows, tokens)),
+        rng.uniform(0.1, 1, (rows, tokens)),
+    )
+    weights, mask = rng.uniform(0.3, 2, (rows, tokens)), np.arange(tokens) < lengths[:, None]
+    paid = np.zeros((rows, tokens))
+    paid[np.arange(rows), lengths - 1] = rewards
+    theirs, _ = core_algos.get_adv_estimator_fn(name)(
+        token_level_rewards=torch.from_numpy(paid),
+        response_mask=torch.from_numpy(mask).double(),
+        index=groups,
+        old_log_probs=torch.from_numpy(np.log(probs)),
+        sum_pi_squared=torch.from_numpy(squares),
+        rollout_is_weights=torch.from_numpy(weights),
+    )
+    norms = (1 - 2 * probs + squares) * weights**2
+    for group in range(6):
+        own = np.flatnonzero(groups == group)
+        found = optimal_token_advantages(rewards[own], [norms[row, : lengths[row]] for row in own])
+        for row, ours in zip(own, found, strict=True):
+            np.testing.assert_allclose(theirs[row].numpy()[: lengths[row]], ours, rtol=0, atol=1e-12)

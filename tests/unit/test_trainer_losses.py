@@ -59,6 +59,9 @@ CHOICES = [
     {"reward_scaling": "whiten"},
     {"reward_scaling": "mean"},
     {"negative_advantages": "zero"},
+    {"reward_scaling": "none"},
+    {"reward_variance_share": 0.5},
+    {"baseline": "optimal_token", "reward_scaling": "none"},
 ]
 
 

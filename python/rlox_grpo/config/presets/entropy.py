@@ -11,7 +11,7 @@ from rlox_grpo.config.presets.preset import OURS, Choice, Defect, Preset, cited
 _AUTHORS = "PRIME-RL/Entropy-Mechanism-of-RL, recipe/dapo"
 
 
-def _choices(script: str, loss: Mapping[str, Any]) -> dict[str, Choice]:
+def _choices(script: str, loss: Mapping[str, Any]) -> Mapping[str, Choice]:
     """The choices of a script: ``loss`` and what both scripts share."""
     return cited(
         (
