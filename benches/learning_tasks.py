@@ -22,7 +22,7 @@ from rlox_grpo.demo.tokenizer import build_tokenizer  # noqa: E402
 from rlox_grpo.demo.warm_start import warm_start  # noqa: E402
 from rlox_grpo.prompts.tasks.countdown import enumerate_problems  # noqa: E402
 from rlox_grpo.prompts.tasks.gsm8k import read_problems  # noqa: E402
-from rlox_grpo.rewards import Countdown, TagFormat, published  # noqa: E402
+from rlox_grpo.rewards import Countdown, TagFormat, WrittenArithmetic, published  # noqa: E402
 
 Rows = Sequence[Mapping[str, Any]]
 WORD_PROBLEMS = "verl_gsm8k"
@@ -75,7 +75,10 @@ def countdown(numbers: tuple[int, int], largest: int, steps: int, num_held_out: 
 
     return Task(
         prepare,
-        trainer=lambda: {"reward_fn": [Countdown(), TagFormat("think", "answer", weight=0.1)]},
+        trainer=lambda: {
+            # The sums in the text are measured, and paid only by the variant paid_sums.
+            "reward_fn": [Countdown(), TagFormat("think", "answer", weight=0.1), WrittenArithmetic(least=2, weight=0.0)]
+        },
         settings={"group_size": 16, "prompts_per_step": 32, "max_new_tokens": 40, "learning_rate": 2.5e-4},
         completions=120 * 512,
     )
