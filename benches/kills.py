@@ -33,6 +33,7 @@ from safetensors.torch import load_file
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 
+import played  # noqa: E402
 import ranked  # noqa: E402
 import toy  # noqa: E402
 from rlox_grpo import GRPO  # noqa: E402
@@ -68,6 +69,11 @@ FORKED: dict[str, Callable[[Path], None]] = {
     "workers": lambda folder: train_toy(folder, reward_timeout=30.0, reward_workers=1, max_steps=6),
     "transformers": train_tiny,
     "lora": lambda folder: train_tiny(folder, lora_rank=2),
+    "episodes": lambda folder: played.train(folder, max_steps=8, keep_checkpoints=2),
+    "episodes async": lambda folder: played.train(folder, max_steps=8, keep_checkpoints=2, async_steps=2),
+    "episodes in workers": lambda folder: played.train(
+        folder, environment=played.Count, max_steps=4, turn_timeout=30.0, episode_workers=4
+    ),
 }
 """Kind → what its process runs."""
 
