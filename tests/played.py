@@ -1,8 +1,8 @@
 """A run of episodes of several turns, the same on any number of ranks; also a script.
 
 ``torchrun --nproc_per_node 2 tests/played.py FOLDER '{"async_steps": 1}'`` trains and writes checkpoints and
-completions into FOLDER. The environment may wait at random (``WAITS=1``), or kill its process (``DIE_AT=20``: before the reply
-number 20 of the process, with other episodes under way).
+completions into FOLDER. The environment may wait at random (``WAITS=1``), or kill its process (``DIE_AT=20``: before
+the reply number 20 of the process, with other episodes under way).
 """
 
 from __future__ import annotations
