@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlox_grpo.errors import ConfigError, suggest_nearest
-from rlox_grpo.imports import import_callable
+from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.rewards import (
     answers,
     code,
