@@ -18,6 +18,7 @@ from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.model.memory_plan import check_fit
+from rlox_grpo.model.precision import resolve_dtype
 from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
@@ -90,7 +91,7 @@ class GRPO:
         optimizer: OptimizerFactory | None = None,
         **options: Any,
     ) -> None:
-        self.config = choose_config(config, options)
+        self.config = resolve_dtype(choose_config(config, options))
         several_turns = environment is not None or bool(tools)
         self.config.refuse_ignored(
             ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools)
