@@ -21,6 +21,7 @@ import torch
 from rlox_grpo.batch import build_batch, microbatches
 from rlox_grpo.batch.build import drop_end_tokens
 from rlox_grpo.groups import compute_turn_returns
+from rlox_grpo.loss import grpo_loss
 from rlox_grpo.loss.kl import sequence_kl
 from rlox_grpo.loss.objective import aggregate
 from rlox_grpo.model.prefix_tree import build_prefix_tree
@@ -92,6 +93,13 @@ def test_aggregations_in_one_batch_and_in_micro_batches(how: Any, expected: floa
                 )
             )
         assert total == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_loss_weighs_an_episode_once():
+    """Ratios of 1: the token loss is -A. Episode: mean of five -1; completion 1: 1. By rows: (-2 + 1) / 2."""
+    batch = build_batch(groups(), [1.0, -1.0])
+    output = grpo_loss(-torch.ones(3, 5), batch, loss_aggregation="sequence_mean", kl_coef=0.0)
+    assert float(output.loss) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_truncated_episode_leaves_the_loss_with_its_branches_that_are_truncated():

@@ -194,9 +194,9 @@ def microbatches(
     """Lay out the completions of the groups as micro-batches within a token budget.
 
     Every micro-batch has the denominators of the whole step, so that their losses add up to the loss of the step.
-    ``row_index`` is the number of each row's completion in the step. With ``num_ranks`` above 1, every rank passes the same groups and
-    gets its share: as many micro-batches as the other ranks, of which one can be empty if there are fewer rows than
-    ranks. Arguments and errors are those of `build_batch` and `pack`.
+    ``row_index`` is the number of each row's completion in the step. With ``num_ranks`` above 1, every rank passes the
+    same groups and gets its share: as many micro-batches as the other ranks, of which one can be empty if there are
+    fewer rows than ranks. Arguments and errors are those of `build_batch` and `pack`.
 
     With ``share_prompts`` a prompt is counted once for its completions, and padding is not counted. A group stays
     together if it fits the budget; a larger group is split into parts with a prompt each.

@@ -157,10 +157,7 @@ class Rows:
             return torch.from_numpy(array).to(device)
 
         of = self.completion_of_row[rows]
-        branched: dict[str, torch.Tensor] = {}
-        if self.branch_of_row.any():
-            branched["branch_index"] = tensor(self.branch_of_row[rows])
-            branched["sequence_lengths"] = tensor(self._count_loss_tokens()[of])
+        has_branches = bool(self.branch_of_row.any())
 
         return Batch(
             input_ids=tensor(input_ids),
@@ -176,7 +173,8 @@ class Rows:
             num_loss_tokens=denominators[0],
             num_sequences=denominators[1],
             sampling_log_probs=tensor(log_probs),
-            **branched,
+            branch_index=tensor(self.branch_of_row[rows]) if has_branches else None,
+            sequence_lengths=tensor(self._count_loss_tokens()[of]) if has_branches else None,
         )
 
 

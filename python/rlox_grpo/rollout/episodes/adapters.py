@@ -89,6 +89,11 @@ class SyncChat:
         reply: Reply = self._wait_for(self._chat.turn(*args, **options))
         return reply
 
+    def complete(self, *args: Any, **options: Any) -> Reply:
+        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.complete`."""
+        reply: Reply = self._wait_for(self._chat.complete(*args, **options))
+        return reply
+
     def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
         messages: list[dict[str, Any]] = self._wait_for(self._chat.call_tools(reply))

@@ -15,7 +15,7 @@ from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
 from rlox_grpo.environments.outcome import LIMITS, read_outcome
 from rlox_grpo.rollout.episodes.adapters import adapt_environment
-from rlox_grpo.rollout.episodes.chat import make_reply_message
+from rlox_grpo.rollout.episodes.messages import make_reply_message
 from rlox_grpo.rollout.episodes.parsing import parse_reply
 from rlox_grpo.rollout.episodes.template import Message
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas

@@ -55,7 +55,7 @@ def check_turn_request(request: TurnRequest, vocab_size: int, max_length: int | 
 
 def derive_turn_seed(seed: int, request: TurnRequest) -> int:
     """A 62-bit seed from ``seed``, the episode and the turn, and nothing else."""
-    entropy = [seed, *request.episode, request.turn, *b"turn"]
+    entropy = [seed, *request.episode, request.draw, *b"turn"]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(2))
 
 
@@ -121,7 +121,7 @@ class EngineTurns:
         """Add a request. Raises ValueError where it does not fit the model."""
         check_turn_request(request, self._vocab_size, self._max_length)
         prompt, completion = request.episode
-        name = f"{prompt}.{completion}.{request.turn}"
+        name = f"{prompt}.{completion}.{request.draw}"
         self._engine.add_request(name, {"prompt_token_ids": request.token_ids.tolist()}, self._make_parameters(request))
         self._under_way[name] = request
 
