@@ -67,6 +67,8 @@ MORE = {
     "wandb tensorboard": "guides/logging",
     "reward is flat": "guides/debugging",
     "unknown option did you mean": "guides/errors",
+    "entropy collapse": "guides/hyperparameters",
+    "learning study protocol": "concepts/learning_study",
     "command line": "reference/command_line",
     "dr_grpo preset": "reference/presets",
     "arxiv paper dapo": "reference/papers",

@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -57,7 +58,9 @@ class _Running:
     key: tuple[int, int]
     chat: Chat
     tools: Tools
+    end_endpoint: Callable[[], None]
     task: asyncio.Task[Episode] | None = None
+    started: float | None = None  # by time.monotonic(); None while it waits for a worker process
 
 
 class EpisodeRunner:
@@ -107,7 +110,7 @@ class EpisodeRunner:
         size = config.episode_workers
         self._tool_processes = ToolProcesses(tools, self._limits, size) if config.tool_timeout is not None else None
         self._environment_processes = None
-        if config.turn_timeout is not None and not self.environment.is_async:
+        if self._process_timeout is not None and not self.environment.is_async:
             foreign = Foreign(environment, tuple(tools), self._limits)
             self._environment_processes = ProcessPool(f"environment {self.environment.name}", foreign, size)
         self._template, _ = self._give_tools(self.environment.tools)
@@ -155,7 +158,8 @@ class EpisodeRunner:
         if not sizes:
             return []
         chosen = [prompts[place] for place in places]
-        with engine.open_turns(sampling, seed, sum(sizes)) as session:
+        live = min(sum(sizes), self._config.max_live_episodes or sum(sizes))
+        with engine.open_turns(sampling, seed, live) as session:
             played = _run(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
         self.prefilled_tokens = session.prefilled_tokens
         found = iter(played)
@@ -209,8 +213,14 @@ class EpisodeRunner:
     async def _play_environment(self, row: Mapping[str, Any], chat: Chat) -> Any:
         if self._environment_processes is None:
             return await self.environment.play(row, chat)
-        assert self._config.turn_timeout is not None
-        return await play_in_process(self._environment_processes, self._config.turn_timeout, row, chat)
+        assert self._process_timeout is not None
+        return await play_in_process(self._environment_processes, self._process_timeout, row, chat)
+
+    @property
+    def _process_timeout(self) -> float | None:
+        """Seconds between two turns of an environment in a worker process; None: it runs in this process."""
+        timeouts = (self._config.turn_timeout, self._config.episode_timeout)
+        return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
     def _refuse_sync(self, functions: Sequence[Callable[..., Any]]) -> None:
         """Refuse what no deadline can stop: a sync tool that is not of the option ``tools``."""
@@ -268,10 +278,7 @@ class EpisodeRunner:
                     give_schemas=self._give_schemas,
                     open_endpoint=open_endpoint,
                 )
-                running.append(_Running(prompt, key, chat, tools))
-        for one in running:
-            one.task = asyncio.ensure_future(self._play(one))
-            one.task.add_done_callback(functools.partial(_end_endpoint, endpoints, one.chat, changed))
+                running.append(_Running(prompt, key, chat, tools, functools.partial(endpoints.end_episode, chat)))
         try:
             await self._decode_until_done(session, running, replies, changed)
             return [Played(one.chat, one.task.result()) for one in running if one.task is not None]
@@ -289,52 +296,66 @@ class EpisodeRunner:
         replies: dict[TurnRequest, asyncio.Future[SampledTurn]],
         changed: asyncio.Event,
     ) -> None:
-        left = {one.key: one for one in running}
-        shown = len(left)
-        while left:
+        waiting = deque(running)
+        live: dict[tuple[int, int], _Running] = {}
+        ended, shown = 0, 0
+        while waiting or live:
+            while waiting and len(live) < (self._config.max_live_episodes or len(running)):
+                one = waiting.popleft()
+                live[one.key] = one
+                one.chat.resume()
+                one.task = asyncio.ensure_future(self._play(one))
+                one.task.add_done_callback(functools.partial(_note_end, one, changed))
             await _settle(
                 lambda: (
-                    len(left)
+                    len(live)
                     - len({request.episode for request in replies})
-                    - sum(_is_done(one) for one in left.values())
+                    - sum(_is_done(one) for one in live.values())
                 )
             )
-            for key in [key for key, one in left.items() if _is_done(one)]:
-                task = left.pop(key).task
+            for key in [key for key, one in live.items() if _is_done(one)]:
+                task = live.pop(key).task
                 assert task is not None
                 task.result()  # the first error ends the run
                 session.forget(key)
                 for request in [request for request in replies if request.episode == key]:
                     replies.pop(request).cancel()
-            if self.on_ended is not None and len(left) < shown:
-                shown = len(left)
-                self.on_ended(len(running) - shown, len(running))
-            self._cancel_late(list(left.values()))
+                ended += 1
+            if self.on_ended is not None and ended > shown:
+                shown = ended
+                self.on_ended(ended, len(running))
+            self._cancel_late(list(live.values()))
             if len(session):
                 for request, turn in session.step():
                     future = replies.pop(request, None)
                     if future is not None and not future.done():
                         future.set_result(turn)
-            elif left:
+            elif live:
                 changed.clear()
-                if any(_is_done(one) for one in left.values()) or len(session):
+                if any(_is_done(one) for one in live.values()) or len(session):
                     continue
                 try:
                     await asyncio.wait_for(changed.wait(), _TICK)
                 except (asyncio.TimeoutError, TimeoutError):
                     continue
 
-    def _cancel_late(self, left: Sequence[_Running]) -> None:
-        for one in left:
+    def _cancel_late(self, live: Sequence[_Running]) -> None:
+        """Cancel environments that take too long, again and again where one goes on."""
+        for one in live:
             if one.chat.abandoned and one.task is not None:
                 one.task.cancel()
-        timeout = self._config.turn_timeout
-        if timeout is None:
+        config = self._config
+        if config.turn_timeout is None and config.episode_timeout is None:
             return
         now = time.monotonic()
-        for one in left:
+        for one in live:
             since = one.chat.waiting_since
-            if since is not None and now - since > timeout and one.task is not None:
+            if one.started is None and (since is not None or one.chat.prompt_messages):
+                one.started = now
+            late = (since, config.turn_timeout), (one.started, config.episode_timeout)
+            if one.task is not None and any(
+                start is not None and timeout is not None and now - start > timeout for start, timeout in late
+            ):
                 one.chat.ended = "timeout"
                 one.task.cancel()
 
@@ -403,8 +424,8 @@ def derive_episode_seed(seed: int, prompt: int, completion: int) -> int:
     return int(state[0] >> np.uint64(1))
 
 
-def _end_endpoint(endpoints: Endpoints, chat: Chat, changed: asyncio.Event, _: object) -> None:
-    endpoints.end_episode(chat)
+def _note_end(one: _Running, changed: asyncio.Event, _: object) -> None:
+    one.end_endpoint()
     changed.set()
 
 
