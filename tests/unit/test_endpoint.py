@@ -6,6 +6,7 @@ import asyncio
 import copy
 import http.client
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -278,8 +279,11 @@ def test_a_key_is_of_one_episode_and_ends_with_it(model: Any, tokenizer: Any) ->
 
     before = threading.active_count()
     play(environment, model, tokenizer, max_turns=64)
+    chat, url, _ = seen[0]
     with pytest.raises(ConnectionRefusedError):
-        post(seen[0][0], "/v1/chat/completions", b"{}")
+        socket.create_connection(("127.0.0.1", urlsplit(url).port or 0))
+    with pytest.raises(ValueError, match="the episode has ended"):
+        _ = chat.base_url
     assert threading.active_count() <= before + 1
 
 
@@ -323,8 +327,7 @@ def train(environment: Any, model: Any, tokenizer: Any) -> tuple[Any, list[Any]]
         copy.deepcopy(model), environment=environment, tokenizer=tokenizer, group_size=4, max_new_tokens=5,
         prompts_per_step=2, max_steps=2, learning_rate=1e-2, log_to=(), seed=3, zero_variance="keep",
     )  # fmt: skip
-    with trainer:
-        trainer.train(ROWS)
+    trainer.train(ROWS)
     return trainer, [weight.detach().clone() for weight in trainer.model.parameters()]
 
 

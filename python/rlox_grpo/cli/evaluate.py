@@ -26,7 +26,9 @@ def add_commands(commands: Commands) -> None:
         help="a rule's name, module:callable, or a TOML table as in run files: \"{name='exact', tag='answer'}\"; "
         "repeat it for several",
     )
-    evaluate.add_argument("--environment", metavar="MODULE:CALLABLE", help="environment of several turns")
+    evaluate.add_argument(
+        "--environment", metavar="MODULE:CALLABLE", help="environment of several turns, or 'command: …'"
+    )
     evaluate.add_argument(
         "--tools",
         metavar="MODULE:FUNCTION",

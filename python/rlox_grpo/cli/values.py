@@ -30,8 +30,8 @@ def parse_reward(text: str) -> dict[str, Any]:
 
 def import_environment(
     environment: str | None, tools: Sequence[str], folders: Sequence[str | Path]
-) -> tuple[Callable[..., Any] | None, list[Callable[..., Any]]]:
-    """Import an environment and tools that are named as ``module:callable``.
+) -> tuple[Callable[..., Any] | str | None, list[Callable[..., Any]]]:
+    """Import an environment and tools that are named as ``module:callable``; ``command: …`` stays a text.
 
     Raises:
         ConfigError: a module that is not found, a name that it lacks, or something that cannot be called.
@@ -39,7 +39,9 @@ def import_environment(
     from rlox_grpo.imports import import_callable
 
     return (
-        None if environment is None else import_callable("environment", environment, folders),
+        environment
+        if environment is None or environment.startswith("command:")
+        else import_callable("environment", environment, folders),
         [import_callable(f"tools[{place}]", name, folders) for place, name in enumerate(tools)],
     )
 

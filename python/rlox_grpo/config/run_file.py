@@ -34,7 +34,11 @@ class Origin(Record, title="Run file"):
         None, "Check the rows of this data set; without a prompt_template, use its own prompts."
     )
     n_epochs: int = option(1, "Passes over the prompts.", ge=1)
-    environment: str | None = option(None, "Environment of several turns, as module:callable.", hint=_IMPORT_HINT)
+    environment: str | None = option(
+        None,
+        "Environment of several turns, as module:callable, or as `command: python my_agent.py`.",
+        hint=_IMPORT_HINT,
+    )
     tools: tuple[str, ...] = option((), "Functions that the policy may call, as module:callable.", hint=_IMPORT_HINT)
     rewards: tuple[dict[str, Any], ...] = option(
         (), "Reward functions; at least one unless the environment scores its episodes.", hint=_REWARDS_HINT

@@ -70,11 +70,18 @@ class Endpoints:
         self._server: ThreadingHTTPServer | None = None
         self._open: dict[str, _Open] = {}
         self._keys: dict[Chat, str] = {}
+        self._ended: set[Chat] = set()
         self._lock = threading.Lock()
 
     def open(self, chat: Chat, loop: asyncio.AbstractEventLoop) -> tuple[str, str]:
-        """The URL and the key of an episode; the same ones at every call."""
+        """The URL and the key of an episode; the same ones at every call.
+
+        Raises:
+            ValueError: the episode has ended.
+        """
         with self._lock:
+            if chat in self._ended:
+                raise ValueError("the episode has ended, and its endpoint with it")
             if self._server is None:
                 self._server = self._start()
             key = self._keys.get(chat)
@@ -86,6 +93,7 @@ class Endpoints:
     def end_episode(self, chat: Chat) -> None:
         """Make an episode's key invalid, and answer what still waits."""
         with self._lock:
+            self._ended.add(chat)
             key = self._keys.pop(chat, None)
             found = None if key is None else self._open.pop(_hash(key), None)
         if found is not None:

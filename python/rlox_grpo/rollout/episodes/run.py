@@ -158,7 +158,7 @@ class EpisodeRunner:
         if not sizes:
             return []
         chosen = [prompts[place] for place in places]
-        live = min(sum(sizes), self._config.max_live_episodes or sum(sizes))
+        live = min(sum(sizes), self._max_live or sum(sizes))
         with engine.open_turns(sampling, seed, live) as session:
             played = _run(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
         self.prefilled_tokens = session.prefilled_tokens
@@ -215,6 +215,10 @@ class EpisodeRunner:
             return await self.environment.play(row, chat)
         assert self._process_timeout is not None
         return await play_in_process(self._environment_processes, self._process_timeout, row, chat)
+
+    @property
+    def _max_live(self) -> int | None:
+        return self._config.max_live_episodes or self.environment.max_live
 
     @property
     def _process_timeout(self) -> float | None:
@@ -300,7 +304,7 @@ class EpisodeRunner:
         live: dict[tuple[int, int], _Running] = {}
         ended, shown = 0, 0
         while waiting or live:
-            while waiting and len(live) < (self._config.max_live_episodes or len(running)):
+            while waiting and len(live) < (self._max_live or len(running)):
                 one = waiting.popleft()
                 live[one.key] = one
                 one.chat.resume()

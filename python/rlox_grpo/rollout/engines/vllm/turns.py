@@ -218,7 +218,7 @@ class ServerTurns:
             finished.append((request, read_turn(completion)))
 
     def forget(self, episode: tuple[int, int]) -> None:
-        """Drop the answers of the episode's replies under way. The servers' caches drop their oldest blocks themselves."""
+        """Drop the answers of the episode's replies under way; the servers' caches drop old blocks themselves."""
         self._under_way = {request for request in self._under_way if request.episode != episode}
 
     def abort(self) -> None:
