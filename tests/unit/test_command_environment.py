@@ -54,11 +54,16 @@ for text in (f"{row['secret']} one", "two", "three"):
 """
 
 
+def pay(text: str) -> float:
+    """A reward that differs between most replies."""
+    return float(sum(text.encode()) % 11)
+
+
 async def plain(row: Any, chat: Any) -> float:
     reply = await chat.turn(f"{row['secret']} one")
     reply = await chat.turn("two")
     reply = await chat.turn("three")
-    return float(len(reply.text))
+    return pay(reply.text)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +95,8 @@ def play(environment: Any, model: Any, tokenizer: Any, rows: Any = ROWS, **optio
 def test_the_same_tokens_as_the_function(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     command = write(
         tmp_path, THREE + "print('thinking')\n"
-        "print(json.dumps({'reward': len(messages[-1]['content']), 'metrics': {'seen': row['secret']}}))\n",
+        "reward = sum(messages[-1]['content'].encode()) % 11\n"
+        "print(json.dumps({'reward': reward, 'metrics': {'seen': row['secret']}}))\n",
     )  # fmt: skip
     expected = play(plain, model, tokenizer)
     found = play(command, model, tokenizer)
@@ -110,7 +116,7 @@ def test_the_same_weights_as_the_function(model: Any, tokenizer: Any, tmp_path: 
         return trainer.model
 
     expected = train(plain)
-    found = train(write(tmp_path, THREE + "print(len(messages[-1]['content']))\n"))
+    found = train(write(tmp_path, THREE + "print(sum(messages[-1]['content'].encode()) % 11)\n"))
     assert any(not a.equal(b) for a, b in zip(expected.parameters(), model.parameters(), strict=True))
     assert all(a.equal(b) for a, b in zip(found.parameters(), expected.parameters(), strict=True))
 

@@ -80,11 +80,16 @@ def ask(chat: Any) -> Any:
     return openai.OpenAI(base_url=chat.base_url, api_key=chat.api_key, max_retries=0)
 
 
+def pay(text: str) -> float:
+    """A reward that differs between most replies."""
+    return float(sum(text.encode()) % 11)
+
+
 async def plain(row: Any, chat: Any) -> float:
     reply = await chat.turn(f"{row['secret']} one")
     reply = await chat.turn("two")
     reply = await chat.turn("three")
-    return float(len(reply.text))
+    return pay(reply.text)
 
 
 async def by_client(row: Any, chat: Any) -> float:
@@ -94,7 +99,7 @@ async def by_client(row: Any, chat: Any) -> float:
             messages.append(user(text))
             answer = await client.chat.completions.create(model="policy", messages=messages)
             messages.append(answer.choices[0].message)  # as its documentation does
-    return float(len(answer.choices[0].message.content or ""))
+    return pay(answer.choices[0].message.content or "")
 
 
 def by_sync_client(row: Any, chat: Any) -> float:
@@ -105,7 +110,7 @@ def by_sync_client(row: Any, chat: Any) -> float:
             stream = client.chat.completions.create(model="policy", messages=messages, stream=True)
             said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
             messages.append({"role": "assistant", "content": said})
-    return float(len(said))
+    return pay(said)
 
 
 AGENT = """
@@ -119,7 +124,7 @@ for text in (f"{row['secret']} one", "two", "three"):
     answer = client.chat.completions.create(model="any", messages=messages)
     messages.append(answer.choices[0].message)
 print("thinking aloud")
-print(json.dumps({"reward": float(len(answer.choices[0].message.content)), "metrics": {"seen": 1}}))
+print(json.dumps({"reward": sum(answer.choices[0].message.content.encode()) % 11, "metrics": {"seen": 1}}))
 """
 
 

@@ -58,7 +58,7 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 code = program.wait()
 os.write(3, str(code).encode())
-os._exit(0)
+threading.Event().wait()
 """
 
 
@@ -117,6 +117,7 @@ async def play_command(words: Sequence[str], row: Mapping[str, Any], chat: Chat)
 
 async def _run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
     """Exit code and the ends of stdout and stderr."""
+    loop = asyncio.get_running_loop()
     code_read, code_write = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -126,27 +127,30 @@ async def _run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[in
         )  # fmt: skip
     except BaseException:
         os.close(code_read)
-        os.close(code_write)
         raise
-    os.close(code_write)
+    finally:
+        os.close(code_write)
     assert process.stdout is not None
     assert process.stderr is not None
     readers = [asyncio.ensure_future(_read_end(stream)) for stream in (process.stdout, process.stderr)]
+    ended = loop.create_future()  # not process.wait(), which also waits for what the program left behind
+    loop.add_reader(code_read, lambda: None if ended.done() else ended.set_result(None))
     try:
-        await process.wait()  # of the guard, which waits for the program
+        await ended
     finally:
+        loop.remove_reader(code_read)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # what the program left behind
+            os.killpg(process.pid, signal.SIGKILL)  # the guard waits for it, so that its number is still its own
         told = os.read(code_read, 32)
         os.close(code_read)
-        await asyncio.wait(readers, timeout=_GRACE)
-        for reader in readers:
-            reader.cancel()
-        with contextlib.suppress(ProcessLookupError):
-            await process.wait()
-        process._transport.close()  # type: ignore[attr-defined]  # pipes that an escaped process still holds
+        try:
+            await asyncio.wait([*readers, asyncio.ensure_future(process.wait())], timeout=_GRACE)
+        finally:
+            for reader in readers:
+                reader.cancel()
+            process._transport.close()  # type: ignore[attr-defined]  # pipes that an escaped process still holds
     ends = [b"" if reader.cancelled() or not reader.done() else reader.result() for reader in readers]
-    return int(told or process.returncode or -signal.SIGKILL), ends[0], ends[1]
+    return int(told or -signal.SIGKILL), ends[0], ends[1]
 
 
 async def _read_end(stream: asyncio.StreamReader) -> bytes:
