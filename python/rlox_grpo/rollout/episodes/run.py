@@ -6,12 +6,11 @@ import asyncio
 import functools
 import json
 import logging
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
 from rlox_grpo.rollout.episodes.call_format import find_call_format
 from rlox_grpo.rollout.episodes.chat import Budget, Chat
 from rlox_grpo.rollout.episodes.endpoint import Endpoints
+from rlox_grpo.rollout.episodes.event_loop import run_coroutine
 from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.process_main import Foreign
 from rlox_grpo.rollout.episodes.processes import ProcessPool, ToolProcesses, play_in_process
@@ -38,7 +38,6 @@ from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 _SETTLE_ROUNDS = 32
 """Rounds of the event loop in which an environment that only computes comes back with its next request."""
@@ -160,7 +159,7 @@ class EpisodeRunner:
         chosen = [prompts[place] for place in places]
         live = min(sum(sizes), self._max_live or sum(sizes))
         with engine.open_turns(sampling, seed, live) as session:
-            played = _run(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
+            played = run_coroutine(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
         self.prefilled_tokens = session.prefilled_tokens
         found = iter(played)
         return [
@@ -443,26 +442,3 @@ async def _settle(count_busy: Callable[[], int]) -> None:
         await asyncio.sleep(0)
         if count_busy() <= 0:
             return
-
-
-def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on an event loop of its own; in a thread where this one has a loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(make())
-    found: list[T] = []
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            found.append(asyncio.run(make()))
-        except BaseException as error:  # noqa: BLE001  raised again below
-            failed.append(error)
-
-    thread = threading.Thread(target=work, name="rlox_grpo episodes")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return found[0]
