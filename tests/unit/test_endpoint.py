@@ -221,6 +221,7 @@ def test_bad_requests_are_errors_in_openais_form(model: Any, tokenizer: Any) -> 
         for change, _ in BAD:
             told.append(post(chat, "/v1/chat/completions", {"model": "x", "messages": [user("a")], **change}))
         told.append(post(chat, "/v1/completions", {"model": "x", "prompt": "text"}))
+        told.append(post(chat, "/v1/completions", {"model": "x", "prompt": [1, 10**6]}))
         with ask(chat) as client, pytest.raises(openai.BadRequestError, match="leave it out") as caught:
             client.chat.completions.create(model="x", messages=[user("a")], temperature=0.5)
         assert caught.value.param == "temperature"
@@ -231,7 +232,7 @@ def test_bad_requests_are_errors_in_openais_form(model: Any, tokenizer: Any) -> 
         return 1.0
 
     play(environment, model, tokenizer, ROWS[:1])
-    expected = [message for _, message in BAD] + ["prompt must be a list of token ids"]
+    expected = [message for _, message in BAD] + ["prompt must be a list of token ids", "prompt has the id 1000000"]
     assert len(found) == 2
     answers = [(*answer, message) for told in found for answer, message in zip(told, expected, strict=True)]
     for status, answer, message in answers:

@@ -256,12 +256,15 @@ class Chat:
 
         Raises:
             EpisodeEnded: a limit has ended the episode.
-            ValueError: no token.
+            ValueError: no token, or one that the tokenizer does not have.
         """
         if self.ended is not None:
             raise EpisodeEnded(self.ended)
         if not len(token_ids):
             raise ValueError("prompt has no token ids")
+        size = len(self._template.tokenizer)
+        if int(token_ids.max()) >= size or int(token_ids.min()) < 0:
+            raise ValueError(f"prompt has the id {token_ids.max()}: the tokenizer has {size}")
         _check_room(max_new_tokens)
         found = self._find_longest(lambda line: line.find_ids(token_ids))
         line = self._begin(self._template) if found is None else self._continue(*found[:2])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
 import threading
 import time
@@ -32,6 +33,8 @@ from rlox_grpo.rollout.episodes.openai_format import (
     read_completion_request,
 )
 from rlox_grpo.types import Sampling
+
+logger = logging.getLogger(__name__)
 
 CALLS_AFTER_END = 8
 """Calls of an episode that a limit has ended: after so many the episode is stopped, as its agent may never stop."""
@@ -146,6 +149,9 @@ class Endpoints:
             return Answer(400, make_error(f"there was no reply within {self._bounds.answer_seconds:g} s"))
         except (ValueError, ConfigError) as error:  # also TemplateError: messages that cannot be rendered
             return Answer(400, make_error(str(error)))
+        except Exception as error:
+            logger.warning("an episode's endpoint failed", exc_info=True)
+            return Answer(400, make_error(f"{type(error).__name__}: {error}"[:2000], "server_error"))
         make = make_chat_answer if path == _CHAT else make_completion_answer
         answer = make(reply, request, prompt_tokens, secrets.token_hex(12), int(time.time()))
         return Answer(200, answer, "text/event-stream" if request.stream else "application/json")
