@@ -52,6 +52,8 @@ MORE = {
     "time limit for a reward": "guides/rewards",
     "boxed answer equal fractions": "concepts/math_equality",
     "tool calling": "guides/several_turns",
+    "openai base_url api_key": "guides/openai_agents",
+    "chat completions endpoint": "guides/openai_agents",
     "gymnasium environment": "guides/other_environments",
     "lora merge adapter": "guides/lora",
     "push_to_hub upload": "guides/save_and_load",
