@@ -52,6 +52,7 @@ MORE = {
     "time limit for a reward": "guides/rewards",
     "boxed answer equal fractions": "concepts/math_equality",
     "tool calling": "guides/several_turns",
+    "openenv server": "guides/other_environments",
     "gymnasium environment": "guides/other_environments",
     "lora merge adapter": "guides/lora",
     "push_to_hub upload": "guides/save_and_load",
