@@ -52,7 +52,7 @@ def import_environment(
     """
     from rlox_grpo.environments.names import ADAPTERS, make_adapted
     from rlox_grpo.errors import ConfigError
-    from rlox_grpo.imports import import_callable
+    from rlox_grpo.rewards.import_callable import import_callable
 
     found = None
     if environment is not None:
