@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 from rlox_grpo.errors import ConfigError, suggest_nearest
-from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.rewards import (
     answers,
     code,
@@ -20,6 +19,7 @@ from rlox_grpo.rewards import (
     written_arithmetic,
 )
 from rlox_grpo.rewards.calls import RewardFn
+from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.rewards.reward_model import RewardModel
 
 _SHORTER = {"gsm8k_answer": "gsm8k", "math_answer": "math", "majority_vote": "majority", "exact_answer": "exact"}
