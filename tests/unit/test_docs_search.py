@@ -54,6 +54,7 @@ MORE = {
     "tool calling": "guides/several_turns",
     "openai base_url api_key": "guides/openai_agents",
     "chat completions endpoint": "guides/openai_agents",
+    "openenv server": "guides/other_environments",
     "gymnasium environment": "guides/other_environments",
     "lora merge adapter": "guides/lora",
     "push_to_hub upload": "guides/save_and_load",
