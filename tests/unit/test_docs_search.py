@@ -52,6 +52,8 @@ MORE = {
     "time limit for a reward": "guides/rewards",
     "boxed answer equal fractions": "concepts/math_equality",
     "tool calling": "guides/several_turns",
+    "unit tests as reward for code": "guides/code_rewards",
+    "sandbox landlock seccomp": "guides/code_rewards",
     "lora merge adapter": "guides/lora",
     "push_to_hub upload": "guides/save_and_load",
     "resume from checkpoint": "guides/resume",
