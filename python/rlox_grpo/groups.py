@@ -55,6 +55,25 @@ def compute_turn_returns(
     return returns, turns
 
 
+def select_by_variance(groups: Sequence[ScoredGroup], share: float) -> list[int]:
+    """Return the groups with the highest reward variances, as few as have ``share`` of the sum of all variances.
+
+    The signal-to-noise filter of RAGEN-2 (arXiv:2604.06268) as VAGEN has it: groups in descending order of variance,
+    until their sum reaches the share. Variances have ddof 0; a NaN reward is left out. Of equal variances the first
+    group is taken first. Groups without variance are returned only if no group has any.
+
+    Returns:
+        Places in ``groups``, ascending.
+    """
+    valid = [scored.rewards[~np.isnan(scored.rewards)].astype(np.float64) for scored in groups]
+    variances = np.array([rewards.var() if len(rewards) else 0.0 for rewards in valid])
+    if not variances.sum() > 0:
+        return list(range(len(groups)))
+    order = np.argsort(-variances, kind="stable")
+    before = np.cumsum(variances[order]) - variances[order]
+    return sorted(order[before < share * variances.sum()].tolist())
+
+
 def has_zero_variance(scored: ScoredGroup, *, by_turn: bool = False) -> bool:
     """Whether every advantage of a group is 0: its valid rewards are equal or, ``by_turn``, the returns of each turn.
 

@@ -207,6 +207,8 @@ class Batch:
         old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]`` where they are known.
         policy_mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them. It enters no
             denominator.
+        covariance_mask: ``bool [N, T]``, the loss tokens that ``policy_loss`` ``clip_cov`` or ``kl_cov`` selects; see
+            :mod:`rlox_grpo.loss.covariance`.
         importance_weights: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.loss.importance`.
         ref_distributions: the reference's, of the tokens under ``loss_mask`` in row order, for ``kl_estimator="full"``.
     """
@@ -227,6 +229,7 @@ class Batch:
     ref_log_probs: Tensor | None = None
     sampling_log_probs: Tensor | None = None
     policy_mask: Tensor | None = None
+    covariance_mask: Tensor | None = None
     importance_weights: Tensor | None = None
     ref_distributions: TokenDistributions | None = None
 

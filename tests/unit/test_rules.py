@@ -29,6 +29,7 @@ from rlox_grpo.rewards import (
     Rule,
     TagCount,
     TagFormat,
+    WrittenArithmetic,
 )
 from rlox_grpo.rewards.registry import RULES as REGISTRY
 from rlox_grpo.rewards.registry import make_rewards
@@ -126,6 +127,7 @@ def test_other_completions_are_refused(completion: Any) -> None:
         lambda: Repetition(ngram_size=0),
         lambda: Repetition(max_penalty=0.5),
         lambda: Overlong(4, 5),
+        lambda: WrittenArithmetic(least=0),
         lambda: MultipleChoice(options="abc"),
         lambda: ReasoningLength(max_length=0),
         lambda: ReasoningLength(unit="tokens"),

@@ -379,8 +379,8 @@ def test_memory_is_bounded(code: str) -> None:
         "for i in range(10**9): open(f'f{i}', 'wb').close()",
         "for i in range(10**9): os.mkdir(f'd{i}')",
         "for i in range(10**9): os.mkdir('d'); os.chdir('d')",
-        "held = []\nfor i in range(9):\n  f = open('f', 'wb', 0)\n  held += [f]\n"
-        "  f.write(bytes(4 << 20))\n  os.remove('f')\n"
+        "held = []\nfor i in range(9):\n  f = open('f', 'wb', 0); held += [f]; f.write(bytes(4 << 20))\n"
+        "  os.remove('f')\n"
         "import time; time.sleep(60)",
     ],
 )

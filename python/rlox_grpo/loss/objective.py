@@ -98,8 +98,8 @@ def grpo_loss(
             ``policy_loss``, ``clip_low``, ``kl_coef``, ….
 
     Raises:
-        ValueError: shapes that differ, ``kl_coef`` above 0 without ``ref_log_probs``, or an ``entropy_coef`` without
-            an ``entropy`` that has a gradient.
+        ValueError: shapes that differ, ``kl_coef`` above 0 without ``ref_log_probs``, an ``entropy_coef`` without
+            an ``entropy`` that has a gradient, or ``clip_cov`` or ``kl_cov`` without ``covariance_mask``.
         ConfigError: an unknown option or a value out of range.
     """
     config = config or _DEFAULTS
@@ -122,7 +122,7 @@ def grpo_loss(
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     advantages = batch.advantages.to(log_probs.dtype)
     advantages = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
-    term = policy_term(config, log_probs, log_ratio, advantages, mask)
+    term = policy_term(config, log_probs, log_ratio, advantages, mask, batch.covariance_mask)
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     if batch.importance_weights is not None:
         token_loss = token_loss * batch.importance_weights
@@ -152,6 +152,8 @@ def grpo_loss(
         "policy/clip_fraction_low": token_mean(term.low.float()),
         "policy/clip_fraction_high": token_mean(term.high.float()),
     }
+    if batch.covariance_mask is not None:
+        metrics["policy/covariance_fraction"] = token_mean(batch.covariance_mask.float())
     if kl is not None:
         metrics["policy/kl"] = token_mean(kl.detach())
     return LossOutput(loss=loss, metrics=metrics)

@@ -5,7 +5,16 @@ Each module of rules lists what it exports in its own ``__all__``.
 
 from __future__ import annotations
 
-from rlox_grpo.rewards import answers, code, composite, formats, lengths, math_answers, published_rewards
+from rlox_grpo.rewards import (
+    answers,
+    code,
+    composite,
+    formats,
+    lengths,
+    math_answers,
+    published_rewards,
+    written_arithmetic,
+)
 from rlox_grpo.rewards.answers import *  # noqa: F403
 from rlox_grpo.rewards.bad_golds import UnreadableGold, unreadable_golds
 from rlox_grpo.rewards.calls import RewardError, RewardFn
@@ -19,6 +28,7 @@ from rlox_grpo.rewards.reward_model import RewardModel
 from rlox_grpo.rewards.scoring import check_rewards, reward_weights, score, status_counts
 from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Rule, Verdicts
 from rlox_grpo.rewards.workers import InWorkers, in_workers
+from rlox_grpo.rewards.written_arithmetic import *  # noqa: F403
 
 __all__ = [
     "OUTCOMES",
@@ -44,3 +54,4 @@ __all__ += formats.__all__
 __all__ += lengths.__all__
 __all__ += math_answers.__all__
 __all__ += published_rewards.__all__
+__all__ += written_arithmetic.__all__
