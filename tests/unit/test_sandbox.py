@@ -478,22 +478,28 @@ def _list_children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("killed", ["trainer", "server"])
+@pytest.mark.parametrize("killed", ["trainer", "trainer with a fork", "server"])
 def test_nothing_is_left_when_the_trainer_or_the_server_is_killed(killed: str) -> None:
     code = (
         "from rlox_grpo.sandbox import *\n"
         "run = get_sandbox().submit_script('import time; time.sleep(600)', limits=Limits(wall_seconds=600.0))\n"
-        "print(get_sandbox()._server.pid, flush=True)\n"
+        "import os, time\n"
+        f"fork = os.fork() if {killed == 'trainer with a fork'} else 0\n"
+        f"if not fork and {killed == 'trainer with a fork'}: time.sleep(600)\n"
+        "print(get_sandbox()._server.pid, fork, flush=True)\n"
         "try: run.result()\n"
         "except SandboxError as error: print('failed:', error, flush=True)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
-        server = int(trainer.stdout.readline())
+        server, fork = map(int, trainer.stdout.readline().split())
         while not (programs := _list_children(server)):
             time.sleep(0.02)
-        os.kill(trainer.pid if killed == "trainer" else server, signal.SIGKILL)
-        assert _wait_until_gone([server, *programs]) == []
+        os.kill(server if killed == "server" else trainer.pid, signal.SIGKILL)
+        left = _wait_until_gone([server, *programs])
+        if fork:
+            os.kill(fork, signal.SIGKILL)
+        assert left == []
         if killed == "server":
             assert trainer.stdout.readline().startswith("failed: the sandbox failed: its server process ended")
 
