@@ -55,6 +55,8 @@ MORE = {
     "openai base_url api_key": "guides/openai_agents",
     "chat completions endpoint": "guides/openai_agents",
     "openenv server": "guides/other_environments",
+    "unit tests as reward for code": "guides/code_rewards",
+    "sandbox landlock seccomp": "guides/code_rewards",
     "gymnasium environment": "guides/other_environments",
     "lora merge adapter": "guides/lora",
     "push_to_hub upload": "guides/save_and_load",
