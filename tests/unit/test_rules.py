@@ -37,7 +37,12 @@ from rule_settings import JUDGES_ANSWERS, SETTINGS, TABLES
 
 DOCS = Path(__file__).parents[2] / "docs" / "guides" / "rewards.md"
 RULES = make_rewards(TABLES)
-COLUMNS: dict[str, Any] = {"nums": [[1, 2]] * 2, "target": [3] * 2, "completion_ids": [[1], [2, 3]]}
+COLUMNS: dict[str, Any] = {
+    "nums": [[1, 2]] * 2,
+    "target": [3] * 2,
+    "completion_ids": [[1], [2, 3]],
+    "tests": [["assert f(1) == 2"]] * 2,
+}
 TEXTS = ["<think>a</think><answer>1+2</answer>", "Q"]
 
 

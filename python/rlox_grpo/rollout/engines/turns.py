@@ -60,7 +60,7 @@ class TurnSession(Protocol):
         ...
 
     def forget(self, episode: tuple[int, int]) -> None:
-        """Free what is kept of an episode that has ended."""
+        """Free what is kept of an episode that has ended, and drop its reply under way."""
         ...
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
 from rlox_grpo.environments.outcome import LIMITS, read_outcome
 from rlox_grpo.rollout.episodes.adapters import adapt_environment
 from rlox_grpo.rollout.episodes.chat import make_reply_message
+from rlox_grpo.rollout.episodes.event_loop import run_coroutine
 from rlox_grpo.rollout.episodes.parsing import parse_reply
 from rlox_grpo.rollout.episodes.template import Message
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
@@ -172,7 +172,7 @@ def play_episode(
             )
     chat: Any = PlayedChat(read_reply, say, config, adapted.tools, seed)
     try:
-        outcome = _check_outcome(read_outcome(asyncio.run(_play(adapted.play, row, chat))), chat)
+        outcome = _check_outcome(read_outcome(run_coroutine(lambda: _play(adapted.play, row, chat))), chat)
     except EpisodeEnded as ended:
         paid = config.limit_reward if ended.reason in LIMITS else config.failure_reward
         outcome = Outcome(paid if adapted.has_reward else None, stop_reason=ended.reason)

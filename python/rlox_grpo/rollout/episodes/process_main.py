@@ -197,7 +197,10 @@ class BlockingChat:
 
 def _refuse_tools(tools: Any) -> None:
     if tools is not None:
-        raise ValueError("chat.turn(tools=) needs an async environment where turn_timeout is set: use GRPO(tools=)")
+        raise ValueError(
+            "chat.turn(tools=) needs an async environment where turn_timeout or episode_timeout is set: "
+            "use GRPO(tools=)"
+        )
 
 
 def main() -> None:

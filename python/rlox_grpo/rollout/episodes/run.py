@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from rlox_grpo.rollout.engines.turns import SampledTurn, TurnEngine, TurnRequest
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
 from rlox_grpo.rollout.episodes.call_format import find_call_format
 from rlox_grpo.rollout.episodes.chat import Budget, Chat
+from rlox_grpo.rollout.episodes.event_loop import run_coroutine
 from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.process_main import Foreign
 from rlox_grpo.rollout.episodes.processes import ProcessPool, ToolProcesses, play_in_process
@@ -35,7 +36,6 @@ from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 _SETTLE_ROUNDS = 32
 """Rounds of the event loop in which an environment that only computes comes back with its next request."""
@@ -53,6 +53,7 @@ class _Running:
     chat: Chat
     tools: Tools
     task: asyncio.Task[Episode] | None = None
+    started: float | None = None  # by time.monotonic(); None while it waits for a worker process
 
 
 class EpisodeRunner:
@@ -102,7 +103,7 @@ class EpisodeRunner:
         size = config.episode_workers
         self._tool_processes = ToolProcesses(tools, self._limits, size) if config.tool_timeout is not None else None
         self._environment_processes = None
-        if config.turn_timeout is not None and not self.environment.is_async:
+        if self._process_timeout is not None and not self.environment.is_async:
             foreign = Foreign(environment, tuple(tools), self._limits)
             self._environment_processes = ProcessPool(f"environment {self.environment.name}", foreign, size)
         self._template, _ = self._give_tools(self.environment.tools)
@@ -150,8 +151,9 @@ class EpisodeRunner:
         if not sizes:
             return []
         chosen = [prompts[place] for place in places]
-        with engine.open_turns(sampling, seed, sum(sizes)) as session:
-            played = _run(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
+        live = min(sum(sizes), self._config.max_live_episodes or sum(sizes))
+        with engine.open_turns(sampling, seed, live) as session:
+            played = run_coroutine(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
         self.prefilled_tokens = session.prefilled_tokens
         found = iter(played)
         return [
@@ -197,8 +199,14 @@ class EpisodeRunner:
     async def _play_environment(self, row: Mapping[str, Any], chat: Chat) -> Any:
         if self._environment_processes is None:
             return await self.environment.play(row, chat)
-        assert self._config.turn_timeout is not None
-        return await play_in_process(self._environment_processes, self._config.turn_timeout, row, chat)
+        assert self._process_timeout is not None
+        return await play_in_process(self._environment_processes, self._process_timeout, row, chat)
+
+    @property
+    def _process_timeout(self) -> float | None:
+        """Seconds between two turns of an environment in a worker process; None: it runs in this process."""
+        timeouts = (self._config.turn_timeout, self._config.episode_timeout)
+        return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
     def _refuse_sync(self, functions: Sequence[Callable[..., Any]]) -> None:
         """Refuse what no deadline can stop: a sync tool that is not of the option ``tools``."""
@@ -249,9 +257,6 @@ class EpisodeRunner:
                     system_prompt=self._prompts.system_prompt,
                 )
                 running.append(_Running(prompt, key, chat, tools))
-        for one in running:
-            one.task = asyncio.ensure_future(self._play(one))
-            one.task.add_done_callback(lambda _: changed.set())
         try:
             await self._decode_until_done(session, running, replies, changed)
             return [Played(one.chat, one.task.result()) for one in running if one.task is not None]
@@ -268,42 +273,56 @@ class EpisodeRunner:
         replies: dict[tuple[int, int], asyncio.Future[SampledTurn]],
         changed: asyncio.Event,
     ) -> None:
-        left = {one.key: one for one in running}
-        shown = len(left)
-        while left:
-            await _settle(lambda: len(left) - len(replies) - sum(_is_done(one) for one in left.values()))
-            for key in [key for key, one in left.items() if _is_done(one)]:
-                task = left.pop(key).task
+        waiting = deque(running)
+        live: dict[tuple[int, int], _Running] = {}
+        ended, shown = 0, 0
+        while waiting or live:
+            while waiting and len(live) < (self._config.max_live_episodes or len(running)):
+                one = waiting.popleft()
+                live[one.key] = one
+                one.chat.resume()
+                one.task = asyncio.ensure_future(self._play(one))
+                one.task.add_done_callback(lambda _: changed.set())
+            await _settle(lambda: len(live) - len(replies) - sum(_is_done(one) for one in live.values()))
+            for key in [key for key, one in live.items() if _is_done(one)]:
+                task = live.pop(key).task
                 assert task is not None
                 task.result()  # the first error ends the run
                 session.forget(key)
                 replies.pop(key, None)
-            if self.on_ended is not None and len(left) < shown:
-                shown = len(left)
-                self.on_ended(len(running) - shown, len(running))
-            self._cancel_late(list(left.values()))
+                ended += 1
+            if self.on_ended is not None and ended > shown:
+                shown = ended
+                self.on_ended(ended, len(running))
+            self._cancel_late(list(live.values()))
             if len(session):
                 for request, turn in session.step():
                     future = replies.pop(request.episode, None)
                     if future is not None and not future.done():
                         future.set_result(turn)
-            elif left:
+            elif live:
                 changed.clear()
-                if any(_is_done(one) for one in left.values()) or len(session):
+                if any(_is_done(one) for one in live.values()) or len(session):
                     continue
                 try:
                     await asyncio.wait_for(changed.wait(), _TICK)
                 except (asyncio.TimeoutError, TimeoutError):
                     continue
 
-    def _cancel_late(self, left: Sequence[_Running]) -> None:
-        timeout = self._config.turn_timeout
-        if timeout is None:
+    def _cancel_late(self, live: Sequence[_Running]) -> None:
+        """Cancel environments that take too long, again and again where one goes on."""
+        config = self._config
+        if config.turn_timeout is None and config.episode_timeout is None:
             return
         now = time.monotonic()
-        for one in left:
+        for one in live:
             since = one.chat.waiting_since
-            if since is not None and now - since > timeout and one.task is not None:
+            if one.started is None and (since is not None or one.chat.prompt_messages):
+                one.started = now
+            late = (since, config.turn_timeout), (one.started, config.episode_timeout)
+            if one.task is not None and any(
+                start is not None and timeout is not None and now - start > timeout for start, timeout in late
+            ):
                 one.chat.ended = "timeout"
                 one.task.cancel()
 
@@ -374,26 +393,3 @@ async def _settle(count_busy: Callable[[], int]) -> None:
         await asyncio.sleep(0)
         if count_busy() <= 0:
             return
-
-
-def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on an event loop of its own; in a thread where this one has a loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(make())
-    found: list[T] = []
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            found.append(asyncio.run(make()))
-        except BaseException as error:  # noqa: BLE001  raised again below
-            failed.append(error)
-
-    thread = threading.Thread(target=work, name="rlox_grpo episodes")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return found[0]

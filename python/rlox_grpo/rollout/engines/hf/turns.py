@@ -49,10 +49,11 @@ class _Row:
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     stopped: bool = False
+    dropped: bool = False
 
     @property
     def is_done(self) -> bool:
-        return self.stopped or len(self.ids) == self.request.max_new_tokens
+        return self.dropped or self.stopped or len(self.ids) == self.request.max_new_tokens
 
     def sequence(self) -> Int64Array:
         """The conversation with what is sampled so far."""
@@ -111,8 +112,11 @@ class TurnDecoder:
         self._waiting.append(request)
 
     def forget(self, episode: Episode) -> None:
-        """Free the keys and values of an episode that has ended."""
+        """Free the keys and values of an episode that has ended, and drop its reply under way."""
         self._kept.pop(episode, None)
+        self._waiting = [request for request in self._waiting if request.episode != episode]
+        for row in self._rows:
+            row.dropped = row.dropped or row.request.episode == episode
 
     def step(self) -> list[tuple[TurnRequest, SampledTurn]]:
         """Start waiting replies, or sample a token for every live one; return the replies that ended.
@@ -294,6 +298,8 @@ class TurnDecoder:
         finished = []
         for place in done.nonzero()[0]:
             row = self._rows[place]
+            if row.dropped:
+                continue
             if self._cache is not None:
                 # The newest token was sampled and never run: it is the first of the next turn's.
                 self._kept[row.request.episode] = _Kept(row.sequence()[:-1], *self._cache.read_row(int(place)))
