@@ -85,6 +85,14 @@ test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, 
 	$(ENGINES) .venv-engines/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "vllm or deepspeed" \
 	  tests/engines
 
+# Environments of other packages.
+OTHERS := .venv-environments
+.PHONY: test-environments
+test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of openenv, SkyRL-gym, OpenRLHF, in .venv-environments (Linux)
+	UV_PROJECT_ENVIRONMENT=$(OTHERS)/openenv \
+	  $(UV) sync --locked --extra openenv --extra skyrl-gym --group openrlhf $(REBUILD)
+	$(OTHERS)/openenv/bin/python -m pytest -m openenv tests/environments
+
 # Ray too: it is large, and a cluster takes half a minute to start.
 CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster
 .PHONY: test-cluster
