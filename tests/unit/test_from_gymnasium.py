@@ -218,7 +218,7 @@ def test_an_environment_that_hangs_or_raises_ends_its_episode(byte_tokenizer: An
     assert metrics["episode/stop/timeout"] == 1.0
     metrics = evaluate(lambda: Bare(step=(1, 2)), on_environment_error="end")
     assert metrics["episode/stop/environment_error"] == 1.0
-    with pytest.raises(EpisodeError, match=r"environment Raising failed at prompts\[0\], episode 0, turn 1: .*no way"):
+    with pytest.raises(EpisodeError, match=r"environment Raising failed at prompts\[0\], episode [01], turn 1: .*no way"):
         evaluate(Raising)
 
 
