@@ -187,6 +187,8 @@ def test_fractions_and_statuses() -> None:
     assert judge("def f(x): return x", tests) == (0.0, "ok")
     assert judge("def f(x: return", tests[:3]) == (0.0, "unparseable")
     assert judge("def f(x):\n  while x > 1: pass\n  return x", tests[:3], score="fraction") == (1 / 3, "undecided")
+    busy = "import time\ndef f(x):\n  while time.process_time() < 0.7: pass\n  return x"
+    assert judge(busy, ["assert f(1) == 1"]) == (1.0, "ok")
     none = PythonTests().verdicts(["no program"], {"tests": [tests]})
     assert (none.scores[0], STATUSES[none.statuses[0]]) == (0.0, "no_answer")
 

@@ -8,6 +8,7 @@ import os
 import platform
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ import pytest
 from rlox_grpo.sandbox import Limits, SandboxError, ScriptResult, get_sandbox, python_tool
 from rlox_grpo.sandbox import client as sandbox_client
 from rlox_grpo.sandbox.confine import find_missing
+from rlox_grpo.sandbox.syscalls import NUMBERS, make_filter
 
 MISSING = find_missing()
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"this system cannot confine: {MISSING}")
@@ -155,6 +157,62 @@ def test_seccomp_refuses_every_other_call() -> None:
         """
     )
     assert result.stdout == "end\n", result
+
+
+def decide(machine: str, pid: int, name: str, *arguments: int) -> int:
+    """What the filter answers to a call: its instructions, carried out here."""
+    number = NUMBERS[machine].get(name, 9999)
+    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    data = struct.pack("=IIQ6Q", number, arch, 0, *(value % 2**64 for value in [*arguments, *[0] * 6][:6]))
+    steps = list(struct.iter_unpack("=HBBI", make_filter(machine, pid)))
+    at = held = 0
+    while True:
+        code, if_true, if_false, operand = steps[at]
+        at += 1
+        if code == 0x20:
+            held = int.from_bytes(data[operand : operand + 4], "little")
+        elif code == 0x54:
+            held &= operand
+        elif code == 0x15:
+            at += if_true if held == operand else if_false
+        else:
+            return int(operand)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_decides_by_arguments(machine: str) -> None:
+    allow, refuse = 0x7FFF0000, 0x50001
+    truncate, write = os.O_TRUNC, os.O_WRONLY | os.O_CREAT
+    cases = [
+        (allow, "read", ()),
+        (allow, "openat", (-100, 0, os.O_RDONLY)),
+        (allow, "openat", (-100, 0, write | truncate)),
+        (refuse, "openat", (-100, 0, truncate)),  # Landlock does not see this before its third version
+        (refuse, "openat", (-100, 0, truncate | os.O_CREAT)),
+        (allow, "kill", (1234, 9)),
+        (refuse, "kill", (-1234, 9)),
+        (refuse, "kill", (0, 9)),
+        (refuse, "tgkill", (1235, 1235, 9)),
+        (allow, "socketpair", (socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)),
+        (refuse, "socketpair", (socket.AF_UNIX, socket.SOCK_DGRAM)),
+        (refuse, "socketpair", (socket.AF_UNIX, socket.SOCK_SEQPACKET)),
+        (refuse, "socketpair", (socket.AF_INET, socket.SOCK_STREAM)),
+        (allow, "sendto", (3, 0, 1, 0, 0, 0)),
+        (refuse, "sendto", (3, 0, 1, 0, 1 << 40, 16)),
+        (allow, "prlimit64", (0, 7, 0, 1 << 40)),
+        (refuse, "prlimit64", (1, 7, 0, 0)),
+        (refuse, "prlimit64", (0, 7, 1 << 40, 0)),
+        (allow, "fcntl", (3, 1)),
+        (refuse, "fcntl", (3, 8)),
+        (allow, "prctl", (15,)),
+        (refuse, "prctl", (1, 0)),
+        (0x50026, "clone3", ()),
+        (refuse, "another", ()),
+    ]
+    if machine == "x86_64":
+        cases += [(allow, "open", (0, write | truncate)), (refuse, "open", (0, truncate))]
+    for answer, name, arguments in cases:
+        assert decide(machine, 1234, name, *arguments) == answer, (name, arguments)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the 32-bit entry is x86's")
@@ -420,22 +478,28 @@ def _list_children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("killed", ["trainer", "server"])
+@pytest.mark.parametrize("killed", ["trainer", "trainer with a fork", "server"])
 def test_nothing_is_left_when_the_trainer_or_the_server_is_killed(killed: str) -> None:
     code = (
         "from rlox_grpo.sandbox import *\n"
         "run = get_sandbox().submit_script('import time; time.sleep(600)', limits=Limits(wall_seconds=600.0))\n"
-        "print(get_sandbox()._server.pid, flush=True)\n"
+        "import os, time\n"
+        f"fork = os.fork() if {killed == 'trainer with a fork'} else 0\n"
+        f"if not fork and {killed == 'trainer with a fork'}: time.sleep(600)\n"
+        "print(get_sandbox()._server.pid, fork, flush=True)\n"
         "try: run.result()\n"
         "except SandboxError as error: print('failed:', error, flush=True)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
-        server = int(trainer.stdout.readline())
+        server, fork = map(int, trainer.stdout.readline().split())
         while not (programs := _list_children(server)):
             time.sleep(0.02)
-        os.kill(trainer.pid if killed == "trainer" else server, signal.SIGKILL)
-        assert _wait_until_gone([server, *programs]) == []
+        os.kill(server if killed == "server" else trainer.pid, signal.SIGKILL)
+        left = _wait_until_gone([server, *programs])
+        if fork:
+            os.kill(fork, signal.SIGKILL)
+        assert left == []
         if killed == "server":
             assert trainer.stdout.readline().startswith("failed: the sandbox failed: its server process ended")
 

@@ -309,7 +309,7 @@ def _read_result(sent: _Sent, answer: dict[str, Any]) -> ScriptResult | TestsRes
     if answer.get("failed"):
         raise SandboxError(f"the sandbox failed: {answer['failed']}")
     for process in answer["processes"]:
-        if not process["confined"] and answer["ended"] == "exit":
+        if not process["confined"] and not _was_killed(process):
             raise SandboxError(
                 f"the sandbox failed: a process was not confined: {process['report'] or process['code']}"
             )
@@ -334,8 +334,14 @@ def _ran_out(process: dict[str, Any], cpu_seconds: int) -> bool:
 
     A program that ignores SIGXCPU is killed. It has then used less than the kernel, which counts in ticks, says.
     """
-    killed = process["code"] == -signal.SIGKILL and process["cpu_seconds"] > cpu_seconds / 2
-    return killed or bool(process["code"] == -signal.SIGXCPU)
+    if process["code"] == -signal.SIGKILL:
+        return not _was_killed(process) and bool(process["cpu_seconds"] > cpu_seconds / 2)
+    return bool(process["code"] == -signal.SIGXCPU)
+
+
+def _was_killed(process: dict[str, Any]) -> bool:
+    """Whether the server ended a process, and not the process itself a moment before."""
+    return bool(process["killed"] and process["code"] == -signal.SIGKILL)
 
 
 def _make_file(text: str, opened: contextlib.ExitStack) -> int:

@@ -41,6 +41,8 @@ LONGEST_JOB = 1 << 16
 MOST_DESCRIPTORS = 16
 _LOOK = 0.05
 """Seconds between two looks at the size of a temporary folder."""
+_LOOK_AT_PARENT = 1.0
+"""Seconds between two looks at whether the trainer lives: a fork of it may hold the socket open."""
 _CONFINED = b"confined"
 _PRELOADED = (
     *("bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "heapq"),
@@ -58,6 +60,7 @@ class Process:
     folder: str
     report: int
     done: dict[str, Any] | None = None
+    killed: bool = False
 
 
 @dataclass(eq=False)
@@ -112,12 +115,13 @@ class Server:
         gc.freeze()
 
     def serve(self) -> None:
-        """Serve until the control socket closes; then end everything."""
+        """Serve until the control socket closes or the trainer is gone; then end everything."""
+        trainer = os.getppid()
         self._control.send(json.dumps({"ready": True}).encode())
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             try:
-                while True:
+                while os.getppid() == trainer:
                     for key, _ in selector.select(self._find_pause()):
                         if key.data is not None:
                             job, process = key.data
@@ -133,9 +137,9 @@ class Server:
                             _kill(process)
                             os.waitpid(process.pid, 0)
 
-    def _find_pause(self) -> float | None:
+    def _find_pause(self) -> float:
         if not self._jobs:
-            return None
+            return _LOOK_AT_PARENT
         return max(0.0, min(_LOOK, min(job.deadline for job in self._jobs) - time.monotonic()))
 
     def _take(self, selector: selectors.BaseSelector) -> bool:
@@ -216,6 +220,7 @@ class Server:
         process.done = {
             "code": os.waitstatus_to_exitcode(status),
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "killed": process.killed,
             "confined": report == _CONFINED,
             "report": report.decode("utf-8", "replace"),
         }
@@ -264,6 +269,7 @@ def _keep_only(places: dict[int, int]) -> None:
 
 def _kill(process: Process) -> None:
     if process.done is None:
+        process.killed = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
 
