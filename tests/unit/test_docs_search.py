@@ -54,6 +54,7 @@ MORE = {
     "tool calling": "guides/several_turns",
     "openai base_url api_key": "guides/openai_agents",
     "chat completions endpoint": "guides/openai_agents",
+    "prime verifiers taskset": "guides/other_environments",
     "openenv server": "guides/other_environments",
     "unit tests as reward for code": "guides/code_rewards",
     "sandbox landlock seccomp": "guides/code_rewards",
