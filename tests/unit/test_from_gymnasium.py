@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rlox_grpo.environments
 from rlox_grpo.cli import main
 from rlox_grpo.cli.values import import_environment
 from rlox_grpo.config.records import EpisodeConfig
@@ -303,14 +303,17 @@ def test_a_run_file_names_an_environment_by_id(tmp_path: Any) -> None:
         import_environment(origin.environment, (), (), origin.environment_args)
 
 
-def test_without_gymnasium_the_extra_is_named() -> None:
-    code = (
-        "import sys; sys.modules['gymnasium'] = None\n"
-        "from rlox_grpo.environments import from_gymnasium\n"
-        "try: from_gymnasium('FrozenLake-v1')\n"
-        "except ImportError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == (
-        "from_gymnasium needs gymnasium: pip install gymnasium (the extra 'gymnasium' of rlox-grpo)\n"
-    )
+@pytest.mark.parametrize(
+    ("function", "module", "extra", "argument"),
+    [
+        ("from_gymnasium", "gymnasium", "gymnasium", "FrozenLake-v1"),
+        ("from_openenv", "openenv.core.generic_client", "openenv", "http://127.0.0.1:9"),
+        ("from_skyrl_gym", "skyrl_gym", "skyrl-gym", "gsm8k"),
+    ],
+)
+def test_without_its_package_an_adapter_names_the_extra(
+    function: str, module: str, extra: str, argument: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"{function} needs {extra}: pip install {extra} \(the extra '{extra}'"):
+        getattr(rlox_grpo.environments, function)(argument)

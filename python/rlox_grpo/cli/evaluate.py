@@ -34,7 +34,9 @@ def add_commands(commands: Commands) -> None:
         "repeat it for several",
     )
     evaluate.add_argument(
-        "--environment", metavar="ENV", help="environment of several turns: module:callable, or gymnasium:ID"
+        "--environment",
+        metavar="ENV",
+        help="environment of several turns: module:callable, gymnasium:ID, or 'command: python my_agent.py'",
     )
     evaluate.add_argument("--environment-args", metavar="TABLE", default="{}", help=ENVIRONMENT_ARGS)
     evaluate.add_argument(

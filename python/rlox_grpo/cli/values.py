@@ -35,10 +35,11 @@ def import_environment(
     tools: Sequence[str],
     folders: Sequence[str | Path],
     arguments: Mapping[str, Any] | None = None,
-) -> tuple[Callable[..., Any] | None, list[Callable[..., Any]]]:
+) -> tuple[Callable[..., Any] | str | None, list[Callable[..., Any]]]:
     """Import an environment and tools that are named as ``module:callable``.
 
-    An environment may also be one of another package, such as ``gymnasium:FrozenLake-v1``.
+    An environment may also be one of another package, such as ``gymnasium:FrozenLake-v1``, or ``command: …``, which
+    stays a text.
 
     Args:
         environment: its name, or None.
@@ -54,12 +55,14 @@ def import_environment(
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.rewards.import_callable import import_callable
 
-    found = None
+    found: Callable[..., Any] | str | None = None
     if environment is not None:
         found = make_adapted(environment, arguments)
         if found is None and arguments:
             words = ", ".join(f"{word}:" for word in ADAPTERS)
             raise ConfigError(f"environment_args is ignored: environment is {environment!r}, not one of {words}…")
+        if environment.startswith("command:"):
+            found = environment
         if found is None:
             found = import_callable("environment", environment, folders)
     elif arguments:

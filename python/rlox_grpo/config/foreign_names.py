@@ -279,6 +279,9 @@ VERL: Mapping[str, str] = {
 }
 """The last part of verl's keys, such as ``actor_rollout_ref.actor.ppo_epochs`` → an option of ours, or what to do."""
 
+_RUN_FILE_KEYS = ("launcher", "layout")
+"""Keys of run files that are no options: a GRPO object lives in the processes that make it."""
+
 _NEAR = 0.8
 """Similarity from which a name is suggested: ``group_sze`` has 0.95 with ``group_size``, ``save_steps`` 0.74 with
 ``max_steps``."""
@@ -287,6 +290,12 @@ _NEAR = 0.8
 def advise(name: str, known: Iterable[str]) -> str:
     """Return the end of the error about an unknown option: ``: did you mean 'kl_coef'? (TRL's beta)``."""
     known, last = list(known), name.rpartition(".")[2]
+    if name in _RUN_FILE_KEYS:
+        return (
+            ": it is a key of run files, because Ray starts other processes than this one. Write a run file and start "
+            "`rlox-grpo train run.toml --ray auto`; from Python: rlox_grpo.cli.main(['train', 'run.toml', '--ray', "
+            "'auto'])"
+        )
     for library, names in (("TRL", TRL), ("verl", VERL)):
         if last in names:
             advice = names[last]

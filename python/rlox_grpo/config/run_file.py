@@ -36,7 +36,8 @@ class Origin(Record, title="Run file"):
     n_epochs: int = option(1, "Passes over the prompts.", ge=1)
     environment: str | None = option(
         None,
-        "Environment of several turns, as module:callable, or another package's, such as gymnasium:FrozenLake-v1.",
+        "Environment of several turns, as module:callable, a program as `command: python my_agent.py`, or another "
+        "package's, such as gymnasium:FrozenLake-v1.",
         hint=_IMPORT_HINT,
     )
     environment_args: dict[str, Any] = option({}, "Table with arguments of another package's environment.")

@@ -5,7 +5,19 @@ An environment is an async function ``episode(row, chat)``; ``docs/guides/severa
 """
 
 from rlox_grpo.environments.gymnasium import from_gymnasium
+from rlox_grpo.environments.openenv import from_openenv
+from rlox_grpo.environments.openrlhf import from_openrlhf
 from rlox_grpo.environments.outcome import EpisodeEnded, Outcome
 from rlox_grpo.environments.reply import Reply, ToolCall
+from rlox_grpo.environments.skyrl_gym import from_skyrl_gym
 
-__all__ = ["EpisodeEnded", "Outcome", "Reply", "ToolCall", "from_gymnasium"]
+__all__ = [
+    "EpisodeEnded",
+    "Outcome",
+    "Reply",
+    "ToolCall",
+    "from_gymnasium",
+    "from_openenv",
+    "from_openrlhf",
+    "from_skyrl_gym",
+]

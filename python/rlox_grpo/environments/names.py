@@ -6,9 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlox_grpo.environments.gymnasium import from_gymnasium
+from rlox_grpo.environments.openenv import from_openenv
+from rlox_grpo.environments.skyrl_gym import from_skyrl_gym
 from rlox_grpo.errors import ConfigError
 
-ADAPTERS: Mapping[str, Callable[..., Any]] = {"gymnasium": from_gymnasium}
+ADAPTERS: Mapping[str, Callable[..., Any]] = {
+    "gymnasium": from_gymnasium,
+    "openenv": from_openenv,
+    "skyrl_gym": from_skyrl_gym,
+}
 """By the word before the colon; what follows it is the first argument."""
 
 

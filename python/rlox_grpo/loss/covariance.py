@@ -83,8 +83,10 @@ def _select(tokens: NDArray[np.float64], config: LossConfig, seed: Sequence[int]
         return np.argsort(-covariances, kind="stable")[:size]
     low, high = config.covariance_bounds
     candidates = np.flatnonzero((covariances > low) & (covariances < high) & (clipped == 0))
-    drawn: NDArray[np.int64] = np.random.default_rng(list(seed)).permutation(candidates)[:size]
-    return drawn
+    # A number for each token, not a permutation of the candidates: rounding that moves one token over a bound changes
+    # the draw of that token alone.
+    lots = np.random.default_rng(list(seed)).random(len(covariances))[candidates]
+    return candidates[np.argsort(lots, kind="stable")[:size]]
 
 
 def _read_tokens(log_probs: Tensor, batch: Batch, config: LossConfig) -> NDArray[np.float64]:

@@ -27,6 +27,7 @@ def aggregate(
     num_loss_tokens: float | None = None,
     num_sequences: float | None = None,
     max_length: int | None = None,
+    sequence_lengths: Tensor | None = None,
 ) -> Tensor:
     """Aggregate per-token ``values [N, T]`` under the boolean ``mask [N, T]`` to one float64 scalar.
 
@@ -45,6 +46,8 @@ def aggregate(
         num_sequences: sequences with a token in the whole optimizer step; None: counted in ``mask``.
         max_length: the length of every sequence for ``fixed_length``; the maximum length for
             ``sequence_mean_shifted``.
+        sequence_lengths: ``int64 [N]``, tokens of the sequence that each row is a part of; None: a row is a sequence,
+            and its tokens are counted in ``mask``. Then ``num_sequences`` is needed too.
 
     Raises:
         ValueError: unknown ``how``; shapes that differ; a ``max_length`` that is missing where it is needed.
@@ -52,9 +55,9 @@ def aggregate(
     if values.shape != mask.shape:
         raise ValueError(f"values has shape {tuple(values.shape)} and mask {tuple(mask.shape)}: they must be equal")
     kept = torch.where(mask, values, 0).double()
-    lengths = mask.sum(dim=-1)  # [N]
+    lengths = mask.sum(dim=-1) if sequence_lengths is None else sequence_lengths  # [N]
     if how == "token_mean":  # sequences are not counted: on a GPU that would wait for the device
-        return kept.sum() / max(float(lengths.sum()) if num_loss_tokens is None else num_loss_tokens, 1.0)
+        return kept.sum() / max(float(mask.sum()) if num_loss_tokens is None else num_loss_tokens, 1.0)
     sequences = max(float((lengths > 0).sum()) if num_sequences is None else num_sequences, 1.0)
     if how == "sequence_mean":
         return (kept.sum(dim=-1) / lengths.clamp(min=1)).sum() / sequences
@@ -138,6 +141,7 @@ def grpo_loss(
         config.loss_aggregation,
         num_loss_tokens=batch.num_loss_tokens,
         num_sequences=batch.num_sequences,
+        sequence_lengths=batch.sequence_lengths,
         max_length=max_length,
     )
 

@@ -158,8 +158,14 @@ class Learner:
             groups, part_rows = [scored[index] for index in part], np.concatenate([rows[index] for index in part])
             batches = self._microbatches(groups, advantages[part_rows], train_truncated=not self._config.mask_truncated)
             if not self._config.train_end_token:
-                ends = [find_end_tokens(c, self._end_ids) for group in groups for c in group.group.completions]
-                batches = drop_end_tokens(batches, ends, self._ranks)
+                whole = [completion for group in groups for completion in group.group.completions]
+                ends = [find_end_tokens(completion, self._end_ids) for completion in whole]
+                branch_ends = {
+                    (row, branch): find_end_tokens(own, self._end_ids)
+                    for row, completion in enumerate(whole)
+                    for branch, own in enumerate(completion.branches, 1)
+                }
+                batches = drop_end_tokens(batches, ends, self._ranks, branch_ends)
             # Rows keep their numbers in the whole step, so that an error names the right sample.
             numbers = torch.from_numpy(part_rows)
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
