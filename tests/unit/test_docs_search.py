@@ -53,6 +53,7 @@ MORE = {
     "boxed answer equal fractions": "concepts/math_equality",
     "tool calling": "guides/several_turns",
     "lora merge adapter": "guides/lora",
+    "qlora 4-bit bitsandbytes": "guides/lora",
     "push_to_hub upload": "guides/save_and_load",
     "resume from checkpoint": "guides/resume",
     "output_dir files": "guides/resume",
