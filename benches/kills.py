@@ -33,6 +33,7 @@ from safetensors.torch import load_file
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 
+import played  # noqa: E402
 import ranked  # noqa: E402
 import toy  # noqa: E402
 from rlox_grpo import GRPO  # noqa: E402
@@ -68,8 +69,16 @@ FORKED: dict[str, Callable[[Path], None]] = {
     "workers": lambda folder: train_toy(folder, reward_timeout=30.0, reward_workers=1, max_steps=6),
     "transformers": train_tiny,
     "lora": lambda folder: train_tiny(folder, lora_rank=2),
+    "episodes": lambda folder: played.train(folder, max_steps=8, keep_checkpoints=2),
+    "episodes async": lambda folder: played.train(folder, max_steps=8, keep_checkpoints=2, async_steps=2),
+    "episodes in workers": lambda folder: played.train(
+        folder, environment=played.Count, max_steps=4, turn_timeout=30.0, episode_workers=4
+    ),
 }
 """Kind → what its process runs."""
+
+UNORDERED = ("episodes in workers",)
+"""Kinds whose processes answer in any order: log-probs are sampled in other batches, so ``mismatch/`` may differ."""
 
 MOST_KILLS = 8
 """Kills of one run, after which it may finish: where a start is as long as the training, most fall into the start."""
@@ -158,8 +167,9 @@ def find_members(session: int, folder: Path) -> list[int]:
     return found
 
 
-def outcome(folder: Path) -> dict[str, Any]:
-    """What two equal runs share: tensors of the last checkpoint, metrics without times."""
+def outcome(kind: str, folder: Path) -> dict[str, Any]:
+    """What two equal runs of a kind share: tensors of the last checkpoint, metrics without times."""
+    ignored = ("time/", "perf/", *(("mismatch/",) if kind in UNORDERED else ()))
     last = checkpoints(folder / "checkpoints")[-1]
     tensors = {
         f"{name}/{key}": tensor
@@ -167,7 +177,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         for key, tensor in load_file(last / f"{name}.safetensors").items()
     }
     metrics = [
-        {key: value for key, value in row.items() if not key.startswith(("time/", "perf/")) and "time_s" not in key}
+        {key: value for key, value in row.items() if not key.startswith(ignored) and "time_s" not in key}
         for row in read_jsonl(folder / "metrics.jsonl")
     ]
     return {"step": last.name, "tensors": tensors, "metrics": metrics}
@@ -231,11 +241,11 @@ def campaign(kinds: list[str], kills: int, seed: int, out: Path) -> int:
             shutil.rmtree(folder, ignore_errors=True)
             began = time.monotonic()
             assert wait(start(kind, folder), None) == 0, f"{kind}: see {folder}.log"
-            whole[kind] = outcome(folder), time.monotonic() - began
+            whole[kind] = outcome(kind, folder), time.monotonic() - began
         folder = out / kind.replace(" ", "_") / f"run_{seed}_{number}"
         shutil.rmtree(folder, ignore_errors=True)
         seen = killed_run(kind, folder, whole[kind][1], random.Random(f"{seed}/{kind}/{number}"))
-        bad = differences(whole[kind][0], outcome(folder)) + leftovers(folder)
+        bad = differences(whole[kind][0], outcome(kind, folder)) + leftovers(folder)
         wrong += bool(bad)
         row = {"kind": kind, "run": number, "seed": seed, "kills": seen, "wrong": bad[:10]}
         append_line(record, json_line(row))

@@ -38,6 +38,7 @@ BASE = {
     "max_steps": 2,
     "log_to": (),
     "guards": False,
+    "dtype": "float32",  # as on the CPU, with which results are compared
 }
 COMPARED = ("policy/loss", "update/grad_norm", "reward/mean", "policy/kl", "completions/mean_length")
 CASES = {
@@ -51,6 +52,9 @@ CASES = {
     "KL in the reward": {"kl_coef": 0.1, "kl_in": "reward"},
     "entropy bonus": {"entropy_coef": 0.01},
     "top entropy tokens": {"top_entropy_share": 0.5},
+    "clip-cov": {"policy_loss": "clip_cov", "covariance_share": 0.2, "covariance_bounds": (0.0, 5.0)},
+    "kl-cov": {"policy_loss": "kl_cov", "covariance_share": 0.2, "updates_per_batch": 2},
+    "optimal token baseline": {"baseline": "optimal_token", "reward_scaling": "none"},
     "two updates of two mini-batches": {"updates_per_batch": 2, "mini_batches": 2},
     "without end tokens": {"train_end_token": False},
     "truncated masked": {"mask_truncated": True},
@@ -159,6 +163,13 @@ def test_a_plain_module_moves_to_the_device_and_trains_as_on_the_cpu(on_cpu, req
     trainer, found = train()
     assert {parameter.device.type for parameter in trainer.model.parameters()} == {"cuda"}
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_the_default_precision_is_the_devices_bfloat16(gpu):
+    trainer, metrics = _train(_model(), dtype="auto", max_steps=1)
+    assert trainer.config.dtype == "bfloat16"
+    assert any("bfloat16" in name for name in gpu.attention)
+    assert metrics["update/grad_norm"] > 0
 
 
 def test_a_reference_server_answers_a_policy_on_the_device(on_cpu, request, tmp_path):

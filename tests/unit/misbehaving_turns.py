@@ -22,6 +22,15 @@ def count(row: Any, chat: Any) -> Outcome:
     return Outcome(float(len(said[0].text)), metrics={"seen": 1.0, "pid": float(os.getpid())})
 
 
+def dawdles(row: Any, chat: Any) -> float:
+    """A short wait before each of very many turns, in one of the rows."""
+    chat.turn("a")
+    while row["secret"] == 3:
+        time.sleep(0.05)
+        chat.turn("b")
+    return 1.0
+
+
 class Steps:
     """The same by reset and step; the instance lives in one process from its first turn to its last."""
 

@@ -281,6 +281,12 @@ def test_what_there_is_not_says_why():
         assert advice != "there is none", name
 
 
+@pytest.mark.parametrize("name", ["launcher", "layout"])
+def test_the_launcher_of_run_files_is_no_option(name):
+    with pytest.raises(ConfigError, match=rf"unknown option '{name}': it is a key of run files.*train run.toml --ray"):
+        GRPO("model", len, **{name: "ray"})
+
+
 def test_a_configuration_that_is_a_dict():
     with pytest.raises(ConfigError, match=r"config is dict: expected a GRPOConfig; give the options as keywords"):
         GRPO("model", len, config={"group_size": 4})

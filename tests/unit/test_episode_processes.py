@@ -85,6 +85,12 @@ def test_workers_play_what_threads_play(environment: Any, play: Any) -> None:
             assert completion.episode.metrics.get("pid") != float(os.getpid())
 
 
+def test_the_timeout_of_episodes_reaches_sync_environments(play: Any) -> None:
+    slow, fast = play(misbehaving_turns.dawdles, episode_timeout=3.0, max_turns=1000)
+    assert [completion.episode.stop_reason for completion in slow.completions] == ["timeout"] * 2
+    assert [completion.episode.stop_reason for completion in fast.completions] == ["completed"] * 2
+
+
 def test_trls_environments_call_their_tools_in_the_worker(play: Any, monkeypatch: Any) -> None:
     groups = play(misbehaving_turns.Guarded, rows=[{"prompt": "a", "secret": 4}], turn_timeout=30.0)
     assert [completion.episode.reward for completion in groups[0].completions] == [4.0, 4.0]

@@ -154,6 +154,47 @@ def test_a_slow_episode_holds_up_itself_alone(model: Any, tokenizer: Any) -> Non
     assert order == [5, 5, 3, 3]
 
 
+@pytest.mark.parametrize("bound", [1, 3])
+def test_a_bound_on_live_episodes_changes_no_token(bound: int, model: Any, tokenizer: Any) -> None:
+    live: list[int] = []
+    begun, most = [], 0
+
+    async def counts(row: Any, chat: Any) -> Outcome:
+        nonlocal most
+        begun.append(row["secret"])
+        live.append(row["secret"])
+        most = max(most, len(live))
+        outcome = await count(row, chat)
+        await asyncio.sleep(0.01 if len(begun) == 1 else 0)  # the first episode is slow
+        live.remove(row["secret"])
+        return outcome
+
+    rows = [*ROWS, {"secret": 7, "top": 9}]
+    groups = play(counts, model, tokenizer, rows=rows, max_live_episodes=bound)
+    assert list_tokens(groups) == list_tokens(play(count, model, tokenizer, rows=rows))
+    assert most == bound
+    assert begun == [3, 3, 5, 5, 7, 7]  # in the order of the batch
+
+
+@pytest.mark.parametrize("bound", [None, 1])
+def test_a_straggler_ends_at_the_timeout_of_episodes(bound: int | None, model: Any, tokenizer: Any) -> None:
+    """It never waits for long between two turns, so turn_timeout does not end it. Its rank goes on with others."""
+
+    async def dawdles(row: Any, chat: Any) -> float:
+        await chat.turn("a")
+        while row["secret"] == 3:
+            await asyncio.sleep(0.05)
+            await chat.turn("b")
+        return 1.0
+
+    options = {"turn_timeout": 30.0, "episode_timeout": 0.4, "max_turns": 1000, "max_live_episodes": bound}
+    slow, fast = play(dawdles, model, tokenizer, **options)
+    assert [completion.episode.stop_reason for completion in slow.completions] == ["timeout"] * 2
+    assert [completion.episode.reward for completion in slow.completions] == [None, None]
+    assert [completion.episode.stop_reason for completion in fast.completions] == ["completed"] * 2
+    assert all(completion.turns for completion in slow.completions)
+
+
 def count_sync(row: Any, chat: Any) -> Outcome:
     assert chat.turns == 0
     said = [chat.turn(f"{row['secret']} {turn}").text for turn in range(3)]

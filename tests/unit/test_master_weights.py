@@ -201,7 +201,7 @@ def test_the_frozen_reference_begins_as_the_policy_to_the_bit(make_tiny_model):
 def test_the_engine_gets_the_models_own_weights(make_tiny_model):
     trainer = GRPO(make_tiny_model("qwen2"), even_share, **OPTIONS, async_steps=1, max_steps=2)
     trainer.train(PROMPTS)
-    trainer._sync_engine()
+    trainer._step_taker.sync_engine()
     copied = trainer.engine.submit(lambda engine: engine._model).result()
     assert {parameter.dtype for parameter in copied.parameters()} == {torch.bfloat16}
     own = dict(trainer.model.named_parameters())

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+import toy
+from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.batch import build_batch
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.log_probs import token_log_probs
-from rlox_grpo.model.precision import cast_frozen_layers
+from rlox_grpo.model.precision import cast_frozen_layers, resolve_dtype
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.types import OutputHead, Prompt, Sampling, ScoredGroup
 
@@ -71,3 +73,27 @@ def test_tiles_have_float32_logits_and_log_probs():
     expected = exact.gather(-1, token_ids[:, None])[:, 0]
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=5e-6)  # float32 at log-probs near -30
     torch.testing.assert_close(entropy.double(), -(exact.exp() * exact).sum(-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "has_gpu", "has_bfloat16", "expected"),
+    [
+        ({}, False, True, "float32"),
+        ({}, True, False, "float32"),
+        ({}, True, True, "bfloat16"),
+        ({"dtype": "float32"}, True, True, "float32"),
+        ({"dtype": "bfloat16"}, False, False, "bfloat16"),
+        ({"updater": "deepspeed", "zero_stage": 0}, True, True, "float32"),
+        ({"updater": "deepspeed", "zero_stage": 1}, True, True, "bfloat16"),
+    ],
+)
+def test_auto_is_bfloat16_on_a_gpu_that_computes_in_it(monkeypatch, options, has_gpu, has_bfloat16, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: has_bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    assert resolve_dtype(GRPOConfig.create(**options)).dtype == expected
+
+
+def test_a_runs_configuration_names_the_precision_that_it_uses():
+    trainer = GRPO(toy.ToyLM(), toy.share_of_target, **toy.options())
+    assert trainer.config.dtype == "float32"

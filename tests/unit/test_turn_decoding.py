@@ -114,6 +114,26 @@ def test_a_turn_has_draws_of_its_own(make_tiny_model: Any) -> None:
     assert len({tuple(reply) for reply in replies}) == 4
 
 
+def test_a_forgotten_episode_drops_its_reply(engine: HFEngine) -> None:
+    """One that is decoded and one that waits for a row; the replies beside them stay the same."""
+    requests = [ask(episode, PROMPTS[episode[0]]) for episode in EPISODES]
+    with engine.open_turns(SAMPLING, SEED, 6) as session:
+        whole = run(session, requests)
+    dropped = {EPISODES[1], EPISODES[5]}
+    with engine.open_turns(SAMPLING, SEED, 4) as session:
+        for request in requests:
+            session.submit(request)
+        found = {request.episode: turn for request, turn in [*session.step(), *session.step()]}
+        before = len(session)
+        for episode in dropped:
+            session.forget(episode)
+        assert len(session) < before
+        found |= run(session, [])
+    assert found.keys() == whole.keys() - dropped
+    for episode, turn in found.items():
+        assert turn.token_ids.tolist() == whole[episode].token_ids.tolist()
+
+
 def test_stop_strings_of_a_request_end_it(make_tiny_model: Any, byte_tokenizer: Any) -> None:
     model = make_tiny_model("qwen2", vocab_size=259)
     engine = HFEngine(model, byte_tokenizer, eos_token_ids=[])

@@ -102,6 +102,26 @@ def test_answers_of_servers_come_in_any_order() -> None:
     session.abort()
 
 
+def test_the_answer_for_a_forgotten_episode_is_dropped() -> None:
+    gate = threading.Event()
+
+    def serve(request: TurnRequest) -> tuple[Completion, int]:
+        assert gate.wait(30)
+        if request.episode[0] == 0:
+            raise EngineError("its server died")
+        return make_completion(request), 0
+
+    session = ServerTurns(serve, 2, vocab_size=50, max_length=None)
+    session.submit(ask(0))
+    session.submit(ask(1))
+    session.forget((0, 0))
+    assert len(session) == 1
+    gate.set()
+    assert drain(session, 1) == [1]
+    assert len(session) == 0
+    session.abort()
+
+
 def test_a_server_that_fails_ends_the_session() -> None:
     def serve(request: TurnRequest) -> tuple[Completion, int]:
         raise EngineError("no server answered")

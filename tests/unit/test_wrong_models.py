@@ -81,7 +81,7 @@ MODEL_ROWS = [
             T5Config(vocab_size=40, d_model=8, d_ff=8, num_layers=1, num_heads=2, d_kv=4)
         ),
         ValueError,
-        "T5ForConditionalGeneration, an encoder with a decoder",
+        "T5ForConditionalGeneration, an encoder-decoder model",
     ),
     ("no head", decoder, ValueError, "model is a Qwen2Model, which has no language-model head"),
     (
@@ -113,7 +113,7 @@ def test_a_hub_id_without_network(monkeypatch):
     with pytest.raises(
         ValueError,
         match="model='owner/name' cannot be loaded: We couldn't connect .* to load the files. Check your connection; "
-        "nor is there a folder of this name: without network, pass a folder",
+        "there is no such folder either: without network access, pass a folder",
     ):
         GRPO("owner/name", score_length, log_to=())
 

@@ -43,7 +43,7 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ConfigError(f"--gpu-memory is {arguments.gpu_memory:g}: expected GiB above 0")
     if arguments.ranks < 1 or arguments.prompt_tokens < 1:
         raise ConfigError(f"--ranks {arguments.ranks}, --prompt-tokens {arguments.prompt_tokens}: expected at least 1")
-    config = GRPOConfig.create(**parse_overrides(rest))
+    config = GRPOConfig.create(**{"dtype": "bfloat16", **parse_overrides(rest)})
     shape = read_shape(AutoConfig.from_pretrained(arguments.model), config.lora_target_modules)
     found = find_gpu_bytes() or 80 * GIB
     gpu_bytes = found if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)

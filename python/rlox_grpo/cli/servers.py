@@ -8,6 +8,8 @@ from typing import Any
 
 from rlox_grpo.cli.values import Commands
 
+_DTYPES = ("auto", "float32", "bfloat16")
+
 
 def add_commands(commands: Commands) -> None:
     """Add ``serve`` and ``serve-reference``."""
@@ -20,7 +22,7 @@ def add_commands(commands: Commands) -> None:
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument("--port", type=int, default=8000, help="the first server's (default: %(default)s)")
     serve.add_argument("--count", type=int, default=1, help="servers, on ports one after another")
-    serve.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="as the trainer's")
+    serve.add_argument("--dtype", choices=_DTYPES, default="auto", help="as the trainer's (default: %(default)s)")
     serve.add_argument("--max-length", type=int, help="longest prompt with its completion")
     serve.add_argument("--token-file", help="holds the token; else RLOX_GRPO_SERVER_TOKEN, else a new one")
     serve.add_argument("--log-dir", default="runs/servers", help="(default: %(default)s)")
@@ -34,7 +36,7 @@ def add_commands(commands: Commands) -> None:
     frozen.add_argument("--port", type=int, default=8450, help="0 takes a free one (default: %(default)s)")
     frozen.add_argument("--token-file", help="file with the bearer token; else RLOX_GRPO_REFERENCE_TOKEN holds it")
     frozen.add_argument("--token-budget", type=int, default=32_768, help="padded tokens in a forward (%(default)s)")
-    frozen.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    frozen.add_argument("--dtype", choices=_DTYPES, default="auto", help="as the trainer's (default: %(default)s)")
     frozen.set_defaults(run=_serve_reference)
 
 
@@ -55,5 +57,8 @@ def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None
 
 
 def _command_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of the command itself, by name."""
-    return {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "traceback")}
+    """Return the options of the command itself by name, with the precision of ``--dtype auto``."""
+    from rlox_grpo.model.precision import choose_dtype
+
+    options = {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "traceback")}
+    return {**options, "dtype": choose_dtype() if arguments.dtype == "auto" else arguments.dtype}

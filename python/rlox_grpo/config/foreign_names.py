@@ -206,6 +206,9 @@ VERL: Mapping[str, str] = {
     "apply_chat_template_kwargs": "chat_template_kwargs",
     "adv_estimator": "set baseline and reward_scaling, or a preset",
     "betas": "set adam_beta1 and adam_beta2",
+    "clip_cov_lb": "covariance_bounds",
+    "clip_cov_ratio": "covariance_share",
+    "clip_cov_ub": "covariance_bounds",
     "clip_ratio": "set clip_low and clip_high",
     "clip_ratio_c": "dual_clip",
     "clip_ratio_high": "clip_high",
@@ -219,6 +222,7 @@ VERL: Mapping[str, str] = {
     "gen_batch_size": "prompts_per_step",
     "grad_clip": "max_grad_norm",
     "horizon": "kl_horizon",
+    "kl_cov_ratio": "covariance_share",
     "kl_loss_coef": "kl_coef",
     "kl_loss_type": "kl_estimator",
     "kl_penalty": "kl_estimator",
@@ -244,6 +248,7 @@ VERL: Mapping[str, str] = {
     "overlong_buffer": "add the reward rlox_grpo.rewards.Overlong",
     "param_offload": "offload_params",
     "ppo_epochs": "updates_per_batch",
+    "ppo_kl_coef": "covariance_kl_coef",
     "ppo_max_token_len_per_gpu": "micro_batch_tokens",
     "ppo_micro_batch_size": "micro_batch_tokens",
     "ppo_micro_batch_size_per_gpu": "micro_batch_tokens",
@@ -274,6 +279,9 @@ VERL: Mapping[str, str] = {
 }
 """The last part of verl's keys, such as ``actor_rollout_ref.actor.ppo_epochs`` → an option of ours, or what to do."""
 
+_RUN_FILE_KEYS = ("launcher", "layout")
+"""Keys of run files that are no options: a GRPO object lives in the processes that make it."""
+
 _NEAR = 0.8
 """Similarity from which a name is suggested: ``group_sze`` has 0.95 with ``group_size``, ``save_steps`` 0.74 with
 ``max_steps``."""
@@ -282,6 +290,12 @@ _NEAR = 0.8
 def advise(name: str, known: Iterable[str]) -> str:
     """Return the end of the error about an unknown option: ``: did you mean 'kl_coef'? (TRL's beta)``."""
     known, last = list(known), name.rpartition(".")[2]
+    if name in _RUN_FILE_KEYS:
+        return (
+            ": it is a key of run files, because Ray starts other processes than this one. Write a run file and start "
+            "`rlox-grpo train run.toml --ray auto`; from Python: rlox_grpo.cli.main(['train', 'run.toml', '--ray', "
+            "'auto'])"
+        )
     for library, names in (("TRL", TRL), ("verl", VERL)):
         if last in names:
             advice = names[last]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rlox_grpo.types import Batch, Int64Array
 
-# Dense bfloat16 peaks in TFLOP/s from NVIDIA's data sheets, which print twice that where they count sparsity.
-# The first pattern found in the device's name counts.
+# Peak dense bfloat16 TFLOP/s from NVIDIA's data sheets (half the printed figure where that one assumes sparsity).
+# The first pattern that matches the device's name applies.
 _PEAK_TFLOPS = (
     (r"\bMIG\b", None),  # a slice of a device
     (r"\bB200\b", 2250.0),
@@ -41,15 +41,15 @@ class UpdateWork:
     """Counts of one pass over the batches of an optimizer step.
 
     Attributes:
-        row_tokens: prompt and completion tokens of every row, shared ones counted with each of its rows.
-        forwarded: tokens that enter the decoder; padding is not among them.
-        padding: places beside them that are padding. Tables inside packed attention pad too; they are not counted.
-        prompt_tokens: prompt tokens of every row.
-        saved: those of them that are not forwarded, as a neighbouring row has forwarded them.
-        completion_tokens: completion tokens of every row.
-        completion_saved: likewise those that a neighbouring row has forwarded; a row's last one is not among them.
-        predicted: tokens for which the output layer runs, those that rows share once.
-        pairs: pairs of a token and one that it attends to, itself included.
+        row_tokens: prompt and completion tokens of all rows. A token that several rows share counts once for each row.
+        forwarded: tokens that enter the decoder, without padding.
+        padding: padding positions that enter the decoder. Padding inside packed attention is not counted.
+        prompt_tokens: prompt tokens of all rows.
+        saved: prompt tokens that are not forwarded, because another row of the batch forwards them.
+        completion_tokens: completion tokens of all rows.
+        completion_saved: completion tokens that another row forwards, without the last token of each row.
+        predicted: tokens for which the output layer runs. A token that several rows share counts once.
+        pairs: (query, key) pairs of causal attention, including each token with itself.
     """
 
     row_tokens: int = 0
@@ -68,9 +68,9 @@ class ModelSize:
     """Model size for counting FLOPs.
 
     Attributes:
-        body, body_trained: parameters beside embeddings and output layer, and those of them that take gradients.
-        head, head_trained: likewise of the output layer, tied or not; 0 where the model does not say which it is.
-        attention_width: layers times heads times head size; 0 where that is unknown or the attention is windowed.
+        body, body_trained: all and trainable parameters, without embeddings and output layer.
+        head, head_trained: all and trainable parameters of the output layer, tied or not; 0 if it is unknown.
+        attention_width: layers × heads × head size; 0 if it is unknown or if attention is windowed.
     """
 
     body: int
@@ -85,9 +85,9 @@ def count_update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> Upda
 
     Args:
         batches: micro-batches of one optimizer step.
-        shares_prompts: whether batches are packed where that saves enough tokens
-            (:attr:`rlox_grpo.model.forward.Forward.shares_prompts`). Rows of one prompt then forward their common
-            prefix once, completions leave out their last token, and nothing is padded.
+        shares_prompts: whether batches are packed where packing saves enough tokens
+            (:attr:`rlox_grpo.model.forward.Forward.shares_prompts`). A packed batch forwards the common prefix of rows
+            once, leaves out the last token of each completion, and has no padding.
     """
     return reduce(_add_work, (_count_batch_work(batch, shares_prompts) for batch in batches), UpdateWork())
 
@@ -137,21 +137,23 @@ def profile_update(
     size: ModelSize | None = None,
     peak_flops: float | None = None,
 ) -> dict[str, float]:
-    """``perf/*`` of the update. A number that has no value in this step is left out, never NaN.
+    """Return the ``perf/*`` metrics of the update. A metric without a value in this step is left out, never NaN.
 
     Args:
-        batches: the micro-batches that each optimizer step went over.
+        batches: micro-batches of each optimizer step.
         num_updates: optimizer steps taken on them.
-        seconds: what the update took, ``time/update_s``.
+        seconds: duration of the update, ``time/update_s``.
         shares_prompts: see :func:`count_update_work`.
-        size: the model's; None leaves ``perf/mfu`` out.
-        peak_flops: the device's, in FLOP/s; None likewise.
+        size: size of the model; None leaves ``perf/mfu`` out.
+        peak_flops: peak of the device in FLOP/s; None leaves ``perf/mfu`` out.
 
     Returns:
-        ``perf/padding_share`` of the places forwarded, ``perf/prompt_tokens_saved_share`` of the rows' prompt tokens,
-        ``perf/completion_tokens_saved_share`` of their completion tokens,
-        ``perf/update_tokens_per_s`` in tokens of the rows, prompts counted with each completion, so that the two ways
-        of forwarding compare; ``perf/mfu`` counts what was forwarded, without what checkpointing forwards again.
+        - ``perf/padding_share``: share of padding in the forwarded positions.
+        - ``perf/prompt_tokens_saved_share``, ``perf/completion_tokens_saved_share``: share of prompt and completion
+          tokens that are not forwarded again.
+        - ``perf/update_tokens_per_s``: tokens of all rows, a prompt counted with each completion. Packed and padded
+          batches are comparable by it.
+        - ``perf/mfu``: FLOPs of the forwarded tokens over the device's peak. Recomputed activations do not count.
     """
     work = count_update_work(batches, shares_prompts=shares_prompts)
     if not num_updates or not work.forwarded:
@@ -169,11 +171,11 @@ def profile_update(
 
 
 def count_training_flops(size: ModelSize, work: UpdateWork) -> float:
-    """Floating-point operations that forward and backward of ``work`` need at least.
+    """Return the floating-point operations of forward and backward for ``work``, without recomputation.
 
-    A parameter costs 2 a token forward, 2 for the gradient of its input, and 2 for its own where it is trained: 6 in
-    all (arXiv:2001.08361), 4 when frozen under adapters. A pair attended costs 12 for each unit of attention width:
-    scores and values, 2 each forward and 4 backward (arXiv:2204.02311, appendix B; here over causal pairs alone).
+    For each token, a parameter costs 2 in the forward pass, 2 for the gradient of its input and 2 for its own gradient:
+    6 if it is trained (arXiv:2001.08361), 4 if it is frozen. A (query, key) pair costs 12 for each unit of attention
+    width: 2 forward and 4 backward, for scores and for values (arXiv:2204.02311, appendix B; here causal pairs only).
     """
     body = (4 * size.body + 2 * size.body_trained) * work.forwarded
     head = (4 * size.head + 2 * size.head_trained) * work.predicted
@@ -181,7 +183,7 @@ def count_training_flops(size: ModelSize, work: UpdateWork) -> float:
 
 
 def measure_model(model: nn.Module) -> ModelSize | None:
-    """Parameters and attention width of ``model``; None where not all of it runs on each token (experts)."""
+    """Return parameters and attention width of ``model``; None for a mixture of experts."""
     from torch.nn import Embedding
 
     adapted: Any = model
@@ -202,14 +204,14 @@ def measure_model(model: nn.Module) -> ModelSize | None:
 
 
 def look_up_peak_flops(device_name: str) -> float | None:
-    """Dense bfloat16 FLOP/s of a device by the name that CUDA gives it; None for one that is not in the table."""
+    """Return the peak dense bfloat16 FLOP/s of a device by its CUDA name; None if the table does not list it."""
     found = (peak for pattern, peak in _PEAK_TFLOPS if re.search(pattern, device_name))
     peak = next(found, None)
     return None if peak is None else peak * 1e12
 
 
 def find_peak_flops(device: Device) -> float | None:
-    """`look_up_peak_flops` of a torch device; None for any but CUDA's."""
+    """Return the peak dense bfloat16 FLOP/s of a torch device; None if it is not a CUDA device."""
     if device.type != "cuda":
         return None
     import torch

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers  # its classes by attribute: each loads seconds of modules when it is first used
+import transformers  # used by attribute, because importing a class loads its modules, which takes seconds
 from torch import Tensor, nn
 
 from rlox_grpo.config.schema import GRPOConfig
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""The file by which peft knows a folder that holds an adapter."""
+"""The file that marks a PEFT adapter folder."""
 
 PADDING_SHARE = 0.05
-"""Embedding rows past the tokenizer are padding up to this share of the vocabulary (Qwen2.5 has 0.3 %)."""
+"""Largest share of embedding rows without a token that counts as padding (Qwen2.5 has 0.3 %)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """The model in training and its tokenizer.
+    """The policy model and its tokenizer.
 
     Attributes:
-        model: float32 weights; an adapter over frozen ones; or, with ``offload_optimizer``, bfloat16 weights.
-        tokenizer: None for token-in, token-out use.
+        model: has float32 weights; an adapter over frozen weights; or bfloat16 weights with ``offload_optimizer``.
+        tokenizer: None if prompts and completions are token ids.
         eos_token_ids: ids that end a completion.
-        vocabulary: ids that can be sampled are below it; the rest of the embedding is padding. None when all can.
-        positions: longest sequence that the model takes, or None when it states none.
+        vocabulary: number of ids that can be sampled; larger ids are padding of the embedding. None: all ids.
+        positions: maximum sequence length of the model, or None if its config has none.
         recomputes: whether the backward pass recomputes activations.
-        masters: float32 weights in host memory, by name, of parameters in training that ``model`` holds in bfloat16.
+        masters: float32 master weights in host memory by parameter name, for weights that ``model`` has in bfloat16.
     """
 
     model: nn.Module
@@ -61,13 +61,20 @@ def load_policy(
     *,
     num_ranks: int = 1,
 ) -> Policy:
-    """Load or take ``model`` for training; ``num_ranks`` processes share the memory of what is sharded.
+    """Load ``model`` from a path, or prepare a model object, for training.
+
+    Args:
+        model: a path, a hub id, or a model object, which is changed in place.
+        tokenizer: None loads the tokenizer that belongs to the path.
+        config: all options.
+        num_ranks: number of ranks that share sharded weights.
 
     Raises:
-        ValueError: a path without a model or a tokenizer; a tokenizer that does not fit the model; a model that is
-            not a causal language model.
-        ConfigError: ``lora_rank`` with a model that has an adapter; ``load_in_4bit`` without one, or with a module.
-        ImportError: LoRA without peft.
+        ValueError: if the path has no model or tokenizer, if tokenizer and model do not match, or if the model is not
+            a causal language model.
+        ConfigError: if ``lora_rank`` is set and the model already has an adapter, or if ``load_in_4bit`` is set
+            without an adapter or with a model object.
+        ImportError: if LoRA is used and peft is not installed.
     """
     if config.load_in_4bit:
         _refuse_4_bits(model, config)
@@ -88,7 +95,7 @@ def load_policy(
     masters: Mapping[str, Tensor] = {}
     if stores_bfloat16(config, config, has_adapter=hasattr(model, "peft_config")):
         masters = take_masters(model) if config.offload_optimizer else {}
-        # Before the move: the GPU never holds them in float32.
+        # Before the move to the GPU, so that the GPU never stores these weights in float32.
         cast_weights(model, torch.bfloat16, trained=config.offload_optimizer, device=_find_gpu())
     gpu_bytes = find_gpu_bytes()
     model = _move_to_gpu(model)
@@ -127,9 +134,9 @@ def _refuse_other_architectures(model: Any) -> None:
     name, wanted = type(model).__name__, "load it by AutoModelForCausalLM.from_pretrained, or choose a causal model"
     settings = model.config
     if getattr(settings, "is_encoder_decoder", False):
-        raise ValueError(f"model is a {name}, an encoder with a decoder: GRPO trains decoders alone; {wanted}")
+        raise ValueError(f"model is a {name}, an encoder-decoder model: GRPO trains decoder-only models; {wanted}")
     if type(settings) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(settings, "is_decoder", False):
-        raise ValueError(f"model is a {name}, an encoder: its tokens see those after them; {wanted}")
+        raise ValueError(f"model is a {name}, an encoder: its attention is not causal; {wanted}")
     causal: Any = model
     head, embedding = causal.get_output_embeddings(), causal.get_input_embeddings()
     if head is None:
@@ -145,8 +152,7 @@ def _refuse_other_architectures(model: Any) -> None:
 def _keep_float32_weights(model: nn.Module) -> None:
     """Convert trained weights of 16 bits to float32, in place: bfloat16 drops updates of 1e-6.
 
-    Frozen weights under an adapter stay as they are; a model without an adapter is converted whole, as its layers are
-    of one type.
+    With an adapter, frozen weights keep their dtype. Without one, the whole model is converted.
     """
     half = {p.dtype for p in model.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)}
     if not half:
@@ -165,7 +171,7 @@ def _keep_float32_weights(model: nn.Module) -> None:
 
 
 def _looks_like_a_folder(source: str) -> bool:
-    """Whether a model's name can only be a path: a hub id is ``name`` or ``owner/name``."""
+    """Return whether ``source`` can only be a path. A hub id has the form ``name`` or ``owner/name``."""
     return source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source or source.endswith("/")
 
 
@@ -174,12 +180,12 @@ def _find_gpu() -> torch.device | None:
 
 
 def _move_to_gpu(model: nn.Module) -> nn.Module:
-    """``model`` on this process's GPU, if there is one: in place, as ``nn.Module.to`` does."""
+    """Move ``model`` to this process's GPU in place, if there is one."""
     device = _find_gpu()
     if device is None:
         return model
-    # cuDNN's attention plans each new shape for up to a second, and its gradients are NaN for masked rows of some
-    # lengths (pytorch/pytorch#196678). vLLM switches it off as well.
+    # cuDNN attention takes up to a second to plan each new shape, and returns NaN gradients for masked rows of some
+    # lengths (pytorch/pytorch#196678). vLLM disables it as well.
     torch.backends.cuda.enable_cudnn_sdp(False)
     elsewhere = next((tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.device != device), None)
     if elsewhere is not None:
@@ -193,7 +199,7 @@ def _checkpoint_activations(model: Any) -> None:
         raise ValueError(f"gradient_checkpointing needs a transformers model, got {type(model).__name__}")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if hasattr(model, "peft_config"):
-        # Frozen embeddings give checkpointed blocks an input without a gradient, and then nothing is trained.
+        # Without this, frozen embeddings give checkpointed blocks an input without a gradient: nothing is trained.
         model.enable_input_require_grads()
 
 
@@ -204,8 +210,8 @@ def _load_pretrained(
         raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()})")
     if (Path(source) / ADAPTER_CONFIG).is_file():
         return _load_adapter(source, tokenizer, config)
-    # Weights in training are float32 whatever the checkpoint holds, as bfloat16 drops updates of 1e-6. Weights that
-    # stay frozen are read in the dtype in which they stay.
+    # Trained weights are always float32, because bfloat16 drops updates of 1e-6. Frozen weights are loaded in the
+    # dtype in which they stay.
     frozen = has_adapter or config.lora_rank > 0
     dtype = torch.bfloat16 if frozen and stores_bfloat16(config, config, has_adapter=True) else torch.float32
     settings: dict[str, Any] = {"dtype": dtype}
@@ -214,7 +220,9 @@ def _load_pretrained(
     try:
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, **settings)
     except (OSError, ValueError) as error:
-        there = "" if Path(source).exists() else "; nor is there a folder of this name: without network, pass a folder"
+        there = (
+            "" if Path(source).exists() else "; there is no such folder either: without network access, pass a folder"
+        )
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"model={source!r} cannot be loaded: {reason}{there}") from error
     tokenizer = tokenizer or _load_tokenizer(source)
@@ -256,7 +264,7 @@ def _import_peft(what: str) -> Any:
 def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
     if Path(source).is_dir():
         if (Path(source) / "tokenizer.json").exists():
-            # The file as it is: AutoTokenizer rebuilds some model types' tokenizers with other normalisers and ids.
+            # AutoTokenizer rebuilds the tokenizers of some model types with other normalisers and ids.
             fast: PreTrainedTokenizerBase = transformers.PreTrainedTokenizerFast.from_pretrained(source)
             return fast
         if not (Path(source) / "tokenizer_config.json").exists():
@@ -284,7 +292,7 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
 
 
 def _find_end_tokens(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
-    """The tokenizer's end token and those of the model's generation settings."""
+    """Return the end tokens of the tokenizer and of the model's generation config, sorted."""
     stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = list(stated) if isinstance(stated, (list, tuple)) else [stated]
     if tokenizer is not None:
@@ -313,7 +321,7 @@ def _count_sampled_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase | N
 
 
 def find_max_positions(model: nn.Module) -> int | None:
-    """The model's maximum sequence length, or None if its config has none."""
+    """Return the model's maximum sequence length, or None if its config has none."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         return None

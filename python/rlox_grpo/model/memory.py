@@ -1,4 +1,4 @@
-"""Estimate the device memory of a training step from a model's sizes and the run's options; nothing is allocated.
+"""Estimate the device memory of a training step from the model's sizes and the run's options, without allocating it.
 
 Weights, gradients and moments are counted exactly. Activations are counted tensor by tensor for a decoder with
 RMSNorm, rotary attention and a gated MLP, under the library's own forward pass; tests/cuda_sim/test_memory.py holds the
@@ -23,15 +23,15 @@ class ModelShape:
     """Sizes of a causal language model.
 
     Attributes:
-        parameters: all of them, a tied output layer counted once.
-        embedding: those of the input embeddings.
-        head: those of an output layer of its own; 0 where it shares the embeddings' weight.
-        adapted_width: sum of inputs and outputs over the linear layers that take an adapter: parameters of LoRA of rank
-            1.
-        adapter: parameters of the adapter that the model has already and trains; 0 without one.
-        layers, hidden, intermediate, vocabulary: sizes; ``intermediate`` of all experts that run on a token.
-        query_width, key_width: heads times head size, of queries and of keys.
-        heads: of queries.
+        parameters: all parameters, with a tied output layer counted once.
+        embedding: parameters of the input embeddings.
+        head: parameters of the output layer; 0 if it is tied to the embeddings.
+        adapted_width: sum of input and output sizes of the linear layers that LoRA adapts, which is the number of
+            parameters of an adapter of rank 1.
+        adapter: trainable parameters of an adapter that the model already has; 0 without one.
+        layers, hidden, intermediate, vocabulary: sizes; ``intermediate`` is summed over the experts of one token.
+        query_width, key_width: heads × head size, for queries and for keys.
+        heads: number of query heads.
     """
 
     parameters: int
@@ -55,23 +55,23 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class UpdateLayout:
-    """What decides the memory of an update.
+    """Options that determine the memory of an update.
 
     Attributes:
         tokens: tokens forwarded at a time.
-        predicted: those of them whose log-probs are computed.
-        bfloat16: whether arithmetic is bfloat16; else float32.
-        load_in_4bit: whether the frozen linear layers have 4 bits a weight.
-        lora_rank: of a new adapter; 0: what the model has is trained, an adapter or the weights.
+        predicted: tokens whose log-probs are computed.
+        bfloat16: whether arithmetic is bfloat16; otherwise float32.
+        load_in_4bit: whether the frozen linear layers have 4 bits per weight.
+        lora_rank: rank of a new adapter; 0 trains the existing adapter, or all weights without one.
         checkpointing: whether activations are recomputed.
-        offload: whether float32 weights and moments lie in host memory.
-        moments_of_8_bits: whether AdamW's moments take a byte each, with a float32 scale for 256 of them.
-        zero_stage: what is sharded over ranks: 0 nothing, 1 moments, 2 gradients too, 3 weights too.
-        deepspeed: whether DeepSpeed shards: with bfloat16 arithmetic it holds bfloat16 weights beside float32 ones.
+        offload: whether float32 weights and moments are in host memory.
+        moments_of_8_bits: whether AdamW's moments take one byte each, with a float32 scale for each block of 256.
+        zero_stage: sharded over ranks: 0 nothing, 1 moments, 2 also gradients, 3 also weights.
+        deepspeed: whether DeepSpeed shards. With bfloat16 arithmetic it keeps bfloat16 and float32 weights.
         ranks: number of ranks.
         reference: whether a frozen copy of the model is kept.
         accumulates: whether a step has several micro-batches.
-        tile_bytes: of a tile of float32 logits, at most.
+        tile_bytes: maximum size of a tile of float32 logits.
     """
 
     tokens: int
@@ -92,17 +92,17 @@ class UpdateLayout:
 
 @dataclass(frozen=True)
 class UpdateMemory:
-    """Bytes on one device. ``peak`` is less than their sum: they are not at their largest at the same time.
+    """Bytes on one device. ``peak`` is less than the sum, because the parts reach their maxima at different times.
 
     Attributes:
-        weights: of the policy.
-        gradients: at the end of the backward pass.
-        moments: of AdamW, on the device.
-        reference: of a frozen reference.
-        activations: what the backward pass keeps of the forward pass, and what one layer of it needs.
-        logits: tiles of logits and the gradient of the output layer's operands.
-        held: what is allocated between two updates.
-        peak: the largest that is allocated at once.
+        weights: weights of the policy.
+        gradients: gradients at the end of the backward pass.
+        moments: AdamW's moments on the device.
+        reference: weights of a frozen reference model.
+        activations: activations saved for the backward pass, and the working memory of one layer.
+        logits: tiles of logits, and the gradients of the output layer's operands.
+        held: memory allocated between two updates.
+        peak: maximum memory allocated at one time.
     """
 
     weights: int
@@ -119,8 +119,8 @@ def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear
     """Return the sizes of a transformers decoder, with or without an adapter; None for another module.
 
     Args:
-        model: its parameters may be on the meta device.
-        targets: ``lora_target_modules``: which linear layers take an adapter.
+        model: the model; its parameters may be on the meta device.
+        targets: ``lora_target_modules``, the linear layers that LoRA adapts.
     """
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config") or not hasattr(model, "get_output_embeddings"):
@@ -152,10 +152,10 @@ def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear
 
 
 def read_shape(config: Any, targets: str | tuple[str, ...] = "all-linear") -> ModelShape:
-    """Return the sizes of the causal LM of a transformers ``config``; no weight is allocated.
+    """Return the sizes of the causal LM that a transformers ``config`` describes, without allocating weights.
 
     Raises:
-        ValueError: a model type without a causal LM, or one whose sizes have other names.
+        ValueError: if the model type has no causal LM, or if its config uses other names for the sizes.
     """
     from transformers import AutoModelForCausalLM
 
@@ -182,14 +182,14 @@ def _count_adapted_width(base: Any, head: Any, targets: str | tuple[str, ...]) -
 
 
 def _find_intermediate_size(text: Any) -> int:
-    """Width of the MLP that a token goes through: of all its experts, where there are several."""
+    """Return the MLP width of one token, summed over its experts in a mixture of experts."""
     dense = _read_size(text, "intermediate_size", 4 * text.hidden_size)
     experts = _read_size(text, "num_experts_per_tok", 0)
     return experts * _read_size(text, "moe_intermediate_size", dense) if experts else dense
 
 
 def _read_size(text: Any, name: str, default: int) -> int:
-    """A size of the configuration, of the largest layer where they differ; ``default`` where it has none."""
+    """Return a size from the config, the maximum if layers differ, or ``default`` if the config has none."""
     value = getattr(text, name, None)
     value = max(value, default=None) if isinstance(value, (list, tuple)) else value
     return value if isinstance(value, int) and value > 0 else default
@@ -201,22 +201,22 @@ def estimate_update(shape: ModelShape, layout: UpdateLayout) -> UpdateMemory:
     trained = lora or shape.parameters
     in_bfloat16 = layout.bfloat16 and (layout.offload or layout.deepspeed or (lora > 0 and layout.zero_stage == 0))
     weight_bytes = 2 if in_bfloat16 else 4
-    # Of moments, gradients and weights: the ranks that share them.
+    # Number of ranks that share moments, gradients and weights.
     of_moments, of_gradients, of_weights = (layout.ranks if layout.zero_stage >= stage else 1 for stage in (1, 2, 3))
     frozen = shape.parameters * weight_bytes
     if layout.load_in_4bit:
         frozen = int(shape.body * BYTES) + (shape.embedding + shape.head) * weight_bytes
     weights = (frozen + (0 if layout.offload else 4 * lora)) // of_weights
-    # DeepSpeed adds micro-batches up in bfloat16 until it shards gradients.
+    # DeepSpeed accumulates micro-batches in bfloat16 unless it shards gradients.
     gradient_bytes = 2 if layout.deepspeed and in_bfloat16 and of_gradients == 1 else 4
     gradients = gradient_bytes * trained // of_gradients
     float32_weights = 4 * trained if layout.deepspeed and in_bfloat16 else 0
     moment_bytes = 2 * trained + 8 * trained // 256 if layout.moments_of_8_bits else 8 * trained
     moments = 0 if layout.offload else (moment_bytes + float32_weights) // of_moments
     reference = _estimate_reference(shape, layout, in_bfloat16=in_bfloat16)
-    # Shards of two layers are gathered at a time, those of embeddings and output layer for the whole pass.
+    # Two layers are gathered at a time; embeddings and output layer stay gathered for the whole pass.
     gathered = weight_bytes * (shape.embedding + shape.head + 2 * shape.body // shape.layers) if of_weights > 1 else 0
-    # Autocast keeps a bfloat16 copy of each float32 weight, at least as long as the forward pass.
+    # Autocast keeps a bfloat16 copy of each float32 weight for at least the forward pass.
     copies = 2 * shape.body if layout.bfloat16 and not in_bfloat16 else 0
     # A layer of 4 bits is unpacked for its product.
     unpacked = shape.hidden * shape.intermediate * (2 if layout.bfloat16 else 4) if layout.load_in_4bit else 0
@@ -224,7 +224,7 @@ def estimate_update(shape: ModelShape, layout: UpdateLayout) -> UpdateMemory:
     saved_layer = layout.tokens * _count_saved_bytes(shape, layout, in_bfloat16=in_bfloat16)
     stream = layout.tokens * shape.hidden * (2 if in_bfloat16 else 4)
     ends = layout.tokens * shape.hidden * (8 if in_bfloat16 else 10 if layout.bfloat16 else 12)
-    # Of a layer's backward pass, beside what it kept: two or three tensors of the MLP's width, more with adapters.
+    # Working memory of a layer's backward pass: two or three tensors of the MLP's width, more with adapters.
     working = (
         int(layout.tokens * shape.intermediate * (5.5 if layout.bfloat16 else 11) * (1.25 if lora else 1)) + unpacked
     )
@@ -233,7 +233,7 @@ def estimate_update(shape: ModelShape, layout: UpdateLayout) -> UpdateMemory:
         saved, layer = shape.layers * stream + ends, saved_layer + copies // shape.layers
     forward_head, backward_head = _estimate_head(shape, layout, weight_bytes, trains_head=not lora)
     before = gradients if layout.accumulates else 0
-    # When the first layer's backward pass begins, its gradients and those of the embeddings are not there yet.
+    # When the backward pass reaches the first layer, its gradients and the embeddings' are not allocated yet.
     missing = (shape.embedding + shape.body // shape.layers) / shape.parameters if shape.head else 0.0
     phases = (
         saved + before + forward_head,
@@ -265,23 +265,23 @@ def _estimate_reference(shape: ModelShape, layout: UpdateLayout, *, in_bfloat16:
 
 
 def _count_saved_bytes(shape: ModelShape, layout: UpdateLayout, *, in_bfloat16: bool) -> int:
-    """Bytes that one layer's forward pass keeps for its backward pass, for each token."""
+    """Return the bytes that one layer saves for its backward pass, for each token."""
     hidden, queries, keys, inner = shape.hidden, shape.query_width, shape.key_width, shape.intermediate
     normalisers = 4 * shape.heads
     if not layout.bfloat16:
-        # Two norms: input, normalised input, output. Queries, keys, values, attention. Gate, SiLU, up, product.
+        # Two norms (input, normalised input, output); queries, keys, values, attention; gate, SiLU, up, product.
         return 24 * hidden + 8 * queries + 8 * keys + normalisers + 16 * inner
     attention_and_mlp = 4 * queries + 4 * keys + normalisers + 8 * inner
     if layout.lora_rank or shape.adapter:
-        # Norms in float32, and an input cast for each adapter; frozen layers keep no input.
+        # Norms in float32, and a cast input for each adapter. Frozen layers save no input.
         return 18 * hidden + 2 * queries + attention_and_mlp + 14 * layout.lora_rank
-    # A norm keeps its input in float32 and, in the dtype of the stream, its normalised input and its output; from a
-    # float32 stream autocast casts the input of each of five linear layers.
+    # A norm saves its input in float32, and its normalised input and output in the dtype of the residual stream. With
+    # a float32 stream, autocast also casts the input of each of five linear layers.
     return (16 if in_bfloat16 else 26) * hidden + attention_and_mlp
 
 
 def _estimate_head(shape: ModelShape, layout: UpdateLayout, weight_bytes: int, *, trains_head: bool) -> tuple[int, int]:
-    """Bytes of the output layer's forward and backward pass in tiles (:mod:`rlox_grpo.model.log_probs`)."""
+    """Return the bytes of the output layer's forward and backward pass (tiles of :mod:`rlox_grpo.model.log_probs`)."""
     row = 4 * shape.vocabulary
     tile = min(layout.tile_bytes // row, layout.predicted) * row
     weight = shape.vocabulary * shape.hidden

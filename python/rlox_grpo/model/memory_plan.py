@@ -1,4 +1,4 @@
-"""Whether a run fits on its GPU: memory by option, checkpointing where it is needed, and options that would fit."""
+"""Estimate whether a run fits on its GPU, choose activation checkpointing, and find options that would fit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 GIB = 2**30
 
 USABLE = 0.92
-"""Share of a GPU's memory that a run may plan with; the rest is for CUDA's context, fragmentation, and errors."""
+"""Share of a GPU's memory that a run may use; the rest covers CUDA's context, fragmentation and estimation errors."""
 
 PROMPT_TOKENS = 1024
-"""Length of a prompt where the data are not known yet. It decides the built-in engine's cache alone."""
+"""Assumed prompt length before the data are read. Only the cache of the built-in engine depends on it."""
 
-_HF_ROWS = 256  # decoded at once where max_rollout_rows is None
+_HF_ROWS = 256  # rows decoded at once if max_rollout_rows is None
 
 
 def find_gpu_bytes() -> int | None:
@@ -41,9 +41,9 @@ class RunMemory:
     """Bytes on one device.
 
     Attributes:
-        update: of the update alone.
-        engine: of generation: the cache of keys and values, and the engine's own weights, or vLLM's whole share.
-        total: the largest that is allocated at once.
+        update: memory of the update.
+        engine: memory of generation: key-value cache and the engine's copy of the weights, or all of vLLM's share.
+        total: maximum memory allocated at one time.
     """
 
     update: UpdateMemory
@@ -64,11 +64,11 @@ def estimate_run(
 
     Args:
         shape: the model's sizes.
-        config: every option; ``gradient_checkpointing`` is not read.
-        gpu_bytes: of each GPU.
+        config: all options; ``gradient_checkpointing`` is not read.
+        gpu_bytes: memory of each GPU.
         checkpointing: whether activations are recomputed.
-        ranks: processes of the run, with one GPU each.
-        prompt_tokens: longest prompt.
+        ranks: number of ranks, with one GPU each.
+        prompt_tokens: length of the longest prompt.
     """
     deepspeed = config.updater == "deepspeed"
     longest = prompt_tokens + config.max_new_tokens
@@ -99,7 +99,7 @@ def estimate_run(
     if config.async_steps > 0 and config.shards_weights:
         copied += 4 * shape.parameters  # gathered for the engine's thread
     elif config.async_steps > 1:
-        # An engine that is a batch behind takes copies of the weights in training; see BackgroundEngine.
+        # An engine that lags by a batch copies the trained weights; see BackgroundEngine.
         adapter = shape.adapter or config.lora_rank * shape.adapted_width
         copied += (config.async_steps - 1) * (4 * adapter if adapter else update.weights)
     cache = 0
@@ -122,13 +122,13 @@ def _keeps_reference(config: GRPOConfig, *, has_adapter: bool) -> bool:
 def choose_checkpointing(
     shape: ModelShape | None, config: GRPOConfig, gpu_bytes: int | None, *, ranks: int = 1
 ) -> bool:
-    """Return whether to recompute activations: as the option says, or with ``"auto"`` where they do not fit otherwise.
+    """Return whether to recompute activations. ``"auto"`` does so only if the run does not fit otherwise.
 
     Args:
-        shape: the model's sizes, or None where they are not known.
-        config: every option.
-        gpu_bytes: of the GPU; None without one.
-        ranks: processes of the run.
+        shape: the model's sizes, or None if they are unknown.
+        config: all options.
+        gpu_bytes: memory of the GPU; None without one.
+        ranks: number of ranks.
     """
     if config.gradient_checkpointing != "auto":
         return bool(config.gradient_checkpointing)
@@ -141,10 +141,10 @@ def choose_checkpointing(
 def check_fit(
     model: nn.Module, config: GRPOConfig, *, checkpointing: bool, ranks: int = 1, prompt_tokens: int = PROMPT_TOKENS
 ) -> None:
-    """Warn of a run that is estimated not to fit on this process's GPU; does nothing without one.
+    """Warn if the run is estimated not to fit on this process's GPU. Without a GPU, do nothing.
 
     Raises:
-        ConfigError: weights, gradients and moments alone are larger; names options that would make the run fit.
+        ConfigError: if weights, gradients and moments alone do not fit; the message names options that would fit.
     """
     gpu_bytes = find_gpu_bytes()
     shape = None if gpu_bytes is None else measure_shape(model, config.lora_target_modules)
@@ -157,7 +157,7 @@ def check_fit(
     if memory.total <= gpu_bytes:
         return
     changes = find_fitting_changes(shape, config, gpu_bytes, ranks=ranks)
-    advice = "; ".join(describe_changes(change) for change in changes) or "a larger GPU, or more of them"
+    advice = "; ".join(describe_changes(change) for change in changes) or "a larger GPU, or more GPUs"
     text = (
         f"of a GPU's {gpu_bytes / GIB:.1f} GiB this run needs about {memory.total / GIB:.1f} (weights, gradients and "
         f"moments {least / GIB:.1f}). Any of these would fit: {advice}. `rlox-grpo memory MODEL` prints the table"
@@ -178,13 +178,13 @@ CHANGES: Sequence[Mapping[str, Any]] = (
     {"dtype": "bfloat16", "gradient_checkpointing": True, "lora_rank": 32},
     {"dtype": "bfloat16", "gradient_checkpointing": True, "lora_rank": 32, "micro_batch_tokens": 4096},
 )
-"""Options that save memory, from the cheapest on."""
+"""Options that save memory, ordered from the smallest to the largest cost in time."""
 
 
 def find_fitting_changes(
     shape: ModelShape, config: GRPOConfig, gpu_bytes: int, *, ranks: int = 1, most: int = 3
 ) -> list[Mapping[str, Any]]:
-    """Return the first of :data:`CHANGES` that make the run fit; none that only adds to one before it."""
+    """Return the first :data:`CHANGES` that make the run fit, without those that extend an earlier one."""
     found: list[Mapping[str, Any]] = []
     for change in CHANGES:
         changed = {name: value for name, value in change.items() if getattr(config, name) != value}
@@ -206,7 +206,7 @@ def find_fitting_changes(
 
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
-    """``dtype='bfloat16', gradient_checkpointing=True``."""
+    """Return the changes as keyword arguments, such as ``dtype='bfloat16', gradient_checkpointing=True``."""
     return ", ".join(f"{name}={value!r}" for name, value in changes.items())
 
 
@@ -238,7 +238,7 @@ def list_rows(config: GRPOConfig, ranks: int) -> Iterator[tuple[str, GRPOConfig,
 def format_table(
     shape: ModelShape, config: GRPOConfig, gpu_bytes: int, *, ranks: int = 1, prompt_tokens: int = PROMPT_TOKENS
 ) -> str:
-    """Return the table of layouts in GiB for each GPU, one a line; ``fits`` marks those below the GPU's memory."""
+    """Return the table of layouts, one a line, in GiB for each GPU; ``fits`` marks those that fit."""
     names = ("weights", "gradients", "moments", "reference", "activations", "logits", "engine", "total")
     lines = [f"{'GiB on each GPU':42}" + "".join(f"{name:>12}" for name in names)]
     for label, options, count in list_rows(config, ranks):

@@ -1,16 +1,46 @@
-"""The dtype that weights are stored in: frozen layers in that of the arithmetic, or the whole model in bfloat16.
+"""The precision of a run, and the dtype that weights are stored in.
 
 :func:`take_masters` keeps float32 copies of what is in training where the model itself becomes bfloat16.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from rlox_grpo.config.records import UpdateConfig, UpdaterConfig
+from rlox_grpo.config.schema import GRPOConfig
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_dtype(config: GRPOConfig) -> GRPOConfig:
+    """Return ``config`` with ``dtype="auto"`` replaced by :func:`choose_dtype`.
+
+    DeepSpeed's ``zero_stage=0`` keeps no float32 weights beside bfloat16 ones, so it uses float32.
+    """
+    if config.dtype != "auto":
+        return config
+    keeps_float32 = config.updater != "deepspeed" or config.zero_stage > 0
+    return config.model_copy(update={"dtype": choose_dtype() if keeps_float32 else "float32"})
+
+
+def choose_dtype() -> Literal["float32", "bfloat16"]:
+    """Return the precision of ``dtype="auto"``: bfloat16 if this process has a GPU that computes in it, else float32.
+
+    NVIDIA's GPUs compute in bfloat16 from compute capability 8.0 on.
+    """
+    if not torch.cuda.is_available():
+        return "float32"
+    dtype: Literal["float32", "bfloat16"] = (
+        "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    )
+    logger.info("dtype='auto': %s on %s", dtype, torch.cuda.get_device_name())
+    return dtype
 
 
 def stores_bfloat16(update: UpdateConfig, updater: UpdaterConfig, *, has_adapter: bool) -> bool:

@@ -30,6 +30,22 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         only_with=_EPISODES,
         resumable=True,
     )
+    episode_timeout: float | None = option(
+        None,
+        "Timeout of an episode, in seconds since it began; it ends with `timeout`, also in the middle of a reply. Sync "
+        "environments run in worker processes.",
+        gt=0,
+        only_with=_EPISODES,
+        resumable=True,
+    )
+    max_live_episodes: int | None = option(
+        None,
+        "Maximum number of episodes that run at the same time, for each rank; the next begins when one ends, in the "
+        "order of the batch. What is sampled does not depend on it. None: all of a batch; of a command, 32.",
+        ge=1,
+        only_with=_EPISODES,
+        resumable=True,
+    )
     tool_timeout: float | None = option(
         None,
         "Timeout of a tool's call, in seconds; the policy gets an error message. Sync tools run in worker processes.",
@@ -41,7 +57,7 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         32,
         "Maximum number of worker processes of a sync environment, and of sync tools; an episode keeps one to its end.",
         ge=1,
-        only_with=({"turn_timeout": SET}, {"tool_timeout": SET}),
+        only_with=({"turn_timeout": SET}, {"episode_timeout": SET}, {"tool_timeout": SET}),
         resumable=True,
     )
     max_observation_chars: int = option(

@@ -19,8 +19,11 @@ class UpdateConfig(Record, title="Update"):
     micro_batch_tokens: int = option(
         16_384, "Maximum number of tokens in one forward pass, padding included.", ge=1, resumable=True
     )
-    dtype: Literal["float32", "bfloat16"] = option(
-        "float32", "Precision of forward and backward; weights in training and optimizer state stay float32."
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto",
+        "Precision of forward and backward; weights in training and optimizer state stay float32. auto: bfloat16 on a "
+        "GPU that computes in bfloat16, float32 on others and on a CPU, and with zero_stage=0.",
+        source="TRL",
     )
     gradient_checkpointing: bool | Literal["auto"] = option(
         "auto",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +26,7 @@ from rlox_grpo.rollout.engines.turns import SampledTurn, TurnEngine, TurnRequest
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
 from rlox_grpo.rollout.episodes.call_format import find_call_format
 from rlox_grpo.rollout.episodes.chat import Budget, Chat
+from rlox_grpo.rollout.episodes.endpoint import Endpoints
 from rlox_grpo.rollout.episodes.event_loop import run_coroutine
 from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.process_main import Foreign
@@ -39,6 +42,9 @@ logger = logging.getLogger(__name__)
 _SETTLE_ROUNDS = 32
 """Rounds of the event loop in which an environment that only computes comes back with its next request."""
 
+_MAX_TEMPLATES = 256
+"""Lists of tools that the environments of a run may give: each is proved, and kept."""
+
 _TICK = 0.05
 """Seconds between two looks at the deadlines while nothing is decoded."""
 
@@ -51,7 +57,9 @@ class _Running:
     key: tuple[int, int]
     chat: Chat
     tools: Tools
+    end_endpoint: Callable[[], None]
     task: asyncio.Task[Episode] | None = None
+    started: float | None = None  # by time.monotonic(); None while it waits for a worker process
 
 
 class EpisodeRunner:
@@ -101,7 +109,7 @@ class EpisodeRunner:
         size = config.episode_workers
         self._tool_processes = ToolProcesses(tools, self._limits, size) if config.tool_timeout is not None else None
         self._environment_processes = None
-        if config.turn_timeout is not None and not self.environment.is_async:
+        if self._process_timeout is not None and not self.environment.is_async:
             foreign = Foreign(environment, tuple(tools), self._limits)
             self._environment_processes = ProcessPool(f"environment {self.environment.name}", foreign, size)
         self._template, _ = self._give_tools(self.environment.tools)
@@ -149,7 +157,8 @@ class EpisodeRunner:
         if not sizes:
             return []
         chosen = [prompts[place] for place in places]
-        with engine.open_turns(sampling, seed, sum(sizes)) as session:
+        live = min(sum(sizes), self._max_live or sum(sizes))
+        with engine.open_turns(sampling, seed, live) as session:
             played = run_coroutine(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
         self.prefilled_tokens = session.prefilled_tokens
         found = iter(played)
@@ -161,9 +170,16 @@ class EpisodeRunner:
     def _give_tools(self, functions: Sequence[Callable[..., Any]]) -> tuple[Template, Tools]:
         """The template that shows these tools, proved to extend, and the tools of one episode."""
         schemas = make_schemas(functions)
+        if json.dumps(schemas) not in self._templates:
+            self._refuse_sync(functions)
+        return self._give_schemas(schemas), self._make_tools(functions)
+
+    def _give_schemas(self, schemas: Sequence[Mapping[str, Any]]) -> Template:
+        """The template that shows tools by their JSON schemas, proved to extend."""
         name = json.dumps(schemas)
         if name not in self._templates:
-            self._refuse_sync(functions)
+            if len(self._templates) >= _MAX_TEMPLATES:
+                raise ConfigError(f"the environment gave {_MAX_TEMPLATES} lists of tools: give the same ones each time")
             try:
                 template = Template(self._tokenizer, schemas, self._prompts.chat_template_kwargs)
                 rewrite = find_rewrite(template)
@@ -176,7 +192,7 @@ class EpisodeRunner:
                     "its earlier replies as it sampled them, or set a chat template that keeps them"
                 )
             self._templates[name] = template
-        return self._templates[name], self._make_tools(functions)
+        return self._templates[name]
 
     def _choose_call_format(self, template: Template) -> None:
         """By the option, or by what the template writes."""
@@ -196,8 +212,18 @@ class EpisodeRunner:
     async def _play_environment(self, row: Mapping[str, Any], chat: Chat) -> Any:
         if self._environment_processes is None:
             return await self.environment.play(row, chat)
-        assert self._config.turn_timeout is not None
-        return await play_in_process(self._environment_processes, self._config.turn_timeout, row, chat)
+        assert self._process_timeout is not None
+        return await play_in_process(self._environment_processes, self._process_timeout, row, chat)
+
+    @property
+    def _max_live(self) -> int | None:
+        return self._config.max_live_episodes or self.environment.max_live
+
+    @property
+    def _process_timeout(self) -> float | None:
+        """Seconds between two turns of an environment in a worker process; None: it runs in this process."""
+        timeouts = (self._config.turn_timeout, self._config.episode_timeout)
+        return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
     def _refuse_sync(self, functions: Sequence[Callable[..., Any]]) -> None:
         """Refuse what no deadline can stop: a sync tool that is not of the option ``tools``."""
@@ -222,14 +248,20 @@ class EpisodeRunner:
     ) -> list[Played]:
         config = self._config
         budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
-        replies: dict[tuple[int, int], asyncio.Future[SampledTurn]] = {}
+        replies: dict[TurnRequest, asyncio.Future[SampledTurn]] = {}
         changed = asyncio.Event()
 
         async def sample(request: TurnRequest) -> SampledTurn:
             session.submit(request)
-            replies[request.episode] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[SampledTurn] = asyncio.get_running_loop().create_future()
+            replies[request] = future
             changed.set()
-            return await replies[request.episode]
+            return await future
+
+        endpoints, loop = Endpoints(sampling, sum(sizes)), asyncio.get_running_loop()
+
+        def open_endpoint(chat: Chat) -> tuple[str, str]:
+            return endpoints.open(chat, loop)
 
         running = []
         for prompt, place, size in zip(prompts, places, sizes, strict=True):
@@ -246,11 +278,10 @@ class EpisodeRunner:
                     end_ids=engine.end_ids,
                     give_tools=self._give_tools,
                     system_prompt=self._prompts.system_prompt,
+                    give_schemas=self._give_schemas,
+                    open_endpoint=open_endpoint,
                 )
-                running.append(_Running(prompt, key, chat, tools))
-        for one in running:
-            one.task = asyncio.ensure_future(self._play(one))
-            one.task.add_done_callback(lambda _: changed.set())
+                running.append(_Running(prompt, key, chat, tools, functools.partial(endpoints.end_episode, chat)))
         try:
             await self._decode_until_done(session, running, replies, changed)
             return [Played(one.chat, one.task.result()) for one in running if one.task is not None]
@@ -259,50 +290,75 @@ class EpisodeRunner:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            endpoints.close()
 
     async def _decode_until_done(
         self,
         session: TurnSession,
         running: Sequence[_Running],
-        replies: dict[tuple[int, int], asyncio.Future[SampledTurn]],
+        replies: dict[TurnRequest, asyncio.Future[SampledTurn]],
         changed: asyncio.Event,
     ) -> None:
-        left = {one.key: one for one in running}
-        shown = len(left)
-        while left:
-            await _settle(lambda: len(left) - len(replies) - sum(_is_done(one) for one in left.values()))
-            for key in [key for key, one in left.items() if _is_done(one)]:
-                task = left.pop(key).task
+        waiting = deque(running)
+        live: dict[tuple[int, int], _Running] = {}
+        ended, shown = 0, 0
+        while waiting or live:
+            while waiting and len(live) < (self._max_live or len(running)):
+                one = waiting.popleft()
+                live[one.key] = one
+                one.chat.resume()
+                one.task = asyncio.ensure_future(self._play(one))
+                one.task.add_done_callback(functools.partial(_note_end, one, changed))
+            await _settle(
+                lambda: (
+                    len(live)
+                    - len({request.episode for request in replies})
+                    - sum(_is_done(one) for one in live.values())
+                )
+            )
+            for key in [key for key, one in live.items() if _is_done(one)]:
+                task = live.pop(key).task
                 assert task is not None
                 task.result()  # the first error ends the run
                 session.forget(key)
-                replies.pop(key, None)
-            if self.on_ended is not None and len(left) < shown:
-                shown = len(left)
-                self.on_ended(len(running) - shown, len(running))
-            self._cancel_late(list(left.values()))
+                for request in [request for request in replies if request.episode == key]:
+                    replies.pop(request).cancel()
+                ended += 1
+            if self.on_ended is not None and ended > shown:
+                shown = ended
+                self.on_ended(ended, len(running))
+            self._cancel_late(list(live.values()))
             if len(session):
                 for request, turn in session.step():
-                    future = replies.pop(request.episode, None)
+                    future = replies.pop(request, None)
                     if future is not None and not future.done():
                         future.set_result(turn)
-            elif left:
+            elif live:
                 changed.clear()
-                if any(_is_done(one) for one in left.values()) or len(session):
+                if any(_is_done(one) for one in live.values()) or len(session):
                     continue
                 try:
                     await asyncio.wait_for(changed.wait(), _TICK)
                 except (asyncio.TimeoutError, TimeoutError):
                     continue
 
-    def _cancel_late(self, left: Sequence[_Running]) -> None:
-        timeout = self._config.turn_timeout
-        if timeout is None:
+    def _cancel_late(self, live: Sequence[_Running]) -> None:
+        """Cancel environments that take too long, again and again where one goes on."""
+        for one in live:
+            if one.chat.abandoned and one.task is not None:
+                one.task.cancel()
+        config = self._config
+        if config.turn_timeout is None and config.episode_timeout is None:
             return
         now = time.monotonic()
-        for one in left:
+        for one in live:
             since = one.chat.waiting_since
-            if since is not None and now - since > timeout and one.task is not None:
+            if one.started is None and (since is not None or one.chat.prompt_messages):
+                one.started = now
+            late = (since, config.turn_timeout), (one.started, config.episode_timeout)
+            if one.task is not None and any(
+                start is not None and timeout is not None and now - start > timeout for start, timeout in late
+            ):
                 one.chat.ended = "timeout"
                 one.task.cancel()
 
@@ -325,6 +381,8 @@ class EpisodeRunner:
                 raise
             outcome = self._end(chat.ended)
         except (Exception, SystemExit) as cause:  # an environment that exits does not end the run without a word
+            if chat.ended is not None and chat.was_told:  # by the endpoint: the agent failed because of it
+                return self._describe(chat, self._end(chat.ended), describe_failure(cause)[:2000])
             failure = describe_failure(cause)
             if self._config.on_environment_error == "stop":
                 raise EpisodeError(
@@ -332,6 +390,9 @@ class EpisodeRunner:
                     f"turn {chat.turns}: {failure}"
                 ) from cause
             outcome, error = self._end("environment_error"), failure[:2000]
+        return self._describe(chat, outcome, error)
+
+    def _describe(self, chat: Chat, outcome: Outcome, error: str | None) -> Episode:
         tools = chat.tools
         return Episode(
             stop_reason=outcome.stop_reason,
@@ -345,6 +406,9 @@ class EpisodeRunner:
             observations_cut=tools.cut,
             tool_seconds=tools.seconds,
             error=error,
+            branch_messages=tuple(
+                tuple(json.loads(json.dumps(messages, default=str))) for messages in chat.branch_messages
+            ),
         )
 
     def _end(self, reason: str) -> Outcome:
@@ -361,6 +425,11 @@ def derive_episode_seed(seed: int, prompt: int, completion: int) -> int:
     """The seed that an episode's environment gets, a 63-bit number."""
     state = np.random.SeedSequence([seed, prompt, completion, *b"environment"]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))
+
+
+def _note_end(one: _Running, changed: asyncio.Event, _: object) -> None:
+    one.end_endpoint()
+    changed.set()
 
 
 def _is_done(one: _Running) -> bool:

@@ -55,7 +55,7 @@ def check_turn_request(request: TurnRequest, vocab_size: int, max_length: int | 
 
 def derive_turn_seed(seed: int, request: TurnRequest) -> int:
     """A 62-bit seed from ``seed``, the episode and the turn, and nothing else."""
-    entropy = [seed, *request.episode, request.turn, *b"turn"]
+    entropy = [seed, *request.episode, request.draw, *b"turn"]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(2))
 
 
@@ -121,7 +121,7 @@ class EngineTurns:
         """Add a request. Raises ValueError where it does not fit the model."""
         check_turn_request(request, self._vocab_size, self._max_length)
         prompt, completion = request.episode
-        name = f"{prompt}.{completion}.{request.turn}"
+        name = f"{prompt}.{completion}.{request.draw}"
         self._engine.add_request(name, {"prompt_token_ids": request.token_ids.tolist()}, self._make_parameters(request))
         self._under_way[name] = request
 
@@ -131,14 +131,21 @@ class EngineTurns:
         for output in self._engine.step():
             if not output.finished:
                 continue
-            request = self._under_way.pop(output.request_id)
+            request = self._under_way.pop(output.request_id, None)
+            if request is None:  # dropped
+                continue
             self.prefilled_tokens += len(request.token_ids) - (output.num_cached_tokens or 0)
             (sampled,) = output.outputs
             finished.append((request, read_turn(read_output(sampled, self._sampling, self._vocab_limit))))
         return finished
 
     def forget(self, episode: tuple[int, int]) -> None:
-        """Nothing to free: vLLM's cache drops its oldest blocks itself."""
+        """Stop the episode's replies under way. vLLM's cache drops its oldest blocks itself."""
+        dropped = [name for name, request in self._under_way.items() if request.episode == episode]
+        if dropped:
+            self._engine.abort_request(dropped)
+            for name in dropped:
+                del self._under_way[name]
 
     def abort(self) -> None:
         """Stop what is under way."""
@@ -173,17 +180,18 @@ class ServerTurns:
         self.prefilled_tokens = 0
         self._ask, self._vocab_size, self._max_length = ask, vocab_size, max_length
         self._threads = ThreadPoolExecutor(max_requests, "rlox_grpo turns")
-        self._answers: queue.SimpleQueue[tuple[TurnRequest, Completion, int] | BaseException] = queue.SimpleQueue()
-        self._under_way = 0
+        self._answers: queue.SimpleQueue[tuple[TurnRequest, tuple[Completion, int] | BaseException]]
+        self._answers = queue.SimpleQueue()
+        self._under_way: set[TurnRequest] = set()
 
     def __len__(self) -> int:
         """Replies under way or waiting."""
-        return self._under_way
+        return len(self._under_way)
 
     def submit(self, request: TurnRequest) -> None:
         """Add a request. Raises ValueError where it does not fit the model."""
         check_turn_request(request, self._vocab_size, self._max_length)
-        self._under_way += 1
+        self._under_way.add(request)
         self._threads.submit(self._serve, request)
 
     def step(self) -> list[tuple[TurnRequest, SampledTurn]]:
@@ -196,19 +204,22 @@ class ServerTurns:
         wait = _WAIT_SECONDS
         while True:
             try:
-                answer = self._answers.get(timeout=wait) if wait else self._answers.get_nowait()
+                request, answer = self._answers.get(timeout=wait) if wait else self._answers.get_nowait()
             except queue.Empty:
                 return finished
             wait = 0.0
-            self._under_way -= 1
+            if request not in self._under_way:  # dropped
+                continue
+            self._under_way.remove(request)
             if isinstance(answer, BaseException):
                 raise answer
-            request, completion, cached = answer
+            completion, cached = answer
             self.prefilled_tokens += len(request.token_ids) - cached
             finished.append((request, read_turn(completion)))
 
     def forget(self, episode: tuple[int, int]) -> None:
-        """Nothing to free: the servers' caches drop their oldest blocks themselves."""
+        """Drop the answers of the episode's replies under way; the servers' caches drop old blocks themselves."""
+        self._under_way = {request for request in self._under_way if request.episode != episode}
 
     def abort(self) -> None:
         """Ask for nothing more; what is in flight is not waited for."""
@@ -216,9 +227,9 @@ class ServerTurns:
 
     def _serve(self, request: TurnRequest) -> None:
         try:
-            self._answers.put((request, *self._ask(request)))
+            self._answers.put((request, self._ask(request)))
         except BaseException as error:  # noqa: BLE001  raised by step
-            self._answers.put(error)
+            self._answers.put((request, error))
 
 
 def read_cached(usage: Any) -> int:

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,39 +16,33 @@ from rlox_grpo.config.schema import GRPOConfig, choose_config
 from rlox_grpo.distributed.ranks import join_ranks
 from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.model.memory_plan import check_fit
+from rlox_grpo.model.precision import resolve_dtype
 from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts
-from rlox_grpo.prompts.stream import is_stream
-from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights, score
+from rlox_grpo.prompts.stream import StreamDraws, is_stream
+from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rewards.registry import list_rewards
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
-from rlox_grpo.rollout.async_generation import Pending, measure_staleness
 from rlox_grpo.rollout.engines import make_engine
-from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
-from rlox_grpo.rollout.generate import Generate, Rollout, generate, refill_groups
+from rlox_grpo.rollout.generate import Generate, generate
 from rlox_grpo.rollout.sampler import Sampler, derive_seed
-from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.callbacks import Callbacks
-from rlox_grpo.run.checkpoint import export_merged, export_model
 from rlox_grpo.run.console import select_main
-from rlox_grpo.run.episode_metrics import episode_metrics
 from rlox_grpo.run.evaluation import evaluate
+from rlox_grpo.run.export import export_policy
 from rlox_grpo.run.hub import check_repo_id, upload_folder
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.lock import hold_run_folder
-from rlox_grpo.run.metrics import add_short_names, combined, over_ranks, step_metrics
-from rlox_grpo.run.model_card import CARD, describe_model, read_own_card
-from rlox_grpo.run.plan import make_plan
+from rlox_grpo.run.metrics import add_short_names
+from rlox_grpo.run.plan import Plan, make_plan
 from rlox_grpo.run.report.text import make_table, number
 from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_rewards
 from rlox_grpo.run.run import Progress, Run
-from rlox_grpo.run.timer import StageClock
-from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, count_tokens, measure_memory
+from rlox_grpo.trainer.step import StepTaker
 from rlox_grpo.types import Prompt, ScoredGroup
 from rlox_grpo.update.learner import Learner
 from rlox_grpo.update.own_optimizer import OptimizerFactory, refuse_unread_options
@@ -68,8 +61,9 @@ class GRPO:
         reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`. A path or hub id is a reward model
             (:class:`rlox_grpo.rewards.RewardModel`). An environment that scores its episodes needs none.
         ref_model: a reference of your own; by default ``reference`` chooses one.
-        environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, or a class with
-            ``reset(**row)`` and ``step(reply)``; see docs/guides/several_turns.md.
+        environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, a class with
+            ``reset(**row)`` and ``step(reply)``, or a program as ``"command: python my_agent.py"``; see
+            docs/guides/several_turns.md and docs/guides/openai_agents.md.
         tools: functions that the policy may call, with type hints and Google docstrings.
         tokenizer: by default the one beside the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.
@@ -98,7 +92,7 @@ class GRPO:
         optimizer: OptimizerFactory | None = None,
         **options: Any,
     ) -> None:
-        self.config = choose_config(config, options)
+        self.config = resolve_dtype(choose_config(config, options))
         several_turns = environment is not None or bool(tools)
         self.config.refuse_ignored(
             ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools)
@@ -155,11 +149,20 @@ class GRPO:
         self.origin: Mapping[str, Any] = {}
         """Model, data and rewards of the run; the first keys of its config.toml."""
         self.progress = Progress()
+        self._step_taker = StepTaker(
+            self.config,
+            self.model,
+            self.sampler,
+            self.learner,
+            self.ranks,
+            self.progress,
+            reward_fns=self.reward_fns,
+            episodes=self.episodes,
+        )
         self._total_steps = 1
         self._last_metrics: Mapping[str, float] = {}
         self._unfinished: tuple[int, int] | None = None  # first step and draw of a call of train that was stopped
         self._stop_requested = False
-        self._engine_step: int | None = None  # the step whose weights the engine has
 
     def __repr__(self) -> str:
         """The model, the reward functions, and how far the training is."""
@@ -193,67 +196,9 @@ class GRPO:
                 Called once for each step, in order.
             more: draws further prompts for ``zero_variance="refill"``.
         """
-        clock, refills = StageClock(), count(1)
-        with clock("weight_sync"):
-            self._sync_engine()
-        with clock("rollout"):
-            batch = self.sampler.next_batch(self.step, draw_prompts)
-            batch.groups.result()
-        with clock("rewards"):
-            rollout = Rollout.of(self._scored(batch))
-        if self.config.zero_variance == "refill" and more is not None:
-            with clock("refill"):
-                rollout = refill_groups(
-                    rollout.groups,
-                    lambda missing: self._scored(self.sampler.ask(more(missing), self.step, next(refills))),
-                    most_refills=self.config.max_refills,
-                    by_turn=self.config.turn_credit == "turn",
-                )
-        scored = rollout.chosen
-        with clock("advantages"):
-            advantages = self.learner.advantages(scored, self.step, self._total_steps)
-        with clock("batch"):
-            parts = self.learner.batches(scored, advantages)
-        with clock("log_probs"):
-            parts = self.learner.with_log_probs(parts)
-        with clock("weight_sync"):
-            self.sampler.keep_weights()
-        with clock("update"):
-            updates = self.learner.update(parts, scored, self.step, self._total_steps)
-        self.progress.step += 1
-        self.sampler.done()
-        self.learner.refresh_reference(self.step)
-        if self.sampler.measures_pass_rates:
-            self.sampler.pass_rates.measure(rollout.groups)
-        self.last_rollout = scored, advantages
-        mine, batches = clock.timings(), [batch for part in parts for batch in part]
-        prompt_tokens, completion_tokens = count_tokens(rollout.groups)
-        self.progress.prompt_tokens += prompt_tokens
-        self.progress.completion_tokens += completion_tokens
-        measured = {
-            **measure_memory(),
-            **mine,
-            **self.learner.profile(batches, updates, mine["update"]),
-            **mismatch_metrics(batches),
-        }
-        if self.episodes is not None:
-            measured["perf/prefilled_tokens"] = float(self.episodes.prefilled_tokens)
-        everywhere = over_ranks(measured, self.ranks)
-        timings = {stage: max(everywhere.pop(stage)) for stage in mine}
-        metrics = step_metrics(rollout.groups, advantages, updates, timings, by_turn=self.config.turn_credit == "turn")
-        return {
-            # Also of a step without an update, when all groups have constant rewards.
-            "update/learning_rate": self.learner.learning_rate(self.step - 1, self._total_steps),
-            **metrics,
-            **self.learner.kl_weight.finish(metrics, len(advantages)),
-            **combined(everywhere),
-            **rollout.metrics(),
-            **measure_staleness([scored.group for scored in rollout.groups], self.step - 1),
-            **self.sampler.pass_rates.metrics(),
-            **episode_metrics(rollout.groups),
-            PROMPT_TOKENS: float(self.progress.prompt_tokens),
-            COMPLETION_TOKENS: float(self.progress.completion_tokens),
-        }
+        taken = self._step_taker.take(draw_prompts, more, self._total_steps)
+        self.last_rollout = taken.scored, taken.advantages
+        return taken.metrics
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
@@ -283,9 +228,47 @@ class GRPO:
         """
         self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
         with self.ranks.failing_together(), hold_run_folder(self.config.output_dir, self.ranks):
-            return self._train(prompts, n_epochs, eval_prompts)
+            run, plan, draws, held_out = self._begin(prompts, n_epochs, eval_prompts)
+            if self.step >= self._total_steps:
+                return add_short_names(run.last_metrics, run.progress_fields)
 
-    def _train(self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None) -> dict[str, float]:
+            def draw_prompts(step: int) -> list[Prompt]:
+                taken = draws.take(plan.count_prompts(step))
+                self.progress.draws = draws.draws
+                return taken
+
+            with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
+                if held_out is not None and self.step == 0:
+                    run.record_evaluation(*self._evaluate_held_out(held_out))
+                self._stop_requested = False
+                while self.step < self._total_steps and not self.ranks.any(bool(stop) or self._stop_requested):
+                    metrics = self.train_step(draw_prompts, draws.take)
+                    self.progress.draws = draws.draws
+                    if held_out is not None and self._evaluation_is_due():
+                        evaluation, groups = self._evaluate_held_out(held_out)
+                        run.record_evaluation(evaluation, groups)
+                        metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
+                    run.record(metrics, *self.last_rollout)
+                    self._last_metrics = metrics
+                    run.save_if_due()
+                run.save()
+            if self.step < self._total_steps and not self.ranks.any(self._stop_requested):
+                raise KeyboardInterrupt(
+                    f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; "
+                    f"{run.how_to_resume()}"
+                )
+            if self.step >= self._total_steps:
+                self._unfinished = None
+            return add_short_names(run.last_metrics, run.progress_fields)
+
+    def _begin(
+        self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None
+    ) -> tuple[Run, Plan, PromptDraws | StreamDraws, list[Prompt] | None]:
+        """Begin a call of ``train``: read and check the prompts, open or resume the run, plan its steps.
+
+        Returns:
+            The run, its plan, the draws of its prompts, and the held-out prompts.
+        """
         stream = self.prompts.open_stream(prompts, self.progress.draws) if is_stream(prompts) else None
         train_prompts = self.prompts.read(prompts) if stream is None else stream.first
         held_out = None if eval_prompts is None else self.prompts.read_held_out(eval_prompts)
@@ -330,50 +313,23 @@ class GRPO:
         self._total_steps = plan.total_steps
         run.announce(self._total_steps)
         self._last_metrics = run.last_metrics
+        draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         if self.step >= self._total_steps:
-            return add_short_names(run.last_metrics, run.progress_fields)
+            return run, plan, draws, held_out
         self._unfinished = run.start_step, run.start_draw
         if stream is not None:
             stream.skip_to(self.progress.draws)
-        draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         if run.batches_under_way:
-            self._sync_engine()  # batches whose completions were lost are sampled again, here
+            self._step_taker.sync_engine()  # batches whose completions were lost are sampled again, here
         self.sampler.ahead.restore(
             run.batches_under_way,
             train_prompts,
             lambda lost, place: self.sampler.ask(lost, self.step + place),
             self.ranks.share,
         )
-
-        def draw_prompts(step: int) -> list[Prompt]:
-            taken = draws.take(plan.count_prompts(step))
-            self.progress.draws = draws.draws
-            return taken
-
         if self.episodes is not None:
             self.episodes.on_ended = run.show_episodes
-        with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
-            if held_out is not None and self.step == 0:
-                run.record_evaluation(*self._evaluate_held_out(held_out))
-            self._stop_requested = False
-            while self.step < self._total_steps and not self.ranks.any(bool(stop) or self._stop_requested):
-                metrics = self.train_step(draw_prompts, draws.take)
-                self.progress.draws = draws.draws
-                if held_out is not None and self._evaluation_is_due():
-                    evaluation, groups = self._evaluate_held_out(held_out)
-                    run.record_evaluation(evaluation, groups)
-                    metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
-                run.record(metrics, *self.last_rollout)
-                self._last_metrics = metrics
-                run.save_if_due()
-            run.save()
-        if self.step < self._total_steps and not self.ranks.any(self._stop_requested):
-            raise KeyboardInterrupt(
-                f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; {run.how_to_resume()}"
-            )
-        if self.step >= self._total_steps:
-            self._unfinished = None
-        return add_short_names(run.last_metrics, run.progress_fields)
+        return run, plan, draws, held_out
 
     def stop(self) -> None:
         """End ``train`` after the current step, with a checkpoint; for callbacks. The same call of it goes on later."""
@@ -402,23 +358,17 @@ class GRPO:
         Raises:
             ValueError: ``merged=True`` without an adapter.
         """
-        if merged and not hasattr(self.model, "peft_config"):
-            raise ValueError("merged=True: the model has no adapter; call save(path)")
-        whole, updater = self.learner.whole_weights(), self.learner.updater
-        if self.ranks.is_first:
-            write = export_merged if merged else export_model
-            has_own = not updater.is_sharded and not updater.masters
-            card = read_own_card(Path(path)) or describe_model(
-                self.model,
-                self.config,
-                merged=merged,
-                rewards=make_unique_names(self.reward_fns),
-                step=self.step,
-                metrics=self._last_metrics,
-            )
-            write(Path(path), self.model, self.policy.tokenizer, None if has_own else whole)
-            if hasattr(self.model, "save_pretrained"):
-                (Path(path) / CARD).write_text(card, encoding="utf-8")
+        export_policy(
+            Path(path),
+            self.policy,
+            self.learner,
+            self.ranks,
+            self.config,
+            merged=merged,
+            rewards=make_unique_names(self.reward_fns),
+            step=self.step,
+            metrics=self._last_metrics,
+        )
 
     def push_to_hub(
         self,
@@ -469,26 +419,10 @@ class GRPO:
                 if self.episodes is not None:
                     self.episodes.close()
 
-    def _scored(self, batch: Pending) -> list[ScoredGroup]:
-        """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""
-        config = self.config
-        mine = score(batch.groups.result(), self.reward_fns, config.reward_weights, on_error=config.on_reward_error)
-        return gather_scored_groups(mine, batch.prompts, self.ranks)
-
-    def _sync_engine(self) -> None:
-        """Push the current weights to the engine if they changed since the last push."""
-        if self._engine_step != self.step:
-            updater = self.learner.updater
-            updater.start()
-            weights = WeightStream(self.model, updater.weights if updater.is_sharded else None)
-            self.engine.load_weights(weights if self.engine.takes_weights else (), version=self.step)
-            self.ranks.gather(None)  # wait until every engine has them
-            self._engine_step = self.step
-
     def _evaluate(
         self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
     ) -> tuple[dict[str, float], list[ScoredGroup]]:
-        self._sync_engine()
+        self._step_taker.sync_engine()
         return evaluate(
             self.engine,
             prompts,

@@ -1,0 +1,176 @@
+"""One training step: sample, score, compute advantages, update, measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from torch import nn
+
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.loss.importance import mismatch_metrics
+from rlox_grpo.rewards import RewardFn, score
+from rlox_grpo.rollout.async_generation import Pending, measure_staleness
+from rlox_grpo.rollout.engines.weight_sync import WeightStream
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.rollout.generate import Rollout, refill_groups
+from rlox_grpo.rollout.sampler import Sampler
+from rlox_grpo.rollout.serialize import gather_scored_groups
+from rlox_grpo.run.episode_metrics import episode_metrics
+from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
+from rlox_grpo.run.run import Progress
+from rlox_grpo.run.timer import StageClock
+from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, count_tokens, measure_memory
+from rlox_grpo.types import Batch, Float32Array, Prompt, ScoredGroup, UpdateStats
+from rlox_grpo.update.learner import Learner
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a training step made.
+
+    Attributes:
+        metrics: See docs/reference/metrics.md.
+        scored: The groups that were trained on.
+        advantages: ``float32 [N]``, one for each completion of ``scored``; with turn credit ``[N, K]``.
+    """
+
+    metrics: dict[str, float]
+    scored: Sequence[ScoredGroup]
+    advantages: Float32Array
+
+
+class StepTaker:
+    """Takes training steps with the parts of a trainer."""
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        model: nn.Module,
+        sampler: Sampler,
+        learner: Learner,
+        ranks: Ranks,
+        progress: Progress,
+        *,
+        reward_fns: Sequence[RewardFn],
+        episodes: EpisodeRunner | None,
+    ) -> None:
+        """Prepare to take steps.
+
+        Args:
+            config: every option of the run.
+            model: the model in training; the engine gets its weights.
+            sampler: samples the batch of each step.
+            learner: takes the optimizer steps.
+            ranks: the processes that share a step.
+            progress: counts the steps and the tokens; a step updates it.
+            reward_fns: score the completions.
+            episodes: runs the episodes of an environment; None: completions are single replies.
+        """
+        self._config, self._model, self._ranks, self._progress = config, model, ranks, progress
+        self._sampler, self._learner = sampler, learner
+        self._reward_fns, self._episodes = reward_fns, episodes
+        self._engine_step: int | None = None  # the step whose weights the engine has
+
+    def take(
+        self,
+        draw_prompts: Callable[[int], Sequence[Prompt]],
+        more: Callable[[int], Sequence[Prompt]] | None,
+        total_steps: int,
+    ) -> StepResult:
+        """Take one step; see :meth:`rlox_grpo.trainer.GRPO.train_step`. Schedules end at ``total_steps``."""
+        config, sampler, learner, step = self._config, self._sampler, self._learner, self._progress.step
+        clock, refills = StageClock(), count(1)
+        with clock("weight_sync"):
+            self.sync_engine()
+        with clock("rollout"):
+            batch = sampler.next_batch(step, draw_prompts)
+            batch.groups.result()
+        with clock("rewards"):
+            rollout = Rollout.of(self._score(batch))
+        if config.zero_variance == "refill" and more is not None:
+            with clock("refill"):
+                rollout = refill_groups(
+                    rollout.groups,
+                    lambda missing: self._score(sampler.ask(more(missing), step, next(refills))),
+                    most_refills=config.max_refills,
+                    by_turn=config.turn_credit == "turn",
+                )
+        scored = rollout.chosen
+        with clock("advantages"):
+            advantages = learner.advantages(scored, step, total_steps)
+        with clock("batch"):
+            parts = learner.batches(scored, advantages)
+        with clock("log_probs"):
+            parts = learner.with_log_probs(parts, scored)
+        with clock("weight_sync"):
+            sampler.keep_weights()
+        with clock("update"):
+            updates = learner.update(parts, scored, step, total_steps)
+        self._progress.step += 1
+        sampler.done()
+        learner.refresh_reference(self._progress.step)
+        if sampler.measures_pass_rates:
+            sampler.pass_rates.measure(rollout.groups)
+        batches = [batch for part in parts for batch in part]
+        learning_rate = learner.learning_rate(step, total_steps)
+        metrics = self._measure(rollout, advantages, batches, updates, clock.timings(), learning_rate)
+        return StepResult(metrics, scored, advantages)
+
+    def sync_engine(self) -> None:
+        """Push the current weights to the engine if they changed since the last push."""
+        step = self._progress.step
+        if self._engine_step != step:
+            updater, engine = self._learner.updater, self._sampler.engine
+            updater.start()
+            weights = WeightStream(self._model, updater.weights if updater.is_sharded else None)
+            engine.load_weights(weights if engine.takes_weights else (), version=step)
+            self._ranks.gather(None)  # wait until every engine has them
+            self._engine_step = step
+
+    def _score(self, batch: Pending) -> list[ScoredGroup]:
+        """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""
+        config = self._config
+        mine = score(batch.groups.result(), self._reward_fns, config.reward_weights, on_error=config.on_reward_error)
+        return gather_scored_groups(mine, batch.prompts, self._ranks)
+
+    def _measure(
+        self,
+        rollout: Rollout,
+        advantages: Float32Array,
+        batches: Sequence[Batch],
+        updates: Sequence[UpdateStats],
+        seconds: Mapping[str, float],
+        learning_rate: float,
+    ) -> dict[str, float]:
+        """Return the metrics of the step just taken, reduced over ranks; ``seconds`` of each stage on this rank."""
+        progress, by_turn = self._progress, self._config.turn_credit == "turn"
+        prompt_tokens, completion_tokens = count_tokens(rollout.groups)
+        progress.prompt_tokens += prompt_tokens
+        progress.completion_tokens += completion_tokens
+        measured = {
+            **measure_memory(),
+            **seconds,
+            **self._learner.profile(batches, updates, seconds["update"]),
+            **mismatch_metrics(batches),
+        }
+        if self._episodes is not None:
+            measured["perf/prefilled_tokens"] = float(self._episodes.prefilled_tokens)
+        everywhere = over_ranks(measured, self._ranks)
+        slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
+        metrics = step_metrics(rollout.groups, advantages, updates, slowest, by_turn=by_turn)
+        return {
+            # Also of a step without an update, when all groups have constant rewards.
+            "update/learning_rate": learning_rate,
+            **metrics,
+            **self._learner.kl_weight.finish(metrics, len(advantages)),
+            **combined(everywhere),
+            **rollout.metrics(),
+            **measure_staleness([scored.group for scored in rollout.groups], progress.step - 1),
+            **self._sampler.pass_rates.metrics(),
+            **episode_metrics(rollout.groups),
+            PROMPT_TOKENS: float(progress.prompt_tokens),
+            COMPLETION_TOKENS: float(progress.completion_tokens),
+        }

@@ -1,0 +1,105 @@
+"""A run of episodes of several turns, the same on any number of ranks; also a script.
+
+``torchrun --nproc_per_node 2 tests/played.py FOLDER '{"async_steps": 1}'`` trains and writes checkpoints and
+completions into FOLDER. The environment may wait at random (``WAITS=1``), or kill its process (``DIE_AT=20``: before
+the reply number 20 of the process, with other episodes under way).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlox_grpo import GRPO
+from rlox_grpo.demo.closed_vocabulary import TURNS_TEMPLATE, build_tokenizer
+from rlox_grpo.environments import Outcome, Reply
+
+WORDS, LARGEST = ["go", "low", "high"], 40
+ROWS = [{"secret": secret} for secret in range(5)]  # 5: two ranks have different numbers of episodes
+MAX_WAIT_S = 0.01
+STEPS = 3
+
+replies = 0
+
+
+async def count_down(row: Any, chat: Any) -> Outcome:
+    """2 to 5 turns: each message follows from the last reply and from the episode's own seed."""
+    global replies
+    waits, dies_at = random.Random(os.urandom(8)), int(os.environ.get("DIE_AT", "0"))
+    message, paid = f"go {row['secret']}", []
+    for _ in range(2 + chat.seed % 4):
+        if os.environ.get("WAITS"):
+            await asyncio.sleep(waits.random() * MAX_WAIT_S)
+        replies += 1
+        if replies == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        reply = await chat.turn(message)
+        low = sum(int(token) % 2 for token in reply.token_ids)
+        paid.append(low / 4)
+        message = f"{'low' if low < 2 else 'high'} {(chat.seed + low) % LARGEST}"
+    return Outcome(sum(paid), paid, metrics={"turns": len(paid)})
+
+
+class Count:
+    """The same by ``reset`` and ``step``, without waits; 3 turns."""
+
+    def reset(self, secret: int) -> str:
+        self.turn = 0
+        return f"go {secret}"
+
+    def step(self, reply: Reply) -> tuple[str, float, bool]:
+        self.turn += 1
+        low = sum(int(token) % 2 for token in reply.token_ids)
+        return f"{'low' if low < 2 else 'high'} {low}", low / 4, self.turn == 3
+
+
+def train(folder: str | Path, *, environment: Any = count_down, **changes: Any) -> GRPO:
+    """Train a random transformers policy of two layers."""
+    tokenizer = build_tokenizer(WORDS, LARGEST, chat_template=TURNS_TEMPLATE)
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    options: dict[str, Any] = {
+        "group_size": 4,
+        "prompts_per_step": 3,
+        "max_new_tokens": 4,
+        "max_turns": 5,
+        "max_steps": STEPS,
+        "learning_rate": 1e-2,
+        "checkpoint_steps": 1,
+        "keep_checkpoints": 9,
+        "log_completions": 100,
+        "log_to": (),
+        "rank_timeout": 20.0,
+        "output_dir": str(folder),
+        **changes,
+    }
+    trainer = GRPO(AutoModelForCausalLM.from_config(config), environment=environment, tokenizer=tokenizer, **options)
+    trainer.train(ROWS)
+    return trainer
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    train(sys.argv[1], **json.loads(sys.argv[2]))
