@@ -60,6 +60,7 @@ MORE = {
     "sandbox landlock seccomp": "guides/code_rewards",
     "gymnasium environment": "guides/other_environments",
     "lora merge adapter": "guides/lora",
+    "qlora 4-bit bitsandbytes": "guides/lora",
     "push_to_hub upload": "guides/save_and_load",
     "resume from checkpoint": "guides/resume",
     "output_dir files": "guides/resume",
