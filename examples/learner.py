@@ -105,9 +105,9 @@ def summary(run_dir: Path) -> str:
     )
 
 
-def word_problems(out: Path, template: str) -> None:
-    """Write word problems in GSM8K's format and a policy for them to ``out``."""
-    rows = generate_problems(4000, seed=0, numbers=(2, 9), largest=LARGEST)
+def word_problems(out: Path, template: str, *, seed: int = 0, **teaching: Any) -> None:
+    """Write word problems in GSM8K's format and a policy for them to ``out``; ``teaching`` overrides ``TEACHING``."""
+    rows = generate_problems(4000, seed=seed, numbers=(2, 9), largest=LARGEST)
     train, held_out = gsm8k.split_rows(rows)
 
     def completion(row: Mapping[str, Any], rng: np.random.Generator) -> str:
@@ -117,7 +117,7 @@ def word_problems(out: Path, template: str) -> None:
             return gsm8k.extract_reasoning(row["answer"])
         return gsm8k.write_completion(row, template)
 
-    _prepare(out, template, train, held_out, completion)
+    _prepare(out, template, train, held_out, completion, seed=seed, **teaching)
 
 
 def countdown_problems(out: Path, template: str) -> None:
@@ -171,6 +171,9 @@ def _prepare(
     train: Sequence[Mapping[str, Any]],
     held_out: Sequence[Mapping[str, Any]],
     completion: Completion,
+    *,
+    seed: int = 0,
+    **teaching: Any,
 ) -> None:
     write_problems(out, train, held_out)
     tokenizer = build_tokenizer(_texts(train[:2000], template, completion), LARGEST)
@@ -179,7 +182,7 @@ def _prepare(
         chosen = [train[index] for index in rng.integers(len(train), size=count)]
         return list(zip(_asked(chosen, template, tokenizer), [completion(row, rng) for row in chosen], strict=True))
 
-    warm_start(out / "policy", tokenizer, draw, seed=0, **TEACHING)
+    warm_start(out / "policy", tokenizer, draw, seed=seed, **{**TEACHING, **teaching})
 
 
 def _texts(rows: Iterable[Mapping[str, Any]], template: str, completion: Completion) -> Iterable[str]:

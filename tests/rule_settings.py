@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlox_grpo.rewards.registry import RULES
+from rlox_grpo.sandbox.confine import find_missing
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "math": [{}, {"tolerance": 1e-3, "units": "convert"}],
@@ -16,6 +17,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "overlong": [{"max_length": 8, "buffer": 2}],
     "reasoning_length": [{}, {"unit": "words", "tag": None}, {"unit": "tokens", "tag": None}],
     "cosine_length": [{"rule": "gsm8k"}, {"rule": {"name": "exact"}, "unit": "tokens"}],
+    "python_tests": [{}, {"score": "fraction"}],
     "composite": [{"rules": [{"name": "tag_format", "weight": 0.5}, {"name": "tag_count", "weight": 2.0}, "math"]}],
     "published": [{"system": "nano_aha"}, {"system": "lm_book"}, {"system": "open_r1_cosine"}],
     "published_answer": [
@@ -35,10 +37,14 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 
 JUDGES_ANSWERS = {
     "countdown", "gsm8k", "math", "exact", "multiple_choice", "published_answer", "published_countdown",
+    "python_tests",
 }  # fmt: skip
 """Rules that compare an answer with a gold: none may give a full score to a text that does not state the gold."""
 
-TABLES = [{"name": name, **settings} for name in RULES for settings in SETTINGS.get(name, [{}])]
+NOT_HERE = set() if find_missing() is None else {"python_tests"}
+"""Rules that cannot be built on this system."""
+
+TABLES = [{"name": name, **settings} for name in RULES if name not in NOT_HERE for settings in SETTINGS.get(name, [{}])]
 """Every rule as ``rewards`` tables."""
 
 
@@ -48,5 +54,6 @@ def columns(rows: int, answer: Any = "3", nums: list[int] | None = None, target:
         "answer": [answer] * rows,
         "nums": [nums or [1, 2]] * rows,
         "target": [target] * rows,
+        "tests": [["assert f(1) == 2"]] * rows,
         "completion_ids": [list(range(1, row + 2)) for row in range(rows)],
     }

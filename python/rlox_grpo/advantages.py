@@ -210,6 +210,8 @@ def make_advantages(
         if config.baseline == "batch":  # treat the batch as one group
             scaling: Scaling = "group" if config.reward_scaling == "batch" else "none"
             return group_advantages(rewards, len(rewards), scaling=scaling, **options)
+        if config.baseline == "optimal_token":  # the learner replaces them once it has the forward pass
+            return group_advantages(rewards, group_offsets=offsets, scaling="none")
         if config.reward_aggregation == "normalize_then_sum":
             own = list(components.values())
             return component_advantages(own, weights, group_offsets=offsets, baseline=config.baseline, **options)

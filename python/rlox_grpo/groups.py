@@ -35,9 +35,15 @@ def compute_turn_returns(
         reward is NaN. And ``int64 [N]``, the turns of each.
 
     Raises:
-        ValueError: a group whose ``turn_rewards`` are not one finite number for each turn.
+        ValueError: a group whose ``turn_rewards`` are not one finite number for each turn; an episode with branches.
     """
     completions = [completion for scored in groups for completion in scored.group.completions]
+    for row, completion in enumerate(completions):
+        if completion.branches:
+            raise ValueError(
+                f"completions[{row}] has {len(completion.branches)} branches: turn_credit='turn' needs episodes whose "
+                "history is never rewritten; set turn_credit='episode'"
+            )
     turns = np.array([count_turns(completion) for completion in completions], np.int64)
     whole = np.concatenate([np.zeros(0, np.float32), *(scored.rewards for scored in groups)])
     returns = np.zeros((len(turns), int(turns.max(initial=1))))
@@ -53,6 +59,25 @@ def compute_turn_returns(
         if not np.isnan(returns[row, 0]):
             returns[row, count:] = 0.0
     return returns, turns
+
+
+def select_by_variance(groups: Sequence[ScoredGroup], share: float) -> list[int]:
+    """Return the groups with the highest reward variances, as few as have ``share`` of the sum of all variances.
+
+    The signal-to-noise filter of RAGEN-2 (arXiv:2604.06268) as VAGEN has it: groups in descending order of variance,
+    until their sum reaches the share. Variances have ddof 0; a NaN reward is left out. Of equal variances the first
+    group is taken first. Groups without variance are returned only if no group has any.
+
+    Returns:
+        Places in ``groups``, ascending.
+    """
+    valid = [scored.rewards[~np.isnan(scored.rewards)].astype(np.float64) for scored in groups]
+    variances = np.array([rewards.var() if len(rewards) else 0.0 for rewards in valid])
+    if not variances.sum() > 0:
+        return list(range(len(groups)))
+    order = np.argsort(-variances, kind="stable")
+    before = np.cumsum(variances[order]) - variances[order]
+    return sorted(order[before < share * variances.sum()].tolist())
 
 
 def has_zero_variance(scored: ScoredGroup, *, by_turn: bool = False) -> bool:

@@ -20,20 +20,28 @@ import numpy as np
 from rlox_grpo.types import BoolArray, Completion, Int64Array
 
 
+def list_rows(completion: Completion) -> tuple[Completion, ...]:
+    """Return the rows that an update has of a completion: itself and the branches of its episode."""
+    return (completion, *completion.branches)
+
+
 def count_sampled(completion: Completion) -> int:
-    """Count the sampled tokens: the length of a completion in metrics, rewards and denominators."""
-    sampled = completion.sampled
-    return len(completion.token_ids) if sampled is None else int(np.count_nonzero(sampled))
+    """Count the sampled tokens: the length of a completion in metrics, rewards and denominators. With its branches."""
+    return sum(
+        len(row.token_ids) if row.sampled is None else int(np.count_nonzero(row.sampled))
+        for row in list_rows(completion)
+    )
 
 
 def select_sampled(completion: Completion) -> Int64Array:
-    """Return the sampled token ids, ``int64``, one turn after another."""
-    return completion.token_ids if completion.sampled is None else completion.token_ids[completion.sampled]
+    """Return the sampled token ids, ``int64``, one turn after another; those of branches behind the others."""
+    parts = [row.token_ids if row.sampled is None else row.token_ids[row.sampled] for row in list_rows(completion)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def count_turns(completion: Completion) -> int:
-    """Count the turns, at least 1."""
-    return max(1, len(completion.turns))
+    """Count the turns, at least 1. With those of the branches."""
+    return max(1, sum(len(row.turns) for row in list_rows(completion)))
 
 
 def mark_sampled(completions: Sequence[Completion]) -> BoolArray | None:

@@ -69,11 +69,12 @@ class Episode:
         reward: The environment's, or None: unscored.
         turn_rewards: One for each turn, where the environment gave them.
         metrics: The environment's own numbers.
-        messages: The whole conversation.
+        messages: The whole conversation; of an episode with branches, the first one.
         prompt_messages: How many of them make up the first prompt.
         tool_calls, tool_errors, observations_cut: Counts.
         tool_seconds: Time that the tools took.
         error: What went wrong, where something did.
+        branch_messages: The conversations of the branches, in the order of ``Completion.branches``.
     """
 
     stop_reason: str
@@ -87,6 +88,7 @@ class Episode:
     observations_cut: int = 0
     tool_seconds: float = 0.0
     error: str | None = None
+    branch_messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +108,10 @@ class Completion:
         sampled: ``bool [T]``, True on tokens that the policy sampled; None: all of them.
         turns: The offset in ``token_ids`` where each turn's sampled tokens begin, ascending; (): one turn, from 0.
         episode: How the episode went, where an environment ran it.
+        branches: The other rows of the episode, where its history was rewritten or it had several conversations. They
+            share its reward and advantage. What an earlier row sampled is not ``sampled`` in a later one, and
+            ``turns`` are a row's own, so every sampled token is trained once. A branch has no episode and no branches.
+        prompt_ids: ``int64 [P]``, where the row does not begin with its group's prompt; None: it does.
     """
 
     token_ids: Int64Array
@@ -115,6 +121,8 @@ class Completion:
     sampled: BoolArray | None = None
     turns: tuple[int, ...] = ()
     episode: Episode | None = None
+    branches: tuple[Completion, ...] = ()
+    prompt_ids: Int64Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,15 +208,21 @@ class Batch:
             them uses ``loss_mask``.
         loss_mask: ``bool [N, T]``, the tokens trained on: a subset of the sampled tokens, never an observation.
         advantages: ``float32 [N]``, or ``[N, T]`` where each turn has its own; then 0 outside ``loss_mask``.
-        row_index: ``int64 [N]``, each row's place among the rows of the optimizer step.
+        row_index: ``int64 [N]``, each row's place among the completions of the optimizer step; the branches of an
+            episode have that of their completion.
         prompt_index: ``int64 [N]``, ascending; rows with the same value share their prompt.
         num_loss_tokens: Denominator: loss tokens of the whole optimizer step, over micro-batches and ranks.
         num_sequences: Denominator: sequences of the whole optimizer step that hold a loss token, likewise.
         old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]`` where they are known.
         policy_mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them. It enters no
             denominator.
+        covariance_mask: ``bool [N, T]``, the loss tokens that ``policy_loss`` ``clip_cov`` or ``kl_cov`` selects; see
+            :mod:`rlox_grpo.loss.covariance`.
         importance_weights: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.loss.importance`.
         ref_distributions: the reference's, of the tokens under ``loss_mask`` in row order, for ``kl_estimator="full"``.
+        branch_index: ``int64 [N]``, 0 for a completion itself and b for its ``branches[b - 1]``; None: no branches.
+        sequence_lengths: ``int64 [N]``, loss tokens of the completion with its branches, which are one sequence; None:
+            each row is a sequence.
     """
 
     input_ids: Tensor
@@ -227,8 +241,11 @@ class Batch:
     ref_log_probs: Tensor | None = None
     sampling_log_probs: Tensor | None = None
     policy_mask: Tensor | None = None
+    covariance_mask: Tensor | None = None
     importance_weights: Tensor | None = None
     ref_distributions: TokenDistributions | None = None
+    branch_index: Tensor | None = None
+    sequence_lengths: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,6 @@
 """Several ranks with vLLM in their processes, on a stand-in for vLLM (``tests/stub_vllm.py``)."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from safetensors.torch import load_file
 
 import ranked
 import stub_vllm
+import warm
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import ConfigError, EngineError
@@ -28,16 +27,6 @@ RUNS = {
     "ahead": {"async_steps": 1},  # the engines' threads compare syncs while the main threads exchange completions
 }
 SHORT = {"max_steps": 3, "prompts_per_step": 7, "group_size": 2}
-
-
-def launch(script, *arguments, ranks=2, **environment):
-    return subprocess.run(
-        [*ranked.torchrun(ranks), str(script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,  # ranks that were given other prompts wait for each other
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
 
 
 def completions(folder):
@@ -59,7 +48,7 @@ def stub(monkeypatch):
 @pytest.mark.slow
 def test_ranks_with_engines_take_the_step_of_one_process(stub, tmp_path):
     runs = [word for name in RUNS for word in (str(tmp_path / name), json.dumps({**SHORT, **RUNS[name]}))]
-    done = launch(stub_vllm.__file__, *runs, SLOW_RELOAD_S="0.3")
+    done = warm.run(2, Path(stub_vllm.__file__), *runs, SLOW_RELOAD_S="0.3")
     assert done.returncode == 0, done.stderr
     for name, changes in RUNS.items():
         alone = tmp_path / f"{name}_alone"
@@ -87,7 +76,7 @@ open(f"{sys.argv[1]}/{ranks.rank}.json", "w").write(json.dumps(found))
 def test_ranks_that_share_an_engine_have_a_group_of_their_own(tmp_path):
     script = tmp_path / "groups.py"
     script.write_text(GROUPS)
-    done = launch(script, str(tmp_path), ranks=4)
+    done = warm.run(4, script, str(tmp_path))
     assert done.returncode == 0, done.stderr
     for rank in range(4):
         sharing, everyone, main = json.loads((tmp_path / f"{rank}.json").read_text())

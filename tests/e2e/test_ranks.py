@@ -80,6 +80,25 @@ def test_ranks_take_the_step_of_one_process(ranks, alone, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "choices",
+    [
+        {"policy_loss": "kl_cov", "covariance_share": 0.1},
+        {"policy_loss": "clip_cov", "covariance_share": 0.1, "covariance_bounds": [0.05, 5.0]},
+        {"baseline": "optimal_token", "reward_scaling": "none"},
+        {"reward_variance_share": 0.6},
+    ],
+    ids=["kl_cov", "clip_cov", "optimal_token", "reward_variance_share"],
+)
+def test_what_looks_at_the_whole_step_is_the_same_on_two_ranks(choices, tmp_path):
+    """Selections and baselines over all ranks; a selection of each rank's own tokens moves the weights by 1e-3."""
+    options = {**choices, "updates_per_batch": 2, "mini_batches": 2}
+    ranked.train(tmp_path / "alone", **options)
+    done = launch(2, str(tmp_path / "two"), json.dumps(options))
+    assert done.returncode == 0, done.stderr
+    assert difference(tmp_path / "alone", tmp_path / "two") < SAME_WEIGHTS
+
+
+@pytest.mark.parametrize(
     ("how", "said", "saved"),
     [
         ("kill", ["rank 1 (", "no sign of life"], "step_000002"),

@@ -446,12 +446,15 @@ def test_a_function_that_fails_in_its_worker_stops_the_run_or_not():
     def fails(completions, prompts):
         raise KeyError("rubric")
 
-    trainer = GRPO(ToyLM(), [share_of_target, fails], **options(max_steps=1, reward_timeout=30.0, reward_workers=1))
+    def counts(completions):  # local, so that its worker imports no model
+        return [float((completion == 3).sum()) for completion in completions]
+
+    trainer = GRPO(ToyLM(), [counts, fails], **options(max_steps=1, reward_timeout=30.0, reward_workers=1))
     with pytest.raises(RewardError, match=r"fails: KeyError: 'rubric' .*completion 0 of prompts\[\d\]"):
         trainer.train(PROMPTS)
     trainer = GRPO(
         ToyLM(),
-        [share_of_target, fails],
+        [counts, fails],
         **options(max_steps=1, reward_timeout=30.0, reward_workers=1, on_reward_error="none"),
     )
     metrics = trainer.train(PROMPTS)

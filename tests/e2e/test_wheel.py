@@ -115,7 +115,9 @@ def test_wheel_holds_an_abi3_module_with_its_stubs_and_license(wheel: Path) -> N
     assert {"rlox_grpo/__init__.py", "rlox_grpo/_native.pyi", "rlox_grpo/py.typed"} <= names
     sources = {f"rlox_grpo/{file.relative_to(ROOT / 'python/rlox_grpo')}" for file in (ROOT / "python").rglob("*.py")}
     assert sources <= names
-    assert any(name.endswith("/licenses/LICENSE") for name in names)
+    for name in ("LICENSE", "THIRD_PARTY_LICENSES"):
+        assert any(found.endswith(f"/licenses/{name}") for found in names), name
+    assert any(name.endswith(".cyclonedx.json") for name in names)  # the SBOM, which maturin writes
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
 
@@ -146,6 +148,21 @@ def test_quick_start_runs_in_an_empty_venv_without_cargo(
     wheel: Path, empty_venv: EmptyVenv, locked_versions: Path
 ) -> None:
     empty_venv.install("--no-build", "--constraint", str(locked_versions), str(wheel))
+    assert "mean_reward" in empty_venv.run("python", str(QUICK_START))
+    assert "demo" in empty_venv.run("rlox-grpo", "--help")
+
+
+NEWEST = """
+import importlib.metadata, json
+print(json.dumps({name: importlib.metadata.version(name) for name in ("torch", "transformers", "datasets", "numpy")}))
+"""
+
+
+@pytest.mark.release
+def test_quick_start_runs_on_the_newest_packages(wheel: Path, empty_venv: EmptyVenv) -> None:
+    """What PyPI has today, which uv.lock may not have: what `pip install rlox-grpo` gives a new user."""
+    empty_venv.install("--no-config", "--no-build", "--upgrade", str(wheel))
+    print(empty_venv.run("python", "-c", NEWEST))
     assert "mean_reward" in empty_venv.run("python", str(QUICK_START))
     assert "demo" in empty_venv.run("rlox-grpo", "--help")
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from byte_model import SERVED
@@ -16,8 +17,17 @@ from byte_model import SERVED
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.records import FOLDER_VARIABLE
 
+HERE = Path(__file__).parent
 RESTARTS = int(os.environ.get("RLOX_GRPO_KILL_ROUNDS", "1"))
 """Of the server; test_vllm_server_kills.py uses them up, so files that need the server have names before it."""
+
+
+def pytest_collection_modifyitems(items):
+    """For ``pytest -n 2 --dist loadgroup``: the files that share the server in one worker, the others file by file."""
+    for item in items:
+        if item.path.parent == HERE:
+            needs_server = item.path.name.startswith(("test_vllm_episodes", "test_vllm_server"))
+            item.add_marker(pytest.mark.xdist_group("server" if needs_server else item.path.stem))
 
 
 def free_port() -> int:

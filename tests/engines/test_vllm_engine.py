@@ -12,7 +12,8 @@ from byte_model import END, SIZES, VOCAB, greedy, log_probs, prompt, shake
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines import GenerationEngine, make_engine
-from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine, check_vllm_version
+from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
+from rlox_grpo.rollout.engines.vllm.startup import check_vllm_version
 from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, collect_weights
 from rlox_grpo.types import Sampling
 

@@ -15,6 +15,8 @@ from rlox_grpo.advantages import (
     mean_scaled_advantages,
 )
 from rlox_grpo.config import GRPOConfig
+from rlox_grpo.groups import select_by_variance
+from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup
 
 # float32 holds 24 bits: an ulp at 2 is 2.4e-7, and the arithmetic before it is exact or in float64.
 CLOSE = {"rtol": 0, "atol": 3e-7}
@@ -160,3 +162,18 @@ def test_advantages_against_the_batchs_mean():
     found = configured([0, 1, 3, 4], baseline="batch", reward_scaling="batch", std_epsilon=0.0)
     assert found == pytest.approx([x / sd for x in (-2, -1, 1, 2)], rel=1e-6)
     assert configured([0, 1, 3, 4], baseline="batch", reward_scaling="none") == [-2, -1, 1, 2]
+
+
+# --- groups by variance ---
+
+
+def test_groups_with_the_highest_variance():
+    """Variances 1/4, 0, 9/4 and 1/4, in all 11/4."""
+    rewards = ([0.0, 1.0], [2.0, 2.0], [0.0, 3.0], [1.0, np.nan, 2.0])
+    groups = [ScoredGroup(RolloutGroup(Prompt(np.array([1]), 0), ()), np.array(own, np.float32), {}) for own in rewards]
+    assert select_by_variance(groups, 0.8) == [2]  # 9/4 of 11/4 is 0.818
+    assert select_by_variance(groups, 0.9) == [0, 2]  # 10/4 of it is 0.909; of two equal ones the first
+    assert select_by_variance(groups, 0.95) == [0, 2, 3]
+    assert select_by_variance(groups, 1.0) == [0, 2, 3]
+    assert select_by_variance([groups[1]] * 2, 0.5) == [0, 1]  # nothing to choose by
+    assert select_by_variance([], 0.5) == []

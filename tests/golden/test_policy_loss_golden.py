@@ -1,14 +1,18 @@
 """Each policy term against arithmetic by hand: value, gradient by log-prob, and what counts as held back."""
 
 import math
+from dataclasses import replace
 from math import exp, log, sqrt
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rlox_grpo.config.records import LossConfig
+from rlox_grpo.loss.covariance import covariance_masks
 from rlox_grpo.loss.kl import kl_penalty
 from rlox_grpo.loss.policy import policy_term, top_entropy_masks
+from rlox_grpo.types import Batch
 
 TINY = 1e-12  # float64 sums of two or three numbers of size 1
 
@@ -180,3 +184,145 @@ def test_top_entropy_has_one_threshold_for_all_micro_batches():
 def test_top_entropy_of_nothing():
     nothing = torch.zeros(1, 2, dtype=torch.bool)
     assert not top_entropy_masks([torch.ones(1, 2)], [nothing], 0.5)[0].any()
+
+
+# --- dro, clip-cov and kl-cov ---
+
+
+def test_dro():
+    # -A log(0.5 r) + (0.4 / 2) log(r)^2, slope -A + 0.4 log r
+    found, slope, of = term("dro", [0.5, 2.0], 3.0, old=[0.5] * 2, dro_beta=0.4)
+    assert found == pytest.approx([-3 * log(0.25) + 0.2 * log(2) ** 2, 0.2 * log(2) ** 2], abs=TINY)
+    assert slope == pytest.approx([-3 - 0.4 * log(2), -3 + 0.4 * log(2)], abs=TINY)
+    assert not (of.low | of.high).any()
+
+
+def covariance_batches(pieces):
+    """Micro-batches of a step of two rows, A = 1 and -1; ``pieces`` are lists of rows."""
+    # Probabilities e^0, e^-2, e^-4 and e^-2, e^-4: log-probs have mean -12/5, advantages 1/5.
+    log_probs = torch.tensor([[0.0, -2.0, -4.0], [-2.0, -4.0, 99.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    old = log_probs - torch.tensor([[0.0, 0.1, 0.5], [-0.5, 0.0, 0.0]], dtype=torch.float64)
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    batches = [
+        Batch(
+            input_ids=ids[rows],
+            attention_mask=ids[rows] == 0,
+            position_ids=ids[rows],
+            prompt_lengths=torch.ones(len(rows), dtype=torch.int64),
+            completion_ids=ids[rows, 1:],
+            completion_mask=mask[rows],
+            loss_mask=mask[rows],
+            advantages=torch.tensor([1.0, -1.0], dtype=torch.float64)[rows],
+            row_index=torch.tensor(rows),
+            prompt_index=torch.zeros(len(rows), dtype=torch.int64),
+            num_loss_tokens=5.0,
+            num_sequences=2.0,
+            old_log_probs=old[rows],
+        )
+        for rows in pieces
+    ]
+    return [log_probs[rows] for rows in pieces], batches
+
+
+# (log pi + 2.4)(A - 0.2): 2.4 · 0.8 = 1.92, 0.32, -1.28 of the first row; 0.4 · -1.2 = -0.48 and 1.92 of the second.
+
+
+@pytest.mark.parametrize("pieces", [[[0, 1]], [[0], [1]], [[1], [0]]])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # floor(0.2 · 5) = 1: of two equal ones the first row's.
+        ({"policy_loss": "kl_cov", "covariance_share": 0.2}, {0: [1, 0, 0], 1: [0, 0, 0]}),
+        ({"policy_loss": "kl_cov", "covariance_share": 0.6}, {0: [1, 1, 0], 1: [0, 1, 0]}),
+        ({"policy_loss": "kl_cov", "covariance_share": 1e-9}, {0: [1, 0, 0], 1: [0, 0, 0]}),  # at least one
+        # All tokens within the bounds; a share of 1 leaves nothing to chance.
+        ({"covariance_bounds": (0.3, 5.0), "covariance_share": 1.0}, {0: [1, 1, 0], 1: [0, 1, 0]}),
+        ({"covariance_bounds": (0.3, 1.9), "covariance_share": 1.0}, {0: [0, 1, 0], 1: [0, 0, 0]}),
+        # The ratio e^0.5 of the third token is clipped where A > 0, e^-0.5 of the fourth where A < 0.
+        ({"covariance_bounds": (-5.0, 0.0), "covariance_share": 1.0}, {0: [0, 0, 0], 1: [0, 0, 0]}),
+        (
+            {"covariance_bounds": (-5.0, 0.0), "covariance_share": 1.0, "clip_low": 0.5, "clip_high": 0.7},
+            {0: [0, 0, 1], 1: [1, 0, 0]},
+        ),
+    ],
+)
+def test_tokens_are_selected_over_the_whole_step(pieces, options, expected):
+    log_probs, batches = covariance_batches(pieces)
+    config = LossConfig.create(**{"policy_loss": "clip_cov", **options})
+    masks = covariance_masks(log_probs, batches, config)
+    found = {
+        row: mask.int().tolist()
+        for batch, part in zip(batches, masks, strict=True)
+        for row, mask in zip(batch.row_index.tolist(), part, strict=True)
+    }
+    assert found == expected
+
+
+@pytest.mark.parametrize("kind", ["clip_cov", "kl_cov"])
+def test_tokens_are_selected_over_all_ranks(kind):
+    config = LossConfig.create(policy_loss=kind, covariance_share=0.4, covariance_bounds=(0.0, 5.0), clip_low=1)
+    log_probs, batches = covariance_batches([[1], [0]])  # rank 0 has the second row
+    sent = []
+
+    def send(data):
+        sent.append(data)
+        return [data]
+
+    for pair in zip(log_probs, batches, strict=True):
+        covariance_masks([pair[0]], [pair[1]], config, ranks=SimpleNamespace(rank=0, gather_bytes=send))
+    found = [
+        covariance_masks([own], [batch], config, ranks=SimpleNamespace(rank=rank, gather_bytes=lambda data: sent))[0]
+        for rank, (own, batch) in enumerate(zip(log_probs, batches, strict=True))
+    ]
+    (expected,) = covariance_masks(*covariance_batches([[0, 1]]), config)
+    assert expected.sum() == 2  # of all five tokens, not of each rank's
+    assert torch.equal(torch.cat(found)[[1, 0]], expected)
+
+
+def test_clip_cov_draws_the_same_tokens_in_any_layout():
+    config = LossConfig.create(policy_loss="clip_cov", covariance_bounds=(-0.5, 5.0), covariance_share=0.4, clip_low=1)
+    drawn = set()
+    for seed in range(60):
+        found = []
+        for pieces in ([[0, 1]], [[1], [0]]):
+            log_probs, batches = covariance_batches(pieces)
+            masks = covariance_masks(log_probs, batches, config, seed=(seed,))
+            order = torch.cat([batch.row_index for batch in batches]).argsort()
+            found.append(tuple(torch.cat(masks)[order].flatten().int().tolist()))
+        assert found[0] == found[1]
+        assert sum(found[0]) == 2
+        drawn.add(found[0])
+    assert len(drawn) == 6  # every pair of the four candidates: the third token lies outside
+
+
+def test_selection_of_nothing():
+    log_probs, batches = covariance_batches([[0, 1]])
+    empty = [replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)) for batch in batches]
+    for kind in ("clip_cov", "kl_cov"):
+        (mask,) = covariance_masks(log_probs, empty, LossConfig.create(policy_loss=kind))
+        assert not mask.any()
+
+
+def test_selected_tokens_in_the_loss():
+    """Ratios 1.5 and 0.5, A = 2: the first is clipped at 1.2; the second is selected."""
+    log_ratio = torch.tensor([[1.5, 0.5]], dtype=torch.float64).log().requires_grad_()
+    advantages, mask = torch.tensor([[2.0]], dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool)
+    selected = torch.tensor([[False, True]])
+
+    def losses(**options):
+        term = policy_term(LossConfig.create(**options), log_ratio, log_ratio, advantages, mask, selected)
+        (slope,) = torch.autograd.grad(term.loss.sum(), log_ratio)
+        return term.loss[0].tolist(), slope[0].tolist()
+
+    value, slope = losses(policy_loss="clip_cov")
+    assert (value, slope) == (pytest.approx([-2.4, 0.0], abs=TINY), [0.0, 0.0])
+    # -r A and, where selected, 3 |log r|, whose slope at r < 1 is -3.
+    value, slope = losses(policy_loss="kl_cov", covariance_kl_coef=3.0)
+    assert value == pytest.approx([-3.0, -1.0 + 3 * log(2)], abs=TINY)
+    assert slope == pytest.approx([-3.0, -1.0 - 3.0], abs=TINY)
+
+
+def test_a_selection_that_is_missing_is_an_error():
+    with pytest.raises(ValueError, match=r"policy_loss='kl_cov' and batch.covariance_mask is None: select the tokens"):
+        term("kl_cov", [1.0], 1.0)

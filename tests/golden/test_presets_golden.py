@@ -21,6 +21,7 @@ from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.presets.page import GROUPS
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss import grpo_loss
+from rlox_grpo.loss.covariance import SELECTING, covariance_masks
 from rlox_grpo.loss.kl_weight import kl_coef_at
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.types import Batch
@@ -170,6 +171,36 @@ def wapo(x: Any, sg: Any) -> float:
     return losses.sum() / (len(x.R) * 4096)
 
 
+def covariances(x: Any, A: Any, sg: Any) -> Any:
+    """Of all tokens under the mask, in row order; and which of these tokens the ratio clips at 0 and 2."""
+    lp, A, r = sg[x.mask], np.broadcast_to(A, x.mask.shape)[x.mask], np.exp(sg - x.old)[x.mask]
+    return (lp - lp.mean()) * (A - A.mean()), (r > 2) & (A > 0)
+
+
+def clip_cov(x: Any, sg: Any) -> float:
+    x, sg = without_constant_groups(x), sg[np.repeat(np.ptp(grouped(x), axis=1) > 0, G)]
+    A = z(x, 1, 1e-6)
+    cov, clipped = covariances(x, A, sg)
+    inside = np.flatnonzero((cov > 1) & (cov < 5) & ~clipped)
+    kept = np.ones(len(cov))
+    lots = np.random.default_rng([0]).random(len(cov))[inside]
+    kept[inside[lots.argmin()]] = 0  # 2e-4 of some 20 tokens: at least one
+    losses = ppo(x, A, 1.0, 1.0)
+    losses[x.mask] *= kept
+    return token_mean(x, losses)
+
+
+def kl_cov(x: Any, sg: Any) -> float:
+    x, sg = without_constant_groups(x), sg[np.repeat(np.ptp(grouped(x), axis=1) > 0, G)]
+    A = z(x, 1, 1e-6)
+    cov, _ = covariances(x, A, sg)
+    losses = -A * ratio(x)
+    penalty = np.zeros(len(cov))
+    penalty[cov.argmax()] = np.abs(x.lp - x.old)[x.mask][cov.argmax()]
+    losses[x.mask] += penalty
+    return token_mean(x, losses)
+
+
 def nano_aha(x: Any, sg: Any) -> float:
     return token_mean(x, -z(x, 0, 1e-4) * x.lp + 0.001 * k3(x))
 
@@ -262,6 +293,8 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("reinforce_pp_baseline", False): reinforce_pp_baseline,
     ("maxrl", False): maxrl,
     ("wapo", False): wapo,
+    ("clip_cov", False): clip_cov,
+    ("kl_cov", False): kl_cov,
     ("nano_aha", False): nano_aha,
     ("grpo_zero", False): grpo_zero,
     ("simple_grpo", False): simple_grpo,
@@ -348,6 +381,9 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     log_probs = torch.from_numpy(x.lp).requires_grad_()
     weight = coef if config.kl_in == "loss" else 0.0
     kept_log_probs, length = log_probs[torch.from_numpy(kept)], config.max_new_tokens
+    if config.policy_loss in SELECTING:
+        (selected,) = covariance_masks([kept_log_probs], [batch], config.loss)
+        batch = replace(batch, covariance_mask=selected)
     loss = grpo_loss(kept_log_probs, replace(batch), config.loss, kl_coef=weight, max_length=length).loss
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return float(loss.detach()), gradient.numpy()
@@ -386,6 +422,9 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "dual_clip": ({"dual_clip": 1.5},),
     "delta": ({"delta": 2.0},),
     "sapo_temperatures": ({"sapo_temperatures": (1.0, 1.0)},),
+    "covariance_share": ({"covariance_share": 0.2},),
+    "covariance_bounds": ({"covariance_bounds": (-0.5, 0.5)},),
+    "covariance_kl_coef": ({"covariance_kl_coef": 0.5},),
     "loss_aggregation": ({"loss_aggregation": "sequence_mean"}, {"loss_aggregation": "token_mean"}),
     "bypass_old_log_probs": ({"bypass_old_log_probs": False},),
     "mask_truncated": ({"mask_truncated": True},),
@@ -409,6 +448,8 @@ def test_each_choice_of_the_loss_moves_it(name: str, published: bool) -> None:
     for field in values.keys() & CHANGES.keys():
         if field == "kl_bias_correction" and values["kl_coef"] == 0:
             continue  # TRL's default, which acts once there is a penalty
+        if field == "covariance_share" and name == "clip_cov":
+            continue  # one token of the data lies within its bounds; test_policy_loss_golden.py has others
         if field == "zero_variance" and values.get("kl_in") == "reward":
             continue  # KL makes equal rewards differ but in a first step; the table below has it
         changes = [c for c in CHANGES[field] if c[field] != values[field]]
@@ -445,6 +486,14 @@ USUAL: dict[str, Any] = {
     "max_grad_norm": 1.0,
     "reference": "frozen",
     "prompt_template": None,
+}
+ENTROPY: dict[str, Any] = {
+    **USUAL,
+    "prompts_per_step": 256,
+    "mini_batches": 8,
+    "max_new_tokens": 8192,
+    "learning_rate": 5e-7,
+    "reference": "auto",
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {**USUAL, "reference": "auto"},
@@ -485,6 +534,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "warmup_steps": 10,
         "reference": "auto",
     },
+    "clip_cov": ENTROPY,
+    "kl_cov": ENTROPY,
     "nano_aha": {
         **USUAL,
         "group_size": 4,
@@ -574,7 +625,7 @@ def test_settings_are_the_sources(name: str) -> None:
     values = PRESETS[name].values
     assert {setting: values[setting] for setting in USUAL} == SETTINGS[name]
     assert tuple(values[field] for field in ADAM) == (0.9, 0.999)
-    drops = ("grpo", "dapo", "simple_grpo", "cispo_open_instruct")
+    drops = ("grpo", "dapo", "clip_cov", "kl_cov", "simple_grpo", "cispo_open_instruct")
     assert values["zero_variance"] == ("drop" if name in drops else "keep")
     assert name not in REWARDS_OF or PRESETS[name].reward == REWARDS_OF[name]
     assert set(values) <= {*USUAL, *ADAM, *CHANGES}, "every choice is tested here or by its loss"
@@ -596,6 +647,8 @@ def test_every_preset_fixes_every_choice_that_acts(name: str) -> None:
         "cispo_cap": {"clip_high"},
         "cispo_upper": {"clip_high"},
         "sapo": {"sapo_temperatures"},
+        "clip_cov": {"clip_low", "clip_high", "covariance_share", "covariance_bounds"},
+        "kl_cov": {"covariance_share", "covariance_kl_coef"},
         "reinforce": set(),
     }[values["policy_loss"]]
     if values.get("negative_advantages") == "zero":

@@ -16,8 +16,10 @@ from rlox_grpo.rewards import (
     Overlong,
     ReasoningLength,
     Repetition,
+    WrittenArithmetic,
     extract_answer,
 )
+from rlox_grpo.rewards.written_arithmetic import judge_equations
 
 # Each row: (answer, numbers, target).
 COUNTDOWN_RIGHT = [
@@ -199,3 +201,47 @@ def test_hostile_megabytes_take_linear_time(piece: str) -> None:
     extract_answer(text)
     # Milliseconds each where the scan is linear; a quadratic one would take minutes at 1 MiB.
     assert time.perf_counter() - start < 2.0
+
+
+# --- sums in the text ---
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think> 6 * 5 = 30 ; 30 + 9 = 39 </think> <answer> 6 * 5 + 9 </answer>", [True, True]),
+        ("<think> 6 * 5 = 31 ; 31 + 9 = 40 </think>", [False, True]),
+        ("3 + 4 = 7 = 14 / 2 = 8", [True, True, False]),
+        ("so 2 * (3 + 4)=14, and x = 3, n = 4", [True]),
+        ("2+3=<<2+3=5>>5", [True]),  # GSM8K's calculator
+        ("Step 1. 3 + 4 = 7. Then 2 - 5 = -3.", [True, True]),
+        ("In 2024 3 + 4 = 8", [False]),
+        ("- 3 + 4 = 7", [True]),  # a list's dash
+        ("1) 3 + 4 = 7", [True]),
+        ("- 3 + 4 = 1", [True]),
+        ("3 + 4 = 7 - so", [True]),
+        ("10 / 3 = 3.33", [True]),
+        ("10 / 3 = 3.34", [False]),
+        ("7 / 2 = 4", [False]),
+        ("0.1 + 0.2 = 0.3", [True]),
+        ("5 = 5", []),  # states no sum
+        ("1 / 0 = 3", [False]),
+        ("9 ** 9 ** 9 = 3", [False]),
+        ("3 + = 4", []),
+        ("= = + =", []),
+        ("", []),
+    ],
+)
+def test_equations_of_a_text(text: str, expected: list[bool]) -> None:
+    assert judge_equations(text) == expected
+
+
+def test_written_arithmetic_by_hand() -> None:
+    texts = ["1 + 1 = 2; 1 + 2 = 4", "1 + 1 = 2", "none"]
+    assert WrittenArithmetic()(completions=texts) == [0.5, 1.0, 0.0]
+    assert WrittenArithmetic(least=2)(completions=texts) == [0.5, 0.0, 0.0]
+    assert WrittenArithmetic().verdicts(texts, {}).statuses.tolist() == [0, 0, 1]
+
+
+def test_only_so_many_equations_are_read() -> None:
+    assert len(judge_equations("1+1=2;" * 5000)) == 1000

@@ -2,13 +2,21 @@
 
 Ours has to give sympy's verdict on every pair. Where math-verify gives another one, the pair must be of a named kind of
 disagreement; any other difference fails, so that neither a new version of theirs nor of ours goes by unseen.
+
+Their verdicts on the many pairs take minutes (sympy's ``simplify``), and those of one version never change: they are
+recorded in math_verify_verdicts.json with the versions and a digest of the pairs. Where one of these differs, they are
+asked again. ``python tests/parity/test_math_verify.py`` records anew. The few pairs of each kind are always asked.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -18,6 +26,12 @@ from math_pairs import GENERATORS
 from rlox_grpo import rewards
 
 QUICK, THOROUGH = 24, 400
+
+Pair = tuple[str, str, bool]
+"""A gold, an answer, and whether they are equal."""
+
+RECORD = Path(__file__).with_name("math_verify_verdicts.json")
+"""By kind of pairs: their digest, and theirs on each of them, 1 for equal."""
 
 
 class Known(NamedTuple):
@@ -86,6 +100,12 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def quick_parsing() -> Iterator[None]:
+    with two_stage_parsing():
+        yield
+
+
+@contextmanager
 def two_stage_parsing() -> Iterator[None]:
     """ANTLR's two stages: SLL prediction, which gives the tree of LL or a syntax error, and LL only after an error.
 
@@ -137,23 +157,52 @@ def explained(kind: str, gold: str, answer: str, theirs: bool) -> str | None:
     )
 
 
-def compare(kind: str, count: int) -> set[str]:
-    """Compare ``count`` pairs of a kind; the names of the disagreements met."""
+def make_pairs(kind: str, count: int) -> list[Pair]:
     rng = Random(kind)
-    ours_wrong, unexplained, met = [], [], set()
+    return [GENERATORS[kind](rng) for _ in range(count)]
+
+
+def digest(pairs: Sequence[Pair]) -> str:
+    return sha256(json.dumps(pairs).encode()).hexdigest()[:16]
+
+
+def their_versions() -> dict[str, str]:
+    found = {}
+    for name in ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def ask_them(pairs: Sequence[Pair]) -> list[bool]:
     with quiet():
-        for _ in range(count):
-            gold, answer, equal = GENERATORS[kind](rng)
-            ours = rewards.math_equal(gold, answer)
-            if ours is not equal:
-                ours_wrong.append(f"{gold!r} and {answer!r}: ours {ours}, sympy {equal}")
-            theirs = their_verdict(gold, answer)
-            if theirs != equal:
-                name = explained(kind, gold, answer, theirs)
-                if name is None:
-                    unexplained.append(f"{gold!r} and {answer!r}: theirs {theirs}, sympy {equal}")
-                else:
-                    met.add(name)
+        return [their_verdict(gold, answer) for gold, answer, _ in pairs]
+
+
+def recorded_verdicts(kind: str, pairs: Sequence[Pair]) -> list[bool] | None:
+    """Their recorded verdicts, or None where the versions or the pairs are others."""
+    record = json.loads(RECORD.read_text())
+    found = record["verdicts"].get(kind, {})
+    if record["versions"] != their_versions() or found.get("pairs") != digest(pairs):
+        return None
+    return [bit == "1" for bit in found["theirs"]]
+
+
+def compare(kind: str, pairs: Sequence[Pair], verdicts: Sequence[bool]) -> set[str]:
+    """Compare ours and theirs on each pair with the verdict of its making; the names of the disagreements met."""
+    ours_wrong, unexplained, met = [], [], set()
+    for (gold, answer, equal), theirs in zip(pairs, verdicts, strict=True):
+        ours = rewards.math_equal(gold, answer)
+        if ours is not equal:
+            ours_wrong.append(f"{gold!r} and {answer!r}: ours {ours}, sympy {equal}")
+        if theirs != equal:
+            name = explained(kind, gold, answer, theirs)
+            if name is None:
+                unexplained.append(f"{gold!r} and {answer!r}: theirs {theirs}, sympy {equal}")
+            else:
+                met.add(name)
     assert not ours_wrong, "\n".join(ours_wrong)
     assert not unexplained, "\n".join(unexplained)
     return met
@@ -161,14 +210,23 @@ def compare(kind: str, count: int) -> set[str]:
 
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_generated_pairs(kind: str) -> None:
-    compare(kind, QUICK)
+    pairs = make_pairs(kind, QUICK)
+    verdicts = ask_them(pairs)
+    compare(kind, pairs, verdicts)
+    record = json.loads(RECORD.read_text())
+    if record["versions"] == their_versions():
+        recorded = record["verdicts"][kind]["theirs"]
+        assert "".join(str(int(verdict)) for verdict in verdicts) == recorded[:QUICK]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_more_generated_pairs(kind: str) -> None:
+    pairs = make_pairs(kind, THOROUGH)
+    verdicts = recorded_verdicts(kind, pairs)
+    met = compare(kind, pairs, ask_them(pairs) if verdicts is None else verdicts)
     expected = {name for name, known in KNOWN.items() if kind in known.kinds}
-    assert compare(kind, THOROUGH) == expected, "a disagreement that no longer occurs is no exception any more"
+    assert met == expected, "a disagreement that no longer occurs is no exception any more"
 
 
 def test_symmetry() -> None:
@@ -178,3 +236,21 @@ def test_symmetry() -> None:
             gold, answer, _ = generate(rng)
             assert rewards.math_equal(gold, answer) is rewards.math_equal(answer, gold), (gold, answer)
             assert rewards.math_equal(gold, gold) is True, gold
+
+
+def record_verdicts() -> None:
+    """Ask them where the record has no verdicts of these versions and pairs; it is written after each kind."""
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    versions = their_versions()
+    verdicts = record["verdicts"] if record.get("versions") == versions else {}
+    with two_stage_parsing():
+        for kind in GENERATORS:
+            pairs = make_pairs(kind, THOROUGH)
+            if verdicts.get(kind, {}).get("pairs") != digest(pairs):
+                theirs = "".join(str(int(verdict)) for verdict in ask_them(pairs))
+                verdicts[kind] = {"pairs": digest(pairs), "theirs": theirs}
+                RECORD.write_text(json.dumps({"versions": versions, "verdicts": verdicts}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    record_verdicts()

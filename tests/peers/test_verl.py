@@ -454,7 +454,17 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "geo_mean": ("seq-mean-token-mean", {"policy_loss": "gmpo"}),
     "dppo_tv": ("token-mean", {"policy_loss": "dppo", "delta": 1.5}),
     "gpg": ("token-mean", {"policy_loss": "reinforce"}),
+    "dro": ("token-mean", {"policy_loss": "dro", "dro_beta": 0.3}),
+    # A share of 1 draws every token within the bounds: verl's draw has another seed.
+    "clip_cov": ("token-mean", {"policy_loss": "clip_cov", "covariance_share": 1.0, "covariance_bounds": (0.1, 2.0)}),
+    "kl_cov": ("token-mean", {"policy_loss": "kl_cov", "covariance_share": 0.3, "covariance_kl_coef": 0.7}),
 }
+THEIRS: dict[str, dict[str, Any]] = {
+    "dro": {"dro_beta": 0.3},
+    "clip_cov": {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.1, "clip_cov_ub": 2.0},
+    "kl_cov": {"kl_cov_ratio": 0.3, "ppo_kl_coef": 0.7},
+}
+"""Options of verl's policy loss."""
 AGGREGATIONS = {
     "token-mean": "token_mean",
     "seq-mean-token-mean": "sequence_mean",
@@ -464,7 +474,11 @@ AGGREGATIONS = {
 
 @pytest.mark.parametrize("name", OURS)
 def test_policy_losses_are_verls(core_algos: Any, name: str) -> None:
+    from dataclasses import replace
+
+    from rlox_grpo.config.records import LossConfig
     from rlox_grpo.loss import grpo_loss
+    from rlox_grpo.loss.covariance import SELECTING, covariance_masks
 
     mode, options = OURS[name]
     inputs = loss_inputs()
@@ -476,15 +490,16 @@ def test_policy_losses_are_verls(core_algos: Any, name: str) -> None:
         inputs = {key: value[kept] for key, value in inputs.items()}
     inputs["log_prob"] = inputs["log_prob"].detach().requires_grad_()
     config = actor_config(mode, {})
+    for option, value in THEIRS.get(name, {}).items():
+        setattr(config.policy_loss, option, value)
     theirs, _ = core_algos.get_policy_loss_fn(name)(**inputs, loss_agg_mode=mode, config=config)
-    found = grpo_loss(
-        inputs["log_prob"],
-        loss_batch(inputs),
-        clip_low=0.2,
-        clip_high=0.28,
-        loss_aggregation=AGGREGATIONS[mode],
-        **options,
-    ).loss
+    ours = LossConfig(clip_low=0.2, clip_high=0.28, loss_aggregation=AGGREGATIONS[mode], **options)  # type: ignore[arg-type]
+    own = loss_batch(inputs)
+    if ours.policy_loss in SELECTING:
+        (selected,) = covariance_masks([inputs["log_prob"]], [own], ours)
+        assert 0 < selected.sum() < inputs["response_mask"].sum()
+        own = replace(own, covariance_mask=selected)
+    found = grpo_loss(inputs["log_prob"], own, ours).loss
     # Both in float64 but for verl's float32 temperatures of sapo and its 1e-8 beside the lengths of geo_mean.
     torch.testing.assert_close(found, theirs, rtol=1e-7, atol=1e-8)
     (gradient,) = torch.autograd.grad(found, inputs["log_prob"])
@@ -546,3 +561,39 @@ def test_reinforce_plus_plus_baseline_is_ours(core_algos: Any) -> None:
     ours = torch.from_numpy(make_advantages(config.advantages, [1.0])(rewards.numpy(), np.arange(0, 13, 4), {}))
     # verl's deviation has N − 1 of tokens: sqrt(47/48 · 12/11) beside ours of sequences.
     torch.testing.assert_close(ours * ((47 / 48) * (12 / 11)) ** 0.5, theirs[:, 0], rtol=1e-4, atol=1e-5)
+
+
+# --- the optimal token baseline ---
+
+
+@pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_token_advantages_are_verls(core_algos: Any, name: str) -> None:
+    """Ragged groups of 1 to 5 rows, importance weights; the reward is paid at the last token."""
+    from rlox_grpo.update.token_baseline import optimal_token_advantages
+
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(6), rng.integers(1, 6, 6))
+    rows, tokens = len(groups), 8
+    lengths = rng.integers(1, tokens + 1, rows)
+    rewards, probs, squares = (
+        rng.normal(size=rows),
+        rng.uniform(0.05, 0.9, (rows, tokens)),
+        rng.uniform(0.1, 1, (rows, tokens)),
+    )
+    weights, mask = rng.uniform(0.3, 2, (rows, tokens)), np.arange(tokens) < lengths[:, None]
+    paid = np.zeros((rows, tokens))
+    paid[np.arange(rows), lengths - 1] = rewards
+    theirs, _ = core_algos.get_adv_estimator_fn(name)(
+        token_level_rewards=torch.from_numpy(paid),
+        response_mask=torch.from_numpy(mask).double(),
+        index=groups,
+        old_log_probs=torch.from_numpy(np.log(probs)),
+        sum_pi_squared=torch.from_numpy(squares),
+        rollout_is_weights=torch.from_numpy(weights),
+    )
+    norms = (1 - 2 * probs + squares) * weights**2
+    for group in range(6):
+        own = np.flatnonzero(groups == group)
+        found = optimal_token_advantages(rewards[own], [norms[row, : lengths[row]] for row in own])
+        for row, ours in zip(own, found, strict=True):
+            np.testing.assert_allclose(theirs[row].numpy()[: lengths[row]], ours, rtol=0, atol=1e-12)

@@ -52,6 +52,12 @@ MORE = {
     "time limit for a reward": "guides/rewards",
     "boxed answer equal fractions": "concepts/math_equality",
     "tool calling": "guides/several_turns",
+    "openai base_url api_key": "guides/openai_agents",
+    "chat completions endpoint": "guides/openai_agents",
+    "openenv server": "guides/other_environments",
+    "unit tests as reward for code": "guides/code_rewards",
+    "sandbox landlock seccomp": "guides/code_rewards",
+    "gymnasium environment": "guides/other_environments",
     "lora merge adapter": "guides/lora",
     "push_to_hub upload": "guides/save_and_load",
     "resume from checkpoint": "guides/resume",
@@ -66,7 +72,11 @@ MORE = {
     "async_steps": "guides/async",
     "wandb tensorboard": "guides/logging",
     "reward is flat": "guides/debugging",
+    "jupyter notebook": "notebooks/first_run",
+    "compare learning rates notebook": "notebooks/comparing_runs",
     "unknown option did you mean": "guides/errors",
+    "entropy collapse": "guides/hyperparameters",
+    "learning study protocol": "concepts/learning_study",
     "command line": "reference/command_line",
     "dr_grpo preset": "reference/presets",
     "arxiv paper dapo": "reference/papers",
@@ -169,6 +179,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 def test_llms_txt_lists_every_page_and_each_is_there_as_markdown(site: Path) -> None:
     listed = re.findall(r"^- \[.+?\]\((\S+?)\)", (site / "llms.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md"))
+    pages = [*ROOT.glob("docs/**/*.md"), *(path.with_suffix(".md") for path in ROOT.glob("docs/**/*.ipynb"))]
+    assert sorted(listed) == sorted(path.relative_to(ROOT / "docs").as_posix() for path in pages)
     for path in listed:
         assert (site / path).read_text(encoding="utf-8").startswith("# "), path

@@ -15,6 +15,7 @@ from rlox_grpo.config import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.full_kl import distribution_kl
+from rlox_grpo.model.score_norm import score_norms
 from rlox_grpo.types import Batch, OutputHead, TokenDistributions
 from toy import PROMPTS, ToyLM, options, share_of_target
 
@@ -221,6 +222,25 @@ def test_a_forward_gives_the_divergence_of_the_models_own_logits(name, way):
     near = {"rtol": 1e-4, "atol": 1e-5} if way == "packed" else {"rtol": 1e-7, "atol": 1e-9}
     for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, expected_gradient, **near)
+
+
+@pytest.mark.parametrize("way", ["packed", "padded", "logits"])
+@pytest.mark.parametrize("name", MODELS)
+def test_score_norms_of_the_models_own_logits(name, way):
+    """What the optimal token baseline reads of the distributions: 1 − 2 p[y] + Σ p²."""
+    torch.manual_seed(0)
+    model, batch = MODELS[name]().eval(), batch_of_groups()
+    batch = dataclasses.replace(batch, input_ids=batch.input_ids % 30, completion_ids=batch.completion_ids % 30)
+    rows, steps = batch.loss_mask.nonzero(as_tuple=True)
+    ids = batch.completion_ids[batch.loss_mask]
+    with torch.no_grad():
+        logits = model(batch.input_ids).logits[rows, batch.prompt_lengths[rows] + steps - 1, :30]
+        shown = Plain(model) if way == "logits" else model
+        forward = make_forward(shown, share_prompts=way == "packed", temperature=0.8, vocabulary=30)
+        found = score_norms(forward.distributions(batch), ids, temperature=0.8)
+    probs = torch.softmax(logits.double() / 0.8, dim=-1)
+    expected = (torch.nn.functional.one_hot(ids, 30) - probs).square().sum(-1)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 # --- through the trainer ---

@@ -31,6 +31,13 @@ def jump(name, before, after):
     return [{**step, name: after if place >= STEPS - 5 else before} for place, step in enumerate(run())]
 
 
+def fallen(before, after):
+    """The reward rises from 0.3, and falls in the last five steps."""
+    return [
+        {**step, "reward/mean": after} if place >= STEPS - 5 else step for place, step in enumerate(run((0.3, before)))
+    ]
+
+
 HOLLOW = {
     "rewards__tag_format__mean": (0.1, 0.99),
     "rewards__tag_format__std": (0.3, 0.1),
@@ -40,6 +47,7 @@ HOLLOW = {
 FALLEN = {"rewards__countdown__mean": (0.4, 0.1), "rewards__countdown__std": (0.5, 0.3)}
 CASES = {
     "constant_rewards": (run(rollout__frac_reward_zero_std=(1.0, 0.97)), "97% of the groups"),
+    "reward_collapse": (fallen(0.7, 0.02), "to 0.02, below its 0.3"),
     "short_completions": (run(completions__mean_length=(300, 40)), "fallen from 2"),
     "long_completions": (run(completions__mean_length=(100, 400)), "to 400 tokens"),
     "truncated_completions": (run(completions__clipped_ratio=(0.1, 0.8)), "80% of the completions are truncated"),
@@ -67,6 +75,8 @@ def test_a_guard_warns_of_its_own_trouble_and_of_no_other(name):
 
 
 NEAR = {
+    "reward_collapse, to above the start": fallen(0.7, 0.38),
+    "reward_collapse, by less than half a deviation": fallen(0.4, 0.22),
     "constant_rewards": run(rollout__frac_reward_zero_std=(1.0, 0.93)),
     "short_completions": run(completions__mean_length=(300, 130)),
     "long_completions": run(completions__mean_length=(100, 240)),
@@ -95,6 +105,17 @@ def test_what_is_near_trouble_is_not_yet_trouble(name):
 def test_what_comes_with_a_rising_reward_is_learning(name):
     steps = [{**step, "reward/mean": 0.1 + 0.01 * place} for place, step in enumerate(CASES[name][0])]
     assert getattr(guards, name)(History.of(steps)) is None
+
+
+@pytest.mark.parametrize("after", [0.0, 0.05])
+def test_a_collapse_is_found_within_ten_steps(after):
+    """The reward rises from 0.24 to 0.55 in 40 steps, and falls at once or over five steps."""
+    rising = [0.24 + 0.31 * step / 40 for step in range(40)]
+    for fall in ([after] * 10, [0.55 + (after - 0.55) * step / 5 for step in range(1, 6)] + [after] * 5):
+        steps = [{"reward/mean": reward, "reward/std": 0.43} for reward in rising + fall]
+        said = [guards.reward_collapse(History.of(steps[:count])) for count in range(1, len(steps) + 1)]
+        first = next(count for count, message in enumerate(said) if message)
+        assert 40 <= first < 50
 
 
 def test_hollow_format_is_not_said_of_answers_that_come():

@@ -6,6 +6,7 @@ import logging
 import peft
 import pytest
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -63,6 +64,7 @@ def test_a_folder_gives_model_and_the_very_tokenizer(tmp_path, kind):
     assert policy.positions == 32
 
 
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="transformers 4 reads it as it is")
 def test_why_the_tokenizer_file_is_read_as_it_is(tmp_path):
     """AutoTokenizer makes another tokenizer of the same file; should that end, the special case can go."""
     save(tmp_path, model_of())

@@ -29,6 +29,7 @@ from rlox_grpo.rewards import (
     Rule,
     TagCount,
     TagFormat,
+    WrittenArithmetic,
 )
 from rlox_grpo.rewards.registry import RULES as REGISTRY
 from rlox_grpo.rewards.registry import make_rewards
@@ -36,7 +37,12 @@ from rule_settings import JUDGES_ANSWERS, SETTINGS, TABLES
 
 DOCS = Path(__file__).parents[2] / "docs" / "guides" / "rewards.md"
 RULES = make_rewards(TABLES)
-COLUMNS: dict[str, Any] = {"nums": [[1, 2]] * 2, "target": [3] * 2, "completion_ids": [[1], [2, 3]]}
+COLUMNS: dict[str, Any] = {
+    "nums": [[1, 2]] * 2,
+    "target": [3] * 2,
+    "completion_ids": [[1], [2, 3]],
+    "tests": [["assert f(1) == 2"]] * 2,
+}
 TEXTS = ["<think>a</think><answer>1+2</answer>", "Q"]
 
 
@@ -121,6 +127,7 @@ def test_other_completions_are_refused(completion: Any) -> None:
         lambda: Repetition(ngram_size=0),
         lambda: Repetition(max_penalty=0.5),
         lambda: Overlong(4, 5),
+        lambda: WrittenArithmetic(least=0),
         lambda: MultipleChoice(options="abc"),
         lambda: ReasoningLength(max_length=0),
         lambda: ReasoningLength(unit="tokens"),

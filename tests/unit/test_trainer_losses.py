@@ -37,6 +37,10 @@ CHOICES = [
     {"policy_loss": "vespo", "vespo_shape": (1.0, 1.0, 1.0, 1.0)},
     {"policy_loss": "gmpo"},
     {"policy_loss": "dppo", "clip_high": 0.001},
+    {"policy_loss": "dro", "dro_beta": 0.5},
+    {"policy_loss": "clip_cov", "covariance_share": 0.3, "covariance_bounds": (0.0, 5.0)},
+    {"policy_loss": "kl_cov", "covariance_share": 0.3},
+    {"policy_loss": "kl_cov", "covariance_share": 0.3, "covariance_kl_coef": 0.3},
     {"policy_loss": "reinforce"},
     {"clip_low": 0.01, "clip_high": 0.01},
     {"dual_clip": 1.01},
@@ -55,6 +59,9 @@ CHOICES = [
     {"reward_scaling": "whiten"},
     {"reward_scaling": "mean"},
     {"negative_advantages": "zero"},
+    {"reward_scaling": "none"},
+    {"reward_variance_share": 0.5},
+    {"baseline": "optimal_token", "reward_scaling": "none"},
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -92,6 +94,30 @@ def test_whole_parameters_stand_in_for_a_models_shards(make_tiny_model):
             parameter.zero_()  # what a rank of ZeRO-3 could not use either
     given = dict(collect_weights(adapted, whole))
     assert all(torch.equal(given[name], tensor) for name, tensor in expected.items())
+
+
+def test_gathered_parameters_of_an_adapted_model_are_held_a_layer_at_a_time(make_tiny_model):
+    import peft
+
+    model = make_tiny_model("qwen2", num_hidden_layers=4)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    expected = {name: tensor.clone() for name, tensor in collect_weights(adapted)}
+    made, gathered, most = [], [], 0
+
+    def gather():
+        for name, parameter in adapted.named_parameters():
+            tensor = parameter.detach().clone()
+            made.append(weakref.ref(tensor))
+            gathered.append(name)
+            yield name, tensor
+            del tensor
+
+    for name, tensor in collect_weights(adapted, gather()):
+        assert torch.equal(tensor, expected.pop(name))
+        most = max(most, sum(reference() is not None for reference in made))
+    assert not expected
+    assert gathered == [name for name, _ in adapted.named_parameters()]
+    assert most <= 5  # weight, bias, A, B, and the one that comes next
 
 
 def test_a_digest_sees_every_bit_and_every_place(make_tiny_model):

@@ -340,6 +340,9 @@ def test_rewards(train, reward, prompts, error, message):
 
 
 def test_a_text_reward_on_chat_prompts_in_workers(train):
+    def contains(completions):  # local, so that the worker imports nothing for it
+        return [float("4" in text) for text in completions]
+
     with pytest.raises(RewardError, match=r"contains: TypeError: .*the text '4' among messages.*\[0\]\['content'\]"):
         train(chat(USER), contains, reward_timeout=30.0, reward_workers=1)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -193,9 +194,9 @@ def microbatches(
     """Lay out the completions of the groups as micro-batches within a token budget.
 
     Every micro-batch has the denominators of the whole step, so that their losses add up to the loss of the step.
-    ``row_index`` is each row's number in the step. With ``num_ranks`` above 1, every rank passes the same groups and
-    gets its share: as many micro-batches as the other ranks, of which one can be empty if there are fewer rows than
-    ranks. Arguments and errors are those of `build_batch` and `pack`.
+    ``row_index`` is the number of each row's completion in the step. With ``num_ranks`` above 1, every rank passes the
+    same groups and gets its share: as many micro-batches as the other ranks, of which one can be empty if there are
+    fewer rows than ranks. Arguments and errors are those of `build_batch` and `pack`.
 
     With ``share_prompts`` a prompt is counted once for its completions, and padding is not counted. A group stays
     together if it fits the budget; a larger group is split into parts with a prompt each.
@@ -223,7 +224,12 @@ def microbatches(
     ]
 
 
-def drop_end_tokens(batches: Sequence[Batch], ends: Sequence[Sequence[int]], ranks: Ranks | None = None) -> list[Batch]:
+def drop_end_tokens(
+    batches: Sequence[Batch],
+    ends: Sequence[Sequence[int]],
+    ranks: Ranks | None = None,
+    branch_ends: Mapping[tuple[int, int], Sequence[int]] = MappingProxyType({}),
+) -> list[Batch]:
     """Return the micro-batches without end tokens in loss and denominators.
 
     Args:
@@ -231,20 +237,42 @@ def drop_end_tokens(batches: Sequence[Batch], ends: Sequence[Sequence[int]], ran
         ends: for each ``row_index`` the offsets of the completion's end tokens; see
             :func:`rlox_grpo.turns.find_end_tokens`.
         ranks: the ranks that have the step's other micro-batches.
+        branch_ends: those of branches, by ``row_index`` and ``branch_index``.
     """
-    masks = []
+    masks, numbers = [], []
     for batch in batches:
-        places = [(place, end) for place, row in enumerate(batch.row_index.cpu().tolist()) for end in ends[row]]
+        rows = batch.row_index.cpu().tolist()
+        numbers.append(rows)
+        branches = [0] * len(rows) if batch.branch_index is None else batch.branch_index.cpu().tolist()
+        places = [
+            (place, end)
+            for place, (row, branch) in enumerate(zip(rows, branches, strict=True))
+            for end in (branch_ends.get((row, branch), ()) if branch else ends[row])
+        ]
         mask = batch.loss_mask.clone()
         if places:
             mask[tuple(zip(*places, strict=True))] = False
         masks.append(mask)
-    mine = [int(sum(mask.sum() for mask in masks)), int(sum(mask.any(dim=-1).sum() for mask in masks))]
-    counts = [mine] if ranks is None else ranks.gather(mine)
-    tokens, sequences = (float(sum(count[place] for count in counts)) for place in (0, 1))
+    mine: dict[str, int] = {}  # loss tokens by completion
+    for rows, mask in zip(numbers, masks, strict=True):
+        for row, count in zip(rows, mask.sum(dim=-1).tolist(), strict=True):
+            mine[str(row)] = mine.get(str(row), 0) + count
+    lengths: dict[str, int] = {}
+    for part in [mine] if ranks is None else ranks.gather(mine):
+        for row, count in part.items():
+            lengths[row] = lengths.get(row, 0) + count
+    tokens, sequences = float(sum(lengths.values())), float(sum(count > 0 for count in lengths.values()))
     return [
-        replace(batch, loss_mask=mask, num_loss_tokens=tokens, num_sequences=sequences)
-        for batch, mask in zip(batches, masks, strict=True)
+        replace(
+            batch,
+            loss_mask=mask,
+            num_loss_tokens=tokens,
+            num_sequences=sequences,
+            sequence_lengths=None
+            if batch.sequence_lengths is None
+            else batch.sequence_lengths.new_tensor([lengths[str(row)] for row in rows]),
+        )
+        for batch, mask, rows in zip(batches, masks, numbers, strict=True)
     ]
 
 

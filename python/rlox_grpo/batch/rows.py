@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 import rlox_grpo._native as _native
 from rlox_grpo.batch.ragged import check_at_least, concatenate
-from rlox_grpo.turns import count_turns, mark_sampled, number_turns
-from rlox_grpo.types import Batch, BoolArray, Completion, Float32Array, Int64Array, ScoredGroup
+from rlox_grpo.turns import count_turns, list_rows, mark_sampled, number_turns
+from rlox_grpo.types import Batch, BoolArray, Completion, Float32Array, Int64Array, RolloutGroup, ScoredGroup
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,8 @@ class Rows:
     """Rows of an optimizer step: arrays over all tokens with offsets, and arrays over rows.
 
     ``sampled`` is None if the policy sampled every token. ``advantages`` have one value for each row, or for each token
-    if ``by_turn``.
+    if ``by_turn``. ``completion_of_row`` is the completion of each row, ascending: one row each, and one more for each
+    branch, which ``branch_of_row`` numbers from 1.
     """
 
     prompts: Int64Array
@@ -36,20 +37,26 @@ class Rows:
     train: BoolArray
     advantages: Float32Array
     by_turn: bool
+    completion_of_row: Int64Array
+    branch_of_row: Int64Array
 
     @staticmethod
     def of(scored_groups: Sequence[ScoredGroup], advantages: Any, train_truncated: bool) -> Rows:
         """Collect and check the arguments of :func:`rlox_grpo.batch.build_batch`."""
         groups = [scored.group for scored in scored_groups]
-        completions = [completion for group in groups for completion in group.completions]
+        whole = [completion for group in groups for completion in group.completions]
+        rows_of = [list_rows(completion) for completion in whole]
+        completions = [row for rows in rows_of for row in rows]
         ids, id_offsets = concatenate([c.token_ids for c in completions], np.int64, "completions.token_ids")
         log_probs, log_prob_offsets = concatenate(
             [c.log_probs for c in completions], np.float32, "completions.log_probs"
         )
         _check_log_probs(id_offsets, log_prob_offsets)
         sampled = mark_sampled(completions)
-        rows = _check_advantages(advantages, completions)
-        prompts, prompt_offsets = concatenate([g.prompt.token_ids for g in groups], np.int64, "prompts.token_ids")
+        rows = _check_advantages(advantages, whole)
+        of = np.repeat(np.arange(len(whole)), np.array([len(rows) for rows in rows_of], np.int64))
+        prompt_ids, prompt_of_row = _list_prompts(groups)
+        prompts, prompt_offsets = concatenate(prompt_ids, np.int64, "prompts.token_ids")
         return Rows(
             prompts=prompts,
             prompt_offsets=prompt_offsets,
@@ -57,15 +64,17 @@ class Rows:
             completion_offsets=id_offsets,
             log_probs=log_probs,
             sampled=sampled,
-            prompt_of_row=np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups]),
+            prompt_of_row=prompt_of_row,
             train=_mark_trained(completions, train_truncated),
-            advantages=rows if rows.ndim == 1 else _spread_over_tokens(rows, completions),
+            advantages=rows[of] if rows.ndim == 1 else _spread_over_tokens(rows, whole),
             by_turn=rows.ndim == 2,
+            completion_of_row=of,
+            branch_of_row=np.array([place for rows in rows_of for place in range(len(rows))], np.int64),
         )
 
     @property
     def count(self) -> int:
-        """N, the completions of the step."""
+        """N, the rows of the step: its completions and their branches."""
         return len(self.train)
 
     def count_tokens(self, rows: Sequence[int]) -> int:
@@ -94,14 +103,18 @@ class Rows:
 
     def denominators(self, num_loss_tokens: float | None, num_sequences: float | None) -> tuple[float, float]:
         """Loss tokens and sequences that hold one, counted here where they are not given."""
-        lengths = np.diff(self.completion_offsets)
-        if self.sampled is not None:
-            lengths = np.diff(np.append(0, np.cumsum(self.sampled))[self.completion_offsets])
-        tokens = lengths * self.train
+        tokens = self._count_loss_tokens()
         return (
             float(tokens.sum()) if num_loss_tokens is None else num_loss_tokens,
             float(np.count_nonzero(tokens)) if num_sequences is None else num_sequences,
         )
+
+    def _count_loss_tokens(self) -> Int64Array:
+        """``int64 [completions]``, branches with theirs."""
+        lengths = np.diff(self.completion_offsets)
+        if self.sampled is not None:
+            lengths = np.diff(np.append(0, np.cumsum(self.sampled))[self.completion_offsets])
+        return np.bincount(self.completion_of_row, weights=lengths * self.train).astype(np.int64)
 
     def batch(
         self,
@@ -143,6 +156,9 @@ class Rows:
         def tensor(array: NDArray[Any]) -> torch.Tensor:
             return torch.from_numpy(array).to(device)
 
+        of = self.completion_of_row[rows]
+        has_branches = bool(self.branch_of_row.any())
+
         return Batch(
             input_ids=tensor(input_ids),
             attention_mask=tensor(attention_mask),
@@ -152,12 +168,30 @@ class Rows:
             completion_mask=tensor(completion_mask),
             loss_mask=tensor(loss_mask),
             advantages=tensor(advantages),
-            row_index=tensor(rows),
+            row_index=tensor(of),
             prompt_index=tensor(self.prompt_of_row[rows]),
             num_loss_tokens=denominators[0],
             num_sequences=denominators[1],
             sampling_log_probs=tensor(log_probs),
+            branch_index=tensor(self.branch_of_row[rows]) if has_branches else None,
+            sequence_lengths=tensor(self._count_loss_tokens()[of]) if has_branches else None,
         )
+
+
+def _list_prompts(groups: Sequence[RolloutGroup]) -> tuple[list[Int64Array], Int64Array]:
+    """The distinct prompts, and each row's: its group's, or its own."""
+    prompts: list[Int64Array] = []
+    of_row: list[int] = []
+    for group in groups:
+        last = None
+        for completion in group.completions:
+            for row in list_rows(completion):
+                own = group.prompt.token_ids if row.prompt_ids is None else row.prompt_ids
+                if last is None or not (own is last or np.array_equal(own, last)):
+                    prompts.append(own)
+                last = own
+                of_row.append(len(prompts) - 1)
+    return prompts, np.array(of_row, np.int64)
 
 
 def _mark_trained(completions: Sequence[Completion], train_truncated: bool) -> BoolArray:
@@ -182,6 +216,8 @@ def _spread_over_tokens(advantages: Float32Array, completions: Sequence[Completi
 
 def _check_advantages(advantages: Any, completions: Sequence[Completion]) -> Float32Array:
     array, count = np.asarray(advantages), len(completions)
+    if array.ndim == 2 and any(completion.branches for completion in completions):
+        raise ValueError("advantages have a column for each turn, but a completion has branches: give one value each")
     if array.ndim not in (1, 2) or array.dtype.kind not in "iuf":
         raise TypeError(
             f"advantages has dtype {array.dtype} and shape {array.shape}: expected float32 in one dimension, or in two "

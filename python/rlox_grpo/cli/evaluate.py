@@ -6,7 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlox_grpo.cli.values import Commands, import_environment, parse_overrides, parse_reward
+from rlox_grpo.cli.values import (
+    ENVIRONMENT_ARGS,
+    Commands,
+    import_environment,
+    parse_overrides,
+    parse_reward,
+    parse_table,
+)
 
 
 def add_commands(commands: Commands) -> None:
@@ -26,7 +33,12 @@ def add_commands(commands: Commands) -> None:
         help="a rule's name, module:callable, or a TOML table as in run files: \"{name='exact', tag='answer'}\"; "
         "repeat it for several",
     )
-    evaluate.add_argument("--environment", metavar="MODULE:CALLABLE", help="environment of several turns")
+    evaluate.add_argument(
+        "--environment",
+        metavar="ENV",
+        help="environment of several turns: module:callable, gymnasium:ID, or 'command: python my_agent.py'",
+    )
+    evaluate.add_argument("--environment-args", metavar="TABLE", default="{}", help=ENVIRONMENT_ARGS)
     evaluate.add_argument(
         "--tools",
         metavar="MODULE:FUNCTION",
@@ -74,7 +86,8 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     if not arguments.reward and arguments.environment is None:
         raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")
     folders = [Path.cwd()]
-    environment, tools = import_environment(arguments.environment, arguments.tools, folders)
+    table = parse_table("--environment-args", arguments.environment_args)
+    environment, tools = import_environment(arguments.environment, arguments.tools, folders, table)
     rewards = make_rewards([parse_reward(text) for text in arguments.reward], folders)
     trainer = GRPO(arguments.checkpoint, rewards, environment=environment, tools=tools, **options)
     metrics = trainer.evaluate(arguments.data, samples=arguments.samples, greedy=arguments.greedy)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.cli.values import Commands, import_environment, parse_overrides
+from rlox_grpo.cli.values import ENVIRONMENT_ARGS, Commands, import_environment, parse_overrides, parse_table
 
 
 def add_commands(commands: Commands) -> None:
@@ -18,7 +18,10 @@ def add_commands(commands: Commands) -> None:
         description="Play one episode of ENV. Each line that you type is one reply of the policy; a tool call is "
         '{"name": "search", "arguments": {"query": "x"}}. The options of episodes can be added: --max_turns 4.',
     )
-    play.add_argument("environment", metavar="ENV", help="module:callable, in the current folder or installed")
+    play.add_argument(
+        "environment", metavar="ENV", help="module:callable, in the current folder or installed; or gymnasium:ID"
+    )
+    play.add_argument("--environment-args", metavar="TABLE", default="{}", help=ENVIRONMENT_ARGS)
     play.add_argument("--tools", metavar="MODULE:FUNCTION", nargs="+", action="extend", default=[])
     play.add_argument("--data", help="rows, .jsonl, .parquet or .csv; without it the row has no columns")
     play.add_argument("--row", type=int, default=0, help="which of the rows, from 0 (default: %(default)s)")
@@ -32,7 +35,8 @@ def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.rollout.episodes.play import NoReplyError, play_episode
 
     config = EpisodeConfig.create(**parse_overrides(rest))
-    environment, tools = import_environment(arguments.environment, arguments.tools, [Path.cwd()])
+    table = parse_table("--environment-args", arguments.environment_args)
+    environment, tools = import_environment(arguments.environment, arguments.tools, [Path.cwd()], table)
     row = {} if arguments.data is None else _read_row(arguments.data, arguments.row)
     replies = None if arguments.script is None else Path(arguments.script).read_text(encoding="utf-8").splitlines()
     unread = [] if replies is None else replies

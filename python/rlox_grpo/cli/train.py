@@ -97,7 +97,8 @@ def _import_functions(origin: Origin, run_file: str) -> tuple[list[RewardFn], An
     from rlox_grpo.rewards.registry import make_rewards
 
     folders = (Path(run_file).parent, Path.cwd())
-    return make_rewards(origin.rewards, folders), *import_environment(origin.environment, origin.tools, folders)
+    environment, tools = import_environment(origin.environment, origin.tools, folders, origin.environment_args)
+    return make_rewards(origin.rewards, folders), environment, tools
 
 
 def _is_launched_by_ray(arguments: argparse.Namespace, origin: Origin) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+ENVIRONMENT_ARGS = "arguments of another package's environment, as a TOML table: {is_slippery = false}"
 
 
 def parse_reward(text: str) -> dict[str, Any]:
@@ -29,19 +31,61 @@ def parse_reward(text: str) -> dict[str, Any]:
 
 
 def import_environment(
-    environment: str | None, tools: Sequence[str], folders: Sequence[str | Path]
-) -> tuple[Callable[..., Any] | None, list[Callable[..., Any]]]:
+    environment: str | None,
+    tools: Sequence[str],
+    folders: Sequence[str | Path],
+    arguments: Mapping[str, Any] | None = None,
+) -> tuple[Callable[..., Any] | str | None, list[Callable[..., Any]]]:
     """Import an environment and tools that are named as ``module:callable``.
 
-    Raises:
-        ConfigError: a module that is not found, a name that it lacks, or something that cannot be called.
-    """
-    from rlox_grpo.imports import import_callable
+    An environment may also be one of another package, such as ``gymnasium:FrozenLake-v1``, or ``command: …``, which
+    stays a text.
 
-    return (
-        None if environment is None else import_callable("environment", environment, folders),
-        [import_callable(f"tools[{place}]", name, folders) for place, name in enumerate(tools)],
-    )
+    Args:
+        environment: its name, or None.
+        tools: names.
+        folders: searched for modules, after the installed packages.
+        arguments: of the adapter of another package's environment.
+
+    Raises:
+        ConfigError: a module that is not found, a name that it lacks, something that cannot be called, or arguments for
+            an environment that takes none.
+    """
+    from rlox_grpo.environments.names import ADAPTERS, make_adapted
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.rewards.import_callable import import_callable
+
+    found: Callable[..., Any] | str | None = None
+    if environment is not None:
+        found = make_adapted(environment, arguments)
+        if found is None and arguments:
+            words = ", ".join(f"{word}:" for word in ADAPTERS)
+            raise ConfigError(f"environment_args is ignored: environment is {environment!r}, not one of {words}…")
+        if environment.startswith("command:"):
+            found = environment
+        if found is None:
+            found = import_callable("environment", environment, folders)
+    elif arguments:
+        raise ConfigError("environment_args is ignored: environment is not set")
+    return found, [import_callable(f"tools[{place}]", name, folders) for place, name in enumerate(tools)]
+
+
+def parse_table(flag: str, text: str) -> dict[str, Any]:
+    """``"{is_slippery = false}"`` as a mapping.
+
+    Raises:
+        ConfigError: it is no TOML table.
+    """
+    from rlox_grpo.config.schema import parse_toml
+    from rlox_grpo.errors import ConfigError
+
+    try:
+        table = parse_toml(f"table = {text}")["table"]
+    except ValueError as error:
+        raise ConfigError(f"{flag} {text!r} is not a TOML table such as {{name='value'}}: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{flag} {text!r} is not a TOML table such as {{name='value'}}")
+    return table
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:

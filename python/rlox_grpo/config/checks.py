@@ -78,6 +78,13 @@ def _check_advantages(advantages: AdvantageConfig) -> Iterator[str]:
         yield f"reward_aggregation='normalize_then_sum' needs reward_scaling='group', got {scaling!r}"
     if advantages.baseline == "batch" and scaling not in ("batch", "none"):
         yield f"baseline='batch' needs reward_scaling='batch' or 'none', got {scaling!r}"
+    if advantages.baseline == "optimal_token":
+        if scaling != "none":
+            yield f"baseline='optimal_token' needs reward_scaling='none', got {scaling!r}"
+        if aggregation != "sum_then_normalize":
+            yield "baseline='optimal_token' needs reward_aggregation='sum_then_normalize'"
+        if advantages.negative_advantages != "keep":
+            yield "baseline='optimal_token' needs negative_advantages='keep'"
     if scaling == "mean" and advantages.baseline == "leave_one_out":
         yield "reward_scaling='mean' divides by the mean that it subtracts: set baseline='mean'"
     if advantages.baseline == "batch" and aggregation != "sum_then_normalize":
@@ -95,6 +102,10 @@ def _check_loss(loss: LossConfig) -> Iterator[str]:
             "policy_loss='gmpo' is one loss for a sequence: it needs loss_aggregation='sequence_mean', got "
             f"{loss.loss_aggregation!r}"
         )
+    if kind == "dro" and loss.dro_beta is None:
+        yield "policy_loss='dro' with dro_beta=None: dro needs one, such as 0.1"
+    if loss.covariance_bounds[0] >= loss.covariance_bounds[1]:
+        yield f"covariance_bounds={loss.covariance_bounds}: the first must be below the second"
     if min(loss.sapo_temperatures) <= 0:
         yield f"sapo_temperatures={loss.sapo_temperatures}: both must be above 0"
     if min(loss.vespo_shape) < 0:
@@ -135,8 +146,10 @@ def _check_updater(updater: UpdaterConfig) -> Iterator[str]:
 
 def _check_stages(options: Options) -> Iterator[str]:
     """Check options of different stages against each other."""
-    if options.group_size == 1 and options.baseline == "leave_one_out":
-        yield "baseline='leave_one_out' needs group_size of at least 2, got 1"
+    if options.group_size == 1 and options.baseline in ("leave_one_out", "optimal_token"):
+        yield f"baseline={options.baseline!r} needs group_size of at least 2, got 1"
+    if options.baseline == "optimal_token":
+        yield from _check_token_baseline(options)
     if options.max_group_size is not None and options.max_group_size < options.group_size:
         yield f"max_group_size is {options.max_group_size}, below group_size={options.group_size}"
     if options.group_size == 1 and options.max_group_size is None and options.baseline == "mean":
@@ -177,8 +190,20 @@ def _check_stages(options: Options) -> Iterator[str]:
         yield f"log_to={list(options.log_to)} writes files: set output_dir"
 
 
+def _check_token_baseline(options: Options) -> Iterator[str]:
+    if options.policy_loss in ("gspo", "gmpo"):
+        yield (
+            f"baseline='optimal_token' with policy_loss={options.policy_loss!r}: its ratio is one for the sequence and "
+            "would spread the advantage of a token over all of them; use 'gspo_token' or 'clip'"
+        )
+    if options.kl_in == "reward" and options.kl_coef > 0:
+        yield "baseline='optimal_token' was never tried with kl_in='reward': set kl_in='loss'"
+    if options.shards_weights:
+        yield "baseline='optimal_token' with sharded parameters was never tried: keep them whole on each rank"
+
+
 def _check_turn_credit(options: Options) -> Iterator[str]:
-    if options.baseline == "batch":
+    if options.baseline in ("batch", "optimal_token"):
         yield "turn_credit='turn' compares the turns of a group: set baseline='mean' or 'leave_one_out'"
     if options.reward_scaling not in ("group", "none"):
         yield f"turn_credit='turn' needs reward_scaling='group' or 'none', got {options.reward_scaling!r}"

@@ -34,7 +34,13 @@ class Origin(Record, title="Run file"):
         None, "Check the rows of this data set; without a prompt_template, use its own prompts."
     )
     n_epochs: int = option(1, "Passes over the prompts.", ge=1)
-    environment: str | None = option(None, "Environment of several turns, as module:callable.", hint=_IMPORT_HINT)
+    environment: str | None = option(
+        None,
+        "Environment of several turns, as module:callable, a program as `command: python my_agent.py`, or another "
+        "package's, such as gymnasium:FrozenLake-v1.",
+        hint=_IMPORT_HINT,
+    )
+    environment_args: dict[str, Any] = option({}, "Table with arguments of another package's environment.")
     tools: tuple[str, ...] = option((), "Functions that the policy may call, as module:callable.", hint=_IMPORT_HINT)
     rewards: tuple[dict[str, Any], ...] = option(
         (), "Reward functions; at least one unless the environment scores its episodes.", hint=_REWARDS_HINT

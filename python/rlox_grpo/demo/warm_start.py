@@ -15,6 +15,8 @@ from rich.progress import track
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from rlox_grpo.run.notebook import is_notebook
+
 DrawExamples: TypeAlias = Callable[[np.random.Generator, int], Sequence[tuple[str, str]]]
 """``draw(rng, count)`` returns ``count`` pairs of prompt and completion."""
 
@@ -113,7 +115,7 @@ def teach(
         model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
     model.train()
-    for step in track(range(steps), description="warm start on worked examples"):
+    for step in track(range(steps), description="warm start on worked examples", disable=is_notebook()):
         ids, labels = _make_examples(draw(rng, rows), tokenizer)
         decay = 0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2
         for group in optimizer.param_groups:

@@ -1,9 +1,23 @@
 """Environments of several turns: what an episode returns, and what it gets from the policy.
 
-An environment is an async function ``episode(row, chat)``; ``docs/guides/several_turns.md`` shows one.
+An environment is an async function ``episode(row, chat)``; ``docs/guides/several_turns.md`` shows one. The functions
+``from_…`` adapt environments of other packages (``docs/guides/other_environments.md``).
 """
 
+from rlox_grpo.environments.gymnasium import from_gymnasium
+from rlox_grpo.environments.openenv import from_openenv
+from rlox_grpo.environments.openrlhf import from_openrlhf
 from rlox_grpo.environments.outcome import EpisodeEnded, Outcome
 from rlox_grpo.environments.reply import Reply, ToolCall
+from rlox_grpo.environments.skyrl_gym import from_skyrl_gym
 
-__all__ = ["EpisodeEnded", "Outcome", "Reply", "ToolCall"]
+__all__ = [
+    "EpisodeEnded",
+    "Outcome",
+    "Reply",
+    "ToolCall",
+    "from_gymnasium",
+    "from_openenv",
+    "from_openrlhf",
+    "from_skyrl_gym",
+]

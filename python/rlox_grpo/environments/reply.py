@@ -16,7 +16,7 @@ class ToolCall:
     Attributes:
         name: The tool's name.
         arguments: By name, as JSON values.
-        id: Unique in the episode; the tool's message refers to it.
+        id: Unique in its conversation; the tool's message refers to it.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Reply:
         log_probs: ``float32 [T]``.
         message: As the conversation holds it: role, content, reasoning_content and tool_calls.
         parse_error: Why a tool call in it cannot be read, or None.
+        prompt_tokens: Tokens of the conversation before it.
     """
 
     text: str
@@ -49,3 +50,4 @@ class Reply:
     log_probs: Float32Array
     message: Mapping[str, Any] = field(default_factory=dict)
     parse_error: str | None = None
+    prompt_tokens: int = 0

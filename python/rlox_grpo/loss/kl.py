@@ -103,7 +103,7 @@ def sequence_kl(
     sums = np.zeros(num_rows)
     for batch in batches:
         kept = torch.where(batch.loss_mask, token_kl(batch), 0).double()
-        sums[batch.row_index.cpu().numpy()] += kept.sum(dim=-1).cpu().numpy()
+        np.add.at(sums, batch.row_index.cpu().numpy(), kept.sum(dim=-1).cpu().numpy())  # branches add up
     parts = (ranks or Ranks()).gather_bytes(sums.tobytes())
     total: NDArray[np.float64] = np.sum([np.frombuffer(part) for part in parts], axis=0)
     return total

@@ -27,6 +27,7 @@ def aggregate(
     num_loss_tokens: float | None = None,
     num_sequences: float | None = None,
     max_length: int | None = None,
+    sequence_lengths: Tensor | None = None,
 ) -> Tensor:
     """Aggregate per-token ``values [N, T]`` under the boolean ``mask [N, T]`` to one float64 scalar.
 
@@ -45,6 +46,8 @@ def aggregate(
         num_sequences: sequences with a token in the whole optimizer step; None: counted in ``mask``.
         max_length: the length of every sequence for ``fixed_length``; the maximum length for
             ``sequence_mean_shifted``.
+        sequence_lengths: ``int64 [N]``, tokens of the sequence that each row is a part of; None: a row is a sequence,
+            and its tokens are counted in ``mask``. Then ``num_sequences`` is needed too.
 
     Raises:
         ValueError: unknown ``how``; shapes that differ; a ``max_length`` that is missing where it is needed.
@@ -52,9 +55,9 @@ def aggregate(
     if values.shape != mask.shape:
         raise ValueError(f"values has shape {tuple(values.shape)} and mask {tuple(mask.shape)}: they must be equal")
     kept = torch.where(mask, values, 0).double()
-    lengths = mask.sum(dim=-1)  # [N]
+    lengths = mask.sum(dim=-1) if sequence_lengths is None else sequence_lengths  # [N]
     if how == "token_mean":  # sequences are not counted: on a GPU that would wait for the device
-        return kept.sum() / max(float(lengths.sum()) if num_loss_tokens is None else num_loss_tokens, 1.0)
+        return kept.sum() / max(float(mask.sum()) if num_loss_tokens is None else num_loss_tokens, 1.0)
     sequences = max(float((lengths > 0).sum()) if num_sequences is None else num_sequences, 1.0)
     if how == "sequence_mean":
         return (kept.sum(dim=-1) / lengths.clamp(min=1)).sum() / sequences
@@ -98,8 +101,8 @@ def grpo_loss(
             ``policy_loss``, ``clip_low``, ``kl_coef``, ….
 
     Raises:
-        ValueError: shapes that differ, ``kl_coef`` above 0 without ``ref_log_probs``, or an ``entropy_coef`` without
-            an ``entropy`` that has a gradient.
+        ValueError: shapes that differ, ``kl_coef`` above 0 without ``ref_log_probs``, an ``entropy_coef`` without
+            an ``entropy`` that has a gradient, or ``clip_cov`` or ``kl_cov`` without ``covariance_mask``.
         ConfigError: an unknown option or a value out of range.
     """
     config = config or _DEFAULTS
@@ -122,7 +125,7 @@ def grpo_loss(
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     advantages = batch.advantages.to(log_probs.dtype)
     advantages = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
-    term = policy_term(config, log_probs, log_ratio, advantages, mask)
+    term = policy_term(config, log_probs, log_ratio, advantages, mask, batch.covariance_mask)
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     if batch.importance_weights is not None:
         token_loss = token_loss * batch.importance_weights
@@ -138,6 +141,7 @@ def grpo_loss(
         config.loss_aggregation,
         num_loss_tokens=batch.num_loss_tokens,
         num_sequences=batch.num_sequences,
+        sequence_lengths=batch.sequence_lengths,
         max_length=max_length,
     )
 
@@ -152,6 +156,8 @@ def grpo_loss(
         "policy/clip_fraction_low": token_mean(term.low.float()),
         "policy/clip_fraction_high": token_mean(term.high.float()),
     }
+    if batch.covariance_mask is not None:
+        metrics["policy/covariance_fraction"] = token_mean(batch.covariance_mask.float())
     if kl is not None:
         metrics["policy/kl"] = token_mean(kl.detach())
     return LossOutput(loss=loss, metrics=metrics)

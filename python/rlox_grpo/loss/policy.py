@@ -37,11 +37,20 @@ class PolicyTerm:
 
 
 def policy_term(
-    config: LossConfig, log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, mask: Tensor
+    config: LossConfig,
+    log_probs: Tensor,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    selected: Tensor | None = None,
 ) -> PolicyTerm:
     """Return the policy term that ``config.policy_loss`` names.
 
-    Each function below documents the options that it reads.
+    Each function below documents the options that it reads. ``selected [N, T]`` is the batch's ``covariance_mask``,
+    which ``clip_cov`` and ``kl_cov`` need.
+
+    Raises:
+        ValueError: ``clip_cov`` or ``kl_cov`` without ``selected``.
     """
     kind, low, high = config.policy_loss, config.clip_low, config.clip_high
     if kind == "clip":
@@ -65,6 +74,17 @@ def policy_term(
         return _gmpo(log_ratio, advantages, mask, low, high)
     if kind == "dppo":
         return _dppo(log_probs, log_ratio, advantages, low, high, config.delta)
+    if kind == "dro":
+        return _dro(log_probs, log_ratio, advantages, config.dro_beta)
+    if kind in ("clip_cov", "kl_cov"):
+        if selected is None:
+            raise ValueError(
+                f"policy_loss={kind!r} and batch.covariance_mask is None: select the tokens of the whole optimizer "
+                "step first, by rlox_grpo.loss.covariance.covariance_masks"
+            )
+        if kind == "clip_cov":
+            return _clip_cov(log_ratio, advantages, selected, low, high)
+        return _kl_cov(log_ratio, advantages, selected, config.covariance_kl_coef)
     return _unclipped(-advantages * log_probs, log_ratio.exp())  # reinforce
 
 
@@ -199,6 +219,32 @@ def _dppo(
     high, low = (moved > clip_high) & (advantages > 0), (moved < -clip_low) & (advantages <= 0)
     weight = ratio.detach() if delta is None else ratio.detach().clamp(max=delta)
     return PolicyTerm(torch.where(low | high, 0, -weight * advantages * log_probs), ratio, low, high)
+
+
+def _dro(log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, beta: float | None) -> PolicyTerm:
+    """−A log_probs + β/2 log_ratio²: direct reward optimisation (DRO, arXiv:2405.19107; verl's ``dro``).
+
+    As in verl, the penalty of a token is against the old policy.
+    """
+    if beta is None:
+        raise ValueError("policy_loss='dro' and dro_beta is None: set dro_beta, such as 0.1")
+    return _unclipped(-advantages * log_probs + 0.5 * beta * log_ratio.square(), log_ratio.exp())
+
+
+def _clip_cov(log_ratio: Tensor, advantages: Tensor, selected: Tensor, clip_low: float, clip_high: float) -> PolicyTerm:
+    """:func:`clipped`, and 0 for the selected tokens: clip-cov (arXiv:2505.22617; verl's ``clip_cov``)."""
+    term = clipped(log_ratio, advantages, clip_low, clip_high)
+    return PolicyTerm(torch.where(selected, 0, term.loss), term.ratio, term.low, term.high)
+
+
+def _kl_cov(log_ratio: Tensor, advantages: Tensor, selected: Tensor, kl_coef: float) -> PolicyTerm:
+    """−r A, and + kl_coef · |log_ratio| for the selected tokens: kl-cov (arXiv:2505.22617; verl's ``kl_cov``).
+
+    Nothing is clipped. In the first optimizer step of a batch the log-ratio is 0 and the penalty has no gradient.
+    """
+    ratio = log_ratio.exp()
+    penalty = torch.where(selected, kl_coef * log_ratio.abs(), 0)
+    return _unclipped(-ratio * advantages + penalty, ratio)
 
 
 def _by_sign(condition: Tensor, where_true: float, where_false: float, like: Tensor) -> Tensor:

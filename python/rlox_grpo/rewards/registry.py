@@ -8,9 +8,18 @@ from types import MappingProxyType
 from typing import Any
 
 from rlox_grpo.errors import ConfigError, suggest_nearest
-from rlox_grpo.imports import import_callable
-from rlox_grpo.rewards import answers, composite, formats, lengths, math_answers, published_rewards
+from rlox_grpo.rewards import (
+    answers,
+    code,
+    composite,
+    formats,
+    lengths,
+    math_answers,
+    published_rewards,
+    written_arithmetic,
+)
 from rlox_grpo.rewards.calls import RewardFn
+from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.rewards.reward_model import RewardModel
 
 _SHORTER = {"gsm8k_answer": "gsm8k", "math_answer": "math", "majority_vote": "majority", "exact_answer": "exact"}
@@ -18,7 +27,7 @@ _SHORTER = {"gsm8k_answer": "gsm8k", "math_answer": "math", "majority_vote": "ma
 
 
 def _list_rules() -> Iterator[tuple[str, Callable[..., Any]]]:
-    for module in (answers, math_answers, formats, lengths, composite, published_rewards):
+    for module in (answers, math_answers, code, formats, lengths, composite, published_rewards, written_arithmetic):
         for name in module.__all__:
             rule = getattr(module, name)
             if hasattr(rule, "verdicts"):

@@ -39,7 +39,8 @@ class InWorkers:
     what they refer to goes with them. Workers start at the first call, are used again, and end with :meth:`close`, with
     the trainer's run or with the interpreter. Nothing is run twice: a script needs no ``if __name__ == "__main__"``.
 
-    This is a deadline, not a jail: to run code that a model wrote, the function needs a container of its own.
+    This is a deadline, not a sandbox: code that a model wrote is run by :class:`~rlox_grpo.rewards.PythonTests`, or by
+    ``rlox_grpo.sandbox``.
 
     Args:
         function: Any reward function.

@@ -98,11 +98,15 @@ def _encode_completion(completion: Completion) -> dict[str, Any]:
         record["turns"] = [int(start) for start in completion.turns]
     if completion.episode is not None:
         record["episode"] = asdict(completion.episode)
+    if completion.branches:
+        record["branches"] = [_encode_completion(branch) for branch in completion.branches]
+    if completion.prompt_ids is not None:
+        record["prompt_ids"] = _encode_array(completion.prompt_ids, np.int64)
     return record
 
 
 def _decode_completion(record: Mapping[str, Any]) -> Completion:
-    sampled = record.get("sampled")
+    sampled, prompt_ids = record.get("sampled"), record.get("prompt_ids")
     return Completion(
         _decode_array(record["token_ids"], np.int64),
         _decode_array(record["log_probs"], np.float32),
@@ -111,6 +115,8 @@ def _decode_completion(record: Mapping[str, Any]) -> Completion:
         None if sampled is None else _decode_array(sampled, np.bool_),
         tuple(record.get("turns", ())),
         _decode_episode(record.get("episode")),
+        tuple(_decode_completion(branch) for branch in record.get("branches", ())),
+        None if prompt_ids is None else _decode_array(prompt_ids, np.int64),
     )
 
 
@@ -118,9 +124,12 @@ def _decode_episode(record: Mapping[str, Any] | None) -> Episode | None:
     if record is None:
         return None
     paid = record["turn_rewards"]
-    return Episode(
-        **{**record, "messages": tuple(record["messages"]), "turn_rewards": None if paid is None else tuple(paid)}
-    )
+    own = {
+        "messages": tuple(record["messages"]),
+        "turn_rewards": None if paid is None else tuple(paid),
+        "branch_messages": tuple(tuple(messages) for messages in record.get("branch_messages", ())),
+    }
+    return Episode(**{**record, **own})
 
 
 def _encode_array(values: NDArray[Any], dtype: Any) -> str:

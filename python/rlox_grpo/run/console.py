@@ -31,6 +31,43 @@ _REFRESH_S = 0.2
 """Seconds between two updates of the bar within a step."""
 
 
+class LatestMetrics:
+    """The newest value of each shown metric, and the time left; what the console and a notebook show."""
+
+    def __init__(self, total_steps: int | None = None, *, resume_step: int = 0) -> None:
+        """Start before the first step; ``resume_step`` is the last step already done."""
+        self.total = total_steps
+        self.step = resume_step
+        self._known: dict[str, float] = {}
+        self._step_s: float | None = None
+
+    def take(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of one step; the last evaluation's stay until the next one."""
+        is_evaluated = has_evaluation(metrics)
+        evaluated = (
+            {} if is_evaluated else {key: value for key, value in self._known.items() if key.startswith("eval/")}
+        )
+        self._known = evaluated | {key: value for key, value in metrics.items() if math.isfinite(value)}
+        if is_evaluated and not shows_accuracy({key.removeprefix("eval/"): value for key, value in metrics.items()}):
+            self._known.pop("eval/accuracy", None)
+        if "time/step_s" in metrics:  # a running mean, so that the time left does not jump about
+            last = metrics["time/step_s"]
+            self._step_s = last if self._step_s is None else 0.8 * self._step_s + 0.2 * last
+        self.step = step
+
+    def head(self) -> str:
+        """``step 3/40  1 min 20 s left``; the step alone where the number of steps is not known."""
+        if self.total is None:
+            return f"step {self.step}"
+        left = "" if self._step_s is None else f"  {duration(self._step_s * max(0, self.total - self.step))} left"
+        return f"step {self.step}/{self.total}{left}"
+
+    def numbers(self) -> list[str]:
+        """Return each shown metric as ``label value``."""
+        shown = ((key, label, form) for key, label, form in _NUMBERS if key in self._known)
+        return [f"{label} {form.format(self._known[key])}" for key, label, form in shown]
+
+
 class ConsoleSink:
     """A live progress bar over a line of metrics on a terminal; elsewhere a plain line every few steps or seconds."""
 
@@ -56,38 +93,25 @@ class ConsoleSink:
             now: A clock, in seconds.
         """
         self._console = console or Console()
-        self._total = total_steps
+        self._latest = LatestMetrics(total_steps, resume_step=resume_step)
         self._every, self._every_s, self._now = every, every_s, now
         self._printed_at = self._shown_at = now()
-        self._step = resume_step
         self._first = resume_step + 1
         self._pending: str | None = None
-        self._known: dict[str, float] = {}
-        self._step_s: float | None = None
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         if self._live is not None:
             self._live.start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show one step, and the last evaluation."""
-        is_evaluated = any(key.startswith("eval/") for key in metrics)
-        evaluated = (
-            {} if is_evaluated else {key: value for key, value in self._known.items() if key.startswith("eval/")}
-        )
-        self._known = evaluated | {key: value for key, value in metrics.items() if math.isfinite(value)}
-        if is_evaluated and not shows_accuracy({key.removeprefix("eval/"): value for key, value in metrics.items()}):
-            self._known.pop("eval/accuracy", None)
-        if "time/step_s" in metrics:  # a running mean, so that the time left does not jump about
-            last = metrics["time/step_s"]
-            self._step_s = last if self._step_s is None else 0.8 * self._step_s + 0.2 * last
-        self._step = step
+        self._latest.take(step, metrics)
         if self._live is not None:
-            self._live.update(self._bar(step), refresh=True)
+            self._live.update(self._bar(), refresh=True)
             return
-        line = "  ".join([self._head(step), *self._numbers()])
+        line = "  ".join([self._latest.head(), *self._latest.numbers()])
         is_due = step % self._every == 0 or self._now() - self._printed_at >= self._every_s
-        is_notable = is_evaluated or any(key.startswith("guard/") for key in metrics)
-        if is_due or is_notable or step in (self._first, self._total):
+        is_notable = has_evaluation(metrics) or any(key.startswith("guard/") for key in metrics)
+        if is_due or is_notable or step in (self._first, self._latest.total):
             self._print(line)
         else:
             self._pending = line
@@ -101,7 +125,7 @@ class ConsoleSink:
                 self._shown_at = self._now()
         elif ended == total or self._now() - self._shown_at >= _REFRESH_S:
             self._shown_at = self._now()
-            self._live.update(self._bar(self._step, text), refresh=True)
+            self._live.update(self._bar(text), refresh=True)
 
     def close(self) -> None:
         """Leave the last state on the screen, and stop using the console."""
@@ -114,29 +138,24 @@ class ConsoleSink:
         self._console.out(line, highlight=False)
         self._pending, self._printed_at = None, self._now()
 
-    def _bar(self, step: int, doing: str = "") -> Group:
+    def _bar(self, doing: str = "") -> Group:
         head = Table.grid(expand=True, padding=(0, 1))
         head.add_column(no_wrap=True)
         head.add_column(ratio=1)
-        head.add_row(Text(self._head(step), style="bold"), ProgressBar(self._total, step))
-        shown = [*self._numbers(), *([doing] if doing else [])]
+        head.add_row(Text(self._latest.head(), style="bold"), ProgressBar(self._latest.total, self._latest.step))
+        shown = [*self._latest.numbers(), *([doing] if doing else [])]
         numbers = Columns([Text(number, style="dim", no_wrap=True) for number in shown], padding=(0, 2))
         return Group(head, numbers)
-
-    def _head(self, step: int) -> str:
-        if self._total is None:
-            return f"step {step}"
-        left = "" if self._step_s is None else f"  {duration(self._step_s * max(0, self._total - step))} left"
-        return f"step {step}/{self._total}{left}"
-
-    def _numbers(self) -> list[str]:
-        shown = ((key, label, form) for key, label, form in _NUMBERS if key in self._known)
-        return [f"{label} {form.format(self._known[key])}" for key, label, form in shown]
 
 
 def select_main(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics of the console's line that have a value, in its order."""
     return {key: metrics[key] for key, _, _ in _NUMBERS if math.isfinite(metrics.get(key, math.nan))}
+
+
+def has_evaluation(metrics: Mapping[str, float]) -> bool:
+    """Whether a step's metrics have those of an evaluation."""
+    return any(key.startswith("eval/") for key in metrics)
 
 
 def shows_accuracy(evaluation: Mapping[str, float | None]) -> bool:

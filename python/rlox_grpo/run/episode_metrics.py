@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlox_grpo.turns import list_rows
 from rlox_grpo.types import ScoredGroup
 
 
@@ -20,7 +21,8 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     if not played:
         return {}
     episodes = [episode for _, episode in played]
-    turns = np.array([len(completion.turns) for completion, _ in played])
+    turns = np.array([sum(len(row.turns) for row in list_rows(completion)) for completion, _ in played])
+    # A branch repeats the tokens before it, which its share would count again: the first rows alone.
     tokens = sum(len(completion.token_ids) for completion, _ in played)
     observed = sum(int((~c.sampled).sum()) for c, _ in played if c.sampled is not None)
     metrics = {
@@ -30,6 +32,8 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     }
     for reason in dict.fromkeys(episode.stop_reason for episode in episodes):
         metrics[f"episode/stop/{reason}"] = float(np.mean([episode.stop_reason == reason for episode in episodes]))
+    if any(completion.branches for completion in completions):
+        metrics["episode/branches"] = float(np.mean([len(completion.branches) for completion, _ in played]))
     if any(episode.tool_calls or episode.tool_errors for episode in episodes):
         metrics["episode/tool_calls"] = float(np.mean([episode.tool_calls for episode in episodes]))
         metrics["episode/tool_errors"] = float(np.mean([episode.tool_errors for episode in episodes]))

@@ -15,7 +15,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from rlox_grpo.turns import count_sampled
+from rlox_grpo.turns import count_sampled, list_rows
 from rlox_grpo.types import Completion, Float32Array, ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -314,8 +314,12 @@ def _describe_episode(completion: Completion) -> dict[str, Any]:
     if episode is None:
         return {}
     paid = None if episode.turn_rewards is None else [*episode.turn_rewards]
-    named = {"stop_reason": episode.stop_reason, "turns": len(completion.turns), "turn_rewards": paid}
-    return {**named, "messages": [dict(message) for message in episode.messages]}
+    turns = sum(len(row.turns) for row in list_rows(completion))
+    shown: dict[str, Any] = {"stop_reason": episode.stop_reason, "turns": turns, "turn_rewards": paid}
+    shown["messages"] = [dict(message) for message in episode.messages]
+    if episode.branch_messages:
+        shown["branches"] = [[dict(message) for message in messages] for messages in episode.branch_messages]
+    return shown
 
 
 def _list_advantages(own: Any) -> float | list[float | None] | None:

@@ -79,7 +79,7 @@ def advise_resume(folder: Path | None, resume: str, *, numbers_are_bad: bool) ->
         numbers_are_bad: Values were not finite, so the same command would meet them again.
     """
     if folder is None:
-        return "nothing was saved: the run has no output_dir"
+        return "nothing was saved: the run has no output_dir; in this process, the same call of train() continues"
     saved = f"saved up to {name_newest(folder)}"
     if numbers_are_bad:
         return (
@@ -88,7 +88,7 @@ def advise_resume(folder: Path | None, resume: str, *, numbers_are_bad: bool) ->
         )
     if resume not in ("auto", "never"):
         return f"{saved}; start again with resume='auto' to continue (resume={resume!r} goes back to it)"
-    return f"{saved}; start the same command again to continue"
+    return f"{saved}; start the same command again to continue (in a notebook: run the cell again)"
 
 
 def refuse_full_disk(folder: Path, model: nn.Module) -> None:

@@ -91,6 +91,19 @@ def constant_rewards(history: History) -> str | None:
     )
 
 
+def reward_collapse(history: History) -> str | None:
+    """The reward has fallen by half a standard deviation of the first steps, to below their mean."""
+    start, before, now = (of("reward/mean") for of in (history.start, history.before, history.now))
+    spread = history.start("reward/std")
+    if start is None or before is None or now is None or not spread or now >= start or before - now < 0.5 * spread:
+        return None
+    return (
+        f"the mean reward has fallen from {before:.3g} to {now:.3g}, below its {start:.3g} in the first steps: what "
+        "was learned is lost. Continue from a checkpoint before the fall with half the learning_rate; see whether "
+        "policy/entropy, update/grad_norm or completions/mean_length changed first"
+    )
+
+
 def short_completions(history: History) -> str | None:
     """Completions have become much shorter, and the reward has not risen."""
     start, now = history.start("completions/mean_length"), history.now("completions/mean_length")
@@ -236,6 +249,7 @@ def gradient_spikes(history: History) -> str | None:
 
 GUARDS: tuple[Guard, ...] = (
     constant_rewards,
+    reward_collapse,
     short_completions,
     long_completions,
     truncated_completions,

@@ -178,7 +178,10 @@ def digest_rewards(reward_fns: Sequence[RewardFn], episodes: EpisodeRunner | Non
     sources: list[Any] = [function for function in reward_fns if not isinstance(function, EnvironmentReward)]
     if episodes is not None:
         sources += [source for source in (episodes.source, *episodes.environment.tools) if source is not None]
-    return [(function_name(source), digest_reward(source)) for source in sources]
+    return [
+        (source, None) if isinstance(source, str) else (function_name(source), digest_reward(source))
+        for source in sources
+    ]
 
 
 def digest_columns(columns: Iterable[Mapping[str, Any]]) -> str:

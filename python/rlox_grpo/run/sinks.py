@@ -1,4 +1,4 @@
-"""Metric sinks: JSON lines, TensorBoard, trackio, W&B and the console."""
+"""Metric sinks: JSON lines, TensorBoard, trackio, W&B, and the console or a notebook's display."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlox_grpo.config.choices import SinkName
-from rlox_grpo.run.files import append_or_cut, cut_after, finite, json_line
+from rlox_grpo.run.files import append_or_cut, cut_after, finite, json_line, read_jsonl
 
 
 @runtime_checkable
@@ -59,12 +59,23 @@ def make_sinks(
             case "trackio" | "wandb":
                 sinks[name] = TrackingSink(name, run_dir, config=config)
             case "console":
-                from rlox_grpo.run.console import ConsoleSink
-
-                sinks[name] = ConsoleSink(total_steps, resume_step=resume_step)
+                sinks[name] = _make_console(run_dir, total_steps, resume_step)
             case _:
                 raise ValueError(f"unknown sink {name!r}; known: jsonl, tensorboard, trackio, wandb, console")
     return Sinks(sinks)
+
+
+def _make_console(run_dir: Path, total_steps: int | None, resume_step: int) -> MetricSink:
+    """A live display in a notebook, a bar or lines elsewhere."""
+    from rlox_grpo.run.console import ConsoleSink
+    from rlox_grpo.run.notebook import NotebookSink, is_notebook
+
+    if not is_notebook():
+        return ConsoleSink(total_steps, resume_step=resume_step)
+    path = run_dir / "metrics.jsonl"
+    rows = read_jsonl(path) if resume_step and path.is_file() else []
+    earlier = [(row["step"], row) for row in rows if isinstance(row.get("step"), int) and row["step"] <= resume_step]
+    return NotebookSink(total_steps, resume_step=resume_step, earlier=earlier)
 
 
 class Sinks:

@@ -61,8 +61,9 @@ class GRPO:
         reward_fn: one reward function or several; see :mod:`rlox_grpo.rewards`. A path or hub id is a reward model
             (:class:`rlox_grpo.rewards.RewardModel`). An environment that scores its episodes needs none.
         ref_model: a reference of your own; by default ``reference`` chooses one.
-        environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, or a class with
-            ``reset(**row)`` and ``step(reply)``; see docs/guides/several_turns.md.
+        environment: runs episodes of several turns: ``async def episode(row, chat)``, a sync function, a class with
+            ``reset(**row)`` and ``step(reply)``, or a program as ``"command: python my_agent.py"``; see
+            docs/guides/several_turns.md and docs/guides/openai_agents.md.
         tools: functions that the policy may call, with type hints and Google docstrings.
         tokenizer: by default the one beside the model; not needed for prompts of token ids.
         config: a whole configuration, instead of options as keywords.

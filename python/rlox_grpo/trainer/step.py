@@ -104,7 +104,7 @@ class StepTaker:
         with clock("batch"):
             parts = learner.batches(scored, advantages)
         with clock("log_probs"):
-            parts = learner.with_log_probs(parts)
+            parts = learner.with_log_probs(parts, scored)
         with clock("weight_sync"):
             sampler.keep_weights()
         with clock("update"):

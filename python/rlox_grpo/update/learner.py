@@ -17,7 +17,8 @@ from rlox_grpo.batch.build import drop_end_tokens, make_dummy_batch, microbatche
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.groups import compute_group_offsets, compute_turn_returns, describe_sample
+from rlox_grpo.groups import compute_group_offsets, compute_turn_returns, describe_sample, select_by_variance
+from rlox_grpo.loss.covariance import SELECTING, covariance_masks
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
 from rlox_grpo.loss.kl import make_kl, sequence_kl
 from rlox_grpo.loss.kl_weight import KLWeight
@@ -27,11 +28,14 @@ from rlox_grpo.model.flops import find_peak_flops, measure_model, profile_update
 from rlox_grpo.model.forward import Forward, make_forward
 from rlox_grpo.model.load import Policy
 from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
+from rlox_grpo.model.score_norm import score_norms
 from rlox_grpo.reference.local import make_reference
+from rlox_grpo.reference.protocol import refuse_distributions
 from rlox_grpo.turns import find_end_tokens
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.learning_rate import learning_rate_at
 from rlox_grpo.update.own_optimizer import OptimizerFactory
+from rlox_grpo.update.token_baseline import with_token_advantages
 from rlox_grpo.update.updaters import make_updater
 
 
@@ -100,6 +104,7 @@ class Learner:
             masters=policy.masters,
             **forward_options,
         )
+        self._distributions = forward.distributions or refuse_distributions
         self._loss_config = config.loss
         self.kl_weight = KLWeight(self._loss_config)
         self._kl = make_kl(self._loss_config)
@@ -136,11 +141,16 @@ class Learner:
         """Return the micro-batches of each mini-batch.
 
         Zero-variance groups are left out, unless ``zero_variance="keep"``: no forward pass, and not in denominators.
+        So are those that ``reward_variance_share`` leaves out.
         """
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
         keep_all = self._config.zero_variance == "keep"
         # In a group of equal rewards, every advantage is exactly 0.
         kept = [index for index, own in enumerate(rows) if keep_all or np.nan_to_num(advantages[own]).any()]
+        if self._config.reward_variance_share < 1:
+            kept = [
+                kept[at] for at in select_by_variance([scored[i] for i in kept], self._config.reward_variance_share)
+            ]
         parts: list[list[Batch]] = []
         for part in np.array_split(kept, self._config.mini_batches):
             if part.size == 0:
@@ -148,18 +158,32 @@ class Learner:
             groups, part_rows = [scored[index] for index in part], np.concatenate([rows[index] for index in part])
             batches = self._microbatches(groups, advantages[part_rows], train_truncated=not self._config.mask_truncated)
             if not self._config.train_end_token:
-                ends = [find_end_tokens(c, self._end_ids) for group in groups for c in group.group.completions]
-                batches = drop_end_tokens(batches, ends, self._ranks)
+                whole = [completion for group in groups for completion in group.group.completions]
+                ends = [find_end_tokens(completion, self._end_ids) for completion in whole]
+                branch_ends = {
+                    (row, branch): find_end_tokens(own, self._end_ids)
+                    for row, completion in enumerate(whole)
+                    for branch, own in enumerate(completion.branches, 1)
+                }
+                batches = drop_end_tokens(batches, ends, self._ranks, branch_ends)
             # Rows keep their numbers in the whole step, so that an error names the right sample.
             numbers = torch.from_numpy(part_rows)
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
             parts.append([batch if len(batch.row_index) else make_dummy_batch(groups[0], batch) for batch in batches])
         return parts
 
-    def with_log_probs(self, parts: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
-        """Add log-probs, importance weights and masks that stay fixed during the updates; see :meth:`_measured`."""
+    def with_log_probs(self, parts: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup]) -> list[list[Batch]]:
+        """Add what stays fixed during the updates: log-probs, importance weights and masks, and token advantages.
+
+        See :meth:`_measured`. With ``baseline="optimal_token"`` the advantages become those of each token, from one
+        more forward pass.
+        """
         with torch.no_grad(), self._reference_in_use():
-            return [self._measured(part) for part in parts]
+            measured = [self._measured(part) for part in parts]
+            if self._config.baseline != "optimal_token" or not scored:
+                return measured
+            norms = [[self._score_norms(batch) for batch in part] for part in measured]
+        return with_token_advantages(measured, norms, self._rewards(scored), compute_group_offsets(scored), self._ranks)
 
     def whole_weights(self) -> dict[str, Tensor]:
         """Gather every parameter on rank 0, in host memory if sharded. A collective; other ranks get an empty dict."""
@@ -219,6 +243,8 @@ class Learner:
         try:
             for _ in range(config.updates_per_batch):
                 for part in parts:
+                    if config.policy_loss in SELECTING:
+                        part = self._with_covariance_masks(part, step, len(updates))
                     updates.append(self.updater.step(part, learning_rate))
         except NonFiniteError as error:  # the failed step changed no weight; earlier ones did
             self.weights_are_whole = not updates
@@ -227,6 +253,23 @@ class Learner:
             ) from error
         self.weights_are_whole = True
         return updates
+
+    def _with_covariance_masks(self, batches: Sequence[Batch], step: int, update: int) -> list[Batch]:
+        """Add the tokens that ``clip_cov`` or ``kl_cov`` selects, by the log-probs of the policy before this update.
+
+        The first update has them: they are the old policy's. Each later one takes a forward pass more.
+        """
+        log_probs: list[Tensor] = []
+        for batch in batches:
+            if update == 0 and self._needs_old_log_probs and batch.old_log_probs is not None:
+                log_probs.append(batch.old_log_probs)
+                continue
+            with torch.no_grad():
+                log_probs.append(self._forward(batch)[0])
+        masks = covariance_masks(
+            log_probs, batches, self._loss_config, seed=(self._config.seed, step, update), ranks=self._ranks
+        )
+        return [replace(batch, covariance_mask=mask) for batch, mask in zip(batches, masks, strict=True)]
 
     def learning_rate(self, step: int, total_steps: int) -> float:
         """Return the learning rate of ``step``, which counts from 0."""
@@ -242,6 +285,11 @@ class Learner:
             size=self._size,
             peak_flops=self._peak_flops,
         )
+
+    def _score_norms(self, batch: Batch) -> Tensor:
+        """Squared norms of the scores of the tokens under ``loss_mask``, ``[M]``."""
+        ids = batch.completion_ids[batch.loss_mask]
+        return score_norms(self._distributions(batch), ids, temperature=self._config.temperature)
 
     def _with_reference(self, batch: Batch) -> Batch:
         assert self.reference is not None

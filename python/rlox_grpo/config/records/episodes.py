@@ -41,7 +41,7 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     max_live_episodes: int | None = option(
         None,
         "Maximum number of episodes that run at the same time, for each rank; the next begins when one ends, in the "
-        "order of the batch. What is sampled does not depend on it. None: all of a batch.",
+        "order of the batch. What is sampled does not depend on it. None: all of a batch; of a command, 32.",
         ge=1,
         only_with=_EPISODES,
         resumable=True,

@@ -17,13 +17,16 @@ PolicyLoss = Literal[
     "vespo",
     "gmpo",
     "dppo",
+    "dro",
+    "clip_cov",
+    "kl_cov",
     "reinforce",
 ]
 LossAggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum", "sequence_mean_shifted"]
 KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "k1_inverted", "k3_clamped", "full"]
 KLSchedule = Literal["constant", "linear", "cosine", "cosine_inverted", "adaptive"]
 
-_CLIPS_LOW = {"policy_loss": ("clip", "gspo", "gspo_token", "cispo_clip", "gmpo", "dppo")}
+_CLIPS_LOW = {"policy_loss": ("clip", "gspo", "gspo_token", "cispo_clip", "gmpo", "dppo", "clip_cov")}
 _CLIPS_HIGH = {"policy_loss": (*_CLIPS_LOW["policy_loss"], "cispo_upper", "cispo_cap")}
 # The KL is also measured, as a metric, with a reference and kl_coef=0.
 _MEASURES_KL: tuple[Condition, ...] = (
@@ -93,6 +96,34 @@ class LossConfig(Record, title="Loss"):
         "vespo: k and λ for A ≥ 0, k and λ for A < 0.",
         only_with={"policy_loss": ("vespo",)},
         source="VESPO, arXiv:2602.10693",
+    )
+    dro_beta: float | None = option(
+        None,
+        "dro: weight β of half the squared log-ratio; there is no published default.",
+        gt=0,
+        only_with={"policy_loss": ("dro",)},
+        source="DRO, arXiv:2405.19107; verl",
+    )
+    covariance_share: float = option(
+        2e-4,
+        "clip_cov, kl_cov: share of the loss tokens of an optimizer step to select, at least one token.",
+        gt=0,
+        le=1,
+        only_with={"policy_loss": ("clip_cov", "kl_cov")},
+        source="arXiv:2505.22617; verl",
+    )
+    covariance_bounds: tuple[float, float] = option(
+        (1.0, 5.0),
+        "clip_cov: tokens are drawn from those whose covariance lies between these bounds.",
+        only_with={"policy_loss": ("clip_cov",)},
+        source="arXiv:2505.22617; verl",
+    )
+    covariance_kl_coef: float = option(
+        1.0,
+        "kl_cov: weight of |log r| at the selected tokens.",
+        ge=0,
+        only_with={"policy_loss": ("kl_cov",)},
+        source="arXiv:2505.22617",
     )
     loss_aggregation: LossAggregation = option(
         "sequence_mean",

@@ -63,10 +63,11 @@ class AdvantageConfig(Record, title="Advantages"):
         only_with={"reward_scaling": ("group", "batch", "whiten", "mean")},
         source="TRL",
     )
-    baseline: Literal["mean", "leave_one_out", "batch"] = option(
+    baseline: Literal["mean", "leave_one_out", "batch", "optimal_token"] = option(
         "mean",
         "Subtracted from each reward: the mean of its group, of the others in its group (RLOO, arXiv:2402.14740), or "
-        "of the batch (REINFORCE++, arXiv:2501.03262).",
+        "of the batch (REINFORCE++, arXiv:2501.03262); optimal_token: at each token, the mean of the group weighted "
+        "by the squared norms of the scores up to that token (OTB, arXiv:2602.07078).",
         source="DeepSeekMath, arXiv:2402.03300, section 4.1.2",
     )
     negative_advantages: Literal["keep", "zero"] = option(
@@ -84,6 +85,15 @@ class AdvantageConfig(Record, title="Advantages"):
         "drop",
         "Zero-variance groups: drop, keep, or refill with new prompts (dynamic sampling).",
         source="DAPO, arXiv:2503.14476, section 3.2",
+    )
+    reward_variance_share: float = option(
+        1.0,
+        "Train only the groups with the highest reward variances, as few as have this share of the sum of all groups' "
+        "variances (signal-to-noise filter).",
+        gt=0,
+        le=1,
+        only_with={"zero_variance": ("drop", "refill")},
+        source="RAGEN-2, arXiv:2604.06268; VAGEN, reward_variance_top_p",
     )
     max_refills: int = option(
         3, "Maximum number of times that a step samples new prompts.", ge=1, only_with={"zero_variance": ("refill",)}

@@ -17,9 +17,11 @@ class TurnRequest:
         episode: The prompt's place in its step and the completion's in its group.
         turn: The reply's place in its episode. The draws depend on the seed, ``episode``, ``turn`` and the token's
             position alone; turn 0 draws what a completion of one turn draws.
-        token_ids: ``int64 [L]``, the conversation so far. It extends that of the episode's last request.
+        token_ids: ``int64 [L]``, the conversation so far. It extends that of the branch's last request.
         max_new_tokens: Longest reply, its end token included.
         stop: Strings that end it, beside those of the sampling parameters.
+        branch: 0 in the episode's first conversation; in a branch a number by what it begins with, of at most 47 bits.
+            An episode has at most one request for each branch at a time.
     """
 
     episode: tuple[int, int]
@@ -27,6 +29,17 @@ class TurnRequest:
     token_ids: Int64Array
     max_new_tokens: int
     stop: tuple[str, ...] = ()
+    branch: int = 0
+
+    @property
+    def draw(self) -> int:
+        """Branch and turn as one number, which with seed and episode decides the draws; the turn in branch 0."""
+        return (self.branch << 16) + self.turn
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Episode and branch."""
+        return (*self.episode, self.branch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +73,7 @@ class TurnSession(Protocol):
         ...
 
     def forget(self, episode: tuple[int, int]) -> None:
-        """Free what is kept of an episode that has ended, and drop its reply under way."""
+        """Free what is kept of an episode that has ended, and drop its replies under way."""
         ...
 
 

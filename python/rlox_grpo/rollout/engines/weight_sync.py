@@ -41,8 +41,8 @@ def collect_weights(
 
     Args:
         model: A transformers model, bare or with LoRA adapters.
-        whole: Each parameter under its name in ``model``, where the model itself holds shards; without adapters they
-            are passed on as they come, with adapters they are kept until all are there.
+        whole: Each parameter under its name in ``model``, where the model itself holds shards. It is read in step with
+            the weights that are yielded: at most the parameters of one adapted layer are held.
         copies: Values of earlier parameters, by the parameter's ``id``.
 
     Raises:
@@ -53,10 +53,15 @@ def collect_weights(
         yield from ((name, tensor.detach()) for name, tensor in whole)
         return
     base: Any = model.get_base_model() if adapts else model  # type: ignore[operator]
-    values = {name: copies.get(id(tensor), tensor) for name, tensor in base.state_dict(keep_vars=True).items()}
-    if whole is not None:
-        prefix = next(name for name, module in model.named_modules() if module is base) + "."
-        values |= {name.removeprefix(prefix): tensor for name, tensor in whole}
+    take: Callable[[str], Tensor]
+    gathered: Iterator[tuple[str, Tensor]]
+    if whole is None:
+        values = {name: copies.get(id(tensor), tensor) for name, tensor in base.state_dict(keep_vars=True).items()}
+        take, gathered = values.__getitem__, iter(())
+    else:
+        outer = next(name for name, module in model.named_modules() if module is base) + "."
+        gathered = ((name.removeprefix(outer), tensor) for name, tensor in whole)
+        take = _take_from(gathered, dict(base.named_buffers()))
     adapted = {name: module for name, module in base.named_modules() if hasattr(module, "base_layer")}
     seen: set[int] = set()
     for name, tensor in base.state_dict(keep_vars=True).items():
@@ -65,12 +70,14 @@ def collect_weights(
         seen.add(id(tensor))
         layer, part = _find_adapted_layer(name, adapted)
         if layer is None:
-            yield name, values[name].detach()
+            yield name, take(name).detach()
         elif part.startswith("base_layer."):
             own, prefix = part.removeprefix("base_layer."), name.removesuffix(part)
-            yield f"{prefix}{own}", _merge_adapters(prefix, layer, values) if own == "weight" else values[name].detach()
+            yield f"{prefix}{own}", _merge_adapters(prefix, layer, take) if own == "weight" else take(name).detach()
         elif not part.startswith("lora_"):
             raise ValueError(f"{name}: only plain LoRA adapters can be merged for a generation engine")
+    for _ in gathered:  # every rank gathers every shard
+        pass
 
 
 class WeightStream:
@@ -199,10 +206,28 @@ def _find_adapted_layer(name: str, adapted: Mapping[str, Any]) -> tuple[Any, str
     return None, name
 
 
+def _take_from(gathered: Iterator[tuple[str, Tensor]], others: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
+    """Return a function that gives each tensor of ``gathered`` or ``others`` once, by name.
+
+    It reads ``gathered`` until the name comes, and holds what came before it until that is asked for.
+    """
+    held: dict[str, Tensor] = dict(others)
+
+    def take(name: str) -> Tensor:
+        while name not in held:
+            found, tensor = next(gathered, (None, None))
+            if found is None or tensor is None:
+                raise ValueError(f"{name} is a parameter of the model and was not gathered")
+            held[found] = tensor
+        return held.pop(name)
+
+    return take
+
+
 @torch.no_grad()
-def _merge_adapters(prefix: str, layer: Any, values: Mapping[str, Tensor]) -> Tensor:
-    """W + (alpha / r) B A of each active adapter (LoRA, arXiv:2106.09685, eq. 3)."""
-    weight = values[f"{prefix}base_layer.weight"].detach()
+def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor]) -> Tensor:
+    """Return W + (alpha / r) B A of each active adapter (LoRA, arXiv:2106.09685, eq. 3); takes each once."""
+    weight = take(f"{prefix}base_layer.weight").detach()
     if any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
         raise ValueError(f"{prefix}weight: only plain LoRA adapters can be merged for a generation engine")
     if layer.merged or layer.disable_adapters:
@@ -210,11 +235,11 @@ def _merge_adapters(prefix: str, layer: Any, values: Mapping[str, Tensor]) -> Te
     merged = weight.clone()
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
-            a, b = values[f"{prefix}lora_A.{adapter}.weight"], values[f"{prefix}lora_B.{adapter}.weight"]
+            a, b = take(f"{prefix}lora_A.{adapter}.weight"), take(f"{prefix}lora_B.{adapter}.weight")
             update = (b @ a).T if layer.fan_in_fan_out else b @ a
             merged += layer.scaling[adapter] * update.to(merged.dtype)
         elif adapter in layer.lora_embedding_A:
-            a, b = values[f"{prefix}lora_embedding_A.{adapter}"], values[f"{prefix}lora_embedding_B.{adapter}"]
+            a, b = take(f"{prefix}lora_embedding_A.{adapter}"), take(f"{prefix}lora_embedding_B.{adapter}")
             merged += layer.scaling[adapter] * (b @ a).T.to(merged.dtype)
     return merged
 

@@ -13,6 +13,7 @@ from typing import Any
 from rlox_grpo.environments import Outcome, Reply
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.episodes.chat import Chat
+from rlox_grpo.rollout.episodes.command import MAX_COMMANDS, PREFIX, make_command, name_command, read_command
 from rlox_grpo.rollout.episodes.tools import make_schemas
 
 EpisodeFn = Callable[[Mapping[str, Any], Chat], Awaitable[Any]]
@@ -30,6 +31,7 @@ class Environment:
         tools: The policy's tools, for the first prompt's schemas; those of a class are unbound.
         needs: Columns that every row must have.
         function: The environment itself, where it is a sync function ``episode(row, chat)``.
+        max_live: Episodes at the same time where the option ``max_live_episodes`` is None; None: all of a batch.
     """
 
     play: EpisodeFn
@@ -39,12 +41,13 @@ class Environment:
     tools: tuple[Callable[..., Any], ...] = ()
     needs: tuple[str, ...] = ()
     function: Callable[..., Any] | None = None
+    max_live: int | None = None
 
 
 def adapt_environment(
     environment: Any, tools: Sequence[Callable[..., Any]] = (), *, check_tools: bool = True
 ) -> Environment:
-    """Read the form of ``environment``: an async function, a sync one, a class or a factory of instances, or None.
+    """Read the form of ``environment``: an async function, a sync one, a class or a factory, a command, or None.
 
     A class has ``reset(**row)`` and ``step(reply)``, or is one of TRL's: ``reset``, methods that are tools, and
     perhaps ``get_reward``. None lets the policy call ``tools`` until it answers. ``check_tools=False`` leaves out the
@@ -53,6 +56,13 @@ def adapt_environment(
     Raises:
         ConfigError: something else, or tools that cannot be described.
     """
+    if isinstance(environment, str):
+        if not environment.startswith(PREFIX):
+            raise ConfigError(
+                f"environment={environment!r}: expected a function, a class, or a text 'command: python my_agent.py'"
+            )
+        words = read_command(environment)
+        return Environment(make_command(words), name_command(words), tools=tuple(tools), max_live=MAX_COMMANDS)
     if environment is None:
         return Environment(_use_tools, "tools", has_reward=False, tools=tuple(tools), needs=("prompt",))
     name = _find_name(environment)
@@ -87,6 +97,11 @@ class SyncChat:
     def turn(self, *args: Any, **options: Any) -> Reply:
         """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.turn`."""
         reply: Reply = self._wait_for(self._chat.turn(*args, **options))
+        return reply
+
+    def complete(self, *args: Any, **options: Any) -> Reply:
+        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.complete`."""
+        reply: Reply = self._wait_for(self._chat.complete(*args, **options))
         return reply
 
     def call_tools(self, reply: Reply) -> list[dict[str, Any]]:

@@ -1,22 +1,22 @@
-"""The conversation of one episode: messages for the environment, exact tokens for the update."""
+"""The conversations of one episode: messages for the environment, exact tokens for the update."""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
 
-import numpy as np
-
-from rlox_grpo.environments import EpisodeEnded, Reply, ToolCall
+from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.prompts.rows import add_system_message
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
-from rlox_grpo.rollout.episodes.parsing import MARKS, parse_reply
-from rlox_grpo.rollout.episodes.template import Message, Template
+from rlox_grpo.rollout.episodes.line import ChatTokens, Line, Mark
+from rlox_grpo.rollout.episodes.messages import MessageKey, list_messages, make_message_key
+from rlox_grpo.rollout.episodes.template import Message, Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
-from rlox_grpo.types import FinishReason, Float32Array, Int64Array
+from rlox_grpo.types import Int64Array
 
 MAX_PROMPT_CHARS = 2_000_000
 """A longer message of the first prompt is an error."""
@@ -41,34 +41,14 @@ class Budget:
     max_length: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class ChatTokens:
-    """The tokens of a conversation so far.
-
-    Attributes:
-        prompt_ids: ``int64 [P]``, the first prompt.
-        token_ids: ``int64 [T]``, all that follows.
-        log_probs: ``float32 [T]``, 0.0 where the policy did not sample.
-        sampled: ``bool [T]``.
-        turns: Offsets in ``token_ids`` at which the replies begin.
-        truncated: Whether the last reply has no end token or stop string.
-    """
-
-    prompt_ids: Int64Array
-    token_ids: Int64Array
-    log_probs: Float32Array
-    sampled: np.ndarray[Any, np.dtype[np.bool_]]
-    turns: tuple[int, ...]
-    truncated: bool
-
-
 class Chat:
     """The policy, as an environment talks to it. One chat belongs to one episode.
 
     Attributes:
         seed: A seed of this episode, for the environment's own random numbers.
-        prompt_messages: How many messages make up the first prompt.
         ended: The limit that has ended the episode, or None.
+        was_told: Whether the endpoint has answered a call with the episode's end.
+        abandoned: Whether the episode's agent goes on calling after its end, so that only a stop ends it.
         waiting_since: When the environment was last given control, by ``time.monotonic()``; None while it waits.
     """
 
@@ -84,6 +64,8 @@ class Chat:
         end_ids: Sequence[int] = (),
         give_tools: GiveTools | None = None,
         system_prompt: str | None = None,
+        give_schemas: Callable[[Sequence[Mapping[str, Any]]], Template] | None = None,
+        open_endpoint: Callable[[Chat], tuple[str, str]] | None = None,
     ) -> None:
         """Begin an empty conversation.
 
@@ -97,46 +79,78 @@ class Chat:
             end_ids: the engine's end tokens.
             give_tools: the template and the tools for functions that the environment gives at its first turn.
             system_prompt: what the system message before the first one says, or None.
+            give_schemas: the template that shows tools by their JSON schemas, for :meth:`complete`.
+            open_endpoint: opens the episode's OpenAI-compatible endpoint; returns its URL and key.
         """
         self.seed = seed
         self.tools = tools if tools is not None else Tools(())
-        self.prompt_messages = 0
         self.ended: str | None = None
+        self.was_told = self.abandoned = False
         self.waiting_since: float | None = time.monotonic()
-        self._template, self._sample, self._budget, self._episode = template, sample, budget, episode
+        self._sample, self._budget, self._episode = sample, budget, episode
         self._end_ids = frozenset(end_ids)
         self._system_prompt = system_prompt
         self._give_tools = give_tools or (
             lambda functions: (Template(template.tokenizer, make_schemas(functions)), Tools(functions))
         )
-        self._messages: list[dict[str, Any]] = []
-        self._prompt_ids: Int64Array | None = None
-        self._ids: list[Int64Array] = []  # after the first prompt, in spans
-        self._log_probs: list[Float32Array] = []
-        self._sampled: list[bool] = []
-        self._ended_by: int | None = None  # the end token of the last reply
-        self._truncated = False
-        self._open_text = ""  # of a truncated reply, which may go on
-        self._calls = 0
+        self._give_schemas = give_schemas or (lambda schemas: Template(template.tokenizer, schemas))
+        self._open_endpoint = open_endpoint
+        self._template = template
+        self._lines = [Line(template, self._end_ids)]  # the first conversation, and the branches that have a reply
+        self._branches: dict[bytes, int] = {}  # how many of them began with the same tokens
+        self._replies = 0
+        self._pending = 0  # replies that are being sampled
+        self._reserved = 0  # tokens that these may have
+        self._used = 0  # tokens behind the first prompts; what lines share counts once
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation so far; a copy."""
-        return [dict(message) for message in self._messages]
+        return [dict(message) for message in self._lines[0].messages]
+
+    @property
+    def prompt_messages(self) -> int:
+        """How many of :attr:`messages` make up the first prompt."""
+        return self._lines[0].prompt_messages
+
+    @property
+    def branch_messages(self) -> list[list[dict[str, Any]]]:
+        """The conversations of the branches so far, in the order of :meth:`rows`; copies."""
+        return [[dict(message) for message in line.messages] for line, _ in self._list_rows()[1:]]
 
     @property
     def turns(self) -> int:
         """Replies so far."""
-        return sum(self._sampled)
+        return self._replies
 
     @property
     def tokens_left(self) -> int | None:
         """Tokens that the episode may still have, replies and messages; None where nothing limits them."""
-        used = sum(map(len, self._ids))
-        whole = used + (0 if self._prompt_ids is None else len(self._prompt_ids))
-        limits = ((self._budget.max_episode_tokens, used), (self._budget.max_length, whole))
+        line = self._lines[0]
+        whole = len(line.token_ids) if line.messages else 0
+        limits = ((self._budget.max_episode_tokens, self._used), (self._budget.max_length, whole))
         left = [limit - taken for limit, taken in limits if limit is not None]
         return max(0, min(left)) if left else None
+
+    @property
+    def base_url(self) -> str:
+        """The URL of this episode's OpenAI-compatible endpoint, for ``OpenAI(base_url=…)``; it ends with the episode.
+
+        Raises:
+            ValueError: nothing serves this chat.
+        """
+        return self._endpoint[0]
+
+    @property
+    def api_key(self) -> str:
+        """The key of :attr:`base_url`, of this episode alone."""
+        return self._endpoint[1]
+
+    @property
+    def _endpoint(self) -> tuple[str, str]:
+        if self._open_endpoint is None:
+            raise ValueError("this chat has no endpoint: chat.base_url is of episodes that a run or eval plays")
+        return self._open_endpoint(self)
 
     def pause(self) -> None:
         """Stop the environment's clock while it waits for a worker process."""
@@ -173,27 +187,158 @@ class Chat:
             raise CancelledError(f"chat.turn was called after the episode had ended by {self.ended}")
         if self.waiting_since is None:
             raise ValueError("chat.turn was called while another turn or its tools were under way: await that first")
-        new = self._bound(_list_messages(messages))
-        if new and not self._messages and self._system_prompt is not None:
+        first = not self._lines[0].messages
+        new = self._bound(list_messages(messages), first=first)
+        if new and first and self._system_prompt is not None:
             new = add_system_message(new, self._system_prompt, self._episode[0])
         if tools is not None:
             self._set_tools(tools)
-        if max_new_tokens is not None and max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}: expected at least 1")
-        if self.turns >= self._budget.max_turns:
+        _check_room(max_new_tokens)
+        return await self._reply(self._lines[0], new, max_new_tokens, stop)
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+    ) -> Reply:
+        """Sample the reply to a whole conversation, as OpenAI's API does.
+
+        ``messages`` that extend a conversation of this episode continue it. Others open a branch: they go back to an
+        earlier reply, change one, or begin anew, or a reply to the same conversation is still being sampled. A reply
+        that comes back as it was returned stands for its sampled tokens; its text is never encoded again. Calls may run
+        at the same time.
+
+        Args:
+            messages: the conversation so far; the last one is not the policy's.
+            tools: JSON schemas of the tools that the policy may call, as OpenAI's API takes them; None: those of the
+                option ``tools``. Another list than before begins a branch.
+            max_new_tokens, stop: see :meth:`turn`.
+
+        Raises:
+            EpisodeEnded: a limit has ended the episode.
+            ValueError: a malformed message, or no message.
+            TemplateError: the chat template refuses the messages.
+        """
+        if self.ended is not None:
+            raise EpisodeEnded(self.ended)
+        given = list_messages(messages)
+        if given and self._system_prompt is not None:
+            given = add_system_message(given, self._system_prompt, self._episode[0])
+        _check_room(max_new_tokens)
+        template = self._template if tools is None else self._give_schemas(tools)
+        keys = [make_message_key(message) for message in given]
+
+        def find(line: Line) -> tuple[Mark, int] | None:
+            mark = line.find(keys) if line.template is template else None
+            return None if mark is None else (mark, mark.messages)
+
+        found = self._find_longest(find)
+        if found is not None:
+            line, mark, count = found
+            new = given[count:]
+            if new[0]["role"] != "assistant":
+                try:
+                    return await self._reply(
+                        self._continue(line, mark), self._bound(new), max_new_tokens, stop, keys[count:]
+                    )
+                except TemplateError:  # such as replies of others that the template shows at the beginning alone
+                    if all(message["role"] != "assistant" for message in new):
+                        raise
+        return await self._reply(self._begin(template), self._bound(given, first=True), max_new_tokens, stop, keys)
+
+    async def complete_ids(
+        self, token_ids: Int64Array, *, max_new_tokens: int | None = None, stop: str | Sequence[str] = ()
+    ) -> Reply:
+        """Sample the reply to a conversation of token ids, ``int64 [L]``; otherwise as :meth:`complete`.
+
+        Raises:
+            EpisodeEnded: a limit has ended the episode.
+            ValueError: no token, or one that the tokenizer does not have.
+        """
+        if self.ended is not None:
+            raise EpisodeEnded(self.ended)
+        if not len(token_ids):
+            raise ValueError("prompt has no token ids")
+        size = len(self._template.tokenizer)
+        if int(token_ids.max()) >= size or int(token_ids.min()) < 0:
+            raise ValueError(f"prompt has the id {token_ids.max()}: the tokenizer has {size}")
+        _check_room(max_new_tokens)
+        found = self._find_longest(lambda line: line.find_ids(token_ids))
+        line = self._begin(self._template) if found is None else self._continue(*found[:2])
+        added = token_ids[0 if found is None else found[2] :]
+        text = line.template.tokenizer.decode(added.tolist(), skip_special_tokens=False)
+        new = [{"role": "user", "content": text}] if len(added) or found is None else []
+        keys = [("token ids", ("",), None, (), "")] * len(new)  # no message is equal to it
+        return await self._reply(line, new, max_new_tokens, stop, keys, added)
+
+    def _find_longest(self, find: Callable[[Line], tuple[Mark, int] | None]) -> tuple[Line, Mark, int] | None:
+        """The line and the reply that a conversation extends furthest; one that can go on there comes first.
+
+        ``find`` returns the reply of a line, and how much of the conversation it covers.
+        """
+        found = [(line, *covered) for line in self._lines if (covered := find(line)) is not None]
+        return max(found, key=lambda one: (one[2], one[1] == one[0].last_mark), default=None)
+
+    def _continue(self, line: Line, mark: Mark) -> Line:
+        return line if mark == line.last_mark else line.fork(mark, -1)
+
+    def _begin(self, template: Template) -> Line:
+        first = self._lines[0]
+        if first.messages or first.busy:
+            return Line(template, self._end_ids, -1)
+        first.template = template
+        return first
+
+    async def _reply(
+        self,
+        line: Line,
+        new: list[dict[str, Any]],
+        max_new_tokens: int | None,
+        stop: str | Sequence[str],
+        keys: Sequence[MessageKey] | None = None,
+        added: Int64Array | None = None,
+    ) -> Reply:
+        """Append messages to a line and sample its reply; a line of ``branch`` -1 gets its number here."""
+        if self._replies + self._pending >= self._budget.max_turns:
             self._end("max_turns")
-        added = self._encode(new)
-        room = self._find_room(len(added), max_new_tokens)
-        continues = not new and self._truncated
-        self._append(new, added)
-        context = np.concatenate([self._first_prompt, *self._ids])
-        request = TurnRequest(
-            self._episode, self.turns, context, room, (stop,) if isinstance(stop, str) else tuple(stop)
-        )
+        own_stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        added = line.encode(new) if added is None else added
+        room = self._find_room(line, len(added), max_new_tokens)
+        continues = not new and line.truncated
+        self._used += len(added) if line.messages else 0
+        line.append(new, added, keys)
+        context = line.token_ids
+        if line.branch < 0:
+            line.branch = self._derive_branch(context)
+            self._lines.append(line)
+        request = TurnRequest(self._episode, line.turns, context, room, own_stop, line.branch)
         self.waiting_since = None
-        sampled = await self._sample(request)
-        self.waiting_since = time.monotonic()
-        return self._take(sampled, continues=continues)
+        self._pending += 1
+        self._reserved += room
+        line.busy = True
+        try:
+            sampled = await self._sample(request)
+        finally:
+            line.busy = False
+            self._pending -= 1
+            self._reserved -= room
+            if not self._pending:
+                self.waiting_since = time.monotonic()
+        self._replies += 1
+        self._used += len(sampled.token_ids)
+        return line.take(sampled, continues=continues, with_tools=self._has_tools(line), stop=own_stop)
+
+    def _has_tools(self, line: Line) -> bool:
+        return bool(self.tools) if line.template is self._template else bool(line.template.tools)
+
+    def _derive_branch(self, context: Int64Array) -> int:
+        """A number of 47 bits by what a branch begins with, so that its draws do not depend on the order of calls."""
+        digest = hashlib.sha256(context.astype("<i8").tobytes()).digest()
+        count = self._branches[digest] = self._branches.get(digest, -1) + 1
+        return 1 + (int.from_bytes(hashlib.sha256(digest + count.to_bytes(8, "little")).digest()[:6], "little") >> 1)
 
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """Call the tools that ``reply`` asks for, at the same time; return their messages in the order of the calls.
@@ -213,71 +358,71 @@ class Chat:
             self.waiting_since = time.monotonic()
 
     def tokens(self) -> ChatTokens:
-        """The tokens so far.
+        """The tokens of the first conversation so far.
 
         Raises:
             ValueError: the policy never had a turn.
         """
-        if not any(self._sampled):
+        return self.rows()[0]
+
+    def rows(self) -> list[ChatTokens]:
+        """The tokens so far, of each conversation that has a reply of its own.
+
+        A reply that several conversations share is sampled in the first of them and context in the others.
+
+        Raises:
+            ValueError: the policy never had a turn.
+        """
+        rows = [tokens for _, tokens in self._list_rows()]
+        if not rows:
             raise ValueError("the environment ended before the policy had a turn: call chat.turn at least once")
-        last = len(self._sampled) - self._sampled[::-1].index(True)  # messages that no reply follows are left out
-        lengths = [len(ids) for ids in self._ids[:last]]
-        starts = np.cumsum([0, *lengths])
-        return ChatTokens(
-            self._first_prompt,
-            np.concatenate(self._ids[:last]),
-            np.concatenate(self._log_probs[:last]).astype(np.float32),
-            np.repeat(np.array(self._sampled[:last], dtype=bool), lengths),
-            tuple(int(start) for start, sampled in zip(starts, self._sampled[:last], strict=False) if sampled),
-            self._truncated,
-        )
+        return rows
 
-    @property
-    def _first_prompt(self) -> Int64Array:
-        assert self._prompt_ids is not None
-        return self._prompt_ids
+    def _list_rows(self) -> list[tuple[Line, ChatTokens]]:
+        rows: list[tuple[Line, ChatTokens]] = []
+        trained: set[int] = set()
+        for line in self._lines:
+            found = line.list_tokens(trained)
+            if found is not None:
+                rows.append((line, found[0]))
+                trained.update(found[1])
+        return rows
 
-    def _bound(self, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Cut long observations; a first prompt may have any length up to a bound."""
+    def _bound(self, new: list[dict[str, Any]], *, first: bool = False) -> list[dict[str, Any]]:
+        """Cut long observations; the ``first`` prompt may have any length up to a bound."""
+        new = [dict(message) for message in new]
         for message in new:
             content = message["content"]
             if isinstance(content, str):
-                message["content"] = self._bound_text(content)
+                message["content"] = self._bound_text(content, first)
             elif isinstance(content, list):  # of parts
                 message["content"] = [
-                    {**part, "text": self._bound_text(part["text"])}
+                    {**part, "text": self._bound_text(part["text"], first)}
                     if isinstance(part, Mapping) and isinstance(part.get("text"), str)
                     else part
                     for part in content
                 ]
         return new
 
-    def _bound_text(self, text: str) -> str:
-        if self._messages:
+    def _bound_text(self, text: str, first: bool) -> str:
+        if not first:
             return self.tools.bound(text)
         if len(text) > MAX_PROMPT_CHARS:
             raise ValueError(f"a message has {len(text)} characters: expected at most {MAX_PROMPT_CHARS}")
         return text
 
     def _set_tools(self, functions: Sequence[Callable[..., Any]]) -> None:
-        if self._messages:
+        first = self._lines[0]
+        if first.messages:
             raise ValueError("tools can be given at the first turn only: templates list them at the beginning")
         self._template, self.tools = self._give_tools(functions)
+        first.template = self._template
 
-    def _encode(self, new: Sequence[Message]) -> Int64Array:
-        if not self._messages:
-            if not new:
-                raise ValueError("the first turn needs a message: chat.turn(text), or chat.turn(row['prompt'])")
-            return self._template.encode(self._template.render(new))
-        if not new and self._truncated:
-            return np.empty(0, dtype=np.int64)
-        return self._template.extend(new, self._ended_by)
-
-    def _find_room(self, added: int, asked: int | None) -> int:
+    def _find_room(self, line: Line, added: int, asked: int | None) -> int:
         """Tokens that the reply may have once ``added`` tokens precede it; ends the episode where there are none."""
-        budget, first = self._budget, not self._messages
-        used = sum(map(len, self._ids)) + (0 if first else added)
-        whole = used + (added if first else len(self._first_prompt))
+        budget = self._budget
+        used = self._used + self._reserved + (added if line.messages else 0)
+        whole = added + (len(line.token_ids) if line.messages else 0)
         room = min(budget.max_new_tokens, asked or budget.max_new_tokens)
         if budget.max_episode_tokens is not None:
             room = min(room, budget.max_episode_tokens - used)
@@ -289,103 +434,11 @@ class Chat:
                 self._end("context")
         return room
 
-    def _append(self, new: Sequence[Message], added: Int64Array) -> None:
-        if not self._messages:
-            self._prompt_ids = added
-            self.prompt_messages = len(new)
-        elif len(added):
-            self._ids.append(added)
-            self._log_probs.append(np.zeros(len(added), dtype=np.float32))
-            self._sampled.append(False)
-        self._messages += [dict(message) for message in new]
-
-    def _take(self, turn: SampledTurn, *, continues: bool) -> Reply:
-        self._ids.append(turn.token_ids)
-        self._log_probs.append(turn.log_probs)
-        self._sampled.append(True)
-        self._truncated = not turn.stopped
-        last = int(turn.token_ids[-1])
-        self._ended_by = last if last in self._end_ids else None
-        ids = turn.token_ids[:-1] if self._ended_by is not None else turn.token_ids
-        text = self._template.tokenizer.decode(
-            ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        marked = self._decode_with_marks(ids, text)
-        whole = self._open_text + marked if continues else marked
-        self._open_text = "" if turn.stopped else whole
-        parsed = parse_reply(whole, with_tools=bool(self.tools), call_format=self._template.call_format)
-        calls = tuple(
-            ToolCall(name, arguments, f"call{self._calls + place:05}")
-            for place, (name, arguments) in enumerate(parsed.calls)
-        )
-        self._calls += len(calls)
-        if marked is not text:
-            parsed = replace(parsed, content=self._drop_special(parsed.content))
-        message = make_reply_message(parsed.content, parsed.reasoning, calls)
-        if continues:
-            self._messages[-1] = message
-        else:
-            self._messages.append(message)
-        reason: FinishReason = "stop" if turn.stopped else "length"
-        return Reply(
-            text, parsed.content, parsed.reasoning, calls, reason, turn.token_ids, turn.log_probs, message, parsed.error
-        )
-
-    def _decode_with_marks(self, ids: Int64Array, text: str) -> str:
-        """``text`` with special tokens, where tool calls are written with some of them."""
-        tokenizer = self._template.tokenizer
-        special = set(getattr(tokenizer, "all_special_tokens", ()))
-        if not self.tools or not special.intersection(MARKS[self._template.call_format]):
-            return text
-        marked: str = tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return marked
-
-    def _drop_special(self, text: str) -> str:
-        for token in map(str, self._template.tokenizer.all_special_tokens):
-            text = text.replace(token, "")
-        return text
-
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str) -> NoReturn:
         self.ended = reason
         raise EpisodeEnded(reason)
 
 
-def make_reply_message(content: str, reasoning: str | None, calls: Sequence[ToolCall]) -> dict[str, Any]:
-    """A reply as a message that chat templates know."""
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if reasoning is not None:
-        message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-            for call in calls
-        ]
-    return message
-
-
-def _list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, Any]]:
-    if messages is None:
-        return []
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    if isinstance(messages, Mapping):
-        messages = [messages]
-    found = []
-    for place, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise ValueError(f"messages[{place}] is {str(message)[:80]!r}: expected {{'role': …, 'content': …}}")
-        content = message["content"]
-        if isinstance(content, str):
-            _refuse_surrogates(content, place)
-        found.append(dict(message))
-    if found and found[-1]["role"] == "assistant":
-        raise ValueError("the last message has the role 'assistant': the policy writes that one")
-    return found
-
-
-def _refuse_surrogates(text: str, place: int) -> None:
-    """Raise ValueError for half of a UTF-16 pair, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"messages[{place}] holds a lone surrogate at character {error.start}") from None
+def _check_room(max_new_tokens: int | None) -> None:
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens}: expected at least 1")

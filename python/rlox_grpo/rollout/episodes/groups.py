@@ -1,4 +1,4 @@
-"""Episodes as completions: one row each, behind the prompt that the episodes of a group share."""
+"""Episodes as completions: a row for each conversation, behind the prompt that the episodes of a group share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlox_grpo.rollout.episodes.chat import Chat, ChatTokens
+from rlox_grpo.rollout.episodes.chat import Chat
+from rlox_grpo.rollout.episodes.line import ChatTokens
 from rlox_grpo.types import Completion, Episode, Int64Array, Prompt, RolloutGroup
 
 _CUT = ("max_turns", "max_tokens", "context")
@@ -26,28 +27,36 @@ class Played:
 def make_group(prompt: Prompt, played: Sequence[Played], tokenizer: Any, policy_version: int) -> RolloutGroup:
     """Make the group of one prompt.
 
-    The group's prompt is what the first prompts of its episodes have in common, which is all of them unless the
-    environment asks each episode something else. What remains of a first prompt begins its completion, not sampled.
-    An episode that failed before its first turn is one end token that the policy did not sample.
+    The group's prompt is what the first prompts of its episodes and their branches have in common, which is all of them
+    unless the environment asks each episode something else. What remains of a first prompt begins its row, not sampled;
+    where they have nothing in common, each row has its own. An episode that failed before its first turn is one end
+    token that the policy did not sample.
     """
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
-    tokens = [one.chat.tokens() if one.chat.turns else None for one in played]
-    shared = _find_common_prefix([found.prompt_ids for found in tokens if found is not None])
-    if not len(shared):
-        shared = np.array([end], dtype=np.int64)
-    first = next((one for one, found in zip(played, tokens, strict=True) if found is not None), played[0])
+    rows = [one.chat.rows() if one.chat.turns else [] for one in played]
+    shared = _find_common_prefix([row.prompt_ids for found in rows for row in found])
+    has_own = not len(shared)
+    if has_own:
+        shared = next((found[0].prompt_ids for found in rows if found), np.array([end], dtype=np.int64))
+    first = next((one for one, found in zip(played, rows, strict=True) if found), played[0])
     asked = first.episode.messages[: first.episode.prompt_messages]
     completions = tuple(
-        _make_completion(one.episode, found or _say_nothing(shared, end), len(shared), tokenizer)
-        for one, found in zip(played, tokens, strict=True)
+        _make_completion(one.episode, found or [_say_nothing(shared, end)], None if has_own else len(shared), tokenizer)
+        for one, found in zip(played, rows, strict=True)
     )
     text = tokenizer.decode(shared.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     source = prompt.source if prompt.source is not None else [dict(message) for message in asked]
     return RolloutGroup(replace(prompt, token_ids=shared, text=text, source=source), completions, policy_version)
 
 
-def _make_completion(episode: Episode, found: ChatTokens, shared: int, tokenizer: Any) -> Completion:
-    rest = found.prompt_ids[shared:]
+def _make_completion(episode: Episode, found: Sequence[ChatTokens], shared: int | None, tokenizer: Any) -> Completion:
+    first, *others = (_make_row(episode, row, shared, tokenizer) for row in found)
+    return replace(first, episode=episode, branches=tuple(others))
+
+
+def _make_row(episode: Episode, found: ChatTokens, shared: int | None, tokenizer: Any) -> Completion:
+    """A row behind the first ``shared`` tokens of its prompt; None: behind the whole prompt, which is its own."""
+    rest = found.prompt_ids[len(found.prompt_ids) if shared is None else shared :]
     token_ids = np.concatenate([rest, found.token_ids])
     sampled = np.concatenate([np.zeros(len(rest), dtype=bool), found.sampled])
     log_probs = np.concatenate([np.zeros(len(rest), dtype=np.float32), found.log_probs])
@@ -59,7 +68,7 @@ def _make_completion(episode: Episode, found: ChatTokens, shared: int, tokenizer
         text,
         None if sampled.all() else sampled,
         tuple(len(rest) + turn for turn in found.turns),
-        episode,
+        prompt_ids=found.prompt_ids if shared is None else None,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +13,10 @@ import numpy as np
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
 from rlox_grpo.environments.outcome import LIMITS, read_outcome
+from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.episodes.adapters import adapt_environment
-from rlox_grpo.rollout.episodes.chat import make_reply_message
+from rlox_grpo.rollout.episodes.event_loop import run_coroutine
+from rlox_grpo.rollout.episodes.messages import make_reply_message
 from rlox_grpo.rollout.episodes.parsing import parse_reply
 from rlox_grpo.rollout.episodes.template import Message
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
@@ -120,6 +121,11 @@ class PlayedChat:
         empty = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
         return Reply(text, parsed.content, parsed.reasoning, calls, "stop", *empty, self._messages[-1], parsed.error)
 
+    @property
+    def base_url(self) -> str:
+        """No model answers here. Raises ValueError."""
+        raise ValueError("this environment asks a model by chat.base_url: use rlox-grpo eval --environment")
+
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """Call the tools that ``reply`` asks for; see :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
         try:
@@ -162,6 +168,8 @@ def play_episode(
         NoReplyError: the replies ended before the episode.
         Exception: what the environment raises, after its traceback was shown.
     """
+    if isinstance(environment, str):
+        raise ConfigError("a command asks a model by its endpoint: use rlox-grpo eval --environment instead of play")
     config = config or EpisodeConfig.create()
     adapted = adapt_environment(environment, tools)
     for name in adapted.needs:
@@ -172,7 +180,7 @@ def play_episode(
             )
     chat: Any = PlayedChat(read_reply, say, config, adapted.tools, seed)
     try:
-        outcome = _check_outcome(read_outcome(asyncio.run(_play(adapted.play, row, chat))), chat)
+        outcome = _check_outcome(read_outcome(run_coroutine(lambda: _play(adapted.play, row, chat))), chat)
     except EpisodeEnded as ended:
         paid = config.limit_reward if ended.reason in LIMITS else config.failure_reward
         outcome = Outcome(paid if adapted.has_reward else None, stop_reason=ended.reason)

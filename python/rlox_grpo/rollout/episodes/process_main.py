@@ -25,7 +25,7 @@ LONGEST_ANSWER = 4_000_000
 """Bytes of one answer: a longer one is an error of the environment."""
 
 
-CHAT_FACTS = ("messages", "turns", "tokens_left")
+CHAT_FACTS = ("messages", "turns", "tokens_left", "base_url", "api_key")
 """What a worker asks of a chat beside turns and tools."""
 
 
@@ -121,7 +121,7 @@ class RemoteChat:
         self._line = line
 
     def __getattr__(self, name: str) -> Any:
-        """``messages``, ``turns`` and ``tokens_left``, from the trainer."""
+        """The facts of a chat, from the trainer."""
         if name not in CHAT_FACTS:
             raise AttributeError(f"a chat has no {name!r}")
         return self._ask(get=name)
@@ -146,6 +146,17 @@ class RemoteChat:
     def ask_turn(self, messages: Any, max_new_tokens: int | None, stop: str | Sequence[str]) -> Reply:
         """:meth:`turn`, for a sync function."""
         reply: Reply = self._ask(turn=messages, max_new_tokens=max_new_tokens, stop=stop)
+        return reply
+
+    async def complete(
+        self, messages: Any, *, tools: Any = None, max_new_tokens: int | None = None, stop: str | Sequence[str] = ()
+    ) -> Reply:
+        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.complete`."""
+        return self.ask_completion(messages, tools, max_new_tokens, stop)
+
+    def ask_completion(self, messages: Any, tools: Any, max_new_tokens: int | None, stop: str | Sequence[str]) -> Reply:
+        """:meth:`complete`, for a sync function."""
+        reply: Reply = self._ask(complete=messages, schemas=tools, max_new_tokens=max_new_tokens, stop=stop)
         return reply
 
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
@@ -186,6 +197,10 @@ class BlockingChat:
         """See :meth:`RemoteChat.turn`."""
         _refuse_tools(tools)
         return self._chat.ask_turn(messages, max_new_tokens, stop)
+
+    def complete(self, messages: Any, *, tools: Any = None, max_new_tokens: int | None = None, stop: Any = ()) -> Reply:
+        """See :meth:`RemoteChat.complete`."""
+        return self._chat.ask_completion(messages, tools, max_new_tokens, stop)
 
     def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """See :meth:`RemoteChat.call_tools`."""

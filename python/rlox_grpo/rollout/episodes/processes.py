@@ -243,6 +243,12 @@ async def _serve(chat: Chat, asked: Mapping[str, Any]) -> tuple[str, Any]:
         if "turn" in asked:
             stop = asked["stop"] if isinstance(asked["stop"], str) else tuple(asked["stop"])
             return "value", await chat.turn(asked["turn"], max_new_tokens=asked["max_new_tokens"], stop=stop)
+        if "complete" in asked:
+            stop = asked["stop"] if isinstance(asked["stop"], str) else tuple(asked["stop"])
+            room = asked["max_new_tokens"]
+            return "value", await chat.complete(
+                asked["complete"], tools=asked["schemas"], max_new_tokens=room, stop=stop
+            )
         if "call_tools" in asked:
             calls = tuple(ToolCall(str(name), dict(given), str(id)) for name, given, id in asked["call_tools"])
             none = np.empty(0, dtype=np.int64)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from rlox_grpo.rollout.engines.turns import SampledTurn, TurnEngine, TurnRequest
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
 from rlox_grpo.rollout.episodes.call_format import find_call_format
 from rlox_grpo.rollout.episodes.chat import Budget, Chat
+from rlox_grpo.rollout.episodes.endpoint import Endpoints
+from rlox_grpo.rollout.episodes.event_loop import run_coroutine
 from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.process_main import Foreign
 from rlox_grpo.rollout.episodes.processes import ProcessPool, ToolProcesses, play_in_process
@@ -36,10 +38,12 @@ from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 _SETTLE_ROUNDS = 32
 """Rounds of the event loop in which an environment that only computes comes back with its next request."""
+
+_MAX_TEMPLATES = 256
+"""Lists of tools that the environments of a run may give: each is proved, and kept."""
 
 _TICK = 0.05
 """Seconds between two looks at the deadlines while nothing is decoded."""
@@ -53,6 +57,7 @@ class _Running:
     key: tuple[int, int]
     chat: Chat
     tools: Tools
+    end_endpoint: Callable[[], None]
     task: asyncio.Task[Episode] | None = None
     started: float | None = None  # by time.monotonic(); None while it waits for a worker process
 
@@ -152,9 +157,9 @@ class EpisodeRunner:
         if not sizes:
             return []
         chosen = [prompts[place] for place in places]
-        live = min(sum(sizes), self._config.max_live_episodes or sum(sizes))
+        live = min(sum(sizes), self._max_live or sum(sizes))
         with engine.open_turns(sampling, seed, live) as session:
-            played = _run(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
+            played = run_coroutine(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
         self.prefilled_tokens = session.prefilled_tokens
         found = iter(played)
         return [
@@ -165,9 +170,16 @@ class EpisodeRunner:
     def _give_tools(self, functions: Sequence[Callable[..., Any]]) -> tuple[Template, Tools]:
         """The template that shows these tools, proved to extend, and the tools of one episode."""
         schemas = make_schemas(functions)
+        if json.dumps(schemas) not in self._templates:
+            self._refuse_sync(functions)
+        return self._give_schemas(schemas), self._make_tools(functions)
+
+    def _give_schemas(self, schemas: Sequence[Mapping[str, Any]]) -> Template:
+        """The template that shows tools by their JSON schemas, proved to extend."""
         name = json.dumps(schemas)
         if name not in self._templates:
-            self._refuse_sync(functions)
+            if len(self._templates) >= _MAX_TEMPLATES:
+                raise ConfigError(f"the environment gave {_MAX_TEMPLATES} lists of tools: give the same ones each time")
             try:
                 template = Template(self._tokenizer, schemas, self._prompts.chat_template_kwargs)
                 rewrite = find_rewrite(template)
@@ -180,7 +192,7 @@ class EpisodeRunner:
                     "its earlier replies as it sampled them, or set a chat template that keeps them"
                 )
             self._templates[name] = template
-        return self._templates[name], self._make_tools(functions)
+        return self._templates[name]
 
     def _choose_call_format(self, template: Template) -> None:
         """By the option, or by what the template writes."""
@@ -202,6 +214,10 @@ class EpisodeRunner:
             return await self.environment.play(row, chat)
         assert self._process_timeout is not None
         return await play_in_process(self._environment_processes, self._process_timeout, row, chat)
+
+    @property
+    def _max_live(self) -> int | None:
+        return self._config.max_live_episodes or self.environment.max_live
 
     @property
     def _process_timeout(self) -> float | None:
@@ -232,14 +248,20 @@ class EpisodeRunner:
     ) -> list[Played]:
         config = self._config
         budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
-        replies: dict[tuple[int, int], asyncio.Future[SampledTurn]] = {}
+        replies: dict[TurnRequest, asyncio.Future[SampledTurn]] = {}
         changed = asyncio.Event()
 
         async def sample(request: TurnRequest) -> SampledTurn:
             session.submit(request)
-            replies[request.episode] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[SampledTurn] = asyncio.get_running_loop().create_future()
+            replies[request] = future
             changed.set()
-            return await replies[request.episode]
+            return await future
+
+        endpoints, loop = Endpoints(sampling, sum(sizes)), asyncio.get_running_loop()
+
+        def open_endpoint(chat: Chat) -> tuple[str, str]:
+            return endpoints.open(chat, loop)
 
         running = []
         for prompt, place, size in zip(prompts, places, sizes, strict=True):
@@ -256,8 +278,10 @@ class EpisodeRunner:
                     end_ids=engine.end_ids,
                     give_tools=self._give_tools,
                     system_prompt=self._prompts.system_prompt,
+                    give_schemas=self._give_schemas,
+                    open_endpoint=open_endpoint,
                 )
-                running.append(_Running(prompt, key, chat, tools))
+                running.append(_Running(prompt, key, chat, tools, functools.partial(endpoints.end_episode, chat)))
         try:
             await self._decode_until_done(session, running, replies, changed)
             return [Played(one.chat, one.task.result()) for one in running if one.task is not None]
@@ -266,31 +290,39 @@ class EpisodeRunner:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            endpoints.close()
 
     async def _decode_until_done(
         self,
         session: TurnSession,
         running: Sequence[_Running],
-        replies: dict[tuple[int, int], asyncio.Future[SampledTurn]],
+        replies: dict[TurnRequest, asyncio.Future[SampledTurn]],
         changed: asyncio.Event,
     ) -> None:
         waiting = deque(running)
         live: dict[tuple[int, int], _Running] = {}
         ended, shown = 0, 0
         while waiting or live:
-            while waiting and len(live) < (self._config.max_live_episodes or len(running)):
+            while waiting and len(live) < (self._max_live or len(running)):
                 one = waiting.popleft()
                 live[one.key] = one
                 one.chat.resume()
                 one.task = asyncio.ensure_future(self._play(one))
-                one.task.add_done_callback(lambda _: changed.set())
-            await _settle(lambda: len(live) - len(replies) - sum(_is_done(one) for one in live.values()))
+                one.task.add_done_callback(functools.partial(_note_end, one, changed))
+            await _settle(
+                lambda: (
+                    len(live)
+                    - len({request.episode for request in replies})
+                    - sum(_is_done(one) for one in live.values())
+                )
+            )
             for key in [key for key, one in live.items() if _is_done(one)]:
                 task = live.pop(key).task
                 assert task is not None
                 task.result()  # the first error ends the run
                 session.forget(key)
-                replies.pop(key, None)
+                for request in [request for request in replies if request.episode == key]:
+                    replies.pop(request).cancel()
                 ended += 1
             if self.on_ended is not None and ended > shown:
                 shown = ended
@@ -298,7 +330,7 @@ class EpisodeRunner:
             self._cancel_late(list(live.values()))
             if len(session):
                 for request, turn in session.step():
-                    future = replies.pop(request.episode, None)
+                    future = replies.pop(request, None)
                     if future is not None and not future.done():
                         future.set_result(turn)
             elif live:
@@ -312,6 +344,9 @@ class EpisodeRunner:
 
     def _cancel_late(self, live: Sequence[_Running]) -> None:
         """Cancel environments that take too long, again and again where one goes on."""
+        for one in live:
+            if one.chat.abandoned and one.task is not None:
+                one.task.cancel()
         config = self._config
         if config.turn_timeout is None and config.episode_timeout is None:
             return
@@ -346,6 +381,8 @@ class EpisodeRunner:
                 raise
             outcome = self._end(chat.ended)
         except (Exception, SystemExit) as cause:  # an environment that exits does not end the run without a word
+            if chat.ended is not None and chat.was_told:  # by the endpoint: the agent failed because of it
+                return self._describe(chat, self._end(chat.ended), describe_failure(cause)[:2000])
             failure = describe_failure(cause)
             if self._config.on_environment_error == "stop":
                 raise EpisodeError(
@@ -353,6 +390,9 @@ class EpisodeRunner:
                     f"turn {chat.turns}: {failure}"
                 ) from cause
             outcome, error = self._end("environment_error"), failure[:2000]
+        return self._describe(chat, outcome, error)
+
+    def _describe(self, chat: Chat, outcome: Outcome, error: str | None) -> Episode:
         tools = chat.tools
         return Episode(
             stop_reason=outcome.stop_reason,
@@ -366,6 +406,9 @@ class EpisodeRunner:
             observations_cut=tools.cut,
             tool_seconds=tools.seconds,
             error=error,
+            branch_messages=tuple(
+                tuple(json.loads(json.dumps(messages, default=str))) for messages in chat.branch_messages
+            ),
         )
 
     def _end(self, reason: str) -> Outcome:
@@ -384,6 +427,11 @@ def derive_episode_seed(seed: int, prompt: int, completion: int) -> int:
     return int(state[0] >> np.uint64(1))
 
 
+def _note_end(one: _Running, changed: asyncio.Event, _: object) -> None:
+    one.end_endpoint()
+    changed.set()
+
+
 def _is_done(one: _Running) -> bool:
     return one.task is not None and one.task.done()
 
@@ -394,26 +442,3 @@ async def _settle(count_busy: Callable[[], int]) -> None:
         await asyncio.sleep(0)
         if count_busy() <= 0:
             return
-
-
-def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on an event loop of its own; in a thread where this one has a loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(make())
-    found: list[T] = []
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            found.append(asyncio.run(make()))
-        except BaseException as error:  # noqa: BLE001  raised again below
-            failed.append(error)
-
-    thread = threading.Thread(target=work, name="rlox_grpo episodes")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return found[0]

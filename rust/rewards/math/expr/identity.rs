@@ -18,49 +18,11 @@ use dashu_ratio::RBig;
 use super::super::ball::{Complex, Context};
 use super::super::fuel::{Fuel, Stop};
 use super::super::modular::{Residue, mix};
+pub use super::equality::Equality;
 use super::evaluate::{Evaluator, MOST_SMALL, Point};
 use super::points::{Sample, in_every_piece};
 use super::separation::bits_to_separate;
 use super::{Class, Id, Kind, Part};
-
-/// What a comparison found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Equality {
-    /// The same.
-    Equal,
-    /// Not the same.
-    Different,
-    /// The budget or the precision did not suffice.
-    Undecided,
-}
-
-impl Equality {
-    /// [`Equality::Equal`] or [`Equality::Different`].
-    #[must_use]
-    pub fn of(equal: bool) -> Self {
-        if equal { Self::Equal } else { Self::Different }
-    }
-
-    /// Equal if both are; different if one is.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Different, _) | (_, Self::Different) => Self::Different,
-            (Self::Equal, Self::Equal) => Self::Equal,
-            _ => Self::Undecided,
-        }
-    }
-
-    /// Equal if one is; different if both are.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Equal, _) | (_, Self::Equal) => Self::Equal,
-            (Self::Different, Self::Different) => Self::Different,
-            _ => Self::Undecided,
-        }
-    }
-}
 
 /// Precisions, each tried when the one before decides nothing.
 pub(super) const BITS: [usize; 4] = [96, 256, 640, 1600];

@@ -7,6 +7,7 @@
 
 mod apply;
 mod build;
+mod equality;
 mod evaluate;
 mod exact;
 mod factor;
@@ -15,6 +16,7 @@ pub mod identity;
 mod op;
 pub mod order;
 mod points;
+mod power;
 mod radical;
 mod residues;
 mod separation;

@@ -8,8 +8,10 @@ mod name;
 mod number;
 mod read;
 mod region;
+mod sets;
 mod solve;
 mod statement;
+mod system;
 mod table;
 mod time;
 
@@ -20,8 +22,9 @@ use super::expr::{Exprs, Id};
 use super::unit::Unit;
 
 pub use choices::{Choices, has_approximations, has_dummies};
-pub use read::{Fail, pair_region, points, read};
+pub use read::{Fail, read};
 pub use region::{End, Piece, Region};
+pub use sets::{pair_region, points};
 
 /// One way to understand an answer.
 #[derive(Debug, Clone)]

@@ -28,6 +28,7 @@ _PREFILL_TOKENS = 16384
 _START_FRACTION, _START_STEPS = 1 / 8, 4
 
 Episode = tuple[int, int]
+Branch = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,7 @@ class TurnDecoder:
         self._waiting: list[TurnRequest] = []
         self._waited = 0
         self._rows: list[_Row] = []  # row r of the cache
-        self._kept: dict[Episode, _Kept] = {}
+        self._kept: dict[Branch, _Kept] = {}
 
     def __len__(self) -> int:
         """Replies under way or waiting."""
@@ -112,8 +113,9 @@ class TurnDecoder:
         self._waiting.append(request)
 
     def forget(self, episode: Episode) -> None:
-        """Free the keys and values of an episode that has ended, and drop its reply under way."""
-        self._kept.pop(episode, None)
+        """Free the keys and values of an episode that has ended, and drop its replies under way."""
+        for key in [key for key in self._kept if key[:2] == episode]:
+            del self._kept[key]
         self._waiting = [request for request in self._waiting if request.episode != episode]
         for row in self._rows:
             row.dropped = row.dropped or row.request.episode == episode
@@ -149,13 +151,13 @@ class TurnDecoder:
             if stop and stop not in self._stops:
                 self._stops[stop] = self._make_stop_strings(stop)
             prompt, completion = request.episode
-            uniforms = draw_row_uniforms(self._seed, prompt, completion, request.max_new_tokens, request.turn)
+            uniforms = draw_row_uniforms(self._seed, prompt, completion, request.max_new_tokens, request.draw)
             self._rows.append(_Row(request, uniforms, stop))
         if self._cache is None:
             self.prefilled_tokens += sum(len(request.token_ids) for request in batch)
             logits = self._run_whole(self._rows[first:])
         elif continues:
-            olds = [self._kept.pop(request.episode) for request in batch]
+            olds = [self._kept.pop(request.key) for request in batch]
             logits = self._add(self._continue(batch, olds), np.arange(len(batch)))
         else:
             distinct: dict[bytes, int] = {}
@@ -175,7 +177,7 @@ class TurnDecoder:
         return requests
 
     def _find_kept(self, request: TurnRequest) -> _Kept | None:
-        kept = self._kept.get(request.episode)
+        kept = self._kept.get(request.key)
         if kept is None or not np.array_equal(request.token_ids[: len(kept.ids)], kept.ids):
             return None
         # Distances between columns are no longer those between tokens where new ones are padded.
@@ -302,7 +304,7 @@ class TurnDecoder:
                 continue
             if self._cache is not None:
                 # The newest token was sampled and never run: it is the first of the next turn's.
-                self._kept[row.request.episode] = _Kept(row.sequence()[:-1], *self._cache.read_row(int(place)))
+                self._kept[row.request.key] = _Kept(row.sequence()[:-1], *self._cache.read_row(int(place)))
             turn = SampledTurn(
                 np.array(row.ids, dtype=np.int64), np.array(row.log_probs, dtype=np.float32), row.stopped
             )

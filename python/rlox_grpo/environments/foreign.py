@@ -1,0 +1,93 @@
+"""Read what environments of other packages return, and import these packages."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import numbers
+import re
+from collections.abc import Mapping
+from typing import Any
+
+Messages = list[dict[str, Any]]
+
+
+def import_package(module: str, extra: str, function: str) -> Any:
+    """Import an optional package.
+
+    Raises:
+        ImportError: it is not installed; the message names ``extra``.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != module.partition(".")[0]:
+            raise  # it is installed, and something that it imports is not
+        raise ImportError(f"{function} needs {extra}: pip install {extra} (the extra {extra!r} of rlox-grpo)") from None
+
+
+def make_name(text: str) -> str:
+    """``text`` as a name in metrics: letters, digits, dots, dashes and underscores."""
+    return re.sub(r"[^\w.-]+", "_", text).strip("_") or "environment"
+
+
+def join_prompt(prompt: Any, first: str | Messages) -> str | Messages:
+    """The first messages of an episode: the row's ``prompt``, where it has one, and the environment's first message.
+
+    A text is added to the last message of the prompt, after a blank line.
+
+    Raises:
+        TypeError: ``prompt`` is neither a text nor a list of messages.
+    """
+    if prompt is None:
+        return first
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, (list, tuple)) or not all(isinstance(one, Mapping) for one in prompt):
+        raise TypeError(f"the column 'prompt' is {show(prompt)}: expected a text or a list of messages")
+    messages = [dict(one) for one in prompt]
+    if not isinstance(first, str):
+        return messages + first
+    if not messages or messages[-1].get("role") != "user" or not isinstance(messages[-1].get("content"), str):
+        return [*messages, {"role": "user", "content": first}]
+    messages[-1]["content"] += f"\n\n{first}"
+    return messages
+
+
+def check_message(found: Any, source: str) -> str | Messages:
+    """Check that ``found`` is a text or a list of role/content messages.
+
+    Raises:
+        TypeError: it is something else; names ``source``.
+    """
+    if isinstance(found, str):
+        return found
+    if (
+        isinstance(found, (list, tuple))
+        and found
+        and all(isinstance(one, Mapping) and "role" in one and "content" in one for one in found)
+    ):
+        return [dict(one) for one in found]
+    raise TypeError(f"{source} returned {show(found)}: expected a text, or a list of role/content messages")
+
+
+def read_reward(value: Any, source: str) -> float:
+    """A reward as a float.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not finite.
+    """
+    if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{source} returned the reward {show(value)}: expected a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{source} returned the reward {value}: expected a finite number")
+    return float(value)
+
+
+def show(value: Any) -> str:
+    """The type and the beginning of a value, for errors."""
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"

@@ -1,0 +1,255 @@
+"""Gymnasium environments as environments of several turns; written for Gymnasium 1.2 to 1.4."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlox_grpo.environments.foreign import (
+    Messages,
+    check_message,
+    import_package,
+    join_prompt,
+    make_name,
+    read_reward,
+    show,
+)
+from rlox_grpo.environments.outcome import Outcome
+from rlox_grpo.errors import ConfigError
+
+Encode = Callable[[Any, Any], "str | Messages"]
+Decode = Callable[[str, Any], Any]
+
+_TAKES = {"encode": "observation", "decode": "reply's text"}
+
+_SEEDS = 2**31
+"""Environments that seed NumPy's old generators take no larger seed."""
+
+
+@dataclass(frozen=True)
+class GymnasiumEnvironment:
+    """Plays Gymnasium environments; made by :func:`from_gymnasium`."""
+
+    source: str | Callable[..., Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    actions: tuple[str, ...] | None = None
+    encode: Encode | None = None
+    decode: Decode | None = None
+
+    @property
+    def __name__(self) -> str:
+        """The name in metrics."""
+        source = self.source if isinstance(self.source, str) else getattr(self.source, "__name__", "gymnasium")
+        return make_name(source.rpartition(":")[2])
+
+    def make(self) -> Any:
+        """Make an environment of its own for an episode."""
+        if callable(self.source):
+            return self.source(**self.options)
+        gymnasium = import_package("gymnasium", "gymnasium", "from_gymnasium")
+        return gymnasium.make(self.source, disable_env_checker=True, **self.options)
+
+    def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
+        """Play one episode; see :func:`from_gymnasium`."""
+        env = self.make()
+        try:
+            return self._play(env, row, chat)
+        finally:
+            env.close()
+
+    def _play(self, env: Any, row: Mapping[str, Any], chat: Any) -> Outcome:
+        message = join_prompt(row.get("prompt"), self._encode(_reset(env, row, chat), env))
+        rewards: list[float] = []
+        steps = 0
+        while True:
+            reply = chat.turn(message)
+            try:
+                action = self._decode(reply.content, env)
+            except ValueError as error:
+                rewards.append(0.0)
+                message = chat.call_tools(replace(reply, tool_calls=(), parse_error=str(error)))
+                continue
+            observation, reward, terminated, truncated = _step(env, action)
+            steps += 1
+            rewards.append(reward)
+            if terminated or truncated:
+                reason = "completed" if terminated else "truncated"
+                return Outcome(sum(rewards), tuple(rewards), reason, {"steps": float(steps)})
+            message = self._encode(observation, env)
+
+    def _encode(self, observation: Any, env: Any) -> str | Messages:
+        if self.encode is not None:
+            return check_message(self.encode(observation, env), "encode")
+        return show_observation(env.observation_space, observation)
+
+    def _decode(self, text: str, env: Any) -> Any:
+        if self.decode is None:
+            return read_action(text, env.action_space, self.actions)
+        action = self.decode(text, env)
+        if not env.action_space.contains(action):
+            raise ValueError(f"{show(action)} is no action of {env.action_space}")
+        return action
+
+
+def from_gymnasium(
+    environment: str | Callable[..., Any],
+    *,
+    actions: Sequence[str] | None = None,
+    encode: Encode | None = None,
+    decode: Decode | None = None,
+    **options: Any,
+) -> GymnasiumEnvironment:
+    """Make a Gymnasium environment one that :class:`rlox_grpo.GRPO` takes as ``environment``.
+
+    Each turn is one step: the policy reads the observation and answers with an action. Rewards add up and are also the
+    turns' rewards. The episode ends when the environment terminates or truncates it (stop reason ``truncated``).
+
+    Columns of a row, all optional: ``prompt`` (text or messages) comes before the first observation; ``seed`` seeds
+    ``reset``, so that the episodes of a row's group begin alike, and without it each episode has a seed of its own;
+    ``reset_options`` is given to ``reset`` as ``options``.
+
+    An action that cannot be read is treated as a tool call that cannot be read: the option ``on_parse_error`` tells the
+    policy what is wrong, or ends the episode.
+
+    Args:
+        environment: an id such as ``"FrozenLake-v1"``, or ``"module:Name-v0"`` to import the module that registers it;
+            or a function that makes an environment.
+        actions: names of a ``Discrete`` space's actions, in their order. The last name in the reply counts. Without
+            them, the last whole number in the reply does.
+        encode: ``encode(observation, env)`` returns a text, or a list of messages. Without it, discrete and text
+            observations, and tuples and dictionaries of them, become text.
+        decode: ``decode(text, env)`` returns the action that a reply means; it raises ValueError where there is none,
+            and the policy may read the message. Without it, discrete and text actions are read.
+        options: arguments of ``gymnasium.make``, or of the function.
+
+    Raises:
+        ImportError: Gymnasium is not installed.
+        ConfigError: an environment that cannot be made, or spaces that need ``encode`` or ``decode``.
+    """
+    gymnasium = import_package("gymnasium", "gymnasium", "from_gymnasium")
+    if isinstance(environment, gymnasium.Env):
+        raise ConfigError(
+            f"from_gymnasium got the environment {environment}: give its id or a function that makes it, because "
+            "episodes run beside each other"
+        )
+    if not isinstance(environment, str) and not callable(environment):
+        raise ConfigError(f"from_gymnasium got {show(environment)}: expected an id, or a function that makes one")
+    for hook, found in (("encode", encode), ("decode", decode)):
+        if found is not None and not callable(found):
+            raise ConfigError(f"{hook} is {show(found)}: expected a function of the {_TAKES[hook]} and the environment")
+    names = None if actions is None else tuple(actions)
+    adapted = GymnasiumEnvironment(environment, options, names, encode, decode)
+    try:
+        env = adapted.make()
+    except Exception as error:
+        raise ConfigError(f"{environment!r} cannot be made: {type(error).__name__}: {error}") from error
+    try:
+        _check_spaces(env, adapted)
+    finally:
+        if isinstance(env, gymnasium.Env):
+            env.close()
+    return adapted
+
+
+def show_observation(space: Any, observation: Any) -> str:
+    """An observation as text: numbers, texts, and tuples and dictionaries of them.
+
+    Raises:
+        TypeError: the space has no text form, or the observation is not of it.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Text):
+        if not isinstance(observation, str):
+            raise TypeError(f"the observation is {show(observation)}, not of {space}")
+        return observation
+    if isinstance(space, spaces.Tuple):
+        return ", ".join(show_observation(one, part) for one, part in zip(space, observation, strict=True))
+    if isinstance(space, spaces.Dict):
+        return "\n".join(f"{name}: {show_observation(one, observation[name])}" for name, one in space.items())
+    if isinstance(space, spaces.Discrete):
+        return str(int(observation))
+    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+        return ", ".join(str(int(value)) for value in observation.flat)
+    raise TypeError(f"an observation of {space} has no text form: give encode=")
+
+
+def read_action(text: str, space: Any, names: Sequence[str] | None = None) -> Any:
+    """The action that a reply names.
+
+    Raises:
+        ValueError: it names none; the message says what is expected.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Text):
+        if not space.contains(text):
+            raise ValueError(f"expected a text of {space.min_length} to {space.max_length} of its characters")
+        return text
+    start, count = int(space.start), int(space.n)
+    if names is not None:
+        longest_first = sorted(range(count), key=lambda place: -len(names[place]))
+        pattern = "|".join(re.escape(names[place]) for place in longest_first)
+        found = re.findall(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE)
+        if not found:
+            raise ValueError(f"the reply names no action: expected one of {', '.join(names)}")
+        return start + [name.lower() for name in names].index(found[-1].lower())
+    numbers = re.findall(r"(?<![\w.-])-?\d{1,18}(?!\w|\.\d)", text)
+    if not numbers or not start <= int(numbers[-1]) < start + count:
+        raise ValueError(f"the reply names no action: expected a number from {start} to {start + count - 1}")
+    return int(numbers[-1])
+
+
+def _check_spaces(env: Any, adapted: GymnasiumEnvironment) -> None:
+    from gymnasium import Env, spaces
+
+    name = adapted.__name__
+    if not isinstance(env, Env):
+        raise ConfigError(f"{name} made {show(env)}: expected a gymnasium.Env")
+    if adapted.encode is None and not _has_text(env.observation_space):
+        raise ConfigError(
+            f"the observations of {name} are of {env.observation_space}, which has no text form: give "
+            "encode=, a function of the observation and the environment that returns a text"
+        )
+    space = env.action_space
+    if adapted.decode is None and not isinstance(space, (spaces.Discrete, spaces.Text)):
+        raise ConfigError(
+            f"the actions of {name} are of {space}: give decode=, a function of the reply's text and the environment "
+            "that returns an action"
+        )
+    if adapted.actions is None:
+        return
+    if adapted.decode is not None:
+        raise ConfigError("actions= is ignored with decode=: leave one of them out")
+    if not isinstance(space, spaces.Discrete) or len(adapted.actions) != space.n:
+        raise ConfigError(f"actions has {len(adapted.actions)} names, but the actions of {name} are of {space}")
+    if len({action.lower() for action in adapted.actions}) < len(adapted.actions):
+        raise ConfigError(f"two actions have the same name: {', '.join(adapted.actions)}")
+
+
+def _has_text(space: Any) -> bool:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Tuple):
+        return all(map(_has_text, space))
+    if isinstance(space, spaces.Dict):
+        return all(map(_has_text, space.values()))
+    return isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Text))
+
+
+def _reset(env: Any, row: Mapping[str, Any], chat: Any) -> Any:
+    seed = row.get("seed")
+    found = env.reset(seed=chat.seed % _SEEDS if seed is None else int(seed), options=row.get("reset_options"))
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise TypeError(f"reset returned {show(found)}: expected the pair of observation and info")
+    return found[0]
+
+
+def _step(env: Any, action: Any) -> tuple[Any, float, bool, bool]:
+    found = env.step(action)
+    if not isinstance(found, tuple) or len(found) != 5:
+        raise TypeError(f"step returned {show(found)}: expected observation, reward, terminated, truncated and info")
+    observation, reward, terminated, truncated, _ = found
+    return observation, read_reward(reward, "step"), bool(terminated), bool(truncated)

@@ -1,0 +1,101 @@
+"""Text environments of SkyRL-gym (``BaseTextEnv``) as environments of several turns; written for skyrl-gym 0.4."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlox_grpo.environments.foreign import check_message, import_package, make_name, read_reward, show
+from rlox_grpo.environments.outcome import Outcome
+from rlox_grpo.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SkyRLEnvironment:
+    """Plays SkyRL-gym's text environments; made by :func:`from_skyrl_gym`."""
+
+    source: str | Callable[..., Any]
+    env_config: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def __name__(self) -> str:
+        """The name in metrics."""
+        return make_name(self.source if isinstance(self.source, str) else getattr(self.source, "__name__", "skyrl_gym"))
+
+    def make(self, extras: Mapping[str, Any]) -> Any:
+        """Make an environment of its own for an episode, from the columns of its row."""
+        if callable(self.source):
+            return self.source(env_config=self.env_config, extras=dict(extras), **self.options)
+        gym = import_package("skyrl_gym", "skyrl-gym", "from_skyrl_gym")
+        return gym.make(self.source, env_config=self.env_config, extras=dict(extras), **self.options)
+
+    def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
+        """Play one episode; see :func:`from_skyrl_gym`."""
+        prompt = row.get("prompt")
+        if prompt is None:
+            raise ValueError(f"the row has no column 'prompt', which {self.__name__} needs")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(one) for one in prompt]
+        env = self.make({name: value for name, value in row.items() if name != "prompt"})
+        try:
+            return _play(env, messages, chat)
+        finally:
+            env.close()
+
+
+def from_skyrl_gym(
+    environment: str | Callable[..., Any], *, env_config: Any = None, **options: Any
+) -> SkyRLEnvironment:
+    """Make a text environment of SkyRL-gym one that :class:`rlox_grpo.GRPO` takes as ``environment``.
+
+    The row's column ``prompt`` goes to ``init``, and its other columns are the environment's ``extras``, as in SkyRL's
+    data sets (``reward_spec`` among them). Each turn is one ``step`` with the reply's text, reasoning and tool calls
+    included. Rewards add up and are also the turns' rewards. ``get_metrics`` are the episode's metrics.
+
+    Args:
+        environment: a registered id such as ``"gsm8k"``, or a class of environments.
+        env_config: given to the environment as ``env_config``.
+        options: further arguments of the environment.
+
+    Raises:
+        ImportError: skyrl-gym is not installed.
+        ConfigError: an id that is not registered, or something else.
+    """
+    gym = import_package("skyrl_gym", "skyrl-gym", "from_skyrl_gym")
+    if isinstance(environment, str):
+        if environment not in gym.registry:
+            raise ConfigError(f"SkyRL-gym has no environment {environment!r}; it has {', '.join(sorted(gym.registry))}")
+    elif not callable(environment):
+        raise ConfigError(f"from_skyrl_gym got {show(environment)}: expected an id or a class of environments")
+    return SkyRLEnvironment(environment, env_config, options)
+
+
+def _play(env: Any, prompt: list[dict[str, Any]], chat: Any) -> Outcome:
+    found = env.init(prompt)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise TypeError(f"init returned {show(found)}: expected the pair of messages and metadata")
+    message = check_message(found[0], "init")
+    rewards: list[float] = []
+    while True:
+        reply = chat.turn(message)
+        step = env.step(reply.text)
+        if not isinstance(step, Mapping) or not {"observations", "reward", "done"} <= step.keys():
+            raise TypeError(f"step returned {show(step)}: expected observations, reward and done")
+        if step.get("postprocessed_action") is not None:
+            raise ValueError(
+                "step returned a postprocessed_action, which would replace sampled tokens: the update needs the tokens "
+                "as they were sampled. Cut the reply with the option stop instead"
+            )
+        rewards.append(read_reward(step["reward"], "step"))
+        if step["done"]:
+            return Outcome(sum(rewards), tuple(rewards), metrics=_read_metrics(env))
+        if not step["observations"]:
+            raise ValueError("step returned neither an observation nor done: the policy has nothing to answer")
+        message = check_message(step["observations"], "step")
+
+
+def _read_metrics(env: Any) -> dict[str, float]:
+    metrics = env.get_metrics() if callable(getattr(env, "get_metrics", None)) else {}
+    return {str(name): float(value) for name, value in metrics.items() if isinstance(value, numbers.Real)}

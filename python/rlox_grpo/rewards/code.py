@@ -1,0 +1,205 @@
+"""Programs that the policy wrote, judged by the tests of their row in a sandbox."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from rlox_grpo.rewards.columns import Columns, read_column, read_texts
+from rlox_grpo.rewards.verdicts import STATUSES, UNDECIDED, Verdicts, check_choice, to_floats
+from rlox_grpo.sandbox import Limits, Sandbox, ScriptResult, TestsResult, get_sandbox
+
+__all__ = ["PythonTests", "extract_program"]
+
+_OK, _NO_ANSWER, _UNPARSEABLE = (STATUSES.index(name) for name in ("ok", "no_answer", "unparseable"))
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*\Z")
+_PYTHON = ("python", "py", "python3", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonTests:
+    """1.0 if the completion's program passes every test of its row, else 0.0; or the fraction of tests that pass.
+
+    The program is :func:`extract_program`. It runs in a sandbox without network, other processes and files of the user.
+    A row's tests are a list, each a text of statements such as ``"assert f(2) == 4"``, or an input and an output of the
+    whole program: ``{"input": …, "output": …}`` or a pair. Statements run in a process of their own, which calls the
+    program's functions in another and compares the values that come back. Outputs are compared here, without spaces at
+    the ends of lines and empty lines at the end. So a program cannot report a verdict or read what the tests expect.
+
+    A program that is not written in Python is ``unparseable``; one that a limit ended is ``undecided``, and the tests
+    that had not run by then did not pass. A failure of the sandbox is an error and never a score.
+
+    Args:
+        column: the column of the tests.
+        score: ``all`` or ``fraction``.
+        cpu_seconds, wall_seconds, memory_mb: limits of one run of a program; statements of a row share one run.
+
+    Raises:
+        SandboxError: this system cannot confine programs; the message says what is missing.
+    """
+
+    weight: float = 1.0
+    column: str = "tests"
+    score: Literal["all", "fraction"] = "all"
+    cpu_seconds: int = 2
+    wall_seconds: float = 10.0
+    memory_mb: int = 256
+    __name__: ClassVar[str] = "python_tests"
+
+    def __post_init__(self) -> None:
+        check_choice("score", self.score, ("all", "fraction"))
+        self._limits()
+        get_sandbox()
+
+    def verdicts(self, completions: Sequence[Any], columns: Columns) -> Verdicts:
+        """Score a batch. ValueError names the column, row and value that it cannot use.
+
+        Raises:
+            SandboxError: the sandbox itself failed.
+        """
+        name, rows = self.__name__, len(completions)
+        tests = [
+            _read_tests(value, f"{name}: {self.column}[{row}]")
+            for row, value in enumerate(read_column(columns, self.column, rows, name))
+        ]
+        programs = [extract_program(text) for text in read_texts(completions, name)]
+        limits = self._limits()
+        runs: dict[tuple[str, _Tests], _Run] = {}
+        for program, own in zip(programs, tests, strict=True):
+            if program is not None and (program, own) not in runs:
+                runs[program, own] = _start(get_sandbox(), program, own, limits)
+        scores = np.zeros(rows, dtype=np.float64)
+        statuses = np.full(rows, _NO_ANSWER, dtype=np.uint8)
+        settled = {key: run.settle() for key, run in runs.items()}
+        for row, (program, own) in enumerate(zip(programs, tests, strict=True)):
+            if program is not None:
+                passed, statuses[row] = settled[program, own]
+                scores[row] = float(np.mean(passed)) if self.score == "fraction" else float(all(passed))
+        return Verdicts(scores, statuses)
+
+    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
+        """TRL's call."""
+        return to_floats(self.verdicts(completions, columns))
+
+    def _limits(self) -> Limits:
+        return Limits(cpu_seconds=self.cpu_seconds, wall_seconds=self.wall_seconds, memory_mb=self.memory_mb)
+
+
+def extract_program(text: str) -> str | None:
+    """The last closed fenced block of Python after the last ``</think>``, or None.
+
+    A block without a language counts as Python. Nothing counts inside a ``<think>`` that is not closed.
+    """
+    text = text.rpartition("</think>")[2].partition("<think>")[0]
+    found: str | None = None
+    lines = text.splitlines(keepends=True)
+    mark, language, block = "", "", [""]
+    for line in lines:
+        fence = _FENCE.match(line.rstrip("\r\n")) if line.lstrip(" ")[:1] in ("`", "~") else None
+        if mark:
+            if fence is not None and fence[1].startswith(mark) and not line.strip(" \t\r\n").strip(mark[0]):
+                if language in _PYTHON:
+                    found = "".join(block)
+                mark = ""
+            else:
+                block.append(line)
+        elif fence is not None:
+            mark, language, block = fence[1], fence[2].lower(), []
+    return found
+
+
+_Tests = tuple["str | tuple[str, str]", ...]
+"""The tests of a row: statements, or an input and an output."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The runs of one program that are under way.
+
+    Attributes:
+        tests: of the row.
+        statements: the run of its statements.
+        scripts: a run for each input.
+    """
+
+    tests: _Tests
+    statements: Future[TestsResult] | None
+    scripts: tuple[Future[ScriptResult], ...]
+
+    def settle(self) -> tuple[list[bool], int]:
+        """Wait for them. Returns which tests passed, in the order of the row, and the status."""
+        said = None if self.statements is None else self.statements.result()
+        scripts = [run.result() for run in self.scripts]
+        verdicts, outputs = iter(() if said is None else said.passed), iter(scripts)
+        passed = [next(verdicts) if isinstance(test, str) else _matches(next(outputs), test[1]) for test in self.tests]
+        ends = [script.ended for script in scripts] + ([] if said is None else [said.ended])
+        if any(end != "exit" for end in ends):
+            return passed, UNDECIDED
+        return passed, _UNPARSEABLE if said is not None and said.loaded == "unparseable" else _OK
+
+
+def _start(sandbox: Sandbox, program: str, tests: _Tests, limits: Limits) -> _Run:
+    statements = [test for test in tests if isinstance(test, str)]
+    said = sandbox.submit_tests(program, statements, limits) if statements else None
+    scripts = [sandbox.submit_script(program, test[0], limits) for test in tests if not isinstance(test, str)]
+    return _Run(tests, said, tuple(scripts))
+
+
+def _matches(result: ScriptResult, expected: str) -> bool:
+    clean = result.ended == "exit" and result.code == 0 and not result.cut
+    return clean and _strip_lines(result.stdout) == _strip_lines(expected)
+
+
+def _strip_lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _read_tests(value: Any, place: str) -> _Tests:
+    """A row's tests, checked. ValueError names what cannot be used."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError(f"{place} is {_show(value)}, expected a list of at least one test")
+    return tuple(_read_test(test, f"{place}[{index}]") for index, test in enumerate(value))
+
+
+def _read_test(test: Any, place: str) -> str | tuple[str, str]:
+    if isinstance(test, str):
+        problem = _find_problem(test)
+        if problem is not None:
+            raise ValueError(f"{place} is {_show(test)}: {problem}")
+        return test
+    pair = (test.get("input"), test.get("output")) if isinstance(test, Mapping) else test
+    if isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(part, str) for part in pair):
+        return (pair[0], pair[1])
+    raise ValueError(
+        f"{place} is {_show(test)}, expected statements such as 'assert f(2) == 4', or the texts of an input and an "
+        'output: {"input": "2\\n", "output": "4\\n"} or a pair'
+    )
+
+
+@lru_cache(maxsize=4096)
+def _find_problem(test: str) -> str | None:
+    """Why a text is no test; None where it is one."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"it is not Python: {error}"
+    if not any(isinstance(node, (ast.Assert, ast.Call, ast.Raise)) for node in ast.walk(tree)):
+        return "no program can fail it, as it has no assert"
+    return None
+
+
+def _show(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 120 else f"{shown[:120]}…"

@@ -1,0 +1,201 @@
+"""OpenAI-compatible endpoints of episodes: one HTTP server on loopback, and a key for each episode.
+
+The server is the bounded one: it refuses a request without an episode's key before it reads the body, and bounds
+connections, bytes and time. A key ends with its episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import threading
+import time
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+from rlox_grpo.distributed.http_server import Answer, Bounds, Service, make_bounded_server
+from rlox_grpo.environments import EpisodeEnded, Reply
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.rollout.episodes.chat import Chat
+from rlox_grpo.rollout.episodes.openai_format import (
+    OpenAIRequest,
+    RequestError,
+    list_models,
+    make_chat_answer,
+    make_completion_answer,
+    make_error,
+    read_chat_request,
+    read_completion_request,
+)
+from rlox_grpo.types import Sampling
+
+logger = logging.getLogger(__name__)
+
+CALLS_AFTER_END = 8
+"""Calls of an episode that a limit has ended: after so many the episode is stopped, as its agent may never stop."""
+
+_CHAT, _COMPLETIONS, _MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
+
+
+@dataclass(eq=False)
+class _Open:
+    """The endpoint of one episode."""
+
+    chat: Chat
+    loop: asyncio.AbstractEventLoop
+    waiting: set[Future[Any]] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_closed: bool = False
+    late_calls: int = 0
+
+
+class Endpoints:
+    """The endpoints of the episodes of one call. The server starts with the first of them."""
+
+    def __init__(self, sampling: Sampling, max_episodes: int, bounds: Bounds | None = None) -> None:
+        """Prepare.
+
+        Args:
+            sampling: of the run: requests may not ask for another temperature or top_p.
+            max_episodes: how many episodes there are, each with several connections at a time.
+            bounds: of the server.
+        """
+        self._sampling = sampling
+        # An answer takes as long as the policy's reply, which may wait for others.
+        self._bounds = bounds or Bounds(
+            connections=min(4096, 64 + 8 * max_episodes), body_bytes=2**24, body_seconds=30.0, answer_seconds=3600.0
+        )
+        self._server: ThreadingHTTPServer | None = None
+        self._open: dict[str, _Open] = {}
+        self._keys: dict[Chat, str] = {}
+        self._ended: set[Chat] = set()
+        self._lock = threading.Lock()
+
+    def open(self, chat: Chat, loop: asyncio.AbstractEventLoop) -> tuple[str, str]:
+        """The URL and the key of an episode; the same ones at every call.
+
+        Raises:
+            ValueError: the episode has ended.
+        """
+        with self._lock:
+            if chat in self._ended:
+                raise ValueError("the episode has ended, and its endpoint with it")
+            if self._server is None:
+                self._server = self._start()
+            key = self._keys.get(chat)
+            if key is None:
+                key = self._keys[chat] = f"rlox-{secrets.token_urlsafe(32)}"
+                self._open[_hash(key)] = _Open(chat, loop)
+            return f"http://127.0.0.1:{self._server.server_address[1]}/v1", key
+
+    def end_episode(self, chat: Chat) -> None:
+        """Make an episode's key invalid, and answer what still waits."""
+        with self._lock:
+            self._ended.add(chat)
+            key = self._keys.pop(chat, None)
+            found = None if key is None else self._open.pop(_hash(key), None)
+        if found is not None:
+            with found.lock:
+                found.is_closed = True
+                waiting = list(found.waiting)
+            for future in waiting:
+                future.cancel()
+
+    def close(self) -> None:
+        """End every episode and the server."""
+        for chat in list(self._keys):
+            self.end_episode(chat)
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def _start(self) -> ThreadingHTTPServer:
+        service = Service(self._authorize, self._get, self._post, frozenset({_CHAT, _COMPLETIONS}), _describe_error)
+        server = make_bounded_server(service, bounds=self._bounds)
+        server.block_on_close = False  # a request that waits for an agent's end is not waited for
+        threading.Thread(
+            target=server.serve_forever, args=(0.05,), name="rlox_grpo episode endpoints", daemon=True
+        ).start()
+        return server
+
+    def _authorize(self, given: str) -> _Open | None:
+        scheme, _, key = given.partition(" ")
+        # By its digest: how long the look-up takes says nothing of a key.
+        return self._open.get(_hash(key)) if scheme == "Bearer" else None
+
+    def _get(self, episode: _Open, path: str) -> Answer | None:
+        return Answer(200, list_models()) if path == _MODELS else None
+
+    def _post(self, episode: _Open, path: str, body: bytes) -> Answer:
+        read = read_chat_request if path == _CHAT else read_completion_request
+        try:
+            request = read(body, self._sampling)
+            reply, prompt_tokens = self._wait(episode, request)
+        except RequestError as error:
+            return Answer(400, make_error(str(error), param=error.param))
+        except EpisodeEnded as ended:
+            episode.chat.was_told = True
+            message = f"the episode has ended by {ended.reason}: end the agent, or return its reward"
+            return Answer(400, make_error(message, "episode_ended", code=ended.reason))
+        except (CancelledError, asyncio.CancelledError):
+            return Answer(400, make_error("the episode has ended", "episode_ended", code="ended"))
+        except FutureTimeoutError:
+            return Answer(400, make_error(f"there was no reply within {self._bounds.answer_seconds:g} s"))
+        except (ValueError, ConfigError) as error:  # also TemplateError: messages that cannot be rendered
+            return Answer(400, make_error(str(error)))
+        except Exception as error:
+            logger.warning("an episode's endpoint failed", exc_info=True)
+            return Answer(400, make_error(f"{type(error).__name__}: {error}"[:2000], "server_error"))
+        make = make_chat_answer if path == _CHAT else make_completion_answer
+        answer = make(reply, request, prompt_tokens, secrets.token_hex(12), int(time.time()))
+        return Answer(200, answer, "text/event-stream" if request.stream else "application/json")
+
+    def _wait(self, episode: _Open, request: OpenAIRequest) -> tuple[Reply, int]:
+        with episode.lock:
+            if episode.is_closed:
+                raise CancelledError
+            if episode.chat.ended is not None:
+                episode.late_calls += 1
+                if episode.late_calls > CALLS_AFTER_END:
+                    episode.chat.abandoned = True
+            coroutine = _complete(episode.chat, request)
+            try:
+                future = asyncio.run_coroutine_threadsafe(coroutine, episode.loop)
+            except RuntimeError:  # the loop has ended
+                coroutine.close()
+                raise CancelledError from None
+            episode.waiting.add(future)
+        try:
+            return future.result(self._bounds.answer_seconds)
+        except FutureTimeoutError:
+            future.cancel()
+            raise
+        finally:
+            with episode.lock:
+                episode.waiting.discard(future)
+
+
+async def _complete(chat: Chat, request: OpenAIRequest) -> tuple[Reply, int]:
+    if request.token_ids is not None:
+        reply = await chat.complete_ids(request.token_ids, max_new_tokens=request.max_new_tokens, stop=request.stop)
+        return reply, reply.prompt_tokens
+    reply = await chat.complete(
+        request.messages, tools=request.tools, max_new_tokens=request.max_new_tokens, stop=request.stop
+    )
+    return reply, reply.prompt_tokens
+
+
+def _describe_error(status: int, why: str) -> bytes:
+    kind = "authentication_error" if status == 401 else "invalid_request_error"
+    told = "the key is missing, or its episode has ended: use chat.api_key" if status == 401 else why
+    return make_error(told, kind, code="invalid_api_key" if status == 401 else None)
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()

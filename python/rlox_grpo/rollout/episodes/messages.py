@@ -1,0 +1,93 @@
+"""Chat messages: checked, compared, and made from replies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from rlox_grpo.environments import ToolCall
+from rlox_grpo.rollout.episodes.template import Message
+
+MessageKey: TypeAlias = "tuple[str, tuple[str, ...], str | None, tuple[Any, ...], str | None]"
+"""What a message is compared by: role, forms of its content, name or tool_call_id, tool calls, reasoning."""
+
+
+def make_reply_message(content: str, reasoning: str | None, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """A reply as a message that chat templates know."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if reasoning is not None:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in calls
+        ]
+    return message
+
+
+def make_message_key(message: Message) -> MessageKey:
+    """What a message is compared by. Arguments of tool calls are compared as JSON values, not as text."""
+    content = message.get("content")
+    text = content if isinstance(content, str) else "" if content is None else json.dumps(content, default=str)
+    calls = tuple(_make_call_key(call) for call in message.get("tool_calls") or ())
+    reasoning = message.get("reasoning_content")
+    role = str(message["role"])
+    own_id = message.get("tool_call_id") if role == "tool" else message.get("name")
+    return role, (text,), None if own_id is None else str(own_id), calls, reasoning
+
+
+def cut_stop(content: str, stop: Sequence[str]) -> str:
+    """``content`` without the stop string that ended it, as OpenAI's API returns it."""
+    ends = [place for one in stop if one and (place := content.find(one)) >= 0]
+    return content[: min(ends)] if ends else content
+
+
+def _make_call_key(call: Any) -> Any:
+    function = call.get("function", call) if isinstance(call, Mapping) else {}
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return call.get("id"), function.get("name"), arguments
+    return call.get("id"), function.get("name"), json.dumps(arguments, sort_keys=True, default=str)
+
+
+def is_same_message(own: MessageKey, given: MessageKey) -> bool:
+    """Whether a message came back unchanged. A reply's reasoning may be left out, as many clients do."""
+    reasoning = given[4] is None or given[4] == own[4]
+    return own[0] == given[0] and given[1][0] in own[1] and own[2:4] == given[2:4] and reasoning
+
+
+def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, Any]]:
+    """Messages to the policy as a list of dicts; a text is one user message.
+
+    Raises:
+        ValueError: a message without role or content, with a lone surrogate, or a last one of the policy's own.
+    """
+    if messages is None:
+        return []
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if isinstance(messages, Mapping):
+        messages = [messages]
+    found = []
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise ValueError(f"messages[{place}] is {str(message)[:80]!r}: expected {{'role': …, 'content': …}}")
+        content = message["content"]
+        if isinstance(content, str):
+            _refuse_surrogates(content, place)
+        found.append(dict(message))
+    if found and found[-1]["role"] == "assistant":
+        raise ValueError("the last message has the role 'assistant': the policy writes that one")
+    return found
+
+
+def _refuse_surrogates(text: str, place: int) -> None:
+    """Raise ValueError for half of a UTF-16 pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"messages[{place}] holds a lone surrogate at character {error.start}") from None

@@ -1,0 +1,315 @@
+"""Requests and answers of OpenAI's API as an episode's endpoint takes and gives them. Pure functions of JSON values."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlox_grpo.environments import Reply
+from rlox_grpo.rollout.episodes.messages import cut_stop
+from rlox_grpo.types import Int64Array, Sampling
+
+MODEL = "policy"
+"""The name that ``GET /v1/models`` lists; requests may name any model."""
+
+_MAX_STOPS = 16
+_IGNORED = {"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier", "prompt_cache_key"}
+"""Parameters that change nothing of a reply."""
+_FIXED: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "tool_choice": ("auto",),
+    "parallel_tool_calls": (True,), "response_format": ({"type": "text"},), "top_logprobs": (0,), "best_of": (1,),
+    "echo": (False,), "suffix": ("",), "modalities": (["text"],),
+}  # fmt: skip
+"""Parameters that may have these values alone."""
+_COMMON = {"model", "stop", "temperature", "top_p", "stream", "logprobs", "max_tokens", *_IGNORED, *_FIXED}
+_ROLES = {"system", "user", "assistant", "tool"}
+
+
+class RequestError(ValueError):
+    """A request that the endpoint cannot serve; answered with status 400.
+
+    Attributes:
+        param: the parameter.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, eq=False)
+class OpenAIRequest:
+    """A request, read.
+
+    Attributes:
+        messages, tools: of a chat; tools None: none were given.
+        token_ids: ``int64 [L]``, of a completion.
+        max_new_tokens, stop: of the reply.
+        stream, with_usage, with_log_probs: forms of the answer.
+    """
+
+    messages: Sequence[dict[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] | None = None
+    token_ids: Int64Array | None = None
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    with_usage: bool = False
+    with_log_probs: bool = False
+
+
+def read_chat_request(body: bytes, sampling: Sampling) -> OpenAIRequest:
+    """Read the body of ``POST /v1/chat/completions``.
+
+    Raises:
+        RequestError: not JSON, or a parameter that cannot be served; says what to do.
+    """
+    given = _read_object(body, {"messages", "tools", "max_completion_tokens"}, sampling)
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("messages must be a list of at least one message", "messages")
+    names: dict[str, str] = {}
+    read = [_read_message(message, f"messages[{place}]", names) for place, message in enumerate(messages)]
+    tools = given.get("tools") or None
+    if tools is not None and not (isinstance(tools, list) and all(_is_tool(tool) for tool in tools)):
+        raise RequestError("tools must be a list of {'type': 'function', 'function': {'name': …}}", "tools")
+    log_probs = given.get("logprobs")
+    if log_probs not in (None, True, False):
+        raise RequestError(f"logprobs is {log_probs!r}: expected true or false", "logprobs")
+    return OpenAIRequest(messages=read, tools=tools, with_log_probs=bool(log_probs), **_read_shared(given))
+
+
+def read_completion_request(body: bytes, sampling: Sampling) -> OpenAIRequest:
+    """Read the body of ``POST /v1/completions``, whose prompt is token ids.
+
+    Raises:
+        RequestError: as :func:`read_chat_request`.
+    """
+    given = _read_object(body, {"prompt", "return_token_ids"}, sampling)
+    prompt = given.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list):
+        prompt = prompt[0]
+    if not isinstance(prompt, list) or not prompt or any(type(one) is not int or one < 0 for one in prompt):
+        raise RequestError(
+            "prompt must be a list of token ids: a text would be encoded again, and its ids may differ from those that "
+            "were sampled; send token ids, or messages to /v1/chat/completions",
+            "prompt",
+        )
+    if max(prompt) >= 2**31:
+        raise RequestError(f"prompt has the id {max(prompt)}, outside of any vocabulary", "prompt")
+    log_probs = given.get("logprobs")
+    if log_probs not in (None, False, 0, 1):
+        raise RequestError(f"logprobs is {log_probs!r}: expected 0 or 1, the sampled token's", "logprobs")
+    ids = np.array(prompt, np.int64)
+    return OpenAIRequest(token_ids=ids, with_log_probs=log_probs not in (None, False), **_read_shared(given))
+
+
+def make_chat_answer(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
+    """The answer to a chat request: one JSON object, or the events of a stream."""
+    message = make_message(reply, request.stop)
+    choice = {"index": 0, "finish_reason": _find_reason(reply)}
+    shared = {"id": f"chatcmpl-{name}", "created": created, "model": MODEL}
+    usage = _make_usage(reply, prompt_tokens)
+    log_probs = {"content": _list_log_probs(reply), "refusal": None} if request.with_log_probs else None
+    if not request.stream:
+        whole = {**choice, "message": message, "logprobs": log_probs}
+        return _encode({**shared, "object": "chat.completion", "choices": [whole], "usage": usage})
+    calls = [{"index": place, **call} for place, call in enumerate(message.get("tool_calls", ()))]
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": message["content"] or ""}]
+    if reply.reasoning is not None:
+        deltas[0]["reasoning_content"] = reply.reasoning
+    deltas += [{"tool_calls": [call]} for call in calls]
+    events: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": delta, "logprobs": log_probs if not place else None, "finish_reason": None}]}
+        for place, delta in enumerate(deltas)
+    ]
+    events.append({"choices": [{**choice, "delta": {}, "logprobs": None}]})
+    return _encode_events([{**shared, "object": "chat.completion.chunk", **event} for event in events], request, usage)
+
+
+def make_completion_answer(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
+    """The answer to a request of token ids: with ``token_ids`` of the reply, as vLLM's server gives them."""
+    log_probs = None
+    if request.with_log_probs:
+        listed = reply.log_probs.tolist()
+        log_probs = {"token_logprobs": listed, "tokens": [f"token_id:{one}" for one in reply.token_ids.tolist()]}
+    choice = {
+        "index": 0,
+        "text": cut_stop(reply.text, request.stop),
+        "token_ids": reply.token_ids.tolist(),
+        "logprobs": log_probs,
+        "finish_reason": reply.finish_reason,
+    }
+    whole = {"id": f"cmpl-{name}", "created": created, "model": MODEL, "object": "text_completion", "choices": [choice]}
+    usage = _make_usage(reply, prompt_tokens)
+    return _encode_events([whole], request, usage) if request.stream else _encode({**whole, "usage": usage})
+
+
+def make_message(reply: Reply, stop: Sequence[str]) -> dict[str, Any]:
+    """A reply as OpenAI's API writes it: arguments of tool calls are JSON text, and no stop string."""
+    content = cut_stop(reply.content, stop) if reply.finish_reason == "stop" else reply.content
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reply.reasoning is not None:
+        message["reasoning_content"] = reply.reasoning
+    if reply.tool_calls:
+        message["content"] = content or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+            }
+            for call in reply.tool_calls
+        ]
+    return message
+
+
+def make_error(message: str, kind: str = "invalid_request_error", param: str | None = None, code: Any = None) -> bytes:
+    """An error in the form of OpenAI's API."""
+    return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def list_models() -> bytes:
+    """The answer to ``GET /v1/models``."""
+    model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlox_grpo"}
+    return _encode({"object": "list", "data": [model]})
+
+
+def _read_object(body: bytes, own: set[str], sampling: Sampling) -> dict[str, Any]:
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {str(error)[:200]}") from None
+    if not isinstance(given, dict):
+        raise RequestError("the body must be a JSON object")
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if name not in _COMMON | own:
+            raise RequestError(f"{name[:80]} is not supported: leave it out", name[:80])
+        if name in _FIXED and value not in _FIXED[name]:
+            allowed = json.dumps(_FIXED[name][0])
+            raise RequestError(f"{name} must be {allowed} in training: leave it out", name)
+    for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
+        value = given.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isclose(value, ours):
+            raise RequestError(
+                f"{name} is {str(value)[:40]}, but the run samples with {ours:g}: leave it out, or set {name} in the "
+                "run's options",
+                name,
+            )
+    return given
+
+
+def _read_shared(given: Mapping[str, Any]) -> dict[str, Any]:
+    stop = given.get("stop", [])
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or len(stops) > _MAX_STOPS or any(not isinstance(s, str) or not s for s in stops):
+        raise RequestError(f"stop must be a text, or a list of at most {_MAX_STOPS}", "stop")
+    limits = {name: given[name] for name in ("max_completion_tokens", "max_tokens") if name in given}
+    for name, value in limits.items():
+        if type(value) is not int or value < 1:
+            raise RequestError(f"{name} is {str(value)[:40]}: expected a number of at least 1", name)
+    if type(given.get("stream", False)) is not bool:
+        raise RequestError("stream must be true or false", "stream")
+    options = given.get("stream_options", {})
+    return {
+        "stop": tuple(stops),
+        "max_new_tokens": min(limits.values(), default=None),
+        "stream": given.get("stream", False),
+        "with_usage": isinstance(options, dict) and options.get("include_usage") is True,
+    }
+
+
+def _read_message(message: Any, where: str, names: dict[str, str]) -> dict[str, Any]:
+    """A message as chat templates know it; ``names`` are those of the tool calls so far, by their ids."""
+    if not isinstance(message, dict):
+        raise RequestError(f"{where} must be an object with role and content", where)
+    role = "system" if message.get("role") == "developer" else message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise RequestError(f"{where}.role is {str(role)[:40]!r}: expected one of {', '.join(sorted(_ROLES))}", where)
+    content = _read_content(message.get("content"), where)
+    if content is None and role != "assistant":
+        raise RequestError(f"{where} has no content", where)
+    read: dict[str, Any] = {"role": role, "content": content or ""}
+    if isinstance(message.get("name"), str):
+        read["name"] = message["name"]
+    if role == "tool":
+        id = message.get("tool_call_id")
+        if not isinstance(id, str):
+            raise RequestError(f"{where} has no tool_call_id", where)
+        read["tool_call_id"] = id
+        read.setdefault("name", names.get(id, "tool"))
+    if role == "assistant":
+        if isinstance(message.get("reasoning_content"), str):
+            read["reasoning_content"] = message["reasoning_content"]
+        if message.get("tool_calls"):
+            read["tool_calls"] = _read_calls(message["tool_calls"], where, names)
+    return read
+
+
+def _read_content(content: Any, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        texts = [part.get("text") for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(map(str, texts))
+    raise RequestError(f"{where}.content must be a text, or a list of parts of the type 'text'", where)
+
+
+def _read_calls(calls: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]]:
+    read = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(f"{where}.tool_calls must be a list of {{'id', 'function': {{'name', …}}}}", where)
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            try:
+                found = json.loads(arguments)
+            except (ValueError, RecursionError):
+                found = arguments
+            arguments = found if isinstance(found, dict) else arguments
+        id = str(call.get("id", ""))
+        names[id] = function["name"]
+        read.append({"id": id, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
+    return read
+
+
+def _is_tool(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _find_reason(reply: Reply) -> str:
+    return "tool_calls" if reply.tool_calls else reply.finish_reason
+
+
+def _list_log_probs(reply: Reply) -> list[dict[str, Any]]:
+    return [
+        {"token": f"token_id:{token}", "logprob": log_prob, "bytes": None, "top_logprobs": []}
+        for token, log_prob in zip(reply.token_ids.tolist(), reply.log_probs.tolist(), strict=True)
+    ]
+
+
+def _make_usage(reply: Reply, prompt_tokens: int) -> dict[str, int]:
+    count = len(reply.token_ids)
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": count, "total_tokens": prompt_tokens + count}
+
+
+def _encode_events(events: Sequence[Mapping[str, Any]], request: OpenAIRequest, usage: Mapping[str, int]) -> bytes:
+    listed = [dict(event) for event in events]
+    if request.with_usage:
+        listed.append({**listed[-1], "choices": [], "usage": usage})
+    return b"".join(b"data: " + _encode(event) + b"\n\n" for event in listed) + b"data: [DONE]\n\n"
+
+
+def _encode(value: Any) -> bytes:
+    return json.dumps(value).encode("ascii")

@@ -1,0 +1,396 @@
+"""Run programs in confined processes, several at once."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlox_grpo.sandbox.confine import ConfinementError, find_missing
+
+START_SECONDS = 60.0
+_MEBIBYTE = 1 << 20
+
+_BOOT = (
+    "import sys, types\n"
+    "sys.path = [entry for entry in sys.path if entry]\n"
+    "for name, folder in (('rlox_grpo', sys.argv[2]), ('rlox_grpo.sandbox', sys.argv[2] + '/sandbox')):\n"
+    "    package = sys.modules[name] = types.ModuleType(name)\n"
+    "    package.__path__ = [folder]\n"
+    "from rlox_grpo.sandbox.server import main\n"
+    "main()\n"
+)
+"""Loads the server without the package's own imports."""
+
+_PROBE = """
+import json, os, socket
+broken = []
+def attempt(name, action):
+    try:
+        action()
+    except OSError:
+        return
+    broken.append(name)
+attempt("read /etc/passwd", lambda: open("/etc/passwd").close())
+attempt("list /", lambda: os.listdir("/"))
+attempt("list /proc", lambda: os.listdir("/proc"))
+attempt("write beside its folder", lambda: open("../beside", "w").close())
+attempt("open a socket", socket.socket)
+attempt("signal its parent", lambda: os.kill(os.getppid(), 0))
+attempt("start a program", lambda: os.execv("/bin/sh", ["sh", "-c", "exit 3"]))
+attempt("start a process", lambda: os.fork() or os._exit(0))
+with open("own", "w") as own:
+    own.write("kept")
+import hashlib, sqlite3, unicodedata
+print(json.dumps(broken))
+"""
+
+Ended = Literal["exit", "cpu", "wall", "files"]
+
+
+class SandboxError(RuntimeError):
+    """The sandbox cannot confine on this system, or failed itself; never what a program did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one program may use.
+
+    Attributes:
+        cpu_seconds: processor time, in whole seconds; one more for a program that ignores SIGXCPU.
+        wall_seconds: time on the clock, from its start. Larger than ``cpu_seconds``, so that a busy machine does not
+            change a verdict.
+        memory_mb: address space, in MiB.
+        files_mb: its temporary folder, and each of its output streams, in MiB.
+        output_kb: how much of each output stream is kept, in KiB.
+    """
+
+    cpu_seconds: int = 2
+    wall_seconds: float = 10.0
+    memory_mb: int = 256
+    files_mb: int = 8
+    output_kb: int = 256
+
+    def __post_init__(self) -> None:
+        for name, least in (("cpu_seconds", 1), ("memory_mb", 64), ("files_mb", 1), ("output_kb", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name} is {value!r}, expected a whole number of at least {least}")
+        if not isinstance(self.wall_seconds, (int, float)) or not 0 < self.wall_seconds < 1e6:
+            raise ValueError(f"wall_seconds is {self.wall_seconds!r}, expected a positive number of seconds")
+
+
+@dataclass(frozen=True)
+class ScriptResult:
+    """How a script ended.
+
+    Attributes:
+        ended: ``exit``: by itself, or killed by a signal; else the limit that ended it.
+        code: its exit code, or the negative of the signal's number.
+        stdout, stderr: the beginning of what it wrote, at most ``output_kb``.
+        cut: whether it wrote more to stdout than was kept.
+        cpu_seconds, seconds: processor time, and time on the clock.
+    """
+
+    ended: Ended
+    code: int
+    stdout: str
+    stderr: str
+    cut: bool
+    cpu_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TestsResult:
+    """What the tests of a program found.
+
+    Attributes:
+        loaded: ``ok``; ``error``: the program raised, or ended before its tests; ``unparseable``: a syntax error.
+        passed: one value for each test; False also for those that a limit kept from running.
+        ended: ``exit``, or the limit that ended it.
+    """
+
+    __test__ = False
+
+    loaded: Literal["ok", "error", "unparseable"]
+    passed: tuple[bool, ...]
+    ended: Ended
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A job that the server has: where its output goes."""
+
+    future: Future[Any]
+    limits: Limits
+    outputs: tuple[int, ...]
+    tests: int | None
+
+
+class Sandbox:
+    """Confined processes, started by a server process of their own. Safe to use from several threads.
+
+    Args:
+        workers: programs that run at once; by default as many as there are cores for this process, divided by the
+            ranks of the machine (``LOCAL_WORLD_SIZE``).
+
+    Raises:
+        SandboxError: this system cannot confine; the message says what is missing and what to do.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        missing = find_missing()
+        if missing is not None:
+            raise SandboxError(_refuse(missing))
+        self._slots = threading.BoundedSemaphore(workers or count_workers())
+        self._lock = threading.Lock()
+        self._sent: dict[int, _Sent] = {}
+        self._number = 0
+        self._dead: str | None = None
+        self._work = tempfile.mkdtemp(prefix="rlox_grpo_sandbox_")
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        python = getattr(sys, "_base_executable", None) or sys.executable
+        with theirs:
+            self._server = subprocess.Popen(
+                [python, "-s", "-S", "-B", "-c", _BOOT, self._work, str(Path(__file__).parent.parent)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "TZ": "UTC", "PATH": os.defpath},
+                cwd="/",
+                start_new_session=True,
+            )
+        self._end = weakref.finalize(self, _end, self._control, self._server, self._work, os.getpid())
+        try:
+            self._wait_until_ready()
+            threading.Thread(
+                target=_read_answers, args=(weakref.ref(self), self._control), name="sandbox", daemon=True
+            ).start()
+            self._probe()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the server and everything that it runs."""
+        self._end()
+
+    def submit_script(self, code: str, stdin: str = "", limits: Limits | None = None) -> Future[ScriptResult]:
+        """Run a program as a script; wait for a free worker, not for the program."""
+        limits = limits or Limits()
+        with contextlib.ExitStack() as opened:
+            given = [_make_file(text, opened) for text in (code, stdin)]
+            outputs = [os.memfd_create("output") for _ in range(2)]
+            return self._submit(["script"], [*given, *outputs], outputs, limits, None)
+
+    def submit_tests(self, code: str, tests: Sequence[str], limits: Limits | None = None) -> Future[TestsResult]:
+        """Run test statements on a program: the program in one process, the tests in another."""
+        limits = limits or Limits()
+        with contextlib.ExitStack() as opened:
+            ends = [opened.enter_context(end) for end in socket.socketpair()]
+            payloads = [_make_file(text, opened) for text in (code, json.dumps(list(tests)))]
+            lost = [_make_file("", opened) for _ in range(3)]
+            verdicts = os.memfd_create("verdicts")
+            descriptors = [payloads[0], ends[0].fileno(), lost[0], lost[1]]
+            descriptors += [payloads[1], ends[1].fileno(), verdicts, lost[2]]
+            return self._submit(["program", "tests"], descriptors, [verdicts], limits, len(tests))
+
+    def _submit(
+        self, roles: list[str], descriptors: list[int], outputs: list[int], limits: Limits, tests: int | None
+    ) -> Future[Any]:
+        self._slots.acquire()
+        future: Future[Any] = Future()
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._sent[number] = _Sent(future, limits, tuple(outputs), tests)
+            message = {
+                "number": number,
+                "roles": roles,
+                "wall_seconds": limits.wall_seconds,
+                "folder_bytes": limits.files_mb * _MEBIBYTE,
+                "bounds": {
+                    "cpu_seconds": limits.cpu_seconds,
+                    "memory_bytes": limits.memory_mb * _MEBIBYTE,
+                    "file_bytes": limits.files_mb * _MEBIBYTE,
+                },
+            }
+            try:
+                if self._dead is not None:
+                    raise OSError(self._dead)
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+                self._control.sendmsg([json.dumps(message).encode()], ancillary)
+            except OSError as error:
+                self._settle(number, {"failed": f"its server process cannot be reached: {error}"})
+        return future
+
+    def _settle(self, number: int, answer: dict[str, Any]) -> None:
+        sent = self._sent.pop(number, None)
+        if sent is None:
+            return
+        self._slots.release()
+        try:
+            sent.future.set_result(_read_result(sent, answer))
+        except Exception as error:  # noqa: BLE001  raised by whoever waits
+            sent.future.set_exception(error)
+        finally:
+            for output in sent.outputs:
+                os.close(output)
+
+    def _die(self, why: str) -> None:
+        self._dead = why
+        for number in list(self._sent):
+            self._settle(number, {"failed": why})
+
+    def _wait_until_ready(self) -> None:
+        readable, _, _ = select.select([self._control], [], [], START_SECONDS)
+        message = self._control.recv(1 << 16) if readable else b""
+        answer = json.loads(message) if message else {}
+        if "missing" in answer:
+            raise SandboxError(_refuse(answer["missing"]))
+        if "ready" not in answer:
+            self._server.kill()
+            told = self._server.stderr.read() if self._server.stderr is not None else b""
+            raise SandboxError(_refuse(f"its server process did not start: {told.decode(errors='replace')[-2000:]}"))
+
+    def _probe(self) -> None:
+        """Try from inside what must not be possible. Raises SandboxError if it is, or if nothing runs."""
+        result = self.submit_script(_PROBE).result()
+        if result.code != 0 or result.ended != "exit":
+            told = f"{result.ended}, code {result.code}: {result.stderr[-1000:]}"
+            raise SandboxError(_refuse(f"a first program did not run ({told})"))
+        broken = json.loads(result.stdout)
+        if broken:
+            raise SandboxError(_refuse(f"a first program could {', '.join(broken)}"))
+
+
+def count_workers() -> int:
+    """Programs to run at once in this process."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(1, int(ranks) if ranks.isdigit() else 1))
+
+
+_shared: dict[int, Sandbox] = {}
+_shared_lock = threading.Lock()
+
+
+def get_sandbox() -> Sandbox:
+    """The sandbox of this process, started if there is none, or if its server died.
+
+    Raises:
+        SandboxError: this system cannot confine.
+    """
+    with _shared_lock:
+        own = _shared.get(os.getpid())
+        if own is None or own._dead is not None:
+            _shared.clear()
+            own = _shared[os.getpid()] = Sandbox()
+        return own
+
+
+def _read_result(sent: _Sent, answer: dict[str, Any]) -> ScriptResult | TestsResult:
+    if answer.get("failed"):
+        raise SandboxError(f"the sandbox failed: {answer['failed']}")
+    for process in answer["processes"]:
+        if not process["confined"] and not _was_killed(process):
+            raise SandboxError(
+                f"the sandbox failed: a process was not confined: {process['report'] or process['code']}"
+            )
+    last = answer["processes"][-1]
+    ended = answer["ended"]
+    if ended == "exit" and any(_ran_out(process, sent.limits.cpu_seconds) for process in answer["processes"]):
+        ended = "cpu"
+    kept = sent.limits.output_kb << 10
+    output = [os.pread(output, kept, 0) for output in sent.outputs]
+    if sent.tests is not None:
+        marks = output[0].decode("ascii", "replace")
+        loaded: Any = {"o": "ok", "s": "unparseable"}.get(marks[:1], "error")
+        passed = tuple(marks[place : place + 1] == "1" for place in range(1, sent.tests + 1))
+        return TestsResult(loaded, passed, ended)
+    stdout, stderr = (text.decode("utf-8", "replace") for text in output)
+    cut = os.fstat(sent.outputs[0]).st_size > kept
+    return ScriptResult(ended, last["code"], stdout, stderr, cut, last["cpu_seconds"], answer["seconds"])
+
+
+def _ran_out(process: dict[str, Any], cpu_seconds: int) -> bool:
+    """Whether the kernel ended a process for its processor time.
+
+    A program that ignores SIGXCPU is killed. It has then used less than the kernel, which counts in ticks, says.
+    """
+    if process["code"] == -signal.SIGKILL:
+        return not _was_killed(process) and bool(process["cpu_seconds"] > cpu_seconds / 2)
+    return bool(process["code"] == -signal.SIGXCPU)
+
+
+def _was_killed(process: dict[str, Any]) -> bool:
+    """Whether the server ended a process, and not the process itself a moment before."""
+    return bool(process["killed"] and process["code"] == -signal.SIGKILL)
+
+
+def _make_file(text: str, opened: contextlib.ExitStack) -> int:
+    """An anonymous file with this text."""
+    descriptor = os.memfd_create("given")
+    opened.callback(os.close, descriptor)
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(text.encode("utf-8", "replace"))
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _read_answers(owner: weakref.ref[Sandbox], control: socket.socket) -> None:
+    """Settle futures until the socket closes; keeps no sandbox alive while it waits."""
+    while True:
+        try:
+            message = control.recv(1 << 16)
+        except OSError:
+            message = b""
+        sandbox = owner()
+        if sandbox is None:
+            return
+        with sandbox._lock:
+            if not message:
+                sandbox._die("its server process ended")
+                return
+            answer = json.loads(message)
+            sandbox._settle(answer["number"], answer)
+        del sandbox
+
+
+def _end(control: socket.socket, server: subprocess.Popen[bytes], work: str, owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the process that started it
+        return
+    with contextlib.suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)
+    try:
+        server.wait(5.0)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+    if server.stderr is not None:
+        server.stderr.close()
+    control.close()
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _refuse(missing: str) -> str:
+    return f"code that a model wrote cannot be confined on this system, so it is not run: {missing}"
+
+
+__all__ = ["ConfinementError", "Limits", "Sandbox", "SandboxError", "ScriptResult", "TestsResult", "get_sandbox"]

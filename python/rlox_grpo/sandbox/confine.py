@@ -1,0 +1,178 @@
+"""Confine the calling process: Landlock for files, seccomp for everything else, and resource limits.
+
+Each step is final: a process cannot undo it. Structures: linux/landlock.h, linux/seccomp.h, linux/capability.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import stat
+import struct
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlox_grpo.sandbox.syscalls import NUMBERS, make_filter
+
+_LANDLOCK_CREATE, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT = 444, 445, 446
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_SIGKILL = 9
+_CAPABILITY_VERSION_3 = 0x20080522
+
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_DIR, _REMOVE_FILE = (1 << bit for bit in range(6))
+_MAKE_DIR, _MAKE_REG, _MAKE_SYM, _REFER, _TRUNCATE = 1 << 7, 1 << 8, 1 << 12, 1 << 13, 1 << 14
+_RIGHTS_BY_VERSION = (0, 13, 14, 15, 15, 16)
+"""How many of the file rights each version of Landlock knows; later versions know the last."""
+
+READ = _READ_FILE | _READ_DIR
+WRITE_ONE_FILE = _READ_FILE | _WRITE_FILE
+OWN_FOLDER = READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _MAKE_SYM | _REFER | _TRUNCATE
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+
+
+class ConfinementError(RuntimeError):
+    """The system lacks what confinement needs; the message names it and says what to do."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one confined process may use.
+
+    Attributes:
+        cpu_seconds: processor time; one more where the process ignores SIGXCPU.
+        memory_bytes: address space.
+        file_bytes: each file, its output too.
+        open_files: descriptors.
+    """
+
+    cpu_seconds: int
+    memory_bytes: int
+    file_bytes: int
+    open_files: int = 32
+
+
+def find_missing() -> str | None:
+    """What this system lacks, and what to do about it; None where it can confine."""
+    if not sys.platform.startswith("linux"):
+        return f"it needs Linux (Landlock and seccomp), this is {sys.platform}: run it in a Linux container or machine"
+    if platform.machine() not in NUMBERS or sys.maxsize < 2**32 or sys.byteorder != "little":
+        return f"it knows the system calls of {' and '.join(NUMBERS)}, this is {platform.machine()}"
+    version = _landlock_version()
+    if version < 1:
+        return (
+            "Landlock is missing (Linux 5.13 with CONFIG_SECURITY_LANDLOCK): add landlock to the kernel's lsm= list; "
+            "in a container, let its seccomp profile allow landlock_create_ruleset, landlock_add_rule and "
+            "landlock_restrict_self (those of Docker since 20.10.11 do)"
+        )
+    actions = Path("/proc/sys/kernel/seccomp/actions_avail")
+    if actions.exists() and "errno" not in actions.read_text().split():
+        return "seccomp filters are missing (CONFIG_SECCOMP_FILTER): use a kernel that has them"
+    if not hasattr(os, "pidfd_open"):
+        return "os.pidfd_open is missing (Linux 5.3, Python on glibc 2.31): use a newer Python build"
+    return None
+
+
+def make_ruleset(paths: Iterable[tuple[str, int]]) -> int:
+    """A Landlock ruleset that allows these rights beneath these paths and no other; a descriptor.
+
+    A path that is gone is left out.
+    """
+    libc = _libc()
+    version = _landlock_version()
+    handled = (1 << _RIGHTS_BY_VERSION[min(version, 5)]) - 1
+    # From version 4: TCP bind and connect. From version 6: abstract sockets and signals to processes outside.
+    fields = (handled, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
+    attributes = struct.pack("=QQQ", *fields)[: 24 if version >= 6 else 16 if version >= 4 else 8]
+    ruleset = _call(libc, "landlock_create_ruleset", _LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
+    for path, rights in paths:
+        try:
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            if not stat.S_ISDIR(os.fstat(place).st_mode):
+                rights &= _OF_FILES
+            rule = struct.pack("=Qi", rights & handled, place)
+            _call(libc, f"landlock_add_rule for {path}", _LANDLOCK_ADD_RULE, ruleset, 1, rule, 0)
+        finally:
+            os.close(place)
+    return ruleset
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends."""
+    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, _SIGKILL)
+
+
+def confine(rulesets: Iterable[int], bounds: Bounds) -> None:
+    """Confine this process for the rest of its life. It keeps its open descriptors.
+
+    Raises:
+        ConfinementError: a step was refused; the process must not go on.
+    """
+    libc = _libc()
+    _set_limits(bounds)
+    _drop_capabilities(libc)
+    _prctl("PR_SET_NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
+    for ruleset in rulesets:
+        _call(libc, "landlock_restrict_self", _LANDLOCK_RESTRICT, ruleset, 0)
+        os.close(ruleset)
+    steps = make_filter(platform.machine(), os.getpid())
+    held = ctypes.create_string_buffer(steps, len(steps))
+    program = struct.pack("@HP", len(steps) // 8, ctypes.addressof(held))
+    _prctl("seccomp", _PR_SET_SECCOMP, 2, program)
+
+
+def _set_limits(bounds: Bounds) -> None:
+    import resource
+
+    limits = {
+        resource.RLIMIT_CPU: (bounds.cpu_seconds, bounds.cpu_seconds + 1),
+        resource.RLIMIT_AS: (bounds.memory_bytes,) * 2,
+        resource.RLIMIT_FSIZE: (bounds.file_bytes,) * 2,
+        resource.RLIMIT_NOFILE: (bounds.open_files,) * 2,
+        resource.RLIMIT_CORE: (0, 0),
+        resource.RLIMIT_MEMLOCK: (0, 0),
+        resource.RLIMIT_MSGQUEUE: (0, 0),
+    }
+    for limit, (soft, hard) in limits.items():
+        try:
+            _, given = resource.getrlimit(limit)
+            most = hard if given == resource.RLIM_INFINITY else min(hard, given)
+            resource.setrlimit(limit, (min(soft, most), most))
+        except (OSError, ValueError) as error:
+            raise ConfinementError(f"setrlimit({limit}, {hard}) was refused: {error}") from error
+
+
+def _drop_capabilities(libc: ctypes.CDLL) -> None:
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    if libc.capset(header, bytes(24)) != 0:
+        raise ConfinementError(f"capset was refused: {os.strerror(ctypes.get_errno())}")
+
+
+def _landlock_version() -> int:
+    return int(_libc().syscall(ctypes.c_long(_LANDLOCK_CREATE), None, ctypes.c_size_t(0), 1))
+
+
+def _call(libc: ctypes.CDLL, name: str, number: int, *arguments: object) -> int:
+    given = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    result = int(libc.syscall(ctypes.c_long(number), *given))
+    if result < 0:
+        raise ConfinementError(f"{name} was refused: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def _prctl(name: str, option: int, *arguments: int | bytes) -> None:
+    given = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in arguments]
+    given += [ctypes.c_ulong(0)] * (4 - len(given))
+    if _libc().prctl(option, *given) != 0:
+        raise ConfinementError(f"prctl({name}) was refused: {os.strerror(ctypes.get_errno())}")
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    return libc

@@ -1,0 +1,186 @@
+"""What a confined process does: run a script, hold a program for its tests, or run the tests.
+
+Everything here runs beside code that a model wrote, in that code's own process, which may change any of it. Nothing
+outside believes what this code reports of a program: outputs are compared outside, and values in the tests' process.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import io
+import json
+import linecache
+import os
+import random
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from rlox_grpo.sandbox.wire import _SPECIAL, ClosedError, Peer, find_standard
+
+PAYLOAD, CHANNEL, OUT, ERR = 3, 4, 5, 6
+"""Descriptors that a process starts with."""
+
+LOADED, BROKEN, UNPARSEABLE = "o", "e", "s"
+"""How the program loaded: the first character that the tests' process writes; then ``1`` or ``0`` for each test."""
+
+_FILE = "program.py"
+
+
+def act(role: str) -> NoReturn:
+    """Do what ``role`` names and end the process."""
+    random.seed(0)
+    payload = _read_all(PAYLOAD)
+    os.close(PAYLOAD)
+    code = 1
+    try:
+        code = _ROLES[role](payload)
+    except MemoryError:
+        code = 1
+    finally:
+        os._exit(code)
+
+
+def _run_script(payload: bytes) -> int:
+    for source, target in ((CHANNEL, 0), (OUT, 1), (ERR, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    _open_standard_streams()
+    code = 0
+    try:
+        exec(_compile(payload), _make_main())  # noqa: S102  confined
+    except SystemExit as ended:
+        if ended.code is not None and not isinstance(ended.code, int):
+            print(ended.code, file=sys.stderr)
+        code = (ended.code & 0xFF) if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException as error:  # noqa: BLE001  shown, as the interpreter would
+        code = 1
+        trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        traceback.print_exception(type(error), error, trace, limit=-20)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001  closed, or past the limit of its file
+            code = code or 1
+    return code
+
+
+def _hold_program(payload: bytes) -> int:
+    channel = os.dup(CHANNEL)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (OUT, 1), (ERR, 2)):
+        os.dup2(source, target)
+    for done in (nothing, CHANNEL, OUT, ERR):
+        os.close(done)
+    _open_standard_streams()
+    peer = Peer(
+        os.fdopen(channel, "rb"),
+        os.fdopen(os.dup(channel), "wb"),
+        {"global", "call", "attribute", "set_attribute", *_SPECIAL},
+    )
+    try:
+        compiled = _compile(payload)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        peer._send({"loaded": UNPARSEABLE})
+        return 0
+    try:
+        peer.globals = _make_main()
+        exec(compiled, peer.globals)  # noqa: S102  confined
+    except BaseException:  # noqa: BLE001  SystemExit too
+        peer._send({"loaded": BROKEN})
+        return 0
+    peer._send({"loaded": LOADED})
+    peer.serve()
+    return 0
+
+
+def _run_tests(payload: bytes) -> int:
+    channel = os.dup(CHANNEL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for target in (0, 1, 2, CHANNEL):
+        os.dup2(nothing, target)
+    _open_standard_streams()
+    peer = Peer(os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb"), {"call"})
+    tests: list[str] = json.loads(payload)
+    del payload
+    try:
+        loaded = peer._receive().get("loaded")
+    except (ClosedError, ValueError, RecursionError):
+        loaded = BROKEN
+    os.write(OUT, (loaded if loaded in (LOADED, UNPARSEABLE) else BROKEN).encode())
+    if loaded != LOADED:
+        return 0
+    namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
+    for test in tests:
+        os.write(OUT, b"1" if _passes(test, namespace, peer) else b"0")
+    return 0
+
+
+def _passes(test: str, namespace: dict[str, Any], peer: Peer) -> bool:
+    try:
+        for name in _list_free_names(test):
+            if name not in namespace:
+                _bind(name, namespace, peer)
+        exec(compile(test, "test.py", "exec"), namespace)  # noqa: S102  confined
+    except BaseException:  # noqa: BLE001  whatever ends a test, it did not pass
+        return False
+    return True
+
+
+def _bind(name: str, namespace: dict[str, Any], peer: Peer) -> None:
+    """Give the tests the program's global of that name; the standard library's where it is that."""
+    found = peer.ask("global", 0, [name])
+    if found == ("absent",):
+        return
+    if found == ("standard",):
+        namespace[name] = find_standard(name)
+    else:
+        namespace[name] = found[1]
+
+
+def _list_free_names(test: str) -> list[str]:
+    """Names that a test reads and that are none of Python's own."""
+    nodes = [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)]
+    return [node.id for node in nodes if isinstance(node.ctx, ast.Load) and not hasattr(builtins, node.id)]
+
+
+def _compile(payload: bytes) -> types.CodeType:
+    text = payload.decode("utf-8", "replace")
+    linecache.cache[_FILE] = (len(text), None, text.splitlines(keepends=True), _FILE)
+    return compile(text, _FILE, "exec", dont_inherit=True)
+
+
+def _make_main() -> dict[str, Any]:
+    """The globals of a new ``__main__``."""
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    module.__dict__["__builtins__"] = builtins
+    return module.__dict__
+
+
+def _open_standard_streams() -> None:
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "utf-8", "replace")
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=number == 2))
+        setattr(sys, f"__{name}__", getattr(sys, name))
+    sys.__stdin__ = sys.stdin  # type: ignore[misc]
+
+
+def _read_all(descriptor: int) -> bytes:
+    parts = []
+    at = 0
+    while part := os.pread(descriptor, 1 << 20, at):
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
+_ROLES: dict[str, Callable[[bytes], int]] = {
+    "script": _run_script,
+    "program": _hold_program,
+    "tests": _run_tests,
+}

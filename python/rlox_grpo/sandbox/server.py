@@ -1,0 +1,358 @@
+"""The process that starts confined processes: a small interpreter that forks one for each program.
+
+It runs no foreign code and sees neither programs nor tests, so that nothing of one program is in the memory of another:
+jobs name descriptors, which the confined processes read themselves. It ends with the process that started it, and the
+kernel ends the confined processes with it.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import stat
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from rlox_grpo.sandbox import guest
+from rlox_grpo.sandbox.confine import (
+    OWN_FOLDER,
+    READ,
+    WRITE_ONE_FILE,
+    Bounds,
+    ConfinementError,
+    confine,
+    die_with_parent,
+    find_missing,
+    make_ruleset,
+)
+
+LONGEST_JOB = 1 << 16
+MOST_DESCRIPTORS = 16
+_LOOK = 0.05
+"""Seconds between two looks at the size of a temporary folder."""
+_LOOK_AT_PARENT = 1.0
+"""Seconds between two looks at whether the trainer lives: a fork of it may hold the socket open."""
+_CONFINED = b"confined"
+_PRELOADED = (
+    *("bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "heapq"),
+    *("itertools", "json", "math", "operator", "random", "re", "statistics", "string", "typing"),
+)
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+
+
+@dataclass(eq=False)
+class Process:
+    """One confined process of a job."""
+
+    pid: int
+    pidfd: int
+    folder: str
+    report: int
+    done: dict[str, Any] | None = None
+    killed: bool = False
+
+
+@dataclass(eq=False)
+class Job:
+    """Processes that run together; when the last of them ends, or a limit is passed, all are ended."""
+
+    number: int
+    start: float
+    deadline: float
+    folder_bytes: int
+    processes: list[Process]
+    ended: str = "exit"
+    failed: str | None = None
+
+
+def main() -> None:
+    """Serve jobs from descriptor 0 until it closes."""
+    control = socket.socket(fileno=os.dup(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    work = sys.argv[1]
+    missing = find_missing()
+    if missing is not None:
+        control.send(json.dumps({"missing": missing}).encode())
+        return
+    try:
+        Server(control, work).serve()
+    except ConfinementError as error:
+        control.send(json.dumps({"missing": str(error)}).encode())
+
+
+class Server:
+    """Starts, watches and ends the processes of jobs."""
+
+    def __init__(self, control: socket.socket, work: str) -> None:
+        self._control, self._work = control, work
+        for name in _PRELOADED:
+            __import__(name)
+        standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+        libraries = _list_libraries(standard)
+        # What is shared, to the file; a second ruleset for each process adds its own folder and no other's.
+        exact = [(path, READ) for folder in standard for path in _list_library(folder)]
+        exact += [(path, READ) for path in libraries]
+        exact += [(path, WRITE_ONE_FILE if path == os.devnull else READ) for path in _DEVICES]
+        self._shared = make_ruleset([*exact, (work, OWN_FOLDER)])
+        broad = standard | {os.path.dirname(path) for path in libraries}
+        self._broad = [*((path, READ) for path in broad), ("/dev", WRITE_ONE_FILE)]
+        self._jobs: list[Job] = []
+        self._made = 0
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+        gc.collect()
+        gc.freeze()
+
+    def serve(self) -> None:
+        """Serve until the control socket closes or the trainer is gone; then end everything."""
+        trainer = os.getppid()
+        self._control.send(json.dumps({"ready": True}).encode())
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            try:
+                while os.getppid() == trainer:
+                    for key, _ in selector.select(self._find_pause()):
+                        if key.data is not None:
+                            job, process = key.data
+                            self._reap(job, process, selector)
+                        elif not self._take(selector):
+                            return
+                    for job in self._jobs:
+                        _check(job)
+            finally:
+                for job in self._jobs:
+                    for process in job.processes:
+                        if process.done is None:
+                            _kill(process)
+                            os.waitpid(process.pid, 0)
+
+    def _find_pause(self) -> float:
+        if not self._jobs:
+            return _LOOK_AT_PARENT
+        return max(0.0, min(_LOOK, min(job.deadline for job in self._jobs) - time.monotonic()))
+
+    def _take(self, selector: selectors.BaseSelector) -> bool:
+        """Receive a job and start it; False at the end of the socket."""
+        size = array.array("i").itemsize
+        try:
+            message, ancillary, _, _ = self._control.recvmsg(LONGEST_JOB, socket.CMSG_SPACE(MOST_DESCRIPTORS * size))
+        except OSError:
+            return False
+        if not message:
+            return False
+        descriptors = array.array("i")
+        for _, _, content in ancillary:
+            descriptors.frombytes(content[: len(content) - len(content) % size])
+        asked = json.loads(message)
+        bounds = Bounds(**asked["bounds"])
+        now = time.monotonic()
+        job = Job(asked["number"], now, now + asked["wall_seconds"], asked["folder_bytes"], [])
+        try:
+            for place, role in enumerate(asked["roles"]):
+                self._start(job, role, list(descriptors[4 * place : 4 * place + 4]), bounds, selector)
+        except (OSError, ConfinementError) as error:
+            job.failed = f"a process could not be started: {error}"
+            for process in job.processes:
+                _kill(process)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._jobs.append(job)
+        if not job.processes:
+            self._answer(job)
+        return True
+
+    def _start(self, job: Job, role: str, own: list[int], bounds: Bounds, selector: selectors.BaseSelector) -> None:
+        self._made += 1
+        folder = os.path.join(self._work, f"{self._made:x}{os.urandom(8).hex()}")
+        os.mkdir(folder, 0o700)
+        reading, writing = os.pipe()
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become(role, own, bounds, folder, writing, server)
+        os.close(writing)
+        process = Process(pid, os.pidfd_open(pid), folder, reading)
+        job.processes.append(process)
+        selector.register(process.pidfd, selectors.EVENT_READ, (job, process))
+
+    def _become(self, role: str, own: list[int], bounds: Bounds, folder: str, report: int, server: int) -> NoReturn:
+        """Confine this new process and let it act. Never returns."""
+        try:
+            die_with_parent()
+            if os.getppid() != server:
+                os._exit(1)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            private = make_ruleset([*self._broad, (folder, OWN_FOLDER)])
+            _keep_only(
+                {**{3 + place: source for place, source in enumerate(own)}, 7: report, 8: self._shared, 9: private}
+            )
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update({"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "TZ": "UTC"})
+            confine((8, 9), bounds)
+            os.write(7, _CONFINED)
+            os.close(7)
+        except BaseException as error:  # noqa: BLE001  a process that is not confined runs nothing
+            with contextlib.suppress(OSError):
+                os.write(7, f"{type(error).__name__}: {error}".encode()[:2000])
+            os._exit(1)
+        guest.act(role)
+
+    def _reap(self, job: Job, process: Process, selector: selectors.BaseSelector) -> None:
+        selector.unregister(process.pidfd)
+        _, status, usage = os.wait4(process.pid, 0)
+        os.close(process.pidfd)
+        report = os.read(process.report, 4096)
+        os.close(process.report)
+        _remove(process.folder)
+        process.done = {
+            "code": os.waitstatus_to_exitcode(status),
+            "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "killed": process.killed,
+            "confined": report == _CONFINED,
+            "report": report.decode("utf-8", "replace"),
+        }
+        if process is job.processes[-1]:
+            for other in job.processes:
+                if other.done is None:
+                    _kill(other)
+        if all(other.done is not None for other in job.processes):
+            self._answer(job)
+
+    def _answer(self, job: Job) -> None:
+        self._jobs.remove(job)
+        answer = {
+            "number": job.number,
+            "ended": job.ended,
+            "failed": job.failed,
+            "seconds": time.monotonic() - job.start,
+            "processes": [process.done for process in job.processes],
+        }
+        self._control.send(json.dumps(answer).encode())
+
+
+def _check(job: Job) -> None:
+    """End a job that is out of time, or whose folders are too large."""
+    if job.ended != "exit" or all(process.done is not None for process in job.processes):
+        return
+    if time.monotonic() >= job.deadline:
+        job.ended = "wall"
+    elif any(p.done is None and _measure(p, job.folder_bytes) > job.folder_bytes for p in job.processes):
+        job.ended = "files"
+    if job.ended != "exit":
+        for process in job.processes:
+            _kill(process)
+
+
+def _keep_only(places: dict[int, int]) -> None:
+    """Put descriptors in their places, give 0 to 2 to nothing, and close every other."""
+    high = {place: os.dup2(source, 100 + place) for place, source in places.items()}
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for place in (0, 1, 2):
+        os.dup2(nothing, place)
+    for place, source in high.items():
+        os.dup2(source, place)
+    os.closerange(max(places) + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _kill(process: Process) -> None:
+    if process.done is None:
+        process.killed = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def _measure(process: Process, enough: int) -> int:
+    """Bytes in a process's folder, and in files that it removed and holds open; stops at ``enough``."""
+    total = 0
+    waiting = [process.folder]
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{process.pid}/fd"):
+            with contextlib.suppress(OSError):
+                found = os.stat(f"/proc/{process.pid}/fd/{name}")
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
+                    total += found.st_blocks * 512
+    while waiting and total <= enough:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                total += 4096 + entry.stat(follow_symlinks=False).st_blocks * 512
+                if total > enough:
+                    break
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+    return total
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder with whatever a program left in it, however deep.
+
+    The content of each folder below moves up before it is removed, so that no path grows long.
+    """
+    waiting = [folder]
+    made = 0
+    while waiting:
+        current = waiting.pop()
+        with contextlib.suppress(OSError):
+            os.chmod(current, 0o700)
+        with contextlib.suppress(OSError), os.scandir(current) as entries:
+            for entry in list(entries):
+                with contextlib.suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        os.chmod(entry.path, 0o700)
+                        made += 1
+                        place = os.path.join(folder, f"{os.urandom(8).hex()}{made:x}")
+                        os.rename(entry.path, place)
+                        waiting.append(place)
+                    else:
+                        os.unlink(entry.path)
+        if current != folder:
+            with contextlib.suppress(OSError):
+                os.rmdir(current)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _list_library(folder: str) -> list[str]:
+    """The entries of a standard library's folder, without the folders of installed packages."""
+    return [
+        os.path.join(folder, name)
+        for name in os.listdir(folder)
+        if name not in ("site-packages", "dist-packages", "test", "ensurepip", "idlelib")
+    ]
+
+
+def _list_libraries(standard: set[str]) -> set[str]:
+    """The shared libraries that the interpreter and the standard library's modules need.
+
+    A process of its own loads every extension module and reads its own map: loading them all leaves no trace here.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.close(reading)
+            for folder in standard:
+                dynamic = os.path.join(folder, "lib-dynload")
+                for name in os.listdir(dynamic) if os.path.isdir(dynamic) else ():
+                    if "test" not in name and "tkinter" not in name:
+                        with contextlib.suppress(OSError):
+                            ctypes.CDLL(os.path.join(dynamic, name))
+            with open("/proc/self/maps") as maps, os.fdopen(writing, "w") as out:
+                out.writelines(f"{line.split(maxsplit=5)[5].strip()}\n" for line in maps if ".so" in line)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as found:
+        paths = {line.strip() for line in found}
+    os.waitpid(pid, 0)
+    return {path for path in paths if path.startswith("/") and os.path.isfile(path)}

@@ -1,0 +1,50 @@
+"""The tool ``python``: the policy's code in the sandbox, its output as the tool's result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from rlox_grpo.sandbox.client import Limits, ScriptResult, get_sandbox
+
+_LIMITS = {"cpu": "processor time", "wall": "time", "files": "room for files"}
+
+
+def python_tool(limits: Limits | None = None) -> Callable[[str], Awaitable[str]]:
+    """Make the tool ``python`` for ``GRPO(tools=[…])``: it runs a program and returns what it printed.
+
+    Every call starts anew, without the names and files of an earlier one. The result is stdout, then stderr, then a
+    line that says how the program ended where that was not by itself; ``max_observation_chars`` of the run bounds it.
+
+    Args:
+        limits: of one call.
+
+    Raises:
+        SandboxError: this system cannot confine programs; the message says what is missing.
+    """
+    bounds = limits or Limits()
+    get_sandbox()
+
+    async def python(code: str) -> str:
+        """Run a Python program and return what it prints. It has the standard library, and no network.
+
+        Args:
+            code: the program; print what you want to see.
+        """
+        running = await asyncio.to_thread(lambda: get_sandbox().submit_script(code, limits=bounds))
+        return _show(await asyncio.wrap_future(running))
+
+    return python
+
+
+def _show(result: ScriptResult) -> str:
+    parts = [result.stdout.rstrip("\n"), result.stderr.rstrip("\n")]
+    if result.cut:
+        parts.insert(1, "[the rest of the output was cut]")
+    if result.ended != "exit":
+        parts.append(f"[the program was ended: no {_LIMITS[result.ended]} left]")
+    elif result.code < 0:
+        parts.append(f"[the program was ended by signal {-result.code}]")
+    elif result.code > 0 and not result.stderr:
+        parts.append(f"[the program ended with exit code {result.code}]")
+    return "\n".join(part for part in parts if part) or "[the program printed nothing]"

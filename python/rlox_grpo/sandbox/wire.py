@@ -1,0 +1,336 @@
+"""Calls between the process that holds a program and the process that holds its tests.
+
+Values cross as plain data: numbers, texts, bytes, lists, tuples, sets, dicts and a few types of the standard library,
+each of exactly that type. Everything else crosses as a handle, which can be called and asked for its attributes, and
+which equals nothing but itself: an object that calls itself equal to everything gains nothing. The process of the tests
+lets the program call a function that a test passed to it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import collections
+import decimal
+import fractions
+import json
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, BinaryIO
+
+LONGEST_MESSAGE = 4 << 20
+_SMALL = 1 << 53
+
+_SPECIAL: Mapping[str, Callable[..., Any]] = {
+    "__len__": len,
+    "__iter__": iter,
+    "__next__": next,
+    "__bool__": bool,
+    "__str__": str,
+    "__repr__": repr,
+    "__abs__": abs,
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    "__delitem__": operator.delitem,
+    "__contains__": operator.contains,
+    "__add__": operator.add,
+    "__sub__": operator.sub,
+    "__mul__": operator.mul,
+    "__truediv__": operator.truediv,
+    "__neg__": operator.neg,
+}
+
+
+class ProgramError(Exception):
+    """An exception of the program that is none of Python's own."""
+
+
+class ClosedError(Exception):
+    """The other process has ended."""
+
+
+class Handle:
+    """An object of the other process."""
+
+    def __init__(self, peer: Peer, number: int) -> None:
+        object.__setattr__(self, "_peer", peer)
+        object.__setattr__(self, "_number", number)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self._peer.ask("call", self._number, list(args), kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._peer.ask("attribute", self._number, [name])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._peer.ask("set_attribute", self._number, [name, value])
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def _add_special(name: str) -> None:
+    def ask(self: Handle, *args: Any) -> Any:
+        """Ask for it."""
+        return self._peer.ask(name, self._number, list(args))
+
+    setattr(Handle, name, ask)
+
+
+for _name in _SPECIAL:
+    _add_special(_name)
+
+
+class Peer:
+    """One end of the channel.
+
+    Args:
+        reader, writer: the channel.
+        operations: what the other end may ask for.
+    """
+
+    def __init__(self, reader: BinaryIO, writer: BinaryIO, operations: Iterable[str]) -> None:
+        self._reader, self._writer = reader, writer
+        self._operations = frozenset(operations)
+        self._held: list[Any] = []
+        self._handles: dict[int, Handle] = {}
+        self.globals: dict[str, Any] = {}
+
+    def ask(self, operation: str, number: int = 0, args: list[Any] | None = None, kwargs: Any = None) -> Any:
+        """Ask for an operation on an object of the other process, and serve it while it works on the answer.
+
+        A list, dict or set among ``args`` gets the content that the other process left in its copy.
+
+        Raises:
+            ClosedError: there is no other process any more.
+            Exception: what it raised, of its type where that is one of Python's own.
+        """
+        args = args or []
+        self._send({"op": operation, "on": number, "args": self.encode(args), "kwargs": self.encode(kwargs or {})})
+        while True:
+            answer = self._receive()
+            if "op" in answer:
+                self._answer(answer)
+                continue
+            if "raised" in answer:
+                raise _make_exception(*answer["raised"])
+            for place, changed in answer["changed"]:
+                _replace_content(args[place], self.decode(changed))
+            return self.decode(answer["value"])
+
+    def serve(self) -> None:
+        """Answer until the other process ends."""
+        while True:
+            try:
+                request = self._receive()
+            except ClosedError:
+                return
+            self._answer(request)
+
+    def _answer(self, request: Mapping[str, Any]) -> None:
+        try:
+            operation = request["op"]
+            if operation not in self._operations:
+                raise TypeError(f"{operation} is not possible here")
+            args, kwargs = self.decode(request["args"]), self.decode(request["kwargs"])
+            before = [json.dumps(self.encode(value)) if type(value) in _MUTABLE else None for value in args]
+            value = self._do(operation, request["on"], args, kwargs)
+            changed = []
+            for place, (old, left) in enumerate(zip(before, args, strict=True)):
+                if old is not None and json.dumps(now := self.encode(left)) != old:
+                    changed.append([place, now])
+            reply = {"value": value, "changed": changed}
+            if len(json.dumps(reply)) > LONGEST_MESSAGE:
+                raise ValueError(f"the result is longer than {LONGEST_MESSAGE} bytes")
+        except ClosedError:
+            raise
+        except BaseException as error:  # noqa: BLE001  whatever the program raises, SystemExit too, is an answer
+            reply = {"raised": [type(error).__name__, _show(error)[:2000]]}
+        self._send(reply)
+
+    def _do(self, operation: str, on: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if operation == "global":
+            return self._encode_global(args[0])
+        target = self._held[on]
+        if operation == "call":
+            return self.encode(target(*args, **kwargs))
+        if operation == "attribute":
+            return self.encode(getattr(target, args[0]))
+        if operation == "set_attribute":
+            setattr(target, args[0], args[1])
+            return None
+        return self.encode(_SPECIAL[operation](target, *args))
+
+    def _encode_global(self, name: str) -> Any:
+        if name not in self.globals:
+            return self.encode(("absent",))
+        value = self.globals[name]
+        return self.encode(("standard",) if is_standard(name, value) else ("global", value))
+
+    def encode(self, value: Any) -> Any:
+        """A value as JSON: data of exactly a known type, or a handle."""
+        kind = type(value)
+        if value is None or kind is bool or kind is str or kind is float:
+            return value
+        if kind is int:
+            return value if -_SMALL < value < _SMALL else ["int", hex(value)]
+        if kind is Handle:
+            return ["yours", value._number]
+        if kind in _SEQUENCES:
+            return [_SEQUENCES[kind], [self.encode(item) for item in value]]
+        if kind in _MAPPINGS:
+            return [_MAPPINGS[kind], [[self.encode(key), self.encode(item)] for key, item in value.items()]]
+        if kind is bytes or kind is bytearray:
+            return [kind.__name__, value.hex()]
+        if kind is complex:
+            return ["complex", [value.real, value.imag]]
+        if kind is range:
+            return ["range", [self.encode(item) for item in (value.start, value.stop, value.step)]]
+        if kind is fractions.Fraction:
+            return ["fraction", [self.encode(value.numerator), self.encode(value.denominator)]]
+        if kind is decimal.Decimal:
+            return ["decimal", str(value)]
+        self._held.append(value)
+        return ["handle", len(self._held) - 1]
+
+    def decode(self, given: Any) -> Any:
+        """What :meth:`encode` made at the other end. Raises an Exception for anything else."""
+        if not isinstance(given, list):
+            if isinstance(given, dict):
+                raise ValueError("a dict is no value")
+            return given
+        kind, content = given
+        if kind in _MAKE:
+            return _MAKE[kind]([self.decode(item) for item in content])
+        if kind == "int":
+            return int(content, 16)
+        if kind == "bytes" or kind == "bytearray":
+            return (bytes if kind == "bytes" else bytearray).fromhex(content)
+        if kind == "complex":
+            return complex(*content)
+        if kind == "decimal":
+            return decimal.Decimal(content)
+        if kind == "yours":
+            return self._held[content]
+        if kind == "handle":
+            return self._handles.setdefault(content, Handle(self, content))
+        if kind in _MAKE_MAPPING:
+            return _MAKE_MAPPING[kind]((self.decode(key), self.decode(item)) for key, item in content)
+        raise ValueError("no such kind of value")
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        if len(line) > LONGEST_MESSAGE + 4096:
+            raise ValueError("the message is too long")
+        try:
+            self._writer.write(line)
+            self._writer.flush()
+        except OSError:
+            raise ClosedError from None
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            line = self._reader.readline(LONGEST_MESSAGE + 8192)
+        except OSError:
+            raise ClosedError from None
+        if not line.endswith(b"\n"):
+            raise ClosedError
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            raise ClosedError
+        return message
+
+
+_MUTABLE = frozenset({list, dict, set})
+_SEQUENCES: Mapping[type, str] = {
+    list: "list",
+    tuple: "tuple",
+    set: "set",
+    frozenset: "frozenset",
+    collections.deque: "deque",
+}
+_MAPPINGS: Mapping[type, str] = {
+    dict: "dict",
+    collections.OrderedDict: "ordered",
+    collections.Counter: "counter",
+    collections.defaultdict: "default",
+}
+_MAKE: Mapping[str, Callable[[list[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": collections.deque,
+    "range": lambda items: range(*items),
+    "fraction": lambda items: fractions.Fraction(*items),
+}
+_MAKE_MAPPING: Mapping[str, Callable[[Any], Any]] = {
+    "dict": dict,
+    "ordered": collections.OrderedDict,
+    "counter": lambda items: collections.Counter(dict(items)),
+    "default": lambda items: collections.defaultdict(None, items),
+}
+
+_STANDARD_MODULES = (
+    *("bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "math"),
+    *("operator", "random", "re", "statistics", "string"),
+)
+_STANDARD_NAMES = {
+    "collections": ("Counter", "OrderedDict", "defaultdict", "deque", "namedtuple"),
+    "decimal": ("Decimal",),
+    "fractions": ("Fraction",),
+    "functools": ("reduce",),
+    "itertools": ("accumulate", "chain", "combinations", "permutations", "product"),
+    "math": ("ceil", "factorial", "floor", "gcd", "inf", "isclose", "isnan", "nan", "pi", "sqrt"),
+}
+
+
+def find_standard(name: str) -> Any:
+    """The module or object of the standard library that tests mean by ``name`` where they do not import it; or None."""
+    import importlib
+
+    if name in _STANDARD_MODULES:
+        return importlib.import_module(name)
+    for module, names in _STANDARD_NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    return None
+
+
+def is_standard(name: str, value: Any) -> bool:
+    """Whether ``value`` is what :func:`find_standard` finds."""
+    found = find_standard(name)
+    return found is not None and found is value
+
+
+def _replace_content(target: Any, content: Any) -> None:
+    if type(target) is not type(content):
+        raise ValueError("an argument changed its type")
+    if isinstance(target, list):
+        target[:] = content
+    elif isinstance(target, (dict, set)):
+        target.clear()
+        target.update(content)
+
+
+def _make_exception(name: Any, message: Any) -> Exception:
+    import builtins
+
+    kind = getattr(builtins, str(name), None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            return kind(str(message))
+        except TypeError:  # UnicodeDecodeError and such
+            pass
+    return ProgramError(f"{name}: {message}")
+
+
+def _show(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001  a program's own __str__
+        return ""

@@ -1,0 +1,107 @@
+"""The optimal token baseline: one baseline for each token position of a group (OTB, arXiv:2602.07078).
+
+The variance of a policy gradient is smallest for the baseline B_t = E[W_t G] / E[W_t], where W_t is the squared norm of
+the score up to token t and G the return. W is taken from the forward pass: the sum over the tokens up to t of
+1 − 2 p[y] + Σ p², the squared norm of the score by the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.types import Batch, Float32Array
+
+_EPSILON = 1e-8
+"""Added to Σ W, as in verl."""
+
+
+def optimal_token_advantages(
+    rewards: NDArray[np.float64], norms: Sequence[NDArray[np.float64]]
+) -> list[NDArray[np.float64]]:
+    """Return the advantage of each token of one group: A_it = R_i − Σ_j W_jt R_j / (Σ_j W_jt + 1e-8).
+
+    W_jt is the sum of the norms of row j's first t tokens; a row without a token t is left out of both sums. As in
+    verl, the baseline is 0 for a row alone in its group, and for the tokens of the longest row that no other row
+    reaches.
+
+    Args:
+        rewards: ``[G]``.
+        norms: for each row the squared norm of the score of each of its tokens, of
+            :func:`rlox_grpo.model.score_norm.score_norms`.
+    """
+    lengths = np.array([len(row) for row in norms])
+    width = int(lengths.max(initial=0))
+    energy = np.zeros((len(norms), width))
+    for row, values in zip(energy, norms, strict=True):
+        row[: len(values)] = np.cumsum(values)
+    reached = np.arange(width) < lengths[:, None]
+    energy[~reached] = 0.0
+    baseline = (energy * rewards[:, None]).sum(axis=0) / (energy.sum(axis=0) + _EPSILON)
+    baseline[reached.sum(axis=0) < 2] = 0.0
+    return [reward - baseline[:length] for reward, length in zip(rewards, lengths, strict=True)]
+
+
+def with_token_advantages(
+    parts: Sequence[Sequence[Batch]],
+    norms: Sequence[Sequence[Tensor]],
+    rewards: Float32Array,
+    group_offsets: NDArray[np.int64],
+    ranks: Ranks | None = None,
+) -> list[list[Batch]]:
+    """Replace the advantages of micro-batches by those of :func:`optimal_token_advantages`, ``float32 [N, T]``.
+
+    Baselines are over whole groups, whichever micro-batches and ranks have their rows. A row whose reward is NaN is in
+    no baseline, and its advantages are 0.
+
+    Args:
+        parts: the micro-batches of each mini-batch.
+        norms: ``[M]`` for each of them: of the tokens under ``loss_mask``, in row order.
+        rewards: ``[N]`` of the whole step, prompt-major.
+        group_offsets: ``int64 [B + 1]``.
+        ranks: the ranks that have the step's other micro-batches; every rank calls this.
+    """
+    ranks = ranks or Ranks()
+    own = [_read_rows(*pair) for part, of in zip(parts, norms, strict=True) for pair in zip(part, of, strict=True)]
+    # Three arrays a rank: the rows' numbers, their lengths, and the norms of all their tokens.
+    columns = [np.concatenate([np.zeros(0), *(batch[place] for batch in own)]) for place in range(3)]
+    numbers, lengths, values = (
+        np.concatenate([np.frombuffer(part) for part in ranks.gather_bytes(column.tobytes())]) for column in columns
+    )
+    ends = np.cumsum(lengths.astype(np.int64))
+    of_row = {
+        int(number): values[end - int(length) : end]
+        for number, length, end in zip(numbers, lengths, ends, strict=True)
+        if length > 0 and not np.isnan(rewards[int(number)])
+    }
+    advantages: dict[int, NDArray[np.float64]] = {}
+    for start, stop in pairwise(group_offsets.tolist()):
+        rows = [row for row in range(start, stop) if row in of_row]
+        found = optimal_token_advantages(rewards[rows].astype(np.float64), [of_row[row] for row in rows])
+        advantages.update(zip(rows, found, strict=True))
+    return [[_with_advantages(batch, advantages) for batch in part] for part in parts]
+
+
+def _read_rows(batch: Batch, norms: Tensor) -> list[NDArray[np.float64]]:
+    """Row numbers, loss tokens of each row, and norms with the squares of importance weights in them, as in verl."""
+    mask = batch.loss_mask
+    if batch.importance_weights is not None:
+        norms = norms * batch.importance_weights[mask] ** 2
+    tensors = (batch.row_index, mask.sum(dim=-1), norms)
+    return [tensor.detach().cpu().double().numpy() for tensor in tensors]
+
+
+def _with_advantages(batch: Batch, advantages: dict[int, NDArray[np.float64]]) -> Batch:
+    mask = batch.loss_mask
+    found = torch.zeros(mask.shape, dtype=torch.float32)
+    for place, (number, own) in enumerate(zip(batch.row_index.tolist(), mask.cpu(), strict=True)):
+        if number in advantages:
+            found[place, own] = torch.from_numpy(advantages[number]).float()
+    return replace(batch, advantages=found.to(mask.device))

@@ -1,0 +1,262 @@
+"""A program as an environment: its reward, its failures, its deadline, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlox_grpo import GRPO, GRPOConfig
+from rlox_grpo.errors import ConfigError, EpisodeError
+from rlox_grpo.prompts.load import load_rows
+from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.rollout.episodes.adapters import adapt_environment
+from rlox_grpo.rollout.episodes.play import play_episode
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.types import Completion, Sampling
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="process groups are of POSIX")
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ROWS = [{"secret": 3}, {"secret": 5}]
+# Without the openai package, which takes a second to import: one call of urllib is enough here.
+ASK = """
+import json, os, sys, time, urllib.request
+
+row = json.load(open(os.environ["RLOX_ROW_FILE"]))
+
+def ask(messages):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps({"model": "m", "messages": messages}).encode(),
+        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+    )
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+
+def user(text):
+    return {"role": "user", "content": text}
+
+"""
+THREE = """
+messages = []
+for text in (f"{row['secret']} one", "two", "three"):
+    messages.append(user(text))
+    messages.append(ask(messages))
+"""
+
+
+def pay(text: str) -> float:
+    """A reward that differs between most replies."""
+    return float(sum(text.encode()) % 11)
+
+
+async def plain(row: Any, chat: Any) -> float:
+    reply = await chat.turn(f"{row['secret']} one")
+    reply = await chat.turn("two")
+    reply = await chat.turn("three")
+    return pay(reply.text)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(byte_tokenizer: Any) -> Any:
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(make_tiny_model: Any, tokenizer: Any) -> Any:
+    return make_tiny_model("qwen2", vocab_size=len(tokenizer), max_position_embeddings=2048)
+
+
+def write(folder: Path, code: str) -> str:
+    (folder / "my_agent.py").write_text(ASK + code)
+    return f"command: python -S -E {folder / 'my_agent.py'}"
+
+
+def play(environment: Any, model: Any, tokenizer: Any, rows: Any = ROWS, **options: Any) -> list[Completion]:
+    config = GRPOConfig.create(**options)
+    runner = EpisodeRunner(environment, (), config.episodes, tokenizer)
+    engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=4)
+    groups = runner(engine, load_rows(rows), [2] * len(rows), Sampling(max_new_tokens=5), 7)
+    return [completion for group in groups for completion in group.completions]
+
+
+def test_the_same_tokens_as_the_function(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    command = write(
+        tmp_path, THREE + "print('thinking')\n"
+        "reward = sum(messages[-1]['content'].encode()) % 11\n"
+        "print(json.dumps({'reward': reward, 'metrics': {'seen': row['secret']}}))\n",
+    )  # fmt: skip
+    expected = play(plain, model, tokenizer)
+    found = play(command, model, tokenizer)
+    for one, other in zip(found, expected, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert (one.turns, one.episode.reward) == (other.turns, other.episode.reward)
+    assert [completion.episode.metrics["seen"] for completion in found] == [3, 3, 5, 5]
+
+
+def test_the_same_weights_as_the_function(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    def train(environment: Any) -> Any:
+        trainer = GRPO(
+            copy.deepcopy(model), environment=environment, tokenizer=tokenizer, group_size=2, max_new_tokens=5,
+            prompts_per_step=2, max_steps=2, learning_rate=1e-2, log_to=(), seed=3, zero_variance="keep",
+        )  # fmt: skip
+        trainer.train(ROWS)
+        return trainer.model
+
+    expected = train(plain)
+    found = train(write(tmp_path, THREE + "print(sum(messages[-1]['content'].encode()) % 11)\n"))
+    assert any(not a.equal(b) for a, b in zip(expected.parameters(), model.parameters(), strict=True))
+    assert all(a.equal(b) for a, b in zip(found.parameters(), expected.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("code", "reward"),
+    [
+        ("print('chatter'); print(0.25)", 0.25),
+        ("print(json.dumps({'reward': None}))", None),
+        ("print('null')", None),
+        ("", 1.0),
+        ("sys.exit(1)", 0.0),
+        ("print('x' * 3_000_000); print(2)", 2.0),
+    ],
+)
+def test_rewards(code: str, reward: Any, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    for completion in play(write(tmp_path, f"ask([user('a')]); {code}"), model, tokenizer, ROWS[:1]):
+        assert completion.episode.reward == reward
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("print('done')", "its last line on stdout is 'done': expected its reward"),
+        ("print('NaN')", "expected a finite number"),
+        ("print('true')", "its last line on stdout is 'true'"),
+        ("print(json.dumps({'reward': 'high'}))", "reward is str 'high'"),
+        ("print(json.dumps({'score': 1}))", "expected its reward"),
+        ("print(1); sys.exit(3)", "exited with code 3"),
+        ("raise RuntimeError('no luck')", "exited with code 1; its stderr ends with: .*no luck"),
+        ("os.kill(os.getpid(), 9)", "killed by signal 9"),
+        ("os.killpg(0, 9)", "killed by signal 9"),
+    ],
+)
+def test_failures(code: str, told: str, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    command = write(tmp_path, f"ask([user('a')])\n{code}")
+    with pytest.raises(EpisodeError, match=f"(?s)environment my_agent failed at prompts.*{told}"):
+        play(command, model, tokenizer, ROWS[:1])
+    for completion in play(command, model, tokenizer, ROWS[:1], on_environment_error="end"):
+        assert (completion.episode.stop_reason, completion.episode.reward) == ("environment_error", None)
+
+
+def test_a_program_that_asks_nothing_is_an_error(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    with pytest.raises(EpisodeError, match="it ended before the policy had a turn"):
+        play(write(tmp_path, "print(1)"), model, tokenizer, ROWS[:1])
+
+
+def test_a_limit_ends_a_program(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    command = write(tmp_path, THREE + "print(1)")
+    for completion in play(command, model, tokenizer, ROWS[:1], max_turns=2):
+        assert (completion.episode.stop_reason, completion.episode.reward) == ("max_turns", 0.0)
+
+
+STARTS = """
+import subprocess
+ask([user("a")])
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+with open(os.path.join(sys.argv[1], str(os.getpid())), "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+"""
+
+
+@pytest.mark.parametrize(("end", "reason"), [("time.sleep(600)", "timeout"), ("print(1)", "completed")])
+def test_everything_it_started_ends_with_it(end: str, reason: str, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "pids"
+    folder.mkdir()
+    command = f"{write(tmp_path, STARTS + end)} {folder}"
+    timeout = {"episode_timeout": 3.0} if reason == "timeout" else {}
+    for completion in play(command, model, tokenizer, ROWS[:1], **timeout):
+        assert completion.episode.stop_reason == reason
+    pids = [int(pid) for file in folder.iterdir() for pid in file.read_text().split()]
+    assert reason == "timeout" or len(pids) == 4
+    wait_for_end(pids)
+
+
+def wait_for_end(pids: list[int]) -> None:
+    deadline = time.monotonic() + 30
+    while alive := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+TRAINER = """
+import asyncio, sys
+from rlox_grpo.rollout.episodes.command import _run
+
+asyncio.run(_run(sys.argv[1:], {}))
+"""
+
+
+def test_a_program_ends_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "sleeps.py"
+    script.write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, sys.executable, "-S", script])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    trainer.kill()
+    trainer.wait()
+    wait_for_end([int((tmp_path / "pid").read_text())])
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ("python my_agent.py", "expected a function, a class, or a text 'command: python my_agent.py'"),
+        ("command:", "names no program"),
+        ("command: 'x", "cannot be split into words"),
+        ("command: no-such-program-here", "is not found"),
+    ],
+)
+def test_what_is_no_command_is_refused(environment: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        adapt_environment(environment)
+
+
+def test_names() -> None:
+    assert adapt_environment("command: python -u agents/my_agent.py --fast").name == "my_agent"
+    assert adapt_environment("command: python -m json.tool").name == "json"
+    assert adapt_environment("command: sh -c 'exit 0'").name == "sh"
+
+
+def test_play_refuses_a_command() -> None:
+    with pytest.raises(ConfigError, match="rlox-grpo eval --environment"):
+        play_episode("command: python x.py", {}, input, print)
+
+
+def test_rows_are_json(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    rows = [{"names": ["ä", "b"], "table": {"x": 1.5}}]
+    code = f"ask([user('a')]); print(1.0 if row == {rows[0]!r} else 0.0)"
+    for completion in play(write(tmp_path, code), model, tokenizer, rows):
+        assert completion.episode.reward == 1.0
+    with pytest.raises(EpisodeError, match="the row cannot be written as JSON"):
+        play(write(tmp_path, code), model, tokenizer, [{"value": object()}])
+    assert json.dumps(rows)

@@ -1,0 +1,363 @@
+"""An episode behind OpenAI's API: the `openai` package in this process and in another, errors in its form, and keys."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from rlox_grpo import GRPO, GRPOConfig
+from rlox_grpo.environments import Outcome
+from rlox_grpo.errors import EpisodeError
+from rlox_grpo.prompts.load import load_rows
+from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.rollout.episodes.endpoint import CALLS_AFTER_END
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.turns import check_turns, list_rows
+from rlox_grpo.types import Completion, RolloutGroup, Sampling
+
+openai = pytest.importorskip("openai")
+
+CHATML = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ROWS = [{"secret": 3}, {"secret": 5}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(byte_tokenizer: Any) -> Any:
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(make_tiny_model: Any, tokenizer: Any) -> Any:
+    return make_tiny_model("qwen2", vocab_size=len(tokenizer), max_position_embeddings=2048)
+
+
+def play(environment: Any, model: Any, tokenizer: Any, rows: Any = ROWS, **options: Any) -> list[Completion]:
+    config = GRPOConfig.create(**options)
+    runner = EpisodeRunner(environment, (), config.episodes, tokenizer)
+    engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=4)
+    groups: list[RolloutGroup] = runner(engine, load_rows(rows), [2] * len(rows), Sampling(max_new_tokens=5), 7)
+    completions = [completion for group in groups for completion in group.completions]
+    check_turns([row for completion in completions for row in list_rows(completion)])
+    return completions
+
+
+def ids(completions: list[Completion]) -> list[Any]:
+    return [[row.token_ids.tolist() for row in list_rows(completion)] for completion in completions]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def ask(chat: Any) -> Any:
+    return openai.OpenAI(base_url=chat.base_url, api_key=chat.api_key, max_retries=0)
+
+
+def pay(text: str) -> float:
+    """A reward that differs between most replies."""
+    return float(sum(text.encode()) % 11)
+
+
+async def plain(row: Any, chat: Any) -> float:
+    reply = await chat.turn(f"{row['secret']} one")
+    reply = await chat.turn("two")
+    reply = await chat.turn("three")
+    return pay(reply.text)
+
+
+async def by_client(row: Any, chat: Any) -> float:
+    async with openai.AsyncOpenAI(base_url=chat.base_url, api_key=chat.api_key, max_retries=0) as client:
+        messages: list[Any] = []
+        for text in (f"{row['secret']} one", "two", "three"):
+            messages.append(user(text))
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+            messages.append(answer.choices[0].message)  # as its documentation does
+    return pay(answer.choices[0].message.content or "")
+
+
+def by_sync_client(row: Any, chat: Any) -> float:
+    with ask(chat) as client:
+        messages: list[Any] = []
+        for text in (f"{row['secret']} one", "two", "three"):
+            messages.append(user(text))
+            stream = client.chat.completions.create(model="policy", messages=messages, stream=True)
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+            messages.append({"role": "assistant", "content": said})
+    return pay(said)
+
+
+AGENT = """
+import json, os
+from openai import OpenAI
+
+row = json.load(open(os.environ["RLOX_ROW_FILE"]))
+client, messages = OpenAI(), []
+for text in (f"{row['secret']} one", "two", "three"):
+    messages.append({"role": "user", "content": text})
+    answer = client.chat.completions.create(model="any", messages=messages)
+    messages.append(answer.choices[0].message)
+print("thinking aloud")
+print(json.dumps({"reward": sum(answer.choices[0].message.content.encode()) % 11, "metrics": {"seen": 1}}))
+"""
+
+
+@pytest.mark.parametrize("environment", [by_client, by_sync_client])
+def test_the_same_tokens_as_the_function(environment: Any, model: Any, tokenizer: Any) -> None:
+    expected = play(plain, model, tokenizer)
+    found = play(environment, model, tokenizer)
+    assert ids(found) == ids(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert not one.branches
+        assert one.turns == other.turns
+        assert one.episode.reward == other.episode.reward
+
+
+async def branches(row: Any, chat: Any) -> float:
+    async with openai.AsyncOpenAI(base_url=chat.base_url, api_key=chat.api_key) as client:
+
+        async def say(*messages: Any) -> Any:
+            answer = await client.chat.completions.create(model="policy", messages=list(messages))
+            return answer.choices[0].message
+
+        first = await say(user("a"))
+        await say(user("a"), first, user("b"))
+        await asyncio.gather(say(user("a"), first, user("c")), say(user("a"), first, user("d")))
+    return 1.0
+
+
+def test_calls_that_do_not_extend_the_last_one_are_branches(model: Any, tokenizer: Any) -> None:
+    for completion in play(branches, model, tokenizer):
+        rows = list_rows(completion)
+        assert [len(row.turns) for row in rows] == [2, 1, 1]
+        first = int(completion.turns[1])
+        shared = [row.token_ids.tolist()[: first - 40] for row in rows]
+        assert shared[0] == shared[1] == shared[2]
+
+
+async def other_forms(row: Any, chat: Any) -> Outcome:
+    async with openai.AsyncOpenAI(base_url=chat.base_url, api_key=chat.api_key) as client:
+        listed = [model.id async for model in client.models.list()]
+        chat_answer = await client.chat.completions.create(
+            model=listed[0], messages=[user("a")], tools=[TOOL], logprobs=True, max_completion_tokens=3,
+            temperature=1.0, top_p=1.0, n=1, stop=["@@"],
+        )  # fmt: skip
+        stream = await client.chat.completions.create(
+            model="policy", messages=[user("b")], stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        prompt = [50, 51, 52]
+        first = await client.completions.create(model="policy", prompt=prompt, max_tokens=4, logprobs=1)
+        sampled = first.choices[0].token_ids
+        await client.completions.create(model="policy", prompt=[*prompt, *sampled, 60])
+    choice = chat_answer.choices[0]
+    assert listed == ["policy"]
+    assert chat_answer.usage.completion_tokens == len(choice.logprobs.content) <= 3
+    assert all(one.logprob < 0 for one in choice.logprobs.content)
+    assert chunks[-1].usage.completion_tokens > 0
+    assert chunks[-2].choices[0].finish_reason in ("stop", "length")
+    assert len(sampled) == len(first.choices[0].logprobs.token_logprobs) <= 4
+    return Outcome(1.0)
+
+
+def test_every_form_of_a_request(model: Any, tokenizer: Any) -> None:
+    for completion in play(other_forms, model, tokenizer):
+        rows = list_rows(completion)
+        assert [len(row.turns) for row in rows] == [1, 1, 2]
+        assert rows[2].prompt_ids is not None
+        assert rows[2].prompt_ids.tolist() == [50, 51, 52]
+
+
+BAD = [
+    ({"temperature": 0.2}, "temperature is 0.2, but the run samples with 1: leave it out, or set temperature"),
+    ({"top_p": 0.5}, "top_p is 0.5"),
+    ({"n": 2}, "n must be 1"),
+    ({"frequency_penalty": 1}, "frequency_penalty must be 0"),
+    ({"seed": 3}, "seed is not supported"),
+    ({"tool_choice": "required"}, "tool_choice must be"),
+    ({"max_tokens": 0}, "max_tokens is 0"),
+    ({"stop": [""]}, "stop must be"),
+    ({"tools": [{"type": "function"}]}, "tools must be a list"),
+    ({"messages": []}, "at least one message"),
+    ({"messages": [{"role": "function", "content": "x"}]}, "role is 'function'"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "type 'text'"),
+    ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, "the policy writes that one"),
+    ({"messages": [user("\ud800")]}, "lone surrogate"),
+]
+
+
+def test_bad_requests_are_errors_in_openais_form(model: Any, tokenizer: Any) -> None:
+    found: list[list[Any]] = []
+
+    def environment(row: Any, chat: Any) -> float:
+        told: list[Any] = []
+        found.append(told)
+        for change, _ in BAD:
+            told.append(post(chat, "/v1/chat/completions", {"model": "x", "messages": [user("a")], **change}))
+        told.append(post(chat, "/v1/completions", {"model": "x", "prompt": "text"}))
+        told.append(post(chat, "/v1/completions", {"model": "x", "prompt": [1, 10**6]}))
+        with ask(chat) as client, pytest.raises(openai.BadRequestError, match="leave it out") as caught:
+            client.chat.completions.create(model="x", messages=[user("a")], temperature=0.5)
+        assert caught.value.param == "temperature"
+        stranger = openai.OpenAI(base_url=chat.base_url, api_key="wrong", max_retries=0)
+        with stranger, pytest.raises(openai.AuthenticationError, match="key is missing"):
+            stranger.models.list()
+        chat.turn("a")
+        return 1.0
+
+    play(environment, model, tokenizer, ROWS[:1])
+    expected = [message for _, message in BAD] + ["prompt must be a list of token ids", "prompt has the id 1000000"]
+    assert len(found) == 2
+    answers = [(*answer, message) for told in found for answer, message in zip(told, expected, strict=True)]
+    for status, answer, message in answers:
+        assert status == 400, answer
+        assert message in answer["error"]["message"]
+        assert {"message", "type", "param", "code"} == answer["error"].keys()
+
+
+def post(chat: Any, path: str, body: Any, key: str | None = None, length: int | None = None) -> tuple[int, Any]:
+    host = urlsplit(chat.base_url)
+    connection = http.client.HTTPConnection(host.hostname or "", host.port, timeout=30)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {key or chat.api_key}", "Content-Length": str(length or len(data))}
+    try:
+        connection.request("POST", path, data, headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def test_requests_are_refused_before_their_body_is_read(model: Any, tokenizer: Any) -> None:
+    def environment(row: Any, chat: Any) -> float:
+        assert post(chat, "/v1/chat/completions", b"", key="wrong", length=2**40)[0] == 401
+        assert post(chat, "/v1/chat/completions", b"", length=2**40)[0] == 413
+        assert post(chat, "/v1/other", b"{}")[0] == 404
+        assert post(chat, "/v1/chat/completions", b"{")[0] == 400
+        chat.turn("a")
+        return 1.0
+
+    play(environment, model, tokenizer, ROWS[:1])
+
+
+def test_a_key_is_of_one_episode_and_ends_with_it(model: Any, tokenizer: Any) -> None:
+    seen: list[tuple[Any, str, str]] = []
+
+    async def environment(row: Any, chat: Any) -> float:
+        assert (chat.base_url, chat.api_key) == (chat.base_url, chat.api_key)
+        for _, url, key in seen:
+            assert url == chat.base_url
+            assert key != chat.api_key
+        seen.append((chat, chat.base_url, chat.api_key))
+        await chat.turn("a")
+        if len(seen) == 4:  # an episode that has ended beside this one
+            loop = asyncio.get_running_loop()
+            ended = next(one for one in seen if one[0].api_key != chat.api_key)
+            while (await loop.run_in_executor(None, post, chat, "/v1/completions", b"{}", ended[2]))[0] != 401:
+                await chat.turn("again")
+        return 1.0
+
+    before = threading.active_count()
+    play(environment, model, tokenizer, max_turns=64)
+    chat, url, _ = seen[0]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", urlsplit(url).port or 0))
+    with pytest.raises(ValueError, match="the episode has ended"):
+        _ = chat.base_url
+    assert threading.active_count() <= before + 1
+
+
+async def goes_on(row: Any, chat: Any) -> float:
+    async with openai.AsyncOpenAI(base_url=chat.base_url, api_key=chat.api_key) as client:
+        while True:
+            await client.chat.completions.create(model="policy", messages=[user("a")])
+
+
+async def never_ends(row: Any, chat: Any) -> float:
+    async with openai.AsyncOpenAI(base_url=chat.base_url, api_key=chat.api_key) as client:
+        while True:
+            if chat.turns < 2:
+                await client.chat.completions.create(model="policy", messages=[user("a")])
+                continue
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.chat.completions.create(model="policy", messages=[user("a")])
+            assert (caught.value.type, caught.value.code) == ("episode_ended", "max_turns")
+
+
+@pytest.mark.parametrize("environment", [goes_on, never_ends])
+def test_a_limit_ends_the_episode(environment: Any, model: Any, tokenizer: Any) -> None:
+    assert CALLS_AFTER_END < 100
+    for completion in play(environment, model, tokenizer, ROWS[:1], max_turns=2):
+        assert (completion.episode.stop_reason, completion.episode.reward) == ("max_turns", 0.0)
+
+
+async def fails(row: Any, chat: Any) -> float:
+    async with openai.AsyncOpenAI(base_url=chat.base_url, api_key=chat.api_key) as client:
+        await client.chat.completions.create(model="policy", messages=[user("a")], temperature=0.3)
+    return 0.0
+
+
+def test_an_agent_that_asks_for_another_temperature_stops_the_run(model: Any, tokenizer: Any) -> None:
+    with pytest.raises(EpisodeError, match="temperature is 0.3, but the run samples with 1"):
+        play(fails, model, tokenizer)
+
+
+def train(environment: Any, model: Any, tokenizer: Any) -> tuple[Any, list[Any]]:
+    trainer = GRPO(
+        copy.deepcopy(model), environment=environment, tokenizer=tokenizer, group_size=4, max_new_tokens=5,
+        prompts_per_step=2, max_steps=2, learning_rate=1e-2, log_to=(), seed=3, zero_variance="keep",
+    )  # fmt: skip
+    trainer.train(ROWS)
+    return trainer, [weight.detach().clone() for weight in trainer.model.parameters()]
+
+
+@pytest.mark.parametrize("environment", [by_client, by_sync_client])
+def test_the_same_weights_as_the_function(environment: Any, model: Any, tokenizer: Any) -> None:
+    expected = train(plain, model, tokenizer)[1]
+    found = train(environment, model, tokenizer)[1]
+    assert any(not one.equal(before) for one, before in zip(expected, model.parameters(), strict=True))
+    assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
+
+
+def test_an_agent_in_another_process(model: Any, tokenizer: Any, tmp_path: Any) -> None:
+    """With the URL and the key alone, as a program of someone else."""
+    script = tmp_path / "agent.py"
+    script.write_text(AGENT)
+
+    def environment(row: Any, chat: Any) -> float:
+        (tmp_path / f"{chat.seed}.json").write_text(json.dumps(dict(row)))
+        told = {"OPENAI_BASE_URL": chat.base_url, "OPENAI_API_KEY": chat.api_key, "PATH": ""}
+        told["RLOX_ROW_FILE"] = str(tmp_path / f"{chat.seed}.json")
+        done = subprocess.run([sys.executable, script], env=told, capture_output=True, text=True, check=True)
+        return float(json.loads(done.stdout.splitlines()[-1])["reward"])
+
+    expected = play(plain, model, tokenizer, ROWS[:1])
+    found = play(environment, model, tokenizer, ROWS[:1])
+    assert ids(found) == ids(expected)
+    assert np.isfinite([completion.episode.reward for completion in found]).all()

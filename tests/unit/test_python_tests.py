@@ -1,0 +1,259 @@
+"""The rule ``PythonTests``: honest programs pass, and no program passes by cheating."""
+# ruff: noqa: E501  programs on one line each
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlox_grpo.rewards import PythonTests, RewardError, extract_program, score
+from rlox_grpo.rewards.registry import make_rewards
+from rlox_grpo.rewards.verdicts import STATUSES
+from rlox_grpo.sandbox import SandboxError, get_sandbox
+from rlox_grpo.sandbox import client as sandbox_client
+from rlox_grpo.sandbox.confine import find_missing
+from rlox_grpo.types import Completion, Prompt, RolloutGroup
+
+MISSING = find_missing()
+needs_sandbox = pytest.mark.skipif(MISSING is not None, reason=f"this system cannot confine: {MISSING}")
+
+QUICK: dict[str, Any] = {"cpu_seconds": 1, "wall_seconds": 30.0}
+
+
+def fenced(code: str) -> str:
+    return f"Here it is.\n```python\n{code}\n```\n"
+
+
+def judge(code: str, tests: list[Any], **options: Any) -> tuple[float, str]:
+    """The score of a program, and its status."""
+    verdicts = PythonTests(**QUICK, **options).verdicts([fenced(code)], {"tests": [tests]})
+    return float(verdicts.scores[0]), STATUSES[verdicts.statuses[0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```python\na = 1\n```", "a = 1\n"),
+        ("```py\na\n```\nand\n```python3\nb\n```\nthe end", "b\n"),
+        ("```\na\n```", "a\n"),
+        ("```PYTHON\na\n```", "a\n"),
+        ("~~~ python\na\n~~~", "a\n"),
+        ("````python\n```\na\n````", "```\na\n"),
+        ("  ```python title=x\r\na\r\n  ```\r\n", "a\r\n"),
+        ("```python\na\n```\n```json\n{}\n```", "a\n"),
+        ("```json\n```python\n```\n", None),
+        ("```python\na", None),
+        ("```python\na\n```\n```python\nb", "a\n"),
+        ("a = 1", None),
+        ("", None),
+        ("`a`", None),
+        ("<think>\n```python\na\n```\n", None),
+        ("<think>x\n```python\na\n```\n</think>\n```python\nb\n```", "b\n"),
+        ("x</think>```python\n```\n```python\nb\n```", "b\n"),
+        ("</think>\n```python\na\n```\n<think>\n```python\nb\n```", "a\n"),
+        ("<think>\n```python\na\n```\n</think>\nno", None),
+    ],
+)
+def test_the_program_is_the_last_closed_block_after_thinking(text: str, program: str | None) -> None:
+    assert extract_program(text) == program
+
+
+HONEST = [
+    ("def f(x): return x + 1", ["assert f(1) == 2", "assert f(-1) == 0"]),
+    ("f = lambda *a, key=None: sorted(a, key=key)", ["assert f(2, 1) == [1, 2]", "assert f(2, 1, key=lambda x: -x) == [2, 1]"]),
+    ("def f(a): a.sort()", ["a = [2, 1]\nf(a)\nassert a == [1, 2]"]),
+    ("def f(d): d['k'] = {1}", ["d = {}\nassert f(d) is None and d == {'k': {1}}"]),
+    ("def f(n):\n  for i in range(n): yield i", ["assert list(f(3)) == [0, 1, 2]", "assert sum(f(4)) == 6"]),
+    ("def f(n): return 2 ** n, 1 / n, n * 1j", ["assert f(70) == (2 ** 70, 1 / 70, 70j)"]),
+    ("from collections import *\ndef f(t): return Counter(t)", ["assert f('aab') == {'a': 2, 'b': 1}", "assert f('a') == Counter('a')"]),
+    ("def f(): return b'a', {1: (2, {3})}, None, True, 'é\\ud800', frozenset({1})",
+     ["assert f() == (b'a', {1: (2, {3})}, None, True, 'é\\ud800', frozenset({1}))", "assert f()[3] is True"]),
+    ("import math\ndef f(x): return math.sqrt(x)", ["assert math.isclose(f(2), 1.41421356, rel_tol=1e-6)", "assert abs(f(4) - 2) < 1e-9"]),
+    ("def f(x): raise ValueError('bad')", ["try:\n    f(1)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'bad'"]),
+    ("class Stack:\n  def __init__(self): self.v = []\n  def push(self, x): self.v.append(x)\n  def __len__(self): return len(self.v)",
+     ["s = Stack()\ns.push(1)\nassert len(s) == 1 and s.v == [1]", "assert len(s) == 1"]),
+    ("def f(g, x): return g(g(x))", ["assert f(lambda x: 3 * x, 2) == 18"]),
+    ("LIMIT = 7", ["assert LIMIT == 7"]),
+    ("def f(x): return x", ["def check(candidate):\n    assert candidate([1]) == [1]\ncheck(f)"]),
+    ("def f(x): return x\nif __name__ == '__main__': f = None", ["assert f is None"]),
+    ("print('noise')\ndef f(): print('more'); return 1", ["assert f() == 1"]),
+    ("n = int(input())\nprint(n * 2)", [{"input": "2\n", "output": "4\n"}, ("5", "10 \n\n")]),
+]  # fmt: skip
+
+
+@needs_sandbox
+@pytest.mark.parametrize(("code", "tests"), HONEST)
+def test_an_honest_program_passes(code: str, tests: list[Any]) -> None:
+    assert judge(code, tests) == (1.0, "ok")
+
+
+CHEATS = {
+    "exit": "import os\nos._exit(0)",
+    "exit in a function": "import os\ndef f(x): os._exit(0)",
+    "SystemExit": "raise SystemExit(0)",
+    "SystemExit in a function": "import sys\ndef f(x): sys.exit(0)",
+    "prints a verdict": "print('o11')\nprint('{\"passed\": [true, true]}')\nprint('1 passed')\ndef f(x): return 0",
+    "writes a verdict everywhere": (
+        "import os\nfor fd in range(32):\n  for text in (b'o11', b'{\"loaded\": \"o\"}\\n', b'{\"value\": true, \"changed\": []}\\n'):\n"
+        "    try: os.write(fd, text)\n    except OSError: pass\n"
+        "os._exit(0)"
+    ),
+    "writes a verdict in a function": (
+        "import os\ndef f(x):\n  for fd in range(32):\n    try: os.write(fd, b'11'), os.pwrite(fd, b'o11', 0)\n    except OSError: pass\n"
+        "  return 0"
+    ),
+    "equal to everything": "class Any:\n  def __eq__(self, other): return True\n  def __ne__(self, other): return False\ndef f(x): return Any()",
+    "a number equal to everything": "class Any(int):\n  def __eq__(self, other): return True\n  __hash__ = int.__hash__\ndef f(x): return Any()",
+    "unittest.mock.ANY": "from unittest.mock import ANY\ndef f(x): return ANY",
+    "a mock for the function": "from unittest.mock import MagicMock, _ANY\nf = lambda x: _ANY()",
+    "equal by its type": "class M(type):\n  def __eq__(self, other): return True\n  __hash__ = type.__hash__\nclass A(metaclass=M): pass\ndef f(x): return A",
+    "patches builtins": "import builtins\nfor name in ('AssertionError', 'sorted', 'all', 'abs', 'isinstance'): setattr(builtins, name, lambda *a: True)\ndef f(x): return 0",
+    "patches the harness": (
+        "import sys, json, operator\nfor name in list(sys.modules):\n"
+        "  if 'wire' in name or 'guest' in name:\n    for key in ('_passes', 'find_standard', 'is_standard'): setattr(sys.modules[name], key, lambda *a: True)\n"
+        "json.loads = lambda *a: True\ndef f(x): return 0"
+    ),
+    "swallows assertions": "import sys\nsys.excepthook = lambda *a: None\nimport atexit, os\natexit.register(os._exit, 0)\ndef f(x): return 0",
+    "reads the caller": (
+        "import sys, gc, re\ndef f(x):\n  frame = sys._getframe()\n  texts = []\n  while frame:\n"
+        "    texts += map(repr, [frame.f_code.co_consts, frame.f_locals, frame.f_globals])\n    frame = frame.f_back\n"
+        "  texts += [repr(o) for o in gc.get_objects() if type(o) in (list, tuple, dict, str)]\n"
+        "  found = re.findall(r'\\b[1-9][0-9]{8}\\b', ' '.join(texts))\n"
+        "  return int(found[-1]) if found else 0"
+    ),
+    "reads its descriptors": (
+        "import os\ndef f(x):\n  for fd in range(32):\n    try: text = os.pread(fd, 100000, 0)\n    except OSError: continue\n"
+        "    if b'735134417' in text and b'def' not in text: return 735134417\n  return 0"
+    ),
+    "returns too much": "def f(x): return 'x' * (10 << 20)",
+    "returns a deep list": "def f(x):\n  a = []\n  for _ in range(100000): a = [a]\n  return a",
+    "asks the tests for their names": (
+        "def f(x, g=None):\n  import gc\n  for o in gc.get_objects():\n    if type(o).__name__ == 'Peer':\n"
+        "      for op in ('global', 'attribute', 'call'):\n"
+        "        for on in range(4):\n          try:\n            v = o.ask(op, on, ['__globals__'])\n            if v: return 735134417\n"
+        "          except Exception: pass\n  return 0"
+    ),
+    "reads the tests' function": (
+        "def f(x, g=None):\n  try: return g.__globals__\n  except AttributeError: pass\n  try: return g.func_code\n  except Exception: return 0"
+    ),
+    "forks a helper": "import os\ndef f(x):\n  if os.fork() == 0: os._exit(0)\n  return 0",
+    "raises what it likes": "class Pass(BaseException): pass\ndef f(x): raise Pass",
+    "raises an exception class that passes": "def f(x): raise GeneratorExit",
+    "stops an iteration": "def f(x): raise StopIteration",
+    "nothing": "pass",
+    "a syntax error": "def f(x) return 1",
+    "an endless loop": "while True: pass",
+}  # fmt: skip
+TESTS = ["assert f(1) == 735134417", "assert [f(x) for x in (1, 2)] == [735134417] * 2"]
+
+
+@needs_sandbox
+@pytest.mark.parametrize("score", ["all", "fraction"])
+def test_no_cheat_earns_anything(score: str) -> None:
+    rule = PythonTests(**QUICK, score=score)
+    tests = [*TESTS, "assert f(1, lambda x: 735134417) == 735134417"] if score == "all" else TESTS
+    texts = [fenced(code) for code in CHEATS.values()]
+    scores = rule(completions=texts, tests=[tests] * len(texts))
+    assert dict(zip(CHEATS, scores, strict=True)) == dict.fromkeys(CHEATS, 0.0)
+
+
+@needs_sandbox
+@pytest.mark.parametrize("code", [*CHEATS.values(), "print(4)", "print(735134417)\nraise ValueError"])
+def test_no_cheat_fakes_an_output(code: str) -> None:
+    if "while True" in code:
+        return
+    assert judge(code, [{"input": "1\n", "output": "735134417\n"}])[0] == 0.0
+
+
+@needs_sandbox
+def test_standard_names_of_a_test_are_the_real_ones() -> None:
+    assert (
+        judge(
+            "class math: isclose = lambda *a, **k: True\ndef f(x): return 0",
+            ["import math\nassert math.isclose(f(2), 4)"],
+        )[0]
+        == 0.0
+    )
+    assert judge("isinstance = all = lambda *a: True\ndef f(x): return 0", ["assert isinstance(f(2), str)"])[0] == 0.0
+
+
+@needs_sandbox
+def test_fractions_and_statuses() -> None:
+    tests = ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9", {"input": "", "output": ""}]
+    assert judge("def f(x): return x", tests, score="fraction") == (0.5, "ok")
+    assert judge("def f(x): return x", tests) == (0.0, "ok")
+    assert judge("def f(x: return", tests[:3]) == (0.0, "unparseable")
+    assert judge("def f(x):\n  while x > 1: pass\n  return x", tests[:3], score="fraction") == (1 / 3, "undecided")
+    busy = "import time\ndef f(x):\n  while time.process_time() < 0.7: pass\n  return x"
+    assert judge(busy, ["assert f(1) == 1"]) == (1.0, "ok")
+    none = PythonTests().verdicts(["no program"], {"tests": [tests]})
+    assert (none.scores[0], STATUSES[none.statuses[0]]) == (0.0, "no_answer")
+
+
+@needs_sandbox
+def test_a_batch_is_scored_by_row_and_equal_programs_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = get_sandbox()
+    asked: list[str] = []
+    submit = sandbox.submit_tests
+    monkeypatch.setattr(sandbox, "submit_tests", lambda code, *rest: asked.append(code) or submit(code, *rest))
+    codes = [f"def f(x): return {n % 4}" for n in range(16)]
+    scores = PythonTests(**QUICK)(completions=[fenced(code) for code in codes], tests=[["assert f(0) == 2"]] * 16)
+    assert scores == [float(n % 4 == 2) for n in range(16)]
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, r"python_tests: tests\[1\] is None, expected a list"),
+        ([], r"python_tests: tests\[1\] is \[\], expected a list of at least one"),
+        ("assert f(1) == 1", r"python_tests: tests\[1\] is 'assert f\(1\) == 1', expected a list"),
+        (["assert f(1) == "], r"python_tests: tests\[1\]\[0\] is 'assert f\(1\) == ': it is not Python"),
+        (["assert f(1) == 1", "x = 1"], r"tests\[1\]\[1\] is 'x = 1': no program can fail it"),
+        ([3], r"tests\[1\]\[0\] is 3, expected statements"),
+        ([("a", 3)], r"tests\[1\]\[0\] is \('a', 3\), expected statements"),
+        ([{"input": "1"}], r"tests\[1\]\[0\] is \{'input': '1'\}, expected statements"),
+    ],
+)
+@needs_sandbox
+def test_bad_columns_are_named(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PythonTests().verdicts(["", ""], {"tests": [["assert f(1) == 1"], value]})
+
+
+@needs_sandbox
+def test_the_column_and_the_options_have_names() -> None:
+    assert make_rewards([{"name": "python_tests", "column": "test_list", "score": "fraction"}]) == [
+        PythonTests(column="test_list", score="fraction")
+    ]
+    rule = PythonTests(column="test_list")
+    assert rule(completions=[fenced("f = abs")], test_list=[["assert f(-1) == 1"]]) == [1.0]
+    with pytest.raises(ValueError, match="column 'test_list' is missing"):
+        rule(completions=[""])
+    with pytest.raises(ValueError, match="score is 'most'"):
+        PythonTests(score="most")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="memory_mb is 1"):
+        PythonTests(memory_mb=1)
+    assert pickle.loads(pickle.dumps(rule)) == rule  # noqa: S301
+
+
+def test_a_system_that_cannot_confine_is_refused_when_the_rule_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_client, "find_missing", lambda: "Landlock is missing")
+    monkeypatch.setattr(sandbox_client, "_shared", {})
+    with pytest.raises(SandboxError, match="Landlock is missing"):
+        PythonTests()
+
+
+@needs_sandbox
+def test_a_failure_of_the_sandbox_is_an_error_and_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> Any:
+        raise SandboxError("the sandbox failed: no more processes")
+
+    monkeypatch.setattr(sandbox_client, "_read_result", fail)
+    completion = Completion(np.array([1]), np.array([0.0], dtype=np.float32), "length", fenced("f = 1"))
+    prompt = Prompt(np.array([1]), 0, "p", columns={"tests": ["assert f == 1"]})
+    with pytest.raises(RewardError, match=r"python_tests raised SandboxError: the sandbox failed: no more processes"):
+        score([RolloutGroup(prompt, [completion])], PythonTests())
