@@ -85,13 +85,15 @@ test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, 
 	$(ENGINES) .venv-engines/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "vllm or deepspeed" \
 	  tests/engines
 
-# Environments of other packages.
+# Environments of other packages. Two folders, because openenv and verifiers ask for different versions of mcp.
 OTHERS := .venv-environments
 .PHONY: test-environments
-test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of openenv, SkyRL-gym, OpenRLHF, in .venv-environments (Linux)
+test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of other packages, in .venv-environments (Linux)
 	UV_PROJECT_ENVIRONMENT=$(OTHERS)/openenv \
 	  $(UV) sync --locked --extra openenv --extra skyrl-gym --group openrlhf $(REBUILD)
+	UV_PROJECT_ENVIRONMENT=$(OTHERS)/verifiers $(UV) sync --locked --extra verifiers $(REBUILD)
 	$(OTHERS)/openenv/bin/python -m pytest -m openenv tests/environments
+	$(OTHERS)/verifiers/bin/python -m pytest -m verifiers tests/environments
 
 # Ray too: it is large, and a cluster takes half a minute to start.
 CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster

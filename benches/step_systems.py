@@ -116,18 +116,19 @@ def rlox_grpo(shape: Shape, **options: Any) -> Callable[[], Any]:
     return lambda: trainer.train_step(lambda step: prompts)
 
 
-def trl(shape: Shape, gradient_checkpointing: bool = False) -> Callable[[], Any]:
-    """TRL's GRPOTrainer: `train()` runs in this thread's stead and each step waits for its turn."""
+def let_step(make_trainer: Callable[[Any], Any]) -> Callable[[], None]:
+    """Let one of TRL's trainers take a step for each call: `train()` runs in a thread and waits before each step.
+
+    Args:
+        make_trainer: gets the callback that waits.
+    """
     import threading
 
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from transformers import TrainerCallback
 
-    turn, done = threading.Semaphore(0), threading.Semaphore(0)
-    started = threading.Semaphore(0)
+    turn, done, started = (threading.Semaphore(0) for _ in range(3))
 
-    class Turns(TrainerCallback):
+    class Waits(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             started.release()
             turn.acquire()
@@ -135,33 +136,7 @@ def trl(shape: Shape, gradient_checkpointing: bool = False) -> Callable[[], Any]
         def on_step_end(self, *_: Any, **__: Any) -> None:
             done.release()
 
-    rows = shape.prompts * shape.group
-    folder = tempfile.mkdtemp()  # TRL reads its reference from where the model came from
-    make_model(shape).save_pretrained(folder)
-    trainer = GRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(folder),
-        reward_funcs=lambda completion_ids, **columns: reward(completion_ids),
-        args=GRPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=rows,
-            num_generations=shape.group,
-            max_completion_length=shape.new,
-            beta=KL_COEF,
-            learning_rate=LEARNING_RATE,
-            max_steps=1000,
-            bf16=False,
-            use_cpu=True,
-            gradient_checkpointing=gradient_checkpointing,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            shuffle_dataset=False,
-        ),
-        train_dataset=Dataset.from_dict({"prompt": [text_of(ids) for ids in prompt_ids(shape)] * 500}),
-        processing_class=make_tokenizer(shape.vocabulary),
-        callbacks=[Turns()],
-    )
-    threading.Thread(target=trainer.train, daemon=True).start()
+    threading.Thread(target=make_trainer(Waits()).train, daemon=True).start()
     started.acquire()
 
     def step() -> None:
@@ -169,6 +144,42 @@ def trl(shape: Shape, gradient_checkpointing: bool = False) -> Callable[[], Any]
         done.acquire()
 
     return step
+
+
+def trl(shape: Shape, gradient_checkpointing: bool = False) -> Callable[[], Any]:
+    """TRL's GRPOTrainer."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM
+    from trl import GRPOConfig, GRPOTrainer
+
+    rows = shape.prompts * shape.group
+    folder = tempfile.mkdtemp()  # TRL reads its reference from where the model came from
+    make_model(shape).save_pretrained(folder)
+    return let_step(
+        lambda callback: GRPOTrainer(
+            AutoModelForCausalLM.from_pretrained(folder),
+            reward_funcs=lambda completion_ids, **columns: reward(completion_ids),
+            args=GRPOConfig(
+                output_dir=folder,
+                per_device_train_batch_size=rows,
+                num_generations=shape.group,
+                max_completion_length=shape.new,
+                beta=KL_COEF,
+                learning_rate=LEARNING_RATE,
+                max_steps=1000,
+                bf16=False,
+                use_cpu=True,
+                gradient_checkpointing=gradient_checkpointing,
+                report_to="none",
+                save_strategy="no",
+                disable_tqdm=True,
+                shuffle_dataset=False,
+            ),
+            train_dataset=Dataset.from_dict({"prompt": [text_of(ids) for ids in prompt_ids(shape)] * 500}),
+            processing_class=make_tokenizer(shape.vocabulary),
+            callbacks=[callback],
+        )
+    )
 
 
 def naive(shape: Shape) -> Callable[[], Any]:
@@ -288,10 +299,10 @@ def serve(name: str, shape: Shape, turns: Iterator[str]) -> None:
         if before is None:
             before = resident_mib()
             forget_peak()
-        start = time.perf_counter()
+        start, worked = time.perf_counter(), time.process_time()
         step()
-        seconds = time.perf_counter() - start
-        print(json.dumps({"seconds": seconds, "added_mib": peak_resident_mib() - before}), file=out, flush=True)
+        figures = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - worked}
+        print(json.dumps({**figures, "added_mib": peak_resident_mib() - before}), file=out, flush=True)
     out.flush()
     os._exit(0)  # TRL's thread would wait for its next turn
 

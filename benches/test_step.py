@@ -130,11 +130,11 @@ def toy_in_turns(rounds: int = 25, warm_up: int = 3) -> None:
 class Worker:
     """A system in a process of its own (`step_systems.serve`): a line in, a step's figures out."""
 
-    def __init__(self, system: str, shape: Shape, threads: int) -> None:
+    def __init__(self, system: str, shape: Any, threads: int, script: str = step_systems.__file__) -> None:
         count = str(threads)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it ends with the worker
         self._process = subprocess.Popen(
-            [sys.executable, step_systems.__file__, system, json.dumps(asdict(shape))],
+            [sys.executable, script, system, json.dumps(asdict(shape))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -166,12 +166,14 @@ class Worker:
         self._process.wait()
 
 
-def in_turns(shape: Shape, systems: list[str], threads: int, rounds: int, warm_up: int) -> dict[str, Any]:
+def in_turns(
+    shape: Any, systems: list[str], threads: int, rounds: int, warm_up: int, script: str = step_systems.__file__
+) -> dict[str, Any]:
     """Every system's steps, one of each a round; a system that cannot run here leaves its error."""
     workers, steps, failed = {}, {}, {}
     for system in systems:
         try:
-            workers[system] = Worker(system, shape, threads)
+            workers[system] = Worker(system, shape, threads, script)
             steps[system] = []
         except RuntimeError as error:
             failed[system] = str(error)

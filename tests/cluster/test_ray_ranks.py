@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -13,6 +15,9 @@ from tiny_run import environment, weights
 from ranked import torchrun
 
 pytestmark = pytest.mark.cluster
+
+ENDED_WITHIN_S = 120.0
+"""Deadline of the ranks of a killed driver: rank_timeout, 20 s here, and what a save takes on a busy machine."""
 
 SAVED = ("--checkpoint_steps", "1", "--output_dir")
 
@@ -95,6 +100,22 @@ os.environ["RLOX_GRPO_DRIVER"] = str(os.getpid())
 from rlox_grpo.cli import main
 raise SystemExit(main(sys.argv[1:]))
 """
+
+
+def test_ranks_end_with_their_killed_driver_and_the_same_command_continues(cluster, folder, by_torchrun, train):
+    """Ray ends the actors of a driver that is gone. Until the ranks have ended, the run's folder is in use."""
+    words = ["train", "run.toml", "--ray", cluster, *SAVED, "headless"]
+    killing = environment(RLOX_GRPO_DIE_AT="3", RLOX_GRPO_HOW="kill_driver")
+    done = subprocess.run([sys.executable, "-c", DRIVER, *words], cwd=folder, env=killing, timeout=300)
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + ENDED_WITHIN_S
+    again = train("--ray", cluster, *SAVED, "headless")
+    while again.returncode and time.monotonic() < deadline:
+        assert "in use by another run" in again.stderr or "are free" in again.stderr, again.stderr
+        again = train("--ray", cluster, *SAVED, "headless")
+    assert again.returncode == 0, again.stderr
+    assert "resuming at step" in again.stdout
+    assert same(by_torchrun, folder / "headless")
 
 
 def test_a_driver_that_is_asked_to_stop_lets_the_ranks_save(cluster, folder, by_torchrun, train):

@@ -34,8 +34,8 @@ def share_of_low_bytes(completion_ids, **columns):
         if how == "kill_actor":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(2)
-        if how == "term_driver":
-            os.kill(int(os.environ["RLOX_GRPO_DRIVER"]), signal.SIGTERM)
+        if how in ("term_driver", "kill_driver"):
+            os.kill(int(os.environ["RLOX_GRPO_DRIVER"]), signal.SIGTERM if how == "term_driver" else signal.SIGKILL)
             time.sleep(2)
     with open(os.environ.get("RLOX_GRPO_SEEN", os.devnull), "a") as seen:
         names = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")

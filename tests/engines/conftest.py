@@ -22,6 +22,7 @@ RESTARTS = int(os.environ.get("RLOX_GRPO_KILL_ROUNDS", "1"))
 """Of the server; test_vllm_server_kills.py uses them up, so files that need the server have names before it."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
     """For ``pytest -n 2 --dist loadgroup``: the files that share the server in one worker, the others file by file."""
     for item in items:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -128,6 +129,16 @@ def test_groups_are_whole_over_ranks():
         ranks = SimpleNamespace(gather_bytes=lambda data, answers=answers: next(answers))
         for row, values in by_row(with_token_advantages([[batch]], [[norms]], REWARDS, OFFSETS, ranks)).items():
             assert values == pytest.approx(EXPECTED[row], abs=1e-6), row
+
+
+def test_a_dummy_batch_keeps_its_place():
+    """An idle rank's batch has the numbers of other rows and no loss token."""
+    batch, norms = make_batch([0, 1, 2, 3, 4])
+    dummy = replace(make_batch([0, 1])[0], loss_mask=torch.zeros(2, 3, dtype=torch.bool))
+    found = with_token_advantages([[batch, dummy]], [[norms, torch.zeros(0)]], REWARDS, OFFSETS)
+    for row, values in by_row([[found[0][0]]]).items():
+        assert values == pytest.approx(EXPECTED[row], abs=1e-6), row
+    assert not found[0][1].advantages.any()
 
 
 # --- the trainer ---

@@ -218,7 +218,8 @@ def test_an_environment_that_hangs_or_raises_ends_its_episode(byte_tokenizer: An
     assert metrics["episode/stop/timeout"] == 1.0
     metrics = evaluate(lambda: Bare(step=(1, 2)), on_environment_error="end")
     assert metrics["episode/stop/environment_error"] == 1.0
-    with pytest.raises(EpisodeError, match=r"environment Raising failed at prompts\[0\], episode 0, turn 1: .*no way"):
+    message = r"environment Raising failed at prompts\[0\], episode [01], turn 1: .*no way"
+    with pytest.raises(EpisodeError, match=message):
         evaluate(Raising)
 
 
@@ -309,6 +310,7 @@ def test_a_run_file_names_an_environment_by_id(tmp_path: Any) -> None:
         ("from_gymnasium", "gymnasium", "gymnasium", "FrozenLake-v1"),
         ("from_openenv", "openenv.core.generic_client", "openenv", "http://127.0.0.1:9"),
         ("from_skyrl_gym", "skyrl_gym", "skyrl-gym", "gsm8k"),
+        ("from_verifiers", "verifiers.v1", "verifiers", "gsm8k"),
     ],
 )
 def test_without_its_package_an_adapter_names_the_extra(

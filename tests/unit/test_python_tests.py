@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import pickle
+import runpy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -203,6 +205,15 @@ def test_a_batch_is_scored_by_row_and_equal_programs_run_once(monkeypatch: pytes
     scores = PythonTests(**QUICK)(completions=[fenced(code) for code in codes], tests=[["assert f(0) == 2"]] * 16)
     assert scores == [float(n % 4 == 2) for n in range(16)]
     assert len(asked) == 4
+
+
+@needs_sandbox
+def test_every_step_of_the_example_passes_its_own_tests() -> None:
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "list_functions.py"))
+    pairs = [(step, other) for step in example["list_steps"]() for other in example["list_steps"]()[:1]]
+    rows = [example["make_row"](pair, np.random.default_rng(0)) for pair in pairs]
+    programs = [example["write_program"](pair) for pair in pairs]
+    assert PythonTests(**QUICK)(completions=programs, tests=[row["tests"] for row in rows]) == [1.0] * len(pairs)
 
 
 @pytest.mark.parametrize(

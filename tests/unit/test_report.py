@@ -324,6 +324,24 @@ def test_a_watched_report_reloads_itself_until_it_is_stopped(tmp_path, monkeypat
     assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text()
 
 
+def test_a_watched_report_outlives_a_broken_file(tmp_path, monkeypatch, caplog):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1, "reward/mean": 0.5}\n')
+    turns = iter(["{broken\n{}\n", '{"step": 7, "reward/mean": 0.75}\n', None])
+
+    def sleep(seconds):
+        content = next(turns)
+        if content is None:
+            raise KeyboardInterrupt
+        metrics.write_text(content)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    watch_report(lambda seconds: write_report(tmp_path, refresh_s=seconds), 7, say=lambda path: None)
+    assert "metrics.jsonl" in caplog.text
+    assert "the next try is in 7 s" in caplog.text
+    assert "All metrics of step 7" in (tmp_path / "report.html").read_text()
+
+
 def test_warnings_of_guards_are_on_the_page(tmp_path):
     for step in range(120):
         write_warnings(tmp_path, step, {f"guard_{step}": f"advice {step}"})

@@ -260,7 +260,7 @@ def test_no_network_no_loopback_no_unix_socket(action: str) -> None:
         "os.kill(os.getppid(), 9)",
         "os.kill(-1, 9)",
         "os.kill(0, 9)",
-        f"os.kill({os.getpid()}, 15)",
+        pytest.param(f"os.kill({os.getpid()}, 15)", id="os.kill(the tests, 15)"),
         "os.killpg(0, 9)",
         "__import__('fcntl').fcntl(0, 8, os.getppid())",
         "__import__('fcntl').fcntl(0, 10, 9)",

@@ -10,6 +10,7 @@ from rlox_grpo.environments.openrlhf import from_openrlhf
 from rlox_grpo.environments.outcome import EpisodeEnded, Outcome
 from rlox_grpo.environments.reply import Reply, ToolCall
 from rlox_grpo.environments.skyrl_gym import from_skyrl_gym
+from rlox_grpo.environments.verifiers import from_verifiers
 
 __all__ = [
     "EpisodeEnded",
@@ -20,4 +21,5 @@ __all__ = [
     "from_openenv",
     "from_openrlhf",
     "from_skyrl_gym",
+    "from_verifiers",
 ]

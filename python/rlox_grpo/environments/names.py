@@ -8,12 +8,14 @@ from typing import Any
 from rlox_grpo.environments.gymnasium import from_gymnasium
 from rlox_grpo.environments.openenv import from_openenv
 from rlox_grpo.environments.skyrl_gym import from_skyrl_gym
+from rlox_grpo.environments.verifiers import from_verifiers
 from rlox_grpo.errors import ConfigError
 
 ADAPTERS: Mapping[str, Callable[..., Any]] = {
     "gymnasium": from_gymnasium,
     "openenv": from_openenv,
     "skyrl_gym": from_skyrl_gym,
+    "verifiers": from_verifiers,
 }
 """By the word before the colon; what follows it is the first argument."""
 

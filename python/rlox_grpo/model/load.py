@@ -17,6 +17,7 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.memory import measure_shape
 from rlox_grpo.model.memory_plan import choose_checkpointing, find_gpu_bytes
 from rlox_grpo.model.precision import cast_weights, stores_bfloat16, take_masters
+from rlox_grpo.model.quantize import keep_differentiable, make_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,9 +72,12 @@ def load_policy(
     Raises:
         ValueError: if the path has no model or tokenizer, if tokenizer and model do not match, or if the model is not
             a causal language model.
-        ConfigError: if ``lora_rank`` is set and the model already has an adapter.
+        ConfigError: if ``lora_rank`` is set and the model already has an adapter, or if ``load_in_4bit`` is set
+            without an adapter or with a model object.
         ImportError: if LoRA is used and peft is not installed.
     """
+    if config.load_in_4bit:
+        _refuse_4_bits(model, config)
     if isinstance(model, (str, Path)):
         model, tokenizer = _load_pretrained(str(model), tokenizer, config)
     elif tokenizer is None and isinstance(model, transformers.PreTrainedModel) and model.name_or_path:
@@ -87,6 +91,7 @@ def load_policy(
             )
         model = _add_lora(model, config)
     _keep_float32_weights(model)
+    keep_differentiable(model)
     masters: Mapping[str, Tensor] = {}
     if stores_bfloat16(config, config, has_adapter=hasattr(model, "peft_config")):
         masters = take_masters(model) if config.offload_optimizer else {}
@@ -110,6 +115,16 @@ def load_policy(
         )
     vocabulary = _count_sampled_vocabulary(model, tokenizer)
     return Policy(model, tokenizer, end_tokens, vocabulary, find_max_positions(model), recomputes, masters)
+
+
+def _refuse_4_bits(model: str | Path | nn.Module, config: GRPOConfig) -> None:
+    if not isinstance(model, (str, Path)):
+        raise ConfigError(
+            f"load_in_4bit=True quantizes while it loads, and model is a {type(model).__name__}: pass its path or hub "
+            "id, or load it by from_pretrained(…, quantization_config=…) and leave load_in_4bit out"
+        )
+    if config.lora_rank == 0 and not (Path(model) / ADAPTER_CONFIG).is_file():
+        raise ConfigError("load_in_4bit=True freezes the weights and there is no adapter to train: set lora_rank")
 
 
 def _refuse_other_architectures(model: Any) -> None:
@@ -199,8 +214,11 @@ def _load_pretrained(
     # dtype in which they stay.
     frozen = has_adapter or config.lora_rank > 0
     dtype = torch.bfloat16 if frozen and stores_bfloat16(config, config, has_adapter=True) else torch.float32
+    settings: dict[str, Any] = {"dtype": dtype}
+    if config.load_in_4bit:
+        settings["quantization_config"] = make_settings(torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
     try:
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, **settings)
     except (OSError, ValueError) as error:
         there = (
             "" if Path(source).exists() else "; there is no such folder either: without network access, pass a folder"

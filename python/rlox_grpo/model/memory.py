@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rlox_grpo.model.log_probs import GPU_TILE_BYTES
+from rlox_grpo.model.quantize import BYTES, count_weights
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class UpdateLayout:
         tokens: tokens forwarded at a time.
         predicted: tokens whose log-probs are computed.
         bfloat16: whether arithmetic is bfloat16; otherwise float32.
+        load_in_4bit: whether the frozen linear layers have 4 bits per weight.
         lora_rank: rank of a new adapter; 0 trains the existing adapter, or all weights without one.
         checkpointing: whether activations are recomputed.
         offload: whether float32 weights and moments are in host memory.
@@ -75,6 +77,7 @@ class UpdateLayout:
     tokens: int
     predicted: int
     bfloat16: bool = True
+    load_in_4bit: bool = False
     lora_rank: int = 0
     checkpointing: bool = False
     offload: bool = False
@@ -133,7 +136,7 @@ def measure_shape(model: nn.Module, targets: str | tuple[str, ...] = "all-linear
     heads = text.num_attention_heads
     head_dim = _read_size(text, "head_dim", text.hidden_size // heads)
     return ModelShape(
-        parameters=sum(parameter.numel() for parameter in own),
+        parameters=sum(map(count_weights, own)),
         embedding=embedding.numel(),
         head=0 if head is None or head is embedding else head.numel(),
         adapted_width=_count_adapted_width(base, head, targets),
@@ -200,7 +203,10 @@ def estimate_update(shape: ModelShape, layout: UpdateLayout) -> UpdateMemory:
     weight_bytes = 2 if in_bfloat16 else 4
     # Number of ranks that share moments, gradients and weights.
     of_moments, of_gradients, of_weights = (layout.ranks if layout.zero_stage >= stage else 1 for stage in (1, 2, 3))
-    weights = (shape.parameters * weight_bytes + (0 if layout.offload else 4 * lora)) // of_weights
+    frozen = shape.parameters * weight_bytes
+    if layout.load_in_4bit:
+        frozen = int(shape.body * BYTES) + (shape.embedding + shape.head) * weight_bytes
+    weights = (frozen + (0 if layout.offload else 4 * lora)) // of_weights
     # DeepSpeed accumulates micro-batches in bfloat16 unless it shards gradients.
     gradient_bytes = 2 if layout.deepspeed and in_bfloat16 and of_gradients == 1 else 4
     gradients = gradient_bytes * trained // of_gradients
@@ -212,12 +218,16 @@ def estimate_update(shape: ModelShape, layout: UpdateLayout) -> UpdateMemory:
     gathered = weight_bytes * (shape.embedding + shape.head + 2 * shape.body // shape.layers) if of_weights > 1 else 0
     # Autocast keeps a bfloat16 copy of each float32 weight for at least the forward pass.
     copies = 2 * shape.body if layout.bfloat16 and not in_bfloat16 else 0
+    # A layer of 4 bits is unpacked for its product.
+    unpacked = shape.hidden * shape.intermediate * (2 if layout.bfloat16 else 4) if layout.load_in_4bit else 0
 
     saved_layer = layout.tokens * _count_saved_bytes(shape, layout, in_bfloat16=in_bfloat16)
     stream = layout.tokens * shape.hidden * (2 if in_bfloat16 else 4)
     ends = layout.tokens * shape.hidden * (8 if in_bfloat16 else 10 if layout.bfloat16 else 12)
     # Working memory of a layer's backward pass: two or three tensors of the MLP's width, more with adapters.
-    working = int(layout.tokens * shape.intermediate * (5.5 if layout.bfloat16 else 11) * (1.25 if lora else 1))
+    working = (
+        int(layout.tokens * shape.intermediate * (5.5 if layout.bfloat16 else 11) * (1.25 if lora else 1)) + unpacked
+    )
     saved, layer = shape.layers * saved_layer + ends + copies, 0
     if layout.checkpointing:
         saved, layer = shape.layers * stream + ends, saved_layer + copies // shape.layers

@@ -80,6 +80,7 @@ def estimate_run(
             tokens=tokens,
             predicted=tokens,
             bfloat16=config.dtype == "bfloat16",
+            load_in_4bit=config.load_in_4bit,
             lora_rank=config.lora_rank,
             checkpointing=checkpointing,
             offload=config.offload_optimizer,
@@ -213,9 +214,10 @@ def list_rows(config: GRPOConfig, ranks: int) -> Iterator[tuple[str, GRPOConfig,
     """Yield the rows of the table of layouts: label, options, ranks."""
     base = {"dtype": "bfloat16", "gradient_checkpointing": False}
     recomputed = {**base, "gradient_checkpointing": True}
-    sharded = {**recomputed, "lora_rank": 0, "offload_optimizer": False, "optim": "adamw"}
+    sharded = {**recomputed, "load_in_4bit": False, "lora_rank": 0, "offload_optimizer": False, "optim": "adamw"}
     one_gpu = {
-        "lora_rank": 0, "offload_optimizer": False, "updater": "torch", "shard_parameters": False, "optim": "adamw",
+        "load_in_4bit": False, "lora_rank": 0, "offload_optimizer": False, "updater": "torch",
+        "shard_parameters": False, "optim": "adamw",
     }  # fmt: skip
     several = max(2, ranks)
     yield "these options" + (f", {ranks} GPUs" if ranks > 1 else ""), config, ranks

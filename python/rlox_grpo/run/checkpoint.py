@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from rlox_grpo.distributed.shards import place_like
 from rlox_grpo.errors import CheckpointError, NonFiniteError
+from rlox_grpo.model.quantize import make_unpacked
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.run.files import sync_path
 from rlox_grpo.run.history import checkpoint_path, partial_name, remove_leftovers, remove_old, set_aside
@@ -123,6 +124,8 @@ def export_merged(
 ) -> None:
     """Write the base model of a LoRA model with its adapter merged in; the model itself is not changed.
 
+    Weights of 4 bits are unpacked, so that the folder holds the function that was trained.
+
     Args:
         path: the folder.
         model: with its adapter.
@@ -136,6 +139,8 @@ def export_merged(
         raise ValueError(f"there is no adapter to merge: the model is a {type(model).__name__}")
     merged = dict(collect_weights(model, None if weights is None else weights.items()))
     base = model.get_base_model()
+    if getattr(base.config, "quantization_config", None) is not None:
+        base = make_unpacked(base)
     base.save_pretrained(path, state_dict=merged)
     _save_generation_config(base, tokenizer, path)
     if tokenizer is not None:

@@ -102,6 +102,6 @@ def _with_advantages(batch: Batch, advantages: dict[int, NDArray[np.float64]]) -
     mask = batch.loss_mask
     found = torch.zeros(mask.shape, dtype=torch.float32)
     for place, (number, own) in enumerate(zip(batch.row_index.tolist(), mask.cpu(), strict=True)):
-        if number in advantages:
+        if number in advantages and own.any():  # a dummy batch repeats rows, without a token of them
             found[place, own] = torch.from_numpy(advantages[number]).float()
     return replace(batch, advantages=found.to(mask.device))

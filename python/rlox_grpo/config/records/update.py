@@ -112,3 +112,17 @@ class LoraConfig(Record, title="LoRA"):
     lora_target_modules: str | tuple[str, ...] = option(
         "all-linear", "Modules that get an adapter.", only_with={"lora_rank": SET}
     )
+    load_in_4bit: bool = option(
+        False,
+        "Load the model's frozen linear layers in 4 bits, NF4 with quantized scales (QLoRA; bitsandbytes, the extra "
+        "'qlora'). The model is a path or hub id, or an adapter's folder.",
+        only_with={
+            "engine": ("hf",),
+            "updater": ("torch",),
+            "shard_parameters": (False,),
+            "offload_optimizer": (False,),
+            "torch_compile": (False,),
+            "reference": ("auto", "adapter_off", "none"),
+        },
+        source="arXiv:2305.14314",
+    )

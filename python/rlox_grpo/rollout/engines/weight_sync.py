@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.model.quantize import find_scales, unpack
+
 Manifest = Mapping[str, tuple[int, ...]]
 """Shape of each tensor of a checkpoint by its name."""
 
@@ -37,7 +39,8 @@ def collect_weights(
     """Yield name and value of every tensor in a checkpoint of ``model``, without gradients; tied tensors once.
 
     A LoRA model gives the names of its base model, and each adapted weight with its active adapters merged in:
-    W + ΔW in W's own dtype. The model itself is not changed, and only one merged weight exists at a time.
+    W + ΔW in W's own dtype. Weights of 4 bits are unpacked. The model itself is not changed, and only one merged weight
+    exists at a time.
 
     Args:
         model: A transformers model, bare or with LoRA adapters.
@@ -63,14 +66,17 @@ def collect_weights(
         gathered = ((name.removeprefix(outer), tensor) for name, tensor in whole)
         take = _take_from(gathered, dict(base.named_buffers()))
     adapted = {name: module for name, module in base.named_modules() if hasattr(module, "base_layer")}
+    scales = find_scales(base.state_dict(keep_vars=True).items())
     seen: set[int] = set()
     for name, tensor in base.state_dict(keep_vars=True).items():
+        if name in scales:
+            continue
         if id(tensor) in seen:  # a weight that two layers share is one Parameter
             continue
         seen.add(id(tensor))
         layer, part = _find_adapted_layer(name, adapted)
         if layer is None:
-            yield name, take(name).detach()
+            yield name, unpack(take(name)).detach()
         elif part.startswith("base_layer."):
             own, prefix = part.removeprefix("base_layer."), name.removesuffix(part)
             yield f"{prefix}{own}", _merge_adapters(prefix, layer, take) if own == "weight" else take(name).detach()
@@ -227,7 +233,7 @@ def _take_from(gathered: Iterator[tuple[str, Tensor]], others: Mapping[str, Tens
 @torch.no_grad()
 def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor]) -> Tensor:
     """Return W + (alpha / r) B A of each active adapter (LoRA, arXiv:2106.09685, eq. 3); takes each once."""
-    weight = take(f"{prefix}base_layer.weight").detach()
+    weight = unpack(take(f"{prefix}base_layer.weight")).detach()
     if any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
         raise ValueError(f"{prefix}weight: only plain LoRA adapters can be merged for a generation engine")
     if layer.merged or layer.disable_adapters:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import os
 import time
 from collections import Counter
@@ -21,6 +22,8 @@ from rlox_grpo.run.report.samples import before_and_after, training_samples
 from rlox_grpo.run.report.text import escape, number
 
 __all__ = ["watch_report", "write_comparison", "write_report"]
+
+logger = logging.getLogger(__name__)
 
 _MAX_WARNINGS = 100
 
@@ -83,6 +86,9 @@ def write_comparison(
 def watch_report(write: Callable[[int | None], Path], every_s: int, *, say: Callable[[Path], None]) -> None:
     """Write a page again every ``every_s`` seconds until Ctrl-C, and then once more without the reloading.
 
+    A page that cannot be written, as a run's file is broken or the disk is full, is warned of and tried again, but for
+    the first one.
+
     Args:
         write: Writes the page, which reloads itself after the seconds that it is given, or never; returns its path.
         every_s: Seconds between two pages.
@@ -92,7 +98,10 @@ def watch_report(write: Callable[[int | None], Path], every_s: int, *, say: Call
     try:
         while True:
             time.sleep(every_s)
-            write(every_s)
+            try:
+                write(every_s)
+            except (OSError, ValueError) as error:
+                logger.warning("the page was not written, the next try is in %d s: %s", every_s, error)
     except KeyboardInterrupt:
         write(None)
 

@@ -1,0 +1,111 @@
+"""Environments of verifiers (``verifiers.v1``) as environments of several turns; written for verifiers 0.4."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlox_grpo.environments.foreign import import_package, make_name, read_reward, show
+from rlox_grpo.environments.outcome import EpisodeEnded, Outcome
+from rlox_grpo.errors import ConfigError
+
+_LOCAL = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+"""The agent where none is given: a chat loop without tools of its own, in a process on this machine."""
+
+
+@dataclass(frozen=True)
+class VerifiersEnvironment:
+    """Plays tasks of verifiers; made by :func:`from_verifiers`."""
+
+    config: Mapping[str, Any]
+    tasks: Sequence[Any] = field(repr=False, compare=False)
+
+    @property
+    def __name__(self) -> str:
+        """The name in metrics."""
+        return make_name(str(self.config["taskset"]["id"]))
+
+    def make_rows(self) -> list[dict[str, Any]]:
+        """A row for each task, to train or evaluate on: the column ``task`` is its place."""
+        return [{"task": place} for place in range(len(self.tasks))]
+
+    async def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
+        """Play one episode; see :func:`from_verifiers`."""
+        vf = import_package("verifiers.v1", "verifiers", "from_verifiers")
+        place = row.get("task")
+        if not isinstance(place, int) or not 0 <= place < len(self.tasks):
+            raise ValueError(f"the column 'task' is {show(place)}: expected a number from 0 to {len(self.tasks) - 1}")
+        # verifiers reads keys from the environment, and gives variables of this name to no program that it starts.
+        variable = f"RLOX_GRPO_API_KEY_{secrets.token_hex(8)}"
+        os.environ[variable] = chat.api_key
+        try:
+            env = vf.load_environment(vf.resolve_env_config(dict(self.config)))
+            client = vf.EvalClientConfig(base_url=chat.base_url, api_key_var=variable)
+            async with env.serving():
+                episode = await env.run_episode(self.tasks[place], vf.ModelContext(model="policy", client=client))
+        finally:
+            del os.environ[variable]
+        if getattr(chat, "ended", None) is not None:
+            raise EpisodeEnded(chat.ended)
+        return _read_episode(episode)
+
+
+def from_verifiers(taskset: str, *, tasks: int | None = None, **env: Any) -> VerifiersEnvironment:
+    """Make a taskset of verifiers an environment that :class:`rlox_grpo.GRPO` takes as ``environment``.
+
+    verifiers runs each episode: its harness calls the policy by the episode's OpenAI-compatible endpoint, its tools are
+    the taskset's, and its task scores the episode. The weighted sum of the rewards is the episode's reward. Each reward
+    and each metric is logged by its name.
+
+    Train on :meth:`VerifiersEnvironment.make_rows`.
+
+    Args:
+        taskset: id of an installed taskset, as ``verifiers`` finds it.
+        tasks: how many tasks are read; None: all, which an infinite taskset refuses.
+        env: further keys of verifiers' ``[env]`` block: ``agent`` (``harness``, ``runtime``, ``max_turns``, …),
+            ``taskset`` (options of the taskset), ``timeout``. Without ``agent`` the harness is ``null``, in a process
+            on this machine. A harness such as ``bash`` runs what the policy wrote: give it the runtime ``docker``.
+
+    Raises:
+        ImportError: verifiers is not installed.
+        ConfigError: a taskset, harness or option that verifiers refuses, or a taskset without tasks.
+    """
+    vf = import_package("verifiers.v1", "verifiers", "from_verifiers")
+    config = {"agent": _LOCAL, **env, "taskset": {**env.get("taskset", {}), "id": taskset}}
+    try:
+        made = vf.load_environment(vf.resolve_env_config(dict(config)))
+        if tasks is None and not made.taskset.bounded:
+            raise ValueError("the taskset is infinite: set tasks")
+        found = list(itertools.islice(iter(made.taskset), tasks))
+    except Exception as error:
+        raise ConfigError(f"verifiers cannot load {taskset!r}: {type(error).__name__}: {error}") from error
+    if not found:
+        raise ConfigError(f"the taskset {taskset!r} has no tasks")
+    return VerifiersEnvironment(config, found)
+
+
+def _read_episode(episode: Any) -> Outcome:
+    """The outcome of an episode of one agent.
+
+    Raises:
+        RuntimeError: verifiers recorded an error.
+        ValueError: several agents played.
+    """
+    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+    if errors and not episode.ok:
+        raise RuntimeError(f"verifiers: {errors[0].type}: {errors[0].message}")
+    if len(episode.traces) != 1:
+        raise ValueError(f"{len(episode.traces)} agents played the episode: one agent is supported")
+    (trace,) = episode.traces
+    scored = {name: reward for name, reward in trace.rewards.items() if reward is not None}
+    metrics = {name: float(value) for name, value in trace.metrics.items() if value is not None}
+    metrics |= {name: read_reward(reward.score, name) for name, reward in scored.items()}
+    total = sum(read_reward(reward.value, name) for name, reward in scored.items()) if scored else None
+    reason = trace.stop_condition
+    return Outcome(
+        total, stop_reason="completed" if reason in (None, "agent_completed") else str(reason), metrics=metrics
+    )

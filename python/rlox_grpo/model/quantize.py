@@ -1,0 +1,81 @@
+"""Frozen weights in 4 bits under a LoRA adapter (QLoRA, arXiv:2305.14314), by bitsandbytes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+BYTES = 0.5 + (1 + 4 / 256) / 64
+"""Of a weight: 4 bits, and for 64 of them a scale of one byte, of which 256 share a float32 scale."""
+
+
+def make_settings(dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
+    """Return QLoRA's settings: NF4, scales quantized too, products in ``dtype``. Raises ImportError."""
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:
+        raise ImportError(
+            "load_in_4bit=True needs bitsandbytes: pip install bitsandbytes (the extra 'qlora' of rlox-grpo)"
+        ) from None
+    settings: Any = transformers.BitsAndBytesConfig
+    made: transformers.BitsAndBytesConfig = settings(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return made
+
+
+def keep_differentiable(model: nn.Module) -> None:
+    """Keep bitsandbytes from repacking weights for CPUs with AVX512-BF16 when ``model`` is in evaluation mode.
+
+    Its product for the repacked layout (0.50) has no derivative with respect to its input, and the repacking is in
+    place: after the first rollout, gradients would be wrong without an error.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+def is_packed(tensor: Tensor) -> bool:
+    """Whether a parameter holds two weights in a byte."""
+    return getattr(tensor, "quant_state", None) is not None
+
+
+def count_weights(tensor: Tensor) -> int:
+    """Number of weights in a parameter, packed or not."""
+    return int(tensor.quant_state.shape.numel()) if is_packed(tensor) else tensor.numel()  # type: ignore[attr-defined]
+
+
+def unpack(tensor: Tensor) -> Tensor:
+    """Return the weights of a packed parameter as floating-point numbers of the shape and dtype they had, else it."""
+    if not is_packed(tensor):
+        return tensor
+    from bitsandbytes.functional import dequantize_4bit
+
+    weights: Tensor = dequantize_4bit(tensor.detach().data, tensor.quant_state)  # type: ignore[attr-defined]
+    return weights
+
+
+def find_scales(names: Iterable[tuple[str, Tensor]]) -> set[str]:
+    """Names in a state dict that are scales and tables of its packed weights: ``<weight>.absmax`` and so on."""
+    state = dict(names)
+    packed = {name for name, tensor in state.items() if is_packed(tensor)}
+    return {name for name in state if any(f"{cut}.weight" in packed for cut in [name.rpartition(".weight.")[0]] if cut)}
+
+
+def make_unpacked(model: Any) -> Any:
+    """Return ``model`` without quantization and without data (on the meta device), to save unpacked weights by."""
+    config = copy.deepcopy(model.config)
+    del config.quantization_config
+    config.dtype = torch.float32
+    with torch.device("meta"):
+        plain: nn.Module = type(model)(config)
+    plain.generation_config = copy.deepcopy(model.generation_config)
+    return plain
