@@ -276,7 +276,7 @@ def test_a_key_is_of_one_episode_and_ends_with_it(model: Any, tokenizer: Any) ->
             assert key != chat.api_key
         seen.append((chat, chat.base_url, chat.api_key))
         await chat.turn("a")
-        if len(seen) == 4:  # an episode that has ended beside this one
+        if len(seen) == 4 and seen[-1][0] is chat:  # the others end beside this one
             loop = asyncio.get_running_loop()
             ended = next(one for one in seen if one[0].api_key != chat.api_key)
             while (await loop.run_in_executor(None, post, chat, "/v1/completions", b"{}", ended[2]))[0] != 401:
@@ -284,7 +284,8 @@ def test_a_key_is_of_one_episode_and_ends_with_it(model: Any, tokenizer: Any) ->
         return 1.0
 
     before = threading.active_count()
-    play(environment, model, tokenizer, max_turns=64)
+    played = play(environment, model, tokenizer, max_turns=64)
+    assert [completion.episode.stop_reason for completion in played] == ["completed"] * 4
     chat, url, _ = seen[0]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", urlsplit(url).port or 0))

@@ -39,9 +39,10 @@ def first_token_is_even(completion_ids, **_):
 
 
 async def two_turns(row: Any, chat: Any) -> Outcome:
-    """Pays for even tokens."""
+    """Two turns and a branch; pays for odd tokens."""
     first = await chat.turn(row["letters"])
     second = await chat.turn("again")
+    await chat.complete([{"role": "user", "content": "another"}])
     return Outcome(float(first.token_ids[0] % 2 + second.token_ids[0] % 2), metrics={"letters": 1.0})
 
 
