@@ -40,7 +40,7 @@ class Mismatched:
 
 def run(monkeypatch, off=None, **changes):
     if off is not None:
-        from rlox_grpo import trainer
+        from rlox_grpo.trainer import grpo as trainer
 
         make = trainer.make_engine
         monkeypatch.setattr(trainer, "make_engine", lambda *given: Mismatched(make(*given), off))
