@@ -255,7 +255,7 @@ def drop_end_tokens(
         masks.append(mask)
     mine: dict[str, int] = {}  # loss tokens by completion
     for rows, mask in zip(numbers, masks, strict=True):
-        for row, count in zip(rows, mask.sum(dim=-1).tolist(), strict=True):
+        for row, count in zip(rows, mask.sum(dim=-1).cpu().tolist(), strict=True):
             mine[str(row)] = mine.get(str(row), 0) + count
     lengths: dict[str, int] = {}
     for part in [mine] if ranks is None else ranks.gather(mine):
