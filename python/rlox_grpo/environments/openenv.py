@@ -129,9 +129,11 @@ class OpenEnvEnvironment:
         try:
             yield client
         finally:
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
-            transport.abort()
+            try:
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
+            finally:  # also where the end of the loop cancels the close of an episode that has timed out
+                transport.abort()
             await asyncio.sleep(0)
 
     def __getstate__(self) -> dict[str, Any]:
