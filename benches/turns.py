@@ -128,19 +128,20 @@ def make_rows(shape: Turns) -> list[dict[str, Any]]:
 
 def read_calls_ours() -> None:
     """Read every reply as a call."""
-    from rlox_grpo.rollout.episodes import chat
+    from rlox_grpo.rollout.episodes import line
     from rlox_grpo.rollout.episodes.parsing import ParsedReply
 
-    chat.parse_reply = lambda text, **_: ParsedReply("", None, (("move", {"steps": 3}),))  # type: ignore[assignment]
+    assert hasattr(line, "parse_reply"), "replies are parsed elsewhere: every episode would end after one turn"
+    line.parse_reply = lambda text, **_: ParsedReply("", None, (("move", {"steps": 3}),))  # type: ignore[assignment]
 
 
-def ours(shape: Turns, environment: Any = Walk) -> Callable[[], Any]:
-    """This library, through its public face."""
+def make_trainer(shape: Turns, environment: Any, **options: Any) -> Any:
+    """A trainer of this library, through its public face."""
     from rlox_grpo import GRPO
 
     read_calls_ours()
     tokenizer = make_tokenizer(shape.vocabulary)
-    trainer = GRPO(
+    return GRPO(
         make_model(shape, tokenizer),
         step_systems.reward,
         environment=environment,
@@ -149,11 +150,20 @@ def ours(shape: Turns, environment: Any = Walk) -> Callable[[], Any]:
         prompts_per_step=shape.prompts,
         max_new_tokens=shape.new,
         max_turns=shape.turns,
+        log_to=(),
+        **options,
+    )
+
+
+def ours(shape: Turns) -> Callable[[], Any]:
+    """A step of this library."""
+    trainer = make_trainer(
+        shape,
+        Walk,
         kl_coef=step_systems.KL_COEF,
         learning_rate=step_systems.LEARNING_RATE,
         reference="frozen",
         zero_variance="keep",
-        log_to=(),
     )
     prompts = trainer.prompts.read(make_rows(shape))
     return lambda: trainer.train_step(lambda step: prompts)
@@ -230,10 +240,8 @@ step_systems.SYSTEMS |= {"rlox_grpo": ours, "TRL": trl}  # type: ignore[dict-ite
 
 def time_rollouts(shape: Turns, rounds: int) -> dict[str, Any]:
     """Rollouts without waits and with a tool that waits 0 to 1 s, in turns, and what the slowest episode waited."""
-    from rlox_grpo import GRPO
     from rlox_grpo.rollout.sampler import make_sampling
 
-    read_calls_ours()
     waits: dict[int, float] = {}
     longest = 0.0
 
@@ -251,18 +259,7 @@ def time_rollouts(shape: Turns, rounds: int) -> dict[str, Any]:
             return Walk.move(self, steps)
 
     rng, kept = random.Random(0), list[Any]()
-    tokenizer = make_tokenizer(shape.vocabulary)
-    trainer = GRPO(
-        make_model(shape, tokenizer),
-        step_systems.reward,
-        environment=SlowWalk,
-        tokenizer=tokenizer,
-        group_size=shape.group,
-        prompts_per_step=shape.prompts,
-        max_new_tokens=shape.new,
-        max_turns=shape.turns,
-        log_to=(),
-    )
+    trainer = make_trainer(shape, SlowWalk)
     prompts = trainer.prompts.read(make_rows(shape))
     sampling = make_sampling(trainer.config.sampling)
     found = []
