@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import chatml
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import EpisodeEnded
 from rlox_grpo.prompts.load import load_rows
@@ -22,20 +23,13 @@ from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.turns import check_turns, list_rows
 from rlox_grpo.types import Episode, Prompt, Sampling
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 HEAD = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 NEXT = "\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.fixture(scope="module")
 def tokenizer(byte_tokenizer: Any) -> Any:
-    tokenizer = copy.deepcopy(byte_tokenizer)
-    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
-    tokenizer.chat_template = CHATML
-    return tokenizer
+    return chatml.make_tokenizer(byte_tokenizer)
 
 
 class Policy:

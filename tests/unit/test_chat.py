@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chatml import CHATML
 from rlox_grpo.environments import EpisodeEnded
 from rlox_grpo.environments.outcome import Outcome, read_outcome
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
@@ -23,10 +24,6 @@ from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
 
 trl = pytest.importorskip("trl")
 TEMPLATES = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 ENDS = (
     "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|END_OF_TURN_TOKEN|>", "<end_of_utterance>", "<|end|>",
     "<|eot|>", "</s>",

@@ -13,21 +13,15 @@ from typing import Any
 
 import pytest
 
-from rlox_grpo import GRPO, GRPOConfig
+import chatml
+from rlox_grpo import GRPO
 from rlox_grpo.errors import ConfigError, EpisodeError
-from rlox_grpo.prompts.load import load_rows
-from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.episodes.adapters import adapt_environment
 from rlox_grpo.rollout.episodes.play import play_episode
-from rlox_grpo.rollout.episodes.run import EpisodeRunner
-from rlox_grpo.types import Completion, Sampling
+from rlox_grpo.types import Completion
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="process groups are of POSIX")
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 ROWS = [{"secret": 3}, {"secret": 5}]
 # Without the openai package, which takes a second to import: one call of urllib is enough here.
 ASK = """
@@ -68,10 +62,7 @@ async def plain(row: Any, chat: Any) -> float:
 
 @pytest.fixture(scope="module")
 def tokenizer(byte_tokenizer: Any) -> Any:
-    tokenizer = copy.deepcopy(byte_tokenizer)
-    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
-    tokenizer.chat_template = CHATML
-    return tokenizer
+    return chatml.make_tokenizer(byte_tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +76,7 @@ def write(folder: Path, code: str) -> str:
 
 
 def play(environment: Any, model: Any, tokenizer: Any, rows: Any = ROWS, **options: Any) -> list[Completion]:
-    config = GRPOConfig.create(**options)
-    runner = EpisodeRunner(environment, (), config.episodes, tokenizer)
-    engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=4)
-    groups = runner(engine, load_rows(rows), [2] * len(rows), Sampling(max_new_tokens=5), 7)
-    return [completion for group in groups for completion in group.completions]
+    return chatml.play_rows(environment, model, tokenizer, rows, **options)
 
 
 def test_the_same_tokens_as_the_function(model: Any, tokenizer: Any, tmp_path: Path) -> None:

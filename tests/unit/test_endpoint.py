@@ -16,15 +16,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from rlox_grpo import GRPO, GRPOConfig
+import chatml
+from rlox_grpo import GRPO
 from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import EpisodeError
-from rlox_grpo.prompts.load import load_rows
-from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.episodes.endpoint import CALLS_AFTER_END
-from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.turns import check_turns, list_rows
-from rlox_grpo.types import Completion, RolloutGroup, Sampling
+from rlox_grpo.types import Completion
 
 openai = pytest.importorskip("openai")
 
@@ -47,10 +45,7 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def tokenizer(byte_tokenizer: Any) -> Any:
-    tokenizer = copy.deepcopy(byte_tokenizer)
-    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
-    tokenizer.chat_template = CHATML
-    return tokenizer
+    return chatml.make_tokenizer(byte_tokenizer, CHATML)
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +54,7 @@ def model(make_tiny_model: Any, tokenizer: Any) -> Any:
 
 
 def play(environment: Any, model: Any, tokenizer: Any, rows: Any = ROWS, **options: Any) -> list[Completion]:
-    config = GRPOConfig.create(**options)
-    runner = EpisodeRunner(environment, (), config.episodes, tokenizer)
-    engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=4)
-    groups: list[RolloutGroup] = runner(engine, load_rows(rows), [2] * len(rows), Sampling(max_new_tokens=5), 7)
-    completions = [completion for group in groups for completion in group.completions]
+    completions: list[Completion] = chatml.play_rows(environment, model, tokenizer, rows, **options)
     check_turns([row for completion in completions for row in list_rows(completion)])
     return completions
 

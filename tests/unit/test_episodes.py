@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import chatml
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply
 from rlox_grpo.errors import ConfigError, EpisodeError
@@ -28,19 +29,12 @@ from rlox_grpo.rollout.serialize import decode_group, encode_group
 from rlox_grpo.turns import check_turns
 from rlox_grpo.types import Batch, RolloutGroup, Sampling
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 ROWS = [{"secret": 3, "top": 9}, {"secret": 5, "top": 9}]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(byte_tokenizer: Any) -> Any:
-    tokenizer = copy.deepcopy(byte_tokenizer)
-    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
-    tokenizer.chat_template = CHATML
-    return tokenizer
+    return chatml.make_tokenizer(byte_tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -400,7 +394,9 @@ def test_a_row_without_a_column_is_named(model: Any, tokenizer: Any) -> None:
 
 def test_a_template_that_rewrites_history_is_refused(model: Any, tokenizer: Any) -> None:
     forgets = copy.deepcopy(tokenizer)
-    forgets.chat_template = CHATML.replace("{{ message.content }}", "{{ message.content.split('</think>')[-1] }}")
+    forgets.chat_template = chatml.CHATML.replace(
+        "{{ message.content }}", "{{ message.content.split('</think>')[-1] }}"
+    )
     with pytest.raises(ConfigError, match="rewrites history.*history='keep'"):
         play(count, model, forgets)
     assert list_tokens(play(count, model, forgets, history="keep")) == list_tokens(play(count, model, tokenizer))
@@ -609,7 +605,7 @@ def test_trainer_refuses_what_does_not_fit(model: Any, tokenizer: Any) -> None:
 
 def tokenizer_without_tools(tokenizer: Any) -> Any:
     other = copy.deepcopy(tokenizer)
-    other.chat_template = CHATML.replace(
+    other.chat_template = chatml.CHATML.replace(
         "{% for message in messages %}", "{% for message in messages if message.role != 'tool' %}"
     )
     return other

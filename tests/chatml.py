@@ -1,0 +1,33 @@
+"""A chat model from scratch in the ChatML form, and its episodes: what the tests of episodes share."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tokenizer(byte_tokenizer: Any, template: str = CHATML) -> Any:
+    """A copy of ``byte_tokenizer`` whose messages end with ``<|im_end|>``."""
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def play_rows(environment: Any, model: Any, tokenizer: Any, rows: Any, **options: Any) -> list[Any]:
+    """Two completions of an episode for each row, with replies of at most 5 tokens."""
+    from rlox_grpo import GRPOConfig
+    from rlox_grpo.prompts.load import load_rows
+    from rlox_grpo.rollout.engines.hf.engine import HFEngine
+    from rlox_grpo.rollout.episodes.run import EpisodeRunner
+    from rlox_grpo.types import Sampling
+
+    runner = EpisodeRunner(environment, (), GRPOConfig.create(**options).episodes, tokenizer)
+    engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=4)
+    groups = runner(engine, load_rows(rows), [2] * len(rows), Sampling(max_new_tokens=5), 7)
+    return [completion for group in groups for completion in group.completions]
