@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import test_episodes
 
+import chatml
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.errors import ConfigError, EpisodeError
@@ -30,10 +31,7 @@ ROWS = test_episodes.ROWS
 
 @pytest.fixture(scope="module")
 def tokenizer(byte_tokenizer: Any) -> Any:
-    tokenizer = copy.deepcopy(byte_tokenizer)
-    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
-    tokenizer.chat_template = test_episodes.CHATML
-    return tokenizer
+    return chatml.make_tokenizer(byte_tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import test_episodes
 
+import chatml
 import stub_vllm
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import EngineError
@@ -147,10 +147,7 @@ def engine(make_tiny_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def tokenizer(byte_tokenizer: Any) -> Any:
-    tokenizer = copy.deepcopy(byte_tokenizer)
-    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
-    tokenizer.chat_template = test_episodes.CHATML
-    return tokenizer
+    return chatml.make_tokenizer(byte_tokenizer)
 
 
 def play(engine: Any, tokenizer: Any, environment: Any) -> tuple[Any, int]:

@@ -39,8 +39,8 @@ def collect_weights(
     """Yield name and value of every tensor in a checkpoint of ``model``, without gradients; tied tensors once.
 
     A LoRA model gives the names of its base model, and each adapted weight with its active adapters merged in:
-    W + ΔW in W's own dtype. Weights of 4 bits are unpacked. The model itself is not changed, and only one merged weight
-    exists at a time.
+    W + ΔW in W's own dtype, also while they are disabled (``model.disable_adapter()``). Weights of 4 bits are unpacked.
+    The model itself is not changed, and only one merged weight exists at a time.
 
     Args:
         model: A transformers model, bare or with LoRA adapters.
@@ -232,11 +232,15 @@ def _take_from(gathered: Iterator[tuple[str, Tensor]], others: Mapping[str, Tens
 
 @torch.no_grad()
 def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor]) -> Tensor:
-    """Return W + (alpha / r) B A of each active adapter (LoRA, arXiv:2106.09685, eq. 3); takes each once."""
+    """Return W + (alpha / r) B A of each active adapter (LoRA, arXiv:2106.09685, eq. 3); takes each once.
+
+    ``layer.disable_adapters`` is not read: the reference's forward sets it for a moment in the trainer's thread, while
+    the engine's thread may be here.
+    """
     weight = unpack(take(f"{prefix}base_layer.weight")).detach()
     if any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:
         raise ValueError(f"{prefix}weight: only plain LoRA adapters can be merged for a generation engine")
-    if layer.merged or layer.disable_adapters:
+    if layer.merged:
         return weight
     merged = weight.clone()
     for adapter in layer.active_adapters:
