@@ -127,11 +127,18 @@ class Completion:
 
 @dataclass(frozen=True, eq=False)
 class RolloutGroup:
-    """The completions sampled for one prompt by one version of the policy."""
+    """The completions sampled for one prompt by one version of the policy.
+
+    Attributes:
+        prompt, completions, policy_version: See above.
+        prefilled_tokens: Tokens run through the model to prepare the replies of its episodes: those of the engine's
+            call, shared out evenly over its groups, so that groups add up.
+    """
 
     prompt: Prompt
     completions: tuple[Completion, ...]
     policy_version: int = 0
+    prefilled_tokens: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -162,10 +162,11 @@ class EpisodeRunner:
             played = run_coroutine(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
         self.prefilled_tokens = session.prefilled_tokens
         found = iter(played)
-        return [
+        groups = [
             make_group(prompt, [next(found) for _ in range(size)], self._tokenizer, engine.policy_version)
             for prompt, size in zip(chosen, sizes, strict=True)
         ]
+        return [replace(group, prefilled_tokens=self.prefilled_tokens / len(groups)) for group in groups]
 
     def _give_tools(self, functions: Sequence[Callable[..., Any]]) -> tuple[Template, Tools]:
         """The template that shows these tools, proved to extend, and the tools of one episode."""
