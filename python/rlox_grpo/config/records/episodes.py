@@ -106,7 +106,11 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     history: Literal["template", "keep"] = option(
         "template",
-        "A chat template that rewrites earlier replies, such as one that drops reasoning: refuse it, or keep replies "
-        "as they were sampled.",
+        "What the policy is shown of earlier replies where the chat template rewrites them, such as one that drops "
+        "reasoning.",
+        choices={
+            "template": "what the template writes; a rewritten history opens a branch, a further row of the episode",
+            "keep": "its replies as it sampled them; an episode is one row",
+        },
         only_with=_EPISODES,
     )
