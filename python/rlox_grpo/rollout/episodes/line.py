@@ -195,7 +195,9 @@ class Line:
         marked = self._decode_with_marks(ids, text, with_tools)
         whole = self._open_text + marked if continues else marked
         self._open_text = "" if turn.stopped else whole
-        parsed = parse_reply(whole, with_tools=with_tools, call_format=self.template.call_format)
+        parsed = parse_reply(
+            whole, with_tools=with_tools, call_format=self.template.call_format, schemas=self.template.tools
+        )
         calls = tuple(
             ToolCall(name, arguments, f"call{self._calls + place:05}")
             for place, (name, arguments) in enumerate(parsed.calls)
