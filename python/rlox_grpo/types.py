@@ -69,12 +69,13 @@ class Episode:
         reward: The environment's, or None: unscored.
         turn_rewards: One for each turn, where the environment gave them.
         metrics: The environment's own numbers.
-        messages: The whole conversation; of an episode with branches, the first one.
+        messages: The whole conversation; of an episode with branches, the one that ``chat.turn`` goes on with.
         prompt_messages: How many of them make up the first prompt.
         tool_calls, tool_errors, observations_cut: Counts.
         tool_seconds: Time that the tools took.
         error: What went wrong, where something did.
-        branch_messages: The conversations of the branches, in the order of ``Completion.branches``.
+        branch_messages: The other conversations, in the order of ``Completion.branches``; one that the chat template
+            rewrote when it went on is left out, because ``messages`` or a later one holds it.
     """
 
     stop_reason: str

@@ -127,6 +127,11 @@ class GRPO:
             if several_turns
             else None
         )
+        if self.episodes is not None and self.episodes.rewrites_history and self.config.turn_credit == "turn":
+            raise ConfigError(
+                "turn_credit='turn' needs episodes of one row, but the chat template rewrites history, which opens "
+                "branches: set history='keep' or turn_credit='episode'"
+            )
         if self.episodes is not None and self.episodes.environment.has_reward:
             self.reward_fns.insert(0, EnvironmentReward(self.episodes.environment.name))
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
