@@ -20,8 +20,9 @@ from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.engines.turns import TurnEngine, TurnSession
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
+from rlox_grpo.rollout.episodes.budget import Budget
 from rlox_grpo.rollout.episodes.call_format import find_call_format
-from rlox_grpo.rollout.episodes.chat import Budget, Chat
+from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.ending import check_columns, check_outcome, end_episode
 from rlox_grpo.rollout.episodes.endpoint import Endpoints
 from rlox_grpo.rollout.episodes.event_loop import run_coroutine
@@ -93,6 +94,11 @@ class EpisodeRunner:
             self._environment_processes = ProcessPool(f"environment {self.environment.name}", foreign, size)
         self._template, _ = self._give_tools(self.environment.tools)
 
+    @property
+    def rewrites_history(self) -> bool:
+        """Whether the chat template rewrites history, so that episodes may have branches."""
+        return self._template.rewrites
+
     def close(self) -> None:
         """End the worker processes; later episodes start new ones."""
         for processes in (self._environment_processes, self._tool_processes):
@@ -135,20 +141,21 @@ class EpisodeRunner:
             played = run_coroutine(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
         self.prefilled_tokens = session.prefilled_tokens
         found = iter(played)
-        return [
+        groups = [
             make_group(prompt, [next(found) for _ in range(size)], self._tokenizer, engine.policy_version)
             for prompt, size in zip(chosen, sizes, strict=True)
         ]
+        return [replace(group, prefilled_tokens=self.prefilled_tokens / len(groups)) for group in groups]
 
     def _give_tools(self, functions: Sequence[Callable[..., Any]]) -> tuple[Template, Tools]:
-        """The template that shows these tools, proved to extend, and the tools of one episode."""
+        """The template that shows these tools, tried out, and the tools of one episode."""
         schemas = make_schemas(functions)
         if json.dumps(schemas) not in self._templates:
             self._refuse_sync(functions)
         return self._give_schemas(schemas), self._make_tools(functions)
 
     def _give_schemas(self, schemas: Sequence[Mapping[str, Any]]) -> Template:
-        """The template that shows tools by their JSON schemas, proved to extend."""
+        """The template that shows tools by their JSON schemas, tried out for rewrites and the form of calls."""
         name = json.dumps(schemas)
         if name not in self._templates:
             if len(self._templates) >= _MAX_TEMPLATES:
@@ -160,12 +167,20 @@ class EpisodeRunner:
             except ValueError as error:
                 raise ConfigError(str(error)) from error
             if rewrite is not None and self._config.history == "template":
-                raise ConfigError(
-                    f"the tokenizer's chat template rewrites history: {rewrite}. Set history='keep' to show the policy "
-                    "its earlier replies as it sampled them, or set a chat template that keeps them"
-                )
+                template.rewrites = True
+                self._warn_of_rewrites(rewrite)
             self._templates[name] = template
         return self._templates[name]
+
+    def _warn_of_rewrites(self, rewrite: str) -> None:
+        if any(template.rewrites for template in self._templates.values()):
+            return
+        logger.warning(
+            "the chat template rewrites history: %s. Each reply to a rewritten history opens a branch, a further row "
+            "of its episode, which the update forwards from where the histories part (episode/branches counts them). "
+            "Set history='keep' to show the policy its earlier replies as it sampled them, in one row",
+            rewrite,
+        )
 
     def _choose_call_format(self, template: Template) -> None:
         """By the option, or by what the template writes."""
