@@ -75,6 +75,7 @@ class Episode:
         tool_seconds: Time that the tools took.
         error: What went wrong, where something did.
         branch_messages: The conversations of the branches, in the order of ``Completion.branches``.
+        cancelled_calls: Calls whose caller went away before the reply was complete; nothing of them is trained.
     """
 
     stop_reason: str
@@ -89,6 +90,7 @@ class Episode:
     tool_seconds: float = 0.0
     error: str | None = None
     branch_messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
+    cancelled_calls: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,6 +48,7 @@ class Chat:
         seed: A seed of this episode, for the environment's own random numbers.
         ended: The limit that has ended the episode, or None.
         was_told: Whether the endpoint has answered a call with the episode's end.
+        cancelled_calls: Calls whose caller went away before the reply was complete.
         abandoned: Whether the episode's agent goes on calling after its end, so that only a stop ends it.
         waiting_since: When the environment was last given control, by ``time.monotonic()``; None while it waits.
     """
@@ -86,6 +87,7 @@ class Chat:
         self.tools = tools if tools is not None else Tools(())
         self.ended: str | None = None
         self.was_told = self.abandoned = False
+        self.cancelled_calls = 0
         self.waiting_since: float | None = time.monotonic()
         self._sample, self._budget, self._episode = sample, budget, episode
         self._end_ids = frozenset(end_ids)
@@ -302,7 +304,7 @@ class Chat:
         added: Int64Array | None = None,
     ) -> Reply:
         """Append messages to a line and sample its reply; a line of ``branch`` -1 gets its number here."""
-        if self._replies + self._pending >= self._budget.max_turns:
+        if self._replies + self._pending + self.cancelled_calls >= self._budget.max_turns:
             self._end("max_turns")
         own_stop = (stop,) if isinstance(stop, str) else tuple(stop)
         added = line.encode(new) if added is None else added
@@ -321,6 +323,10 @@ class Chat:
         line.busy = True
         try:
             sampled = await self._sample(request)
+        except CancelledError:
+            if self.ended is None and keys is not None:
+                self._give_up(line, len(added))
+            raise
         finally:
             line.busy = False
             self._pending -= 1
@@ -330,6 +336,15 @@ class Chat:
         self._replies += 1
         self._used += len(sampled.token_ids)
         return line.take(sampled, continues=continues, with_tools=self._has_tools(line), stop=own_stop)
+
+    def _give_up(self, line: Line, added: int) -> None:
+        """Leave a reply that nobody waits for out of the episode; it counts as a turn, so that calls have an end."""
+        self.cancelled_calls += 1
+        line.given_up = True
+        if line.turns:
+            self._used -= added
+        elif line is self._lines[0]:  # the first conversation begins anew, and draws as a branch does
+            self._lines[0] = Line(self._template, self._end_ids, self._derive_branch(line.token_ids))
 
     def _has_tools(self, line: Line) -> bool:
         return bool(self.tools) if line.template is self._template else bool(line.template.tools)

@@ -256,7 +256,11 @@ class EpisodeRunner:
             future: asyncio.Future[SampledTurn] = asyncio.get_running_loop().create_future()
             replies[request] = future
             changed.set()
-            return await future
+            try:
+                return await future
+            finally:
+                if replies.pop(request, None) is not None:  # nobody waits for the reply any more
+                    session.drop(request)
 
         endpoints, loop = Endpoints(sampling, sum(sizes)), asyncio.get_running_loop()
 
@@ -406,6 +410,7 @@ class EpisodeRunner:
             observations_cut=tools.cut,
             tool_seconds=tools.seconds,
             error=error,
+            cancelled_calls=chat.cancelled_calls,
             branch_messages=tuple(
                 tuple(json.loads(json.dumps(messages, default=str))) for messages in chat.branch_messages
             ),
