@@ -152,6 +152,7 @@ dist/.wheel: $(WHEEL_SOURCES) $(if $(wildcard dist/*.whl),,FORCE) | $(filter .uv
 	$(UV) sync --locked --inexact --no-install-project --only-group wheel
 	RUSTFLAGS="$$RUSTFLAGS --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo" \
 	  $(RUN) maturin build --release --locked --out dist $(WHEEL_FLAGS)
+	$(RUN) python .ci/strip_paths.py dist/*.whl
 	@touch $@
 
 .PHONY: sdist

@@ -220,6 +220,7 @@ class Sandbox:
     ) -> Future[Any]:
         self._slots.acquire()
         future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel it: a result has its place
         with self._lock:
             self._number += 1
             number = self._number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,17 +117,27 @@ class GRPO:
         for function in self.reward_fns:
             if isinstance(function, RewardModel):
                 function.load(next(self.model.parameters()).device)
+        sampled_by = self.policy
+        if self.config.async_steps > 0:
+            # Their thread's own: a call with padding or truncation, as in a reward function, sets a fast tokenizer's
+            # state, and a call in another thread would be truncated too.
+            sampled_by = replace(self.policy, tokenizer=copy.deepcopy(self.policy.tokenizer))
         self.episodes = (
-            EpisodeRunner(environment, tools, self.config.episodes, self.policy.tokenizer, self.config.prompts)
+            EpisodeRunner(environment, tools, self.config.episodes, sampled_by.tokenizer, self.config.prompts)
             if several_turns
             else None
         )
+        if self.episodes is not None and self.episodes.rewrites_history and self.config.turn_credit == "turn":
+            raise ConfigError(
+                "turn_credit='turn' needs episodes of one row, but the chat template rewrites history, which opens "
+                "branches: set history='keep' or turn_credit='episode'"
+            )
         if self.episodes is not None and self.episodes.environment.has_reward:
             self.reward_fns.insert(0, EnvironmentReward(self.episodes.environment.name))
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
         self._generate: Generate = self.episodes or generate
         self.sampler = Sampler(
-            make_engine(self.config, self.policy, self.ranks),
+            make_engine(self.config, sampled_by, self.ranks),
             self.config.sampling,
             self.ranks,
             seed=self.config.seed,

@@ -156,11 +156,13 @@ class StepTaker:
             **self._learner.profile(batches, updates, seconds["update"]),
             **mismatch_metrics(batches),
         }
-        if self._episodes is not None:
-            measured["perf/prefilled_tokens"] = float(self._episodes.prefilled_tokens)
         everywhere = over_ranks(measured, self._ranks)
         slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
         metrics = step_metrics(rollout.groups, advantages, updates, slowest, by_turn=by_turn)
+        if self._episodes is not None:
+            # Of these groups, not of the runner's last call: with async_steps that is a later batch's.
+            prefilled = sum(scored.group.prefilled_tokens for scored in rollout.groups)
+            metrics["perf/prefilled_tokens"] = float(round(prefilled))
         return {
             # Also of a step without an update, when all groups have constant rewards.
             "update/learning_rate": learning_rate,
