@@ -10,6 +10,12 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+FORGETS = CHATML.replace(
+    "{{ message.content }}",
+    "{{ '~' if message.role == 'assistant' and not loop.last }}{{ message.content }}",
+)
+"""Marks each earlier reply: a template that rewrites history whatever the policy says."""
+
 
 def make_tokenizer(byte_tokenizer: Any, template: str = CHATML) -> Any:
     """A copy of ``byte_tokenizer`` whose messages end with ``<|im_end|>``."""

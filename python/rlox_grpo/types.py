@@ -69,12 +69,13 @@ class Episode:
         reward: The environment's, or None: unscored.
         turn_rewards: One for each turn, where the environment gave them.
         metrics: The environment's own numbers.
-        messages: The whole conversation; of an episode with branches, the first one.
+        messages: The whole conversation; of an episode with branches, the one that ``chat.turn`` goes on with.
         prompt_messages: How many of them make up the first prompt.
         tool_calls, tool_errors, observations_cut: Counts.
         tool_seconds: Time that the tools took.
         error: What went wrong, where something did.
-        branch_messages: The conversations of the branches, in the order of ``Completion.branches``.
+        branch_messages: The other conversations, in the order of ``Completion.branches``; one that the chat template
+            rewrote when it went on is left out, because ``messages`` or a later one holds it.
     """
 
     stop_reason: str
@@ -127,11 +128,18 @@ class Completion:
 
 @dataclass(frozen=True, eq=False)
 class RolloutGroup:
-    """The completions sampled for one prompt by one version of the policy."""
+    """The completions sampled for one prompt by one version of the policy.
+
+    Attributes:
+        prompt, completions, policy_version: See above.
+        prefilled_tokens: Tokens run through the model to prepare the replies of its episodes: those of the engine's
+            call, shared out evenly over its groups, so that groups add up.
+    """
 
     prompt: Prompt
     completions: tuple[Completion, ...]
     policy_version: int = 0
+    prefilled_tokens: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

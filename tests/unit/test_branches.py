@@ -16,7 +16,8 @@ from rlox_grpo.environments import EpisodeEnded
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
-from rlox_grpo.rollout.episodes.chat import Budget, Chat
+from rlox_grpo.rollout.episodes.budget import Budget
+from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.episodes.template import Template

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
+from rlox_grpo.rollout.episodes.budget import Budget
 from rlox_grpo.rollout.episodes.call_format import find_call_format
-from rlox_grpo.rollout.episodes.chat import Budget, Chat
+from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.parsing import MARKS, MAX_CALLS, CallFormat, parse_reply
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.episodes.template import Template
@@ -39,6 +40,11 @@ def look_up(word: str) -> str:
 
 A, B = ("f", {"x": 1}), ("g", {"y": [{"z": "a; b"}]})
 A_JSON, B_JSON = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "arguments": {"y": [{"z": "a; b"}]}}'
+F, G = ("f", {"x": "1"}), ("g", {"y": "two\n\nlines", "z": " "})
+F_XML = "<function=f>\n<parameter=x>\n1\n</parameter>\n</function>"
+G_XML = "<function=g><parameter=y>\ntwo\n\nlines\n</parameter><parameter=z> </parameter></function>"
+F_GLM = "<arg_key>x</arg_key>\n<arg_value>1</arg_value>"
+G_GLM = "<arg_key>y</arg_key><arg_value>two\n\nlines</arg_value><arg_key>z</arg_key><arg_value> </arg_value>"
 A_LLAMA, B_LLAMA = (text.replace("arguments", "parameters") for text in (A_JSON, B_JSON))
 
 
@@ -60,6 +66,20 @@ A_LLAMA, B_LLAMA = (text.replace("arguments", "parameters") for text in (A_JSON,
         ("mistral", "no call", "no call", []),
         ("json", A_JSON, "", [A]),
         ("json", f"<tool_call>{A_JSON}</tool_call>", f"<tool_call>{A_JSON}</tool_call>", []),
+        ("qwen_xml", f"so\n<tool_call>\n{F_XML}\n</tool_call>\n<tool_call>{G_XML}</tool_call>", "so", [F, G]),
+        ("qwen_xml", f"so\n{F_XML}\n</tool_call>", "so", [F]),  # without the outer tag that opens
+        ("qwen_xml", f"{F_XML}{G_XML}", "", [F, G]),
+        ("qwen_xml", "<tool_call><function=h></function></tool_call>", "", [("h", {})]),
+        (
+            "qwen_xml",
+            "<function=h><parameter=x></function> <b>\n</parameter></function>",
+            "",
+            [("h", {"x": "</function> <b>"})],
+        ),
+        ("qwen_xml", "no call", "no call", []),
+        ("glm", f"so\n<tool_call>f\n{F_GLM}\n</tool_call>\n<tool_call>g{G_GLM}</tool_call>", "so", [F, G]),
+        ("glm", "<tool_call>h</tool_call>", "", [("h", {})]),
+        ("glm", "no call", "no call", []),
         ("hermes", f"a\n<tool_call>\n{A_JSON}\n</tool_call>\n<tool_call>{B_JSON}</tool_call>", "a\n", [A, B]),
     ],
 )
@@ -84,6 +104,23 @@ def test_calls_are_read(form: CallFormat, text: str, content: str, calls: list[A
         ("mistral", f"[TOOL_CALLS][{A_JSON}] more", "extra data"),
         ("mistral", "[TOOL_CALLS]" + json.dumps([{"name": "f"}] * 65), "more than 64"),
         ("mistral", '[TOOL_CALLS]f{"x": 1}' * 65, "more than 64"),
+        ("qwen_xml", "<tool_call>", "must be followed by <function=name>"),
+        ("qwen_xml", f"<tool_call>{A_JSON}</tool_call>", "must be followed by <function=name>"),
+        ("qwen_xml", f"<tool_call>{F_XML}", "is not closed by </tool_call>"),
+        ("qwen_xml", "<function=f", "must be followed by a name"),
+        ("qwen_xml", "<function=>", "must be followed by a name"),
+        ("qwen_xml", "<function=f><parameter=x>1", "lacks </parameter>"),
+        ("qwen_xml", "<function=f><parameter=x>1</parameter>", "expected <parameter=name> or </function>"),
+        ("qwen_xml", "<function=f><parameter=x></parameter>\n1</parameter>", "expected <parameter=name>"),
+        ("qwen_xml", "<function=f>" + "<parameter=x>1</parameter>" * 2 + "</function>", "x of f is given twice"),
+        ("qwen_xml", F_XML * (MAX_CALLS + 1), "more than 64"),
+        ("glm", "<tool_call>", "is not closed by </tool_call>"),
+        ("glm", "<tool_call></tool_call>", "the name of a tool"),
+        ("glm", f"<tool_call>f{F_GLM}", "expected <arg_key> or </tool_call>"),
+        ("glm", "<tool_call>f<arg_key>x</arg_key></tool_call>", "expected <arg_value> or </tool_call>"),
+        ("glm", "<tool_call>f<arg_key>x</tool_call>", "lacks </arg_key>"),
+        ("glm", f"<tool_call>f{F_GLM}{F_GLM}</tool_call>", "x of f is given twice"),
+        ("glm", "<tool_call>f</tool_call>" * (MAX_CALLS + 1), "more than 64"),
         ("json", "[" * 100_000 + '"name"', "is not JSON"),
         ("json", '{"name": "f", "arguments": {"x": 1e999}}', "1e999 is too large"),
         ("json", '{"name": "f", "arguments": {"x": NaN}}', "NaN is not JSON"),
@@ -96,7 +133,46 @@ def test_malformed_calls_are_told(form: CallFormat, text: str, told: str) -> Non
     assert (parsed.calls, len(parsed.error or "") < 400) == ((), True)
 
 
+def convert(form: CallFormat, text: str, **given: Any) -> Any:
+    """The arguments of a call of ``f`` that gives ``text`` for x, and the error; ``given`` is x's schema."""
+    schemas = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": given}}}}]
+    written = {
+        "qwen_xml": f"<tool_call>\n<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>",
+        "glm": f"<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
+    }[form]
+    parsed = parse_reply(written, with_tools=True, call_format=form, schemas=schemas)
+    return parsed.error or dict(parsed.calls[0][1])["x"]
+
+
+@pytest.mark.parametrize("form", ["qwen_xml", "glm"])
+def test_arguments_in_tags_are_of_the_schemas_type(form: CallFormat) -> None:
+    assert convert(form, "12", type="string") == "12"
+    assert convert(form, "12") == "12"
+    assert convert(form, "12", type="integer") == 12
+    assert convert(form, " -1.5e3", type="number") == -1500.0
+    assert [convert(form, text, type="boolean") for text in ("True", "false")] == [True, False]
+    assert convert(form, '{"a": [1]}', type="object") == {"a": [1]}
+    assert convert(form, "[1, 2]", type="array") == [1, 2]
+    assert convert(form, "None", type="integer", nullable=True) is None
+    assert convert(form, "12", anyOf=[{"type": "integer"}, {"type": "null"}]) == 12
+    assert convert(form, "a", type=["integer", "string"]) == "a"
+    assert convert(form, "a\n <b> </c>\n", type="string") == "a\n <b> </c>\n"
+    wrong = {
+        "integer": ("1.5", "True", "None", "9" * 10_000),
+        "number": ("1e999", "NaN"),
+        "array": ("a",),
+        "object": ("[" * 100_000,),
+        "boolean": ("1",),
+    }
+    for kind, text in [(kind, text) for kind, texts in wrong.items() for text in texts]:
+        assert convert(form, text, type=kind).startswith(f"the argument x of f must be of type {kind}, got ")
+        assert len(convert(form, text, type=kind)) < 200
+    assert convert(form, "1", type="no such type") == "1"
+
+
 PIECES = [
+    "<function=", "</function>", "<parameter=", "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>",
+    "</arg_value>", "f>", "<tool_call><function=f><parameter=x>", "<tool_call>f<arg_key>x</arg_key><arg_value>",
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>",
     '{"name": "f", "arguments": {}}', '{"name": "f", "parameters": {"a": "\\ud800"}}', "{", "}", "[", "]", '"name"',
     ":", ",", ";", "1e400", "-", "NaN", "null", '"', "\\", "\n", " ", "\x00", "\ud800", "é", "9" * 50,
@@ -152,7 +228,17 @@ def test_the_form_is_the_templates(template: str, form: str | None, byte_tokeniz
     assert find_call_format(Template(tokenizer, make_schemas([look_up]))) == form
 
 
-TRL_FORMS = {"qwen2_5": "hermes", "qwen3": "hermes", "llama3_1": "llama3", "llama3_2": "llama3", "qwen3_6": None}
+TRL_FORMS = {
+    "qwen2_5": "hermes",
+    "qwen3": "hermes",
+    "llama3_1": "llama3",
+    "llama3_2": "llama3",
+    "lfm2": None,
+    "qwen3_6": "qwen_xml",
+    "qwen3_5_nothink": "qwen_xml",
+    "nemotron_3_nano": "qwen_xml",
+    "glm4moe": "glm",
+}
 
 
 @pytest.mark.parametrize(("name", "form"), TRL_FORMS.items())
@@ -210,6 +296,49 @@ def test_a_form_that_is_not_read_is_warned_of(byte_tokenizer: Any, caplog: pytes
     with caplog.at_level(logging.WARNING):
         assert make_runner(byte_tokenizer, XML)._template.call_format == "hermes"
     assert "in no form that is read" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["qwen3_6", "glm4moe"])
+def test_calls_in_tags_reach_the_tool_with_their_types(name: str, byte_tokenizer: Any) -> None:
+    """By a published template: the call's number is a number, and a wrong one is told to the policy."""
+    trl = pytest.importorskip("trl")
+
+    def add(number: int, text: str) -> str:
+        """Add.
+
+        Args:
+            number: A number.
+            text: A text.
+        """
+        return f"{number + 1} {text}"
+
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    path = Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja"
+    tokenizer.chat_template = path.read_text(encoding="utf-8")
+    template = Template(tokenizer, make_schemas([add]))
+    form = find_call_format(template)
+    assert form is not None
+    template.call_format = form
+    ask = {"role": "user", "content": "q"}
+    calls = [{"type": "function", "function": {"name": "add", "arguments": {"number": 41, "text": "7"}}}]
+    said = template.render([ask, {"role": "assistant", "content": "", "tool_calls": calls}], generation_prompt=False)
+    said = said[len(template.render([ask])) :] if said.startswith(template.render([ask])) else said
+    said = said[said.index("<tool_call>") : said.index("</tool_call>") + len("</tool_call>")]
+    replies = iter([said, said.replace("41", "many")])
+
+    async def sample(request: TurnRequest) -> SampledTurn:
+        ids = np.array(tokenizer(next(replies), add_special_tokens=False)["input_ids"])
+        return SampledTurn(ids, np.zeros(len(ids), dtype=np.float32), True)
+
+    async def run() -> None:
+        chat = Chat(template, sample, Budget(9, 999), tools=Tools([add]), end_ids=[tokenizer.eos_token_id])
+        (message,) = await chat.call_tools(await chat.turn("q"))
+        assert message["content"] == "42 7"
+        (message,) = await chat.call_tools(await chat.turn([message]))
+        assert message["content"] == "error: the argument number of add must be of type integer, got 'many'"
+
+    asyncio.run(run())
 
 
 def test_slow_calls_of_a_turn_run_together_and_answer_in_order() -> None:

@@ -16,7 +16,8 @@ from chatml import CHATML
 from rlox_grpo.environments import EpisodeEnded
 from rlox_grpo.environments.outcome import Outcome, read_outcome
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
-from rlox_grpo.rollout.episodes.chat import Budget, Chat
+from rlox_grpo.rollout.episodes.budget import Budget
+from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.parsing import parse_reply
 from rlox_grpo.rollout.episodes.proof import find_rewrite
 from rlox_grpo.rollout.episodes.template import Template, TemplateError

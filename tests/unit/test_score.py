@@ -7,6 +7,7 @@ import functools
 import math
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,15 @@ def test_rules_and_functions_add_up_by_weight() -> None:
     assert scored[0].rewards.dtype == np.float32
     assert scored[0].statuses["countdown"].tolist() == [0, 1]
     assert status_counts(scored)["countdown"] == {"ok": 3, "no_answer": 1, "unparseable": 0, "undecided": 0}
+    (left, right) = (replace(group, statuses={"tests": np.array([5, 4], np.uint8)}) for group in scored)
+    assert status_counts([left, right])["tests"] == {
+        **{"ok": 0, "no_answer": 0, "unparseable": 0, "undecided": 0}, "out_of_memory": 2, "killed": 2,
+    }  # fmt: skip
+    metrics = step_metrics([left, right], np.zeros(4, np.float32), (), {})
+    assert metrics["rewards/tests/killed"] == metrics["rewards/tests/out_of_memory"] == 0.5
+    assert not {"rewards/countdown/killed", "rewards/countdown/out_of_memory"} & set(
+        step_metrics(scored, np.zeros(4, np.float32), (), {})
+    )
     assert score(GROUPS, Countdown(), weights=[-2.0])[0].rewards.tolist() == [-2.0, 0.0]
     assert score([], Countdown()) == []
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlox_grpo.turns import list_rows
+from rlox_grpo.turns import count_sampled, list_rows
 from rlox_grpo.types import ScoredGroup
 
 
@@ -22,9 +22,9 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         return {}
     episodes = [episode for _, episode in played]
     turns = np.array([sum(len(row.turns) for row in list_rows(completion)) for completion, _ in played])
-    # A branch repeats the tokens before it, which its share would count again: the first rows alone.
-    tokens = sum(len(completion.token_ids) for completion, _ in played)
+    # A branch repeats the tokens before it, which its share would count again: those of the first rows alone.
     observed = sum(int((~c.sampled).sum()) for c, _ in played if c.sampled is not None)
+    tokens = observed + sum(count_sampled(completion) for completion, _ in played)
     metrics = {
         "episode/turns_mean": float(turns.mean()),
         "episode/turns_max": float(turns.max()),

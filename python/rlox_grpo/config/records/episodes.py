@@ -78,7 +78,7 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         "Environment's reward of an episode that ended by timeout, tool_error or environment_error; None: unscored.",
         only_with=_EPISODES,
     )
-    call_format: Literal["auto", "hermes", "llama3", "mistral", "json"] = option(
+    call_format: Literal["auto", "hermes", "llama3", "mistral", "qwen_xml", "glm", "json"] = option(
         "auto",
         "Form of the policy's tool calls.",
         choices={
@@ -86,6 +86,9 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
             "hermes": '`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Qwen; or as json',
             "llama3": '`{"name": …, "parameters": {…}}`, perhaps after `<|python_tag|>`; several are separated by `;`',
             "mistral": "`[TOOL_CALLS]` and a list of calls, or `[TOOL_CALLS]name[ARGS]{…}` for each; or as json",
+            "qwen_xml": "`<tool_call><function=name><parameter=x>…</parameter></function></tool_call>`, as Qwen 3.5, "
+            "Qwen3-Coder and Nemotron",
+            "glm": "`<tool_call>name<arg_key>x</arg_key><arg_value>…</arg_value></tool_call>`, as GLM 4.5",
             "json": "a reply that is one JSON object with name and arguments, or a list of them",
         },
         only_with=_EPISODES,
@@ -106,7 +109,11 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     )
     history: Literal["template", "keep"] = option(
         "template",
-        "A chat template that rewrites earlier replies, such as one that drops reasoning: refuse it, or keep replies "
-        "as they were sampled.",
+        "What the policy is shown of earlier replies where the chat template rewrites them, such as one that drops "
+        "reasoning.",
+        choices={
+            "template": "what the template writes; a rewritten history opens a branch, a further row of the episode",
+            "keep": "its replies as it sampled them; an episode is one row",
+        },
         only_with=_EPISODES,
     )

@@ -22,6 +22,8 @@ class TurnRequest:
         stop: Strings that end it, beside those of the sampling parameters.
         branch: 0 in the episode's first conversation; in a branch a number by what it begins with, of at most 47 bits.
             An episode has at most one request for each branch at a time.
+        replaces: The branch whose rewritten history begins this one, or None: an engine may go on with its keys and
+            values, as far as the tokens are the same.
     """
 
     episode: tuple[int, int]
@@ -30,6 +32,7 @@ class TurnRequest:
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     branch: int = 0
+    replaces: int | None = None
 
     @property
     def draw(self) -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.prompts.rows import add_system_message
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
+from rlox_grpo.rollout.episodes.budget import Budget, Usage, check_room
+from rlox_grpo.rollout.episodes.conversations import Conversations
 from rlox_grpo.rollout.episodes.line import ChatTokens, Line, Mark
 from rlox_grpo.rollout.episodes.messages import MessageKey, list_messages, make_message_key
 from rlox_grpo.rollout.episodes.template import Message, Template, TemplateError
@@ -22,23 +22,6 @@ MAX_PROMPT_CHARS = 2_000_000
 """A longer message of the first prompt is an error."""
 
 GiveTools: TypeAlias = "Callable[[Sequence[Callable[..., Any]]], tuple[Template, Tools]]"
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The limits of an episode.
-
-    Attributes:
-        max_turns: Replies.
-        max_new_tokens: Tokens of a reply.
-        max_episode_tokens: Tokens after the first prompt, replies and observations; None: as many as fit the model.
-        max_length: Tokens of the whole conversation that the model takes; None when it states no limit.
-    """
-
-    max_turns: int
-    max_new_tokens: int
-    max_episode_tokens: int | None = None
-    max_length: int | None = None
 
 
 class Chat:
@@ -87,8 +70,7 @@ class Chat:
         self.ended: str | None = None
         self.was_told = self.abandoned = False
         self.waiting_since: float | None = time.monotonic()
-        self._sample, self._budget, self._episode = sample, budget, episode
-        self._end_ids = frozenset(end_ids)
+        self._sample, self._usage, self._episode = sample, Usage(budget), episode
         self._system_prompt = system_prompt
         self._give_tools = give_tools or (
             lambda functions: (Template(template.tokenizer, make_schemas(functions)), Tools(functions))
@@ -96,41 +78,33 @@ class Chat:
         self._give_schemas = give_schemas or (lambda schemas: Template(template.tokenizer, schemas))
         self._open_endpoint = open_endpoint
         self._template = template
-        self._lines = [Line(template, self._end_ids)]  # the first conversation, and the branches that have a reply
-        self._branches: dict[bytes, int] = {}  # how many of them began with the same tokens
-        self._replies = 0
-        self._pending = 0  # replies that are being sampled
-        self._reserved = 0  # tokens that these may have
-        self._used = 0  # tokens behind the first prompts; what lines share counts once
+        self._lines = Conversations(template, frozenset(end_ids))
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation so far; a copy."""
-        return [dict(message) for message in self._lines[0].messages]
+        return [dict(message) for message in self._lines.current.messages]
 
     @property
     def prompt_messages(self) -> int:
         """How many of :attr:`messages` make up the first prompt."""
-        return self._lines[0].prompt_messages
+        return self._lines.prompt_messages
 
     @property
     def branch_messages(self) -> list[list[dict[str, Any]]]:
-        """The conversations of the branches so far, in the order of :meth:`rows`; copies."""
-        return [[dict(message) for message in line.messages] for line, _ in self._list_rows()[1:]]
+        """The conversations beside :attr:`messages`, in the order of :meth:`rows`; copies."""
+        return self._lines.list_branch_messages()
 
     @property
     def turns(self) -> int:
         """Replies so far."""
-        return self._replies
+        return self._usage.replies
 
     @property
     def tokens_left(self) -> int | None:
         """Tokens that the episode may still have, replies and messages; None where nothing limits them."""
-        line = self._lines[0]
-        whole = len(line.token_ids) if line.messages else 0
-        limits = ((self._budget.max_episode_tokens, self._used), (self._budget.max_length, whole))
-        left = [limit - taken for limit, taken in limits if limit is not None]
-        return max(0, min(left)) if left else None
+        line = self._lines.current
+        return self._usage.count_left(line.length)
 
     @property
     def base_url(self) -> str:
@@ -170,6 +144,9 @@ class Chat:
     ) -> Reply:
         """Append ``messages`` and sample one reply.
 
+        Where the chat template rewrites what stands before ``messages``, such as a template that drops earlier
+        reasoning, the reply opens a branch: a further row of the episode, whose prompt is the rewritten history.
+
         Args:
             messages: a text, which is one user message; messages; or None to let the policy go on: a truncated reply
                 is continued, and after a complete one another begins.
@@ -187,14 +164,14 @@ class Chat:
             raise CancelledError(f"chat.turn was called after the episode had ended by {self.ended}")
         if self.waiting_since is None:
             raise ValueError("chat.turn was called while another turn or its tools were under way: await that first")
-        first = not self._lines[0].messages
+        first = not self._lines.current.messages
         new = self._bound(list_messages(messages), first=first)
         if new and first and self._system_prompt is not None:
             new = add_system_message(new, self._system_prompt, self._episode[0])
         if tools is not None:
             self._set_tools(tools)
-        _check_room(max_new_tokens)
-        return await self._reply(self._lines[0], new, max_new_tokens, stop)
+        check_room(max_new_tokens)
+        return await self._go_on(self._lines.current, new, max_new_tokens, stop)
 
     async def complete(
         self,
@@ -227,7 +204,7 @@ class Chat:
         given = list_messages(messages)
         if given and self._system_prompt is not None:
             given = add_system_message(given, self._system_prompt, self._episode[0])
-        _check_room(max_new_tokens)
+        check_room(max_new_tokens)
         template = self._template if tools is None else self._give_schemas(tools)
         keys = [make_message_key(message) for message in given]
 
@@ -235,19 +212,21 @@ class Chat:
             mark = line.find(keys) if line.template is template else None
             return None if mark is None else (mark, mark.messages)
 
-        found = self._find_longest(find)
+        found = self._lines.find_longest(find)
         if found is not None:
             line, mark, count = found
             new = given[count:]
             if new[0]["role"] != "assistant":
                 try:
-                    return await self._reply(
-                        self._continue(line, mark), self._bound(new), max_new_tokens, stop, keys[count:]
+                    return await self._go_on(
+                        self._lines.go_on(line, mark), self._bound(new), max_new_tokens, stop, keys[count:]
                     )
                 except TemplateError:  # such as replies of others that the template shows at the beginning alone
                     if all(message["role"] != "assistant" for message in new):
                         raise
-        return await self._reply(self._begin(template), self._bound(given, first=True), max_new_tokens, stop, keys)
+        return await self._reply(
+            self._lines.begin(template), self._bound(given, first=True), max_new_tokens, stop, keys
+        )
 
     async def complete_ids(
         self, token_ids: Int64Array, *, max_new_tokens: int | None = None, stop: str | Sequence[str] = ()
@@ -265,32 +244,27 @@ class Chat:
         size = len(self._template.tokenizer)
         if int(token_ids.max()) >= size or int(token_ids.min()) < 0:
             raise ValueError(f"prompt has the id {token_ids.max()}: the tokenizer has {size}")
-        _check_room(max_new_tokens)
-        found = self._find_longest(lambda line: line.find_ids(token_ids))
-        line = self._begin(self._template) if found is None else self._continue(*found[:2])
+        check_room(max_new_tokens)
+        found = self._lines.find_longest(lambda line: line.find_ids(token_ids))
+        line = self._lines.begin(self._template) if found is None else self._lines.go_on(*found[:2])
         added = token_ids[0 if found is None else found[2] :]
         text = line.template.tokenizer.decode(added.tolist(), skip_special_tokens=False)
         new = [{"role": "user", "content": text}] if len(added) or found is None else []
         keys = [("token ids", ("",), None, (), "")] * len(new)  # no message is equal to it
         return await self._reply(line, new, max_new_tokens, stop, keys, added)
 
-    def _find_longest(self, find: Callable[[Line], tuple[Mark, int] | None]) -> tuple[Line, Mark, int] | None:
-        """The line and the reply that a conversation extends furthest; one that can go on there comes first.
-
-        ``find`` returns the reply of a line, and how much of the conversation it covers.
-        """
-        found = [(line, *covered) for line in self._lines if (covered := find(line)) is not None]
-        return max(found, key=lambda one: (one[2], one[1] == one[0].last_mark), default=None)
-
-    def _continue(self, line: Line, mark: Mark) -> Line:
-        return line if mark == line.last_mark else line.fork(mark, -1)
-
-    def _begin(self, template: Template) -> Line:
-        first = self._lines[0]
-        if first.messages or first.busy:
-            return Line(template, self._end_ids, -1)
-        first.template = template
-        return first
+    async def _go_on(
+        self,
+        line: Line,
+        new: list[dict[str, Any]],
+        max_new_tokens: int | None,
+        stop: str | Sequence[str],
+        keys: Sequence[MessageKey] | None = None,
+    ) -> Reply:
+        """Sample the reply to a line and ``new``, in a branch where the chat template rewrites the line."""
+        if line.is_rewritten_by(new):
+            line, new, keys = line.begin_again(new, keys)
+        return await self._reply(line, new, max_new_tokens, stop, keys)
 
     async def _reply(
         self,
@@ -301,44 +275,37 @@ class Chat:
         keys: Sequence[MessageKey] | None = None,
         added: Int64Array | None = None,
     ) -> Reply:
-        """Append messages to a line and sample its reply; a line of ``branch`` -1 gets its number here."""
-        if self._replies + self._pending >= self._budget.max_turns:
-            self._end("max_turns")
+        """Append messages to a line and sample its reply; a new branch is numbered and kept here."""
         own_stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        added = line.encode(new) if added is None else added
-        room = self._find_room(line, len(added), max_new_tokens)
+        try:
+            self._usage.check_turn()
+            added = line.encode(new) if added is None else added
+            counted = line.count_added(added)
+            room = self._usage.find_room(line.length + len(added), counted, max_new_tokens)
+        except EpisodeEnded as ended:
+            self.ended = ended.reason
+            raise
         continues = not new and line.truncated
-        self._used += len(added) if line.messages else 0
+        self._usage.add(counted)
         line.append(new, added, keys)
         context = line.token_ids
-        if line.branch < 0:
-            line.branch = self._derive_branch(context)
-            self._lines.append(line)
-        request = TurnRequest(self._episode, line.turns, context, room, own_stop, line.branch)
+        self._lines.add(line, context)
+        request = TurnRequest(self._episode, line.turns, context, room, own_stop, line.branch, line.replaces)
         self.waiting_since = None
-        self._pending += 1
-        self._reserved += room
         line.busy = True
         try:
-            sampled = await self._sample(request)
+            with self._usage.reserve(room):
+                sampled = await self._sample(request)
         finally:
             line.busy = False
-            self._pending -= 1
-            self._reserved -= room
-            if not self._pending:
+            if not self._usage.pending:
                 self.waiting_since = time.monotonic()
-        self._replies += 1
-        self._used += len(sampled.token_ids)
+        self._usage.replies += 1
+        self._usage.add(len(sampled.token_ids))
         return line.take(sampled, continues=continues, with_tools=self._has_tools(line), stop=own_stop)
 
     def _has_tools(self, line: Line) -> bool:
         return bool(self.tools) if line.template is self._template else bool(line.template.tools)
-
-    def _derive_branch(self, context: Int64Array) -> int:
-        """A number of 47 bits by what a branch begins with, so that its draws do not depend on the order of calls."""
-        digest = hashlib.sha256(context.astype("<i8").tobytes()).digest()
-        count = self._branches[digest] = self._branches.get(digest, -1) + 1
-        return 1 + (int.from_bytes(hashlib.sha256(digest + count.to_bytes(8, "little")).digest()[:6], "little") >> 1)
 
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """Call the tools that ``reply`` asks for, at the same time; return their messages in the order of the calls.
@@ -373,19 +340,9 @@ class Chat:
         Raises:
             ValueError: the policy never had a turn.
         """
-        rows = [tokens for _, tokens in self._list_rows()]
+        rows = [tokens for _, tokens in self._lines.list_rows()]
         if not rows:
             raise ValueError("the environment ended before the policy had a turn: call chat.turn at least once")
-        return rows
-
-    def _list_rows(self) -> list[tuple[Line, ChatTokens]]:
-        rows: list[tuple[Line, ChatTokens]] = []
-        trained: set[int] = set()
-        for line in self._lines:
-            found = line.list_tokens(trained)
-            if found is not None:
-                rows.append((line, found[0]))
-                trained.update(found[1])
         return rows
 
     def _bound(self, new: list[dict[str, Any]], *, first: bool = False) -> list[dict[str, Any]]:
@@ -412,33 +369,8 @@ class Chat:
         return text
 
     def _set_tools(self, functions: Sequence[Callable[..., Any]]) -> None:
-        first = self._lines[0]
+        first = self._lines.current
         if first.messages:
             raise ValueError("tools can be given at the first turn only: templates list them at the beginning")
         self._template, self.tools = self._give_tools(functions)
         first.template = self._template
-
-    def _find_room(self, line: Line, added: int, asked: int | None) -> int:
-        """Tokens that the reply may have once ``added`` tokens precede it; ends the episode where there are none."""
-        budget = self._budget
-        used = self._used + self._reserved + (added if line.messages else 0)
-        whole = added + (len(line.token_ids) if line.messages else 0)
-        room = min(budget.max_new_tokens, asked or budget.max_new_tokens)
-        if budget.max_episode_tokens is not None:
-            room = min(room, budget.max_episode_tokens - used)
-            if room < 1:
-                self._end("max_tokens")
-        if budget.max_length is not None:
-            room = min(room, budget.max_length - whole)
-            if room < 1:
-                self._end("context")
-        return room
-
-    def _end(self, reason: str) -> NoReturn:
-        self.ended = reason
-        raise EpisodeEnded(reason)
-
-
-def _check_room(max_new_tokens: int | None) -> None:
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}: expected at least 1")

@@ -22,6 +22,7 @@ from rlox_grpo.rollout.episodes.messages import (
     make_reply_message,
 )
 from rlox_grpo.rollout.episodes.parsing import MARKS, parse_reply
+from rlox_grpo.rollout.episodes.rewrites import extends
 from rlox_grpo.rollout.episodes.template import Message, Template
 from rlox_grpo.types import FinishReason, Float32Array, Int64Array
 
@@ -78,10 +79,13 @@ class Line:
         prompt_messages: How many messages make up the first prompt.
         truncated: Whether the last reply has no end token or stop string.
         busy: Whether a reply to it is being sampled.
+        rewrites: The line whose history the chat template rewrote in the first prompt of this one, or None.
     """
 
-    def __init__(self, template: Template, end_ids: Collection[int], branch: int = 0) -> None:
-        self.template, self.branch = template, branch
+    def __init__(
+        self, template: Template, end_ids: Collection[int], branch: int = 0, rewrites: Line | None = None
+    ) -> None:
+        self.template, self.branch, self.rewrites = template, branch, rewrites
         self.messages: list[dict[str, Any]] = []
         self.prompt_messages = 0
         self.truncated = False
@@ -93,7 +97,7 @@ class Line:
         self._marks: list[Mark] = []
         self._ended_by: int | None = None  # the end token of the last reply
         self._open_text = ""  # of a truncated reply, which may go on
-        self._calls = 0
+        self._calls: int = 0 if rewrites is None else rewrites._calls
 
     @property
     def turns(self) -> int:
@@ -101,9 +105,21 @@ class Line:
         return sum(span.sampled for span in self._spans)
 
     @property
+    def replaces(self) -> int | None:
+        """The branch of the line that this one rewrites, for the first request; None: there is none."""
+        if self.rewrites is None or self._marks or self.rewrites.branch < 0:
+            return None
+        return self.rewrites.branch
+
+    @property
     def token_ids(self) -> Int64Array:
         """``int64 [L]``, the conversation so far, its first prompt included."""
         return np.concatenate([self._first_prompt, *(span.token_ids for span in self._spans)])
+
+    @property
+    def length(self) -> int:
+        """Tokens of the conversation so far, its first prompt included."""
+        return 0 if self._prompt_ids is None else len(self._prompt_ids) + sum(len(one.token_ids) for one in self._spans)
 
     @property
     def last_mark(self) -> Mark | None:
@@ -126,6 +142,34 @@ class Line:
         if not new and self.truncated:
             return np.empty(0, dtype=np.int64)
         return self.template.extend(new, self._ended_by)
+
+    def is_rewritten_by(self, new: Sequence[Message]) -> bool:
+        """Whether the template's rendering with ``new`` does not extend the tokens of the conversation so far.
+
+        Raises:
+            TemplateError: the template refuses the conversation.
+        """
+        if not self.template.rewrites or not self._marks or (not new and self.truncated):
+            return False
+        *history, reply = self.messages
+        return not extends(self.template, history, reply, new, self._decode_last())
+
+    def begin_again(
+        self, new: Sequence[Message], keys: Sequence[MessageKey] | None = None
+    ) -> tuple[Line, list[dict[str, Any]], list[MessageKey]]:
+        """An empty line for this conversation and ``new``, rendered again; its first messages, and their keys."""
+        own = [*self._keys, *(map(make_message_key, new) if keys is None else keys)]
+        line = Line(self.template, self._end_ids, -1, self)
+        return line, [dict(message) for message in (*self.messages, *new)], own
+
+    def count_added(self, added: Int64Array) -> int:
+        """How many of the tokens that go on this line count as new; a first prompt does not.
+
+        Of a history that was rewritten, those behind the beginning that it has in common with its last form.
+        """
+        if self.messages:
+            return len(added)
+        return 0 if self.rewrites is None else len(added) - _count_common(self.rewrites.token_ids, added)
 
     def append(self, new: Sequence[Message], added: Int64Array, keys: Sequence[MessageKey] | None = None) -> None:
         """Append messages and their tokens; ``keys`` where the messages were given in another form."""
@@ -151,7 +195,9 @@ class Line:
         marked = self._decode_with_marks(ids, text, with_tools)
         whole = self._open_text + marked if continues else marked
         self._open_text = "" if turn.stopped else whole
-        parsed = parse_reply(whole, with_tools=with_tools, call_format=self.template.call_format)
+        parsed = parse_reply(
+            whole, with_tools=with_tools, call_format=self.template.call_format, schemas=self.template.tools
+        )
         calls = tuple(
             ToolCall(name, arguments, f"call{self._calls + place:05}")
             for place, (name, arguments) in enumerate(parsed.calls)
@@ -198,10 +244,7 @@ class Line:
 
     def find_ids(self, token_ids: Int64Array) -> tuple[Mark, int] | None:
         """The last reply up to which ``token_ids`` are this conversation's, and the tokens up to there."""
-        whole = self.token_ids if self._marks else np.empty(0, np.int64)
-        shorter = min(len(whole), len(token_ids))
-        differs = np.flatnonzero(whole[:shorter] != token_ids[:shorter])
-        same = int(differs[0]) if len(differs) else shorter
+        same = _count_common(self.token_ids, token_ids) if self._marks else 0
         for mark in reversed(self._marks):
             length = len(self._first_prompt) + sum(len(span.token_ids) for span in self._spans[: mark.spans])
             if length <= same:
@@ -254,6 +297,19 @@ class Line:
         assert self._prompt_ids is not None
         return self._prompt_ids
 
+    def _decode_last(self) -> str:
+        """The last reply as it was sampled, special tokens included, without its end token."""
+        own: list[Span] = []
+        for span in reversed(self._spans):  # several where a truncated reply went on
+            if not span.sampled:
+                break
+            own.append(span)
+        ids = [int(token) for span in reversed(own) for token in span.token_ids]
+        if self._ended_by is not None:
+            ids.pop()
+        text: str = self.template.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
     def _decode_with_marks(self, ids: Int64Array, text: str, with_tools: bool) -> str:
         """``text`` with special tokens, where tool calls are written with some of them."""
         tokenizer = self.template.tokenizer
@@ -267,3 +323,10 @@ class Line:
         for token in map(str, self.template.tokenizer.all_special_tokens):
             text = text.replace(token, "")
         return text
+
+
+def _count_common(one: Int64Array, other: Int64Array) -> int:
+    """Tokens that both begin with."""
+    shorter = min(len(one), len(other))
+    differs = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(differs[0]) if len(differs) else shorter

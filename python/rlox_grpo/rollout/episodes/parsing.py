@@ -1,6 +1,6 @@
 """Parse a reply: reasoning, tool calls, and what remains. The text is a model's: nothing in it is trusted.
 
-Four forms of tool calls are read, each with any number of calls in a reply:
+Six forms of tool calls are read, each with any number of calls in a reply:
 
 ``hermes``
     Hermes' and Qwen's ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``; without that tag as ``json``.
@@ -9,42 +9,37 @@ Four forms of tool calls are read, each with any number of calls in a reply:
 ``mistral``
     ``[TOOL_CALLS][{"name": …, "arguments": {…}}, …]``, or ``[TOOL_CALLS]name[ARGS]{…}`` for each call; without that
     token as ``json``.
+``qwen_xml``
+    Qwen3-Coder's, Qwen 3.5's and Nemotron's ``<tool_call><function=name><parameter=x>…</parameter></function>
+    </tool_call>``.
+``glm``
+    GLM 4.5's ``<tool_call>name<arg_key>x</arg_key><arg_value>…</arg_value></tool_call>``.
 ``json``
     A reply that is one JSON object ``{"name": …, "arguments": {…}}`` or a list of them.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-MAX_CALLS = 64
-"""Calls of one reply beyond these are a parse error."""
+from rlox_grpo.rollout.episodes.call_values import MAX_CALLS, TOO_MANY, Calls, ToolCallError, parse_first, parse_json
+from rlox_grpo.rollout.episodes.xml_calls import CLOSE, KEY, KEY_END, OPEN, VALUE, VALUE_END, read_glm, read_qwen_xml
 
-CallFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "json"]
+CallFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "qwen_xml", "glm", "json"]
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON, _CALLS, _ARGS, _CALL_ID = "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 MARKS: Mapping[CallFormat, tuple[str, ...]] = {
-    "hermes": (_OPEN, _CLOSE),
+    "hermes": (OPEN, CLOSE),
     "llama3": (_PYTHON,),
     "mistral": (_CALLS, _ARGS, _CALL_ID),
+    "qwen_xml": (OPEN, CLOSE),
+    "glm": (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END),
     "json": (),
 }
 """What each form writes beside JSON. Where a tokenizer has one as a special token, it is read before it is dropped."""
 _THINK, _THOUGHT = "<think>", "</think>"
-
-
-_TOO_MANY = f"more than {MAX_CALLS} tool calls in one reply"
-
-Calls: TypeAlias = "tuple[tuple[str, Mapping[str, Any]], ...]"
-
-
-class ToolCallError(ValueError):
-    """A tool call that cannot be read; the message is written for the policy."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +52,29 @@ class ParsedReply:
     error: str | None = None
 
 
-def parse_reply(text: str, *, with_tools: bool, call_format: CallFormat = "hermes") -> ParsedReply:
-    """Split ``text``. Without tools, nothing is read as a call."""
+def parse_reply(
+    text: str,
+    *,
+    with_tools: bool,
+    call_format: CallFormat = "hermes",
+    schemas: Sequence[Mapping[str, Any]] | None = None,
+) -> ParsedReply:
+    """Split ``text``. Without tools, nothing is read as a call.
+
+    Args:
+        text: the reply.
+        with_tools: whether calls are read.
+        call_format: their form.
+        schemas: JSON schemas of the tools, which say of which types the arguments of ``qwen_xml`` and ``glm`` are.
+    """
     reasoning, content = _split_reasoning(text)
     if not with_tools:
         return ParsedReply(content, reasoning, ())
     try:
-        rest, calls = _READERS[call_format](content)
+        if call_format in _TAGGED:
+            rest, calls = _TAGGED[call_format](content, schemas or ())
+        else:
+            rest, calls = _READERS[call_format](content)
     except ToolCallError as error:
         return ParsedReply(content, reasoning, (), str(error))
     return ParsedReply(rest, reasoning, calls)
@@ -80,13 +91,13 @@ def _read_json(text: str) -> tuple[str, Calls]:
     bare = text.strip()
     if not (bare.startswith(("{", "[")) and '"name"' in bare):
         return text, ()
-    found = _parse_json(bare)
+    found = parse_json(bare)
     return "", _read_list(found if isinstance(found, list) else [found])
 
 
 def _read_list(found: list[Any]) -> Calls:
     if len(found) > MAX_CALLS:
-        raise ToolCallError(_TOO_MANY)
+        raise ToolCallError(TOO_MANY)
     return tuple(_read_call(call) for call in found)
 
 
@@ -98,8 +109,8 @@ def _read_llama(text: str) -> tuple[str, Calls]:
     calls: list[tuple[str, Mapping[str, Any]]] = []
     while body:
         if len(calls) == MAX_CALLS:
-            raise ToolCallError(_TOO_MANY)
-        found, end = _parse_first(body)
+            raise ToolCallError(TOO_MANY)
+        found, end = parse_first(body)
         calls.append(_read_call(found))
         body = body[end:].lstrip("; \n\t\r")
     if not calls:
@@ -113,41 +124,45 @@ def _read_mistral(text: str) -> tuple[str, Calls]:
         return _read_json(text)
     parts = after.split(_CALLS, MAX_CALLS)
     if len(parts) > MAX_CALLS:
-        raise ToolCallError(_TOO_MANY)
+        raise ToolCallError(TOO_MANY)
     calls: list[tuple[str, Mapping[str, Any]]] = []
     for part in parts:
         if part.strip().startswith("["):
-            found = _parse_json(part)
+            found = parse_json(part)
             calls += _read_list(found)
             continue
         name, brace, given = part.partition("{")
         name = name.partition(_ARGS)[0].partition(_CALL_ID)[0].strip()
         if not name or not brace:
             raise ToolCallError(f"{_CALLS} must be followed by a list of calls, or by name{_ARGS}{{…}}")
-        calls.append(_read_call({"name": name, "arguments": _parse_json(brace + given)}))
+        calls.append(_read_call({"name": name, "arguments": parse_json(brace + given)}))
     if len(calls) > MAX_CALLS:
-        raise ToolCallError(_TOO_MANY)
+        raise ToolCallError(TOO_MANY)
     return before.strip("\n"), tuple(calls)
 
 
 def _read_hermes(text: str) -> tuple[str, Calls]:
-    if _OPEN not in text:
+    if OPEN not in text:
         return _read_json(text)
     rest: list[str] = []
     calls: list[tuple[str, Mapping[str, Any]]] = []
     place = 0
-    while (start := text.find(_OPEN, place)) >= 0:
-        end = text.find(_CLOSE, start)
+    while (start := text.find(OPEN, place)) >= 0:
+        end = text.find(CLOSE, start)
         if end < 0:
-            raise ToolCallError(f"a {_OPEN} is not closed by {_CLOSE}")
+            raise ToolCallError(f"a {OPEN} is not closed by {CLOSE}")
         if len(calls) == MAX_CALLS:
-            raise ToolCallError(_TOO_MANY)
-        calls.append(_read_call(_parse_json(text[start + len(_OPEN) : end])))
+            raise ToolCallError(TOO_MANY)
+        calls.append(_read_call(parse_json(text[start + len(OPEN) : end])))
         rest.append(text[place:start])
-        place = end + len(_CLOSE)
+        place = end + len(CLOSE)
     return "".join([*rest, text[place:]]).strip("\n"), tuple(calls)
 
 
+_TAGGED: Mapping[CallFormat, Callable[[str, Sequence[Mapping[str, Any]]], tuple[str, Calls]]] = {
+    "qwen_xml": read_qwen_xml,
+    "glm": read_glm,
+}
 _READERS: Mapping[CallFormat, Callable[[str], tuple[str, Calls]]] = {
     "hermes": _read_hermes,
     "llama3": _read_llama,
@@ -156,42 +171,13 @@ _READERS: Mapping[CallFormat, Callable[[str], tuple[str, Calls]]] = {
 }
 
 
-def _parse_json(text: str) -> Any:
-    text = text.strip()
-    found, end = _parse_first(text)
-    if end < len(text):
-        raise ToolCallError(f"a tool call is not JSON: extra data at character {end}")
-    return found
-
-
-def _parse_first(text: str) -> tuple[Any, int]:
-    """The JSON value that ``text`` begins with, and where it ends."""
-    try:
-        return _DECODER.raw_decode(text)
-    except (ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
-        raise ToolCallError(f"a tool call is not JSON: {str(error)[:200]}") from None
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _read_number(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text[:40]} is too large")
-    return number
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_read_number)
-
-
 def _read_call(found: Any) -> tuple[str, Mapping[str, Any]]:
     call = found.get("function", found) if isinstance(found, dict) else None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         raise ToolCallError('a tool call must be {"name": …, "arguments": {…}}')
     arguments = call.get("arguments", call.get("parameters", {}))
     if isinstance(arguments, str):
-        arguments = _parse_json(arguments)
+        arguments = parse_json(arguments)
     if not isinstance(arguments, dict):
         raise ToolCallError(f"the arguments of {call['name'][:80]} must be a JSON object")
     return call["name"], arguments

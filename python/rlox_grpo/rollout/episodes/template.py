@@ -36,6 +36,8 @@ class Template:
         tokenizer: The model's own.
         tools: JSON schemas of the tools that the conversation may use, or None.
         call_format: How calls in replies are read.
+        rewrites: Whether each history is compared with what the template writes of it later; see
+            :mod:`rlox_grpo.rollout.episodes.rewrites`.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Template:
         self.tokenizer = tokenizer
         self.tools = [*tools] if tools else None
         self.call_format: CallFormat = "hermes"
+        self.rewrites = False
         self._variables = dict(variables)
         self._as_parts = False
         if _PLACEHOLDER not in self._try([{"role": "user", "content": _PLACEHOLDER}]):

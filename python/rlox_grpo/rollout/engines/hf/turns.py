@@ -157,7 +157,11 @@ class TurnDecoder:
             self.prefilled_tokens += sum(len(request.token_ids) for request in batch)
             logits = self._run_whole(self._rows[first:])
         elif continues:
-            olds = [self._kept.pop(request.key) for request in batch]
+            olds = [old for request in batch if (old := self._find_kept(request)) is not None]
+            for request in batch:
+                self._kept.pop(request.key, None)
+                if request.replaces is not None:
+                    self._kept.pop((*request.episode, request.replaces), None)
             logits = self._add(self._continue(batch, olds), np.arange(len(batch)))
         else:
             distinct: dict[bytes, int] = {}
@@ -178,6 +182,8 @@ class TurnDecoder:
 
     def _find_kept(self, request: TurnRequest) -> _Kept | None:
         kept = self._kept.get(request.key)
+        if kept is None and request.replaces is not None:
+            kept = _cut(self._kept.get((*request.episode, request.replaces)), request.token_ids)
         if kept is None or not np.array_equal(request.token_ids[: len(kept.ids)], kept.ids):
             return None
         # Distances between columns are no longer those between tokens where new ones are padded.
@@ -318,6 +324,18 @@ class TurnDecoder:
         if self._cache is not None:
             self._cache.move_rows(to, source, remaining)
         return finished
+
+
+def _cut(kept: _Kept | None, token_ids: Int64Array) -> _Kept | None:
+    """The beginning of ``kept`` that ``token_ids`` go on; at least one token is left to run. None: nothing is kept."""
+    if kept is None:
+        return None
+    shorter = min(len(kept.ids), len(token_ids) - 1)
+    differs = np.flatnonzero(kept.ids[:shorter] != token_ids[:shorter])
+    same = int(differs[0]) if len(differs) else shorter
+    if not same:
+        return None
+    return _Kept(kept.ids[:same], [one[:, :same] for one in kept.keys], [one[:, :same] for one in kept.values])
 
 
 def _gather_columns(tensor: Tensor, columns: Tensor) -> Tensor:
