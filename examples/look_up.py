@@ -96,17 +96,17 @@ TASK = EpisodeTask(
     settings={
         "group_size": 8,
         "prompts_per_step": 4,
-        "max_steps": 12,
+        "max_steps": 10,
         "max_turns": 4,
         "max_new_tokens": 32,
         "max_live_episodes": 16,
         "learning_rate": 1e-3,
         "warmup_steps": 1,
-        "checkpoint_steps": 4,
+        "checkpoint_steps": 5,
         "eval_samples": 1,
-        "eval_steps": 12,
+        "eval_steps": 10,
     },
-    warm_start={"steps": 150, "rows": 48, "learning_rate": 3e-3},
+    warm_start={"steps": 200, "rows": 64, "learning_rate": 3e-3},
 )
 
 
