@@ -20,7 +20,7 @@ from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.episode_metrics import episode_metrics
 from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
-from rlox_grpo.run.run import Progress
+from rlox_grpo.run.progress import Progress
 from rlox_grpo.run.timer import StageClock
 from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, count_tokens, measure_memory
 from rlox_grpo.types import Batch, Float32Array, Prompt, ScoredGroup, UpdateStats
