@@ -134,12 +134,20 @@ def make_third_party(crates: dict[str, dict[str, Any]]) -> str:
 
 
 def find_missing_in_sbom(wheel: Path, crates: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each crate that is linked on every platform and that the SBOM of the wheel does not name."""
+    """A line for each crate that is linked on every platform and that the SBOM of the wheel does not name.
+
+    A path of the builder's machine in the SBOM is a line too.
+    """
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if re.search(r"\.dist-info/sboms/.*\.cyclonedx\.json$", name)]
         if not names:
             return [f"{wheel.name} has no SBOM: build it with maturin 1.10 or newer"]
-        bom = json.loads(archive.read(names[0]))
+        text = archive.read(names[0]).decode()
+    if local := re.search(r"path\+file://(?!/rlox-grpo#)[^#\"]*", text):
+        return [
+            f"the SBOM of {wheel.name} names a folder of the builder, {local[0]}: run python .ci/strip_paths.py on it"
+        ]
+    bom = json.loads(text)
     listed = {(component["name"], component["version"]) for component in bom["components"]}
     return [
         f"the SBOM of {wheel.name} does not name {crate['name']} {crate['version']}"

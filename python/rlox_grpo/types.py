@@ -76,6 +76,7 @@ class Episode:
         error: What went wrong, where something did.
         branch_messages: The other conversations, in the order of ``Completion.branches``; one that the chat template
             rewrote when it went on is left out, because ``messages`` or a later one holds it.
+        cancelled_calls: Calls whose caller went away before the reply was complete; nothing of them is trained.
     """
 
     stop_reason: str
@@ -90,6 +91,7 @@ class Episode:
     tool_seconds: float = 0.0
     error: str | None = None
     branch_messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
+    cancelled_calls: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,11 +130,18 @@ class Completion:
 
 @dataclass(frozen=True, eq=False)
 class RolloutGroup:
-    """The completions sampled for one prompt by one version of the policy."""
+    """The completions sampled for one prompt by one version of the policy.
+
+    Attributes:
+        prompt, completions, policy_version: See above.
+        prefilled_tokens: Tokens run through the model to prepare the replies of its episodes: those of the engine's
+            call, shared out evenly over its groups, so that groups add up.
+    """
 
     prompt: Prompt
     completions: tuple[Completion, ...]
     policy_version: int = 0
+    prefilled_tokens: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

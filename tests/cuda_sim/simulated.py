@@ -21,7 +21,6 @@ from collections import Counter
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -59,6 +58,35 @@ class CudaTensor(torch.Tensor):
 
 def on_cuda(t):
     return isinstance(t, CudaTensor)
+
+
+# Arguments and results of operators are nested lists and tuples at most: torch's pytree takes half of the time here.
+def list_tensors(value, found):
+    """Append the tensors in ``value`` to ``found``, and return it."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            list_tensors(one, found)
+    elif isinstance(value, dict):
+        for one in value.values():
+            list_tensors(one, found)
+    return found
+
+
+def map_tensors(function, value):
+    """``value`` with ``function(tensor)`` in the place of each of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([map_tensors(function, one) for one in value])
+    if isinstance(value, dict):
+        return {name: map_tensors(function, one) for name, one in value.items()}
+    return value
+
+
+def take_inner(t):
+    return t.inner if isinstance(t, CudaTensor) else t
 
 
 SYNCING = {
@@ -99,6 +127,30 @@ VARLEN = {
     aten._efficient_attention_forward.default,
     aten._efficient_attention_backward.default,
 }
+
+
+VIEWS = (
+    "view",
+    "_unsafe_view",
+    "expand",
+    "transpose",
+    "t.",
+    "slice",
+    "select",
+    "unsqueeze",
+    "squeeze",
+    "detach",
+    "alias",
+    "permute",
+    "as_strided",
+    "split",
+    "unbind",
+    "_reshape_alias",
+    "sym_",
+    "unfold",
+    "diagonal",
+)
+"""How the names of operators begin that start no kernel."""
 
 
 class SimulatedCuda(TorchDispatchMode):
@@ -189,7 +241,7 @@ class SimulatedCuda(TorchDispatchMode):
                 return CudaTensor(t, device)
             return t
 
-        return tree_map(one, value)
+        return map_tensors(one, value)
 
     # ------------------------------------------------------------------ dispatch
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -198,11 +250,11 @@ class SimulatedCuda(TorchDispatchMode):
     def run(self, func, args, kwargs):
         if func.namespace == "prim" or func is torch.ops.prim.device.default:
             return (
-                func(*tree_map(lambda t: t.inner if on_cuda(t) else t, args), **kwargs)
+                func(*map_tensors(take_inner, args), **kwargs)
                 if func is not torch.ops.prim.device.default
                 else args[0].device
             )
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        tensors = list_tensors(kwargs, list_tensors(args, []))
         cuda = [t for t in tensors if on_cuda(t)]
         asked = kwargs.get("device")
         asked = torch.device(asked) if asked is not None else None
@@ -219,7 +271,7 @@ class SimulatedCuda(TorchDispatchMode):
             return self._copy_(func, args, kwargs)
         if asked is not None and asked.type == "cpu" and cuda:
             # e.g. new_empty(..., device="cpu"), empty_like(..., device="cpu")
-            inner_args = tree_map(lambda t: t.inner if on_cuda(t) else t, args)
+            inner_args = map_tensors(take_inner, args)
             kwargs = dict(kwargs, device=CPU)
             return func(*inner_args, **kwargs)
         # torch's rule
@@ -260,9 +312,8 @@ class SimulatedCuda(TorchDispatchMode):
         dtype = kwargs.get("dtype")
         if dtype is not None:
             return dtype.is_floating_point
-        like = next((t for t in tree_leaves(args) if isinstance(t, torch.Tensor)), None)
-        if like is not None:
-            return like.is_floating_point()
+        if like := list_tensors(args, []):
+            return like[0].is_floating_point()
         if func in (aten.arange.default, aten.arange.start, aten.arange.start_step):
             return any(isinstance(a, float) for a in args)
         if func in (aten.full.default, aten.scalar_tensor.default):
@@ -271,22 +322,14 @@ class SimulatedCuda(TorchDispatchMode):
 
     def _inner(self, func, value):
         """The tensors inside; where one of them has no data, none has."""
-        leaves = [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
-        bare = any((t.inner if on_cuda(t) else t).device.type == "meta" for t in leaves)
-
-        def one(t):
-            if not isinstance(t, torch.Tensor):
-                return t
-            return t.inner if on_cuda(t) else t
-
-        if not bare or self.values:
-            return tree_map(one, value)
+        if self.values or not any(take_inner(t).device.type == "meta" for t in list_tensors(value, [])):
+            return map_tensors(take_inner, value)
         if func in INDEXING:  # masks say how many: make them indices first
             args = list(value) if isinstance(value, (tuple, list)) else value
             if isinstance(args, list) and len(args) > 1:
                 new = []
                 for index in args[1]:
-                    i = one(index) if index is not None else None
+                    i = take_inner(index) if index is not None else None
                     if i is not None and i.dtype == torch.bool:
                         new += [n.to("meta") for n in i.nonzero(as_tuple=True)]
                     else:
@@ -294,15 +337,14 @@ class SimulatedCuda(TorchDispatchMode):
                 args[1] = new
                 args = [args[0], args[1], *args[2:]]
                 return tuple(
-                    tree_map(lambda t: one(t).to("meta") if isinstance(t, torch.Tensor) else t, a) if n != 1 else a
-                    for n, a in enumerate(args)
+                    map_tensors(lambda t: take_inner(t).to("meta"), a) if n != 1 else a for n, a in enumerate(args)
                 )
-        return tree_map(lambda t: one(t).to("meta") if isinstance(t, torch.Tensor) else t, value)
+        return map_tensors(lambda t: take_inner(t).to("meta"), value)
 
     def _call(self, func, args, kwargs):
         if self.values:
             return func(*args, **kwargs)
-        bare = any(isinstance(t, torch.Tensor) and t.device.type == "meta" for t in tree_leaves((args, kwargs)))
+        bare = any(t.device.type == "meta" for t in list_tensors(kwargs, list_tensors(args, [])))
         if bare and func is aten._local_scalar_dense.default:
             t = args[0]
             return {torch.bool: True}.get(t.dtype, 1 if not t.dtype.is_floating_point else 1.0)
@@ -316,41 +358,17 @@ class SimulatedCuda(TorchDispatchMode):
         if bare:  # comparisons of floats: true, as what is not finite would stop the library
 
             def back(t):
-                if isinstance(t, torch.Tensor) and t.device.type == "meta" and not t.is_floating_point():
-                    return (
-                        torch.ones(t.shape, dtype=t.dtype)
-                        if t.dtype == torch.bool
-                        else torch.zeros(t.shape, dtype=t.dtype)
-                    )
+                if t.device.type == "meta" and not t.is_floating_point():
+                    make = torch.ones if t.dtype == torch.bool else torch.zeros
+                    return make(t.shape, dtype=t.dtype)
                 return t
 
-            return tree_map(back, out)
+            return map_tensors(back, out)
         return out
 
     def _count(self, func, name, args):
         where = self.where()
-        views = (
-            "view",
-            "_unsafe_view",
-            "expand",
-            "transpose",
-            "t.",
-            "slice",
-            "select",
-            "unsqueeze",
-            "squeeze",
-            "detach",
-            "alias",
-            "permute",
-            "as_strided",
-            "split",
-            "unbind",
-            "_reshape_alias",
-            "sym_",
-            "unfold",
-            "diagonal",
-        )
-        if not name.startswith(views):
+        if not name.startswith(VIEWS):
             self.operators[name] += 1
             self.kernels[where] += 1
             self.kernels_total += 1

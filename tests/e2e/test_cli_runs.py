@@ -3,29 +3,14 @@
 import json
 
 import pytest
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
+import worded
 from rlox_grpo.cli import main
-from rlox_grpo.demo.tokenizer import build_tokenizer
 
 
 @pytest.fixture
 def run_file(tmp_path):
-    tokenizer = build_tokenizer(20)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        bos_token_id=None,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    worded.save(tmp_path / "model")
     rows = [{"prompt": f"3 , {n} : {n + 3}", "nums": [3, n], "target": n + 3} for n in range(1, 9)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = tmp_path / "run.toml"

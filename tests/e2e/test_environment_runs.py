@@ -4,12 +4,10 @@ import json
 import sys
 
 import pytest
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
+import worded
 from rlox_grpo.cli import main
 from rlox_grpo.config.run_file import read_run_file
-from rlox_grpo.demo.tokenizer import build_tokenizer
 
 MODULE = '''
 from rlox_grpo.environments import Outcome
@@ -55,21 +53,7 @@ TEMPLATE = (
 @pytest.fixture
 def folder(tmp_path):
     """A model, rows, a module of environments, and a run file beside it."""
-    tokenizer = build_tokenizer(20)
-    tokenizer.chat_template = TEMPLATE
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        bos_token_id=None,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    worded.save(tmp_path / "model", TEMPLATE)
     rows = [{"first": n, "longest": 4} for n in range(1, 5)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "my_environments_of_a_test.py").write_text(MODULE)

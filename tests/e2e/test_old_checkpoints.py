@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
+import worded
 from rlox_grpo import GRPO
-from rlox_grpo.demo.tokenizer import build_tokenizer
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 CHECKPOINTS = Path(__file__).parents[1] / "golden" / "checkpoints"
@@ -29,20 +28,9 @@ def toy(**changes):
 
 
 def transformers(**changes):
-    tokenizer = build_tokenizer(20)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        bos_token_id=None,
-    )
+    model, tokenizer = worded.make(8)
     rows = [{"prompt": f"3 , {n} : {n + 3}"} for n in range(1, 9)]
-    return GRPO(Qwen2ForCausalLM(config), token_share, tokenizer=tokenizer, **changes), rows
+    return GRPO(model, token_share, tokenizer=tokenizer, **changes), rows
 
 
 @pytest.mark.parametrize("build", [toy, transformers])

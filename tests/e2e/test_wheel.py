@@ -128,6 +128,8 @@ def test_wheel_needs_no_glibc_newer_than_its_tag_and_names_no_path_of_the_builde
     assert tagged is not None
     with zipfile.ZipFile(wheel) as archive:
         module = archive.read("rlox_grpo/_native.abi3.so")
+        assert not [name for name in archive.namelist() if f"{ROOT}/".encode() in archive.read(name)]
+        assert not [name for name in archive.namelist() if f"{ROOT}#".encode() in archive.read(name)]
     needed = {int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", module)}
     assert needed
     assert max(needed) <= int(tagged[1]) <= 17

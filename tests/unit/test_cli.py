@@ -1,6 +1,8 @@
 """The command line: parsing, overrides, errors on one line."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -124,6 +126,7 @@ def test_keys_that_cannot_be_meant(run_file, change, message):
             r"learning_rate.*; in a run file, .* stand above the first \[\[rewards",
         ),
         ({"name": "math:fsum", "seed": 1}, r"takes no arguments in the file, got seed: .* above the first \[\[rewards"),
+        ({"name": "math:fsum", "weight": 0.1}, "got weight: .*; reward_weights there lists the weight of each"),
         ({"name": "no_such_module:f"}, "No module named 'no_such_module'"),
         ({"name": "math:no_such_name"}, "no_such_name"),
         ({"name": "math:pi"}, r"rewards\[0\] \(math:pi\) is 3.14.*, expected a function"),
@@ -235,6 +238,27 @@ def test_options_lists_and_shows(capsys):
     assert "dapo 0.28" in shown
     assert main(["options", "beta"]) == 2
     assert "unknown option 'beta': did you mean 'kl_coef'" in capsys.readouterr().err
+
+
+def test_options_lists_those_with_a_word(capsys):
+    assert main(["options", "LoRA"]) == 0
+    found = capsys.readouterr().out
+    assert "  lora_rank = 0" in found
+    assert "  group_size" not in found
+    assert main(["options", "checkpointing"]) == 0  # a part of a name
+    assert "  gradient_checkpointing = " in capsys.readouterr().out
+    assert main(["options", "AdamW"]) == 0  # a word of a meaning
+    assert "  weight_decay = " in capsys.readouterr().out
+    assert main(["options", "no_such_word"]) == 2
+
+
+def test_output_that_nobody_reads_any_more_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "rlox_grpo.cli", "options"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_the_options_page_is_up_to_date(capsys):

@@ -7,8 +7,10 @@ import contextlib
 import copy
 import gc
 import os
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,10 @@ from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.errors import ConfigError, EpisodeError
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.rollout.episodes import adapters, processes
+from rlox_grpo.rollout.episodes.process_main import Foreign
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.rollout.episodes.tools import ToolLimits
 from rlox_grpo.types import Sampling
 
 ROWS = test_episodes.ROWS
@@ -266,3 +271,99 @@ def test_what_no_deadline_can_reach_is_refused(play: Any) -> None:
         play(lambda row, chat: lock.acquire(), turn_timeout=1.0)
     with pytest.raises(ConfigError, match="episode_workers"):
         play(misbehaving_turns.count, episode_workers=2)
+
+
+class Started:
+    """Stands for a worker process."""
+
+    broken = None
+
+    def __init__(self, *_: Any) -> None:
+        self.ended = False
+
+    def start(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        self.ended = True
+
+    end = kill
+
+
+def make_pool(monkeypatch: pytest.MonkeyPatch, size: int) -> Any:
+    monkeypatch.setattr(processes, "Worker", Started)
+    return processes.ProcessPool("tools", Foreign(None, (misbehaving_turns.count,), ToolLimits(1.0)), size)
+
+
+def test_the_turn_of_a_call_that_is_cancelled_is_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> list[str]:
+        pool, served = make_pool(monkeypatch, 1), []
+        leave = asyncio.Event()
+
+        async def use(name: str) -> None:
+            async with pool.lend() as lent:
+                if name == "first":
+                    await leave.wait()
+                lent.clean = True
+                served.append(name)
+            if name == "first":  # the second's turn has come, and it has not gone on yet
+                second.cancel()
+
+        first, second, third = [asyncio.ensure_future(use(name)) for name in ("first", "second", "third")]
+        while len(pool._waiting) < 2:
+            await asyncio.sleep(0)
+        leave.set()
+        await asyncio.wait_for(first, 10.0)
+        await asyncio.wait_for(third, 10.0)
+        assert second.cancelled()
+        return served
+
+    assert asyncio.run(run()) == ["first", "third"]
+
+
+def test_a_process_that_is_lent_while_the_pool_is_closed_ends_when_it_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        pool = make_pool(monkeypatch, 2)
+        async with pool.lend() as before:
+            before.clean = True
+        async with pool.lend() as lent:
+            pool.close()
+            assert not lent._worker.ended
+            lent.clean = True
+        assert lent._worker.ended
+        assert pool._workers == []
+        async with pool.lend() as later:
+            later.clean = True
+        assert later._worker is not lent._worker
+        assert not later._worker.ended
+
+    asyncio.run(run())
+
+
+def test_a_call_of_a_sync_environment_begins_before_its_episode_ends_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The episode ends between a call's look at it and the call's submission: the call must not wait for ever."""
+    never: Future[Any] = Future()
+    chat = adapters.SyncChat(None, None)  # type: ignore[arg-type]
+    ender = threading.Thread(target=chat.close)
+
+    def submit(coroutine: Any, loop: Any) -> Future[Any]:
+        coroutine.close()
+        ender.start()
+        ender.join(0.2)
+        return never
+
+    async def turn() -> None:
+        pass
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", submit)
+    with ThreadPoolExecutor(1) as thread:
+        call = thread.submit(chat._wait_for, turn())
+        try:
+            assert isinstance(call.exception(10.0), CancelledError)
+        finally:
+            never.cancel()
+    ender.join()

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import runpy
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,11 @@ QUICK: dict[str, Any] = {"cpu_seconds": 1, "wall_seconds": 30.0}
 
 def fenced(code: str) -> str:
     return f"Here it is.\n```python\n{code}\n```\n"
+
+
+def list_children(pid: int) -> list[int]:
+    """The processes of the sandbox's server, the oldest first."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def judge(code: str, tests: list[Any], **options: Any) -> tuple[float, str]:
@@ -90,6 +99,55 @@ HONEST = [
 @pytest.mark.parametrize(("code", "tests"), HONEST)
 def test_an_honest_program_passes(code: str, tests: list[Any]) -> None:
     assert judge(code, tests) == (1.0, "ok")
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("code", "tests", "score"),
+    [
+        ("x = bytearray(10**10)", ["assert True"], 0.0),
+        ("def f(n): return bytearray(n)", ["assert f(1) == b'\\0'", "assert f(10**10)"], 0.5),
+        ("x = bytearray(10**10)", [("", "")], 0.0),
+        ("def f():\n  try: bytearray(10**10)\n  except MemoryError: return 1", ["assert f() == 1"], None),
+    ],
+)
+def test_a_program_past_its_own_memory_limit_has_failed(code: str, tests: list[Any], score: float | None) -> None:
+    expected = (1.0, "ok") if score is None else (score, "out_of_memory")
+    assert judge(code, tests, score="fraction") == expected
+
+
+@needs_sandbox
+@pytest.mark.parametrize("which", ["program", "tests"])
+@pytest.mark.parametrize("tests", [["assert f() == 1"], [("", "1\n")]])
+def test_a_program_that_the_system_kills_has_no_score(
+    which: str, tests: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No score, in place of 0; the next program has one."""
+    sandbox = get_sandbox()
+    started = threading.Event()
+
+    def kill() -> None:
+        seen = set(list_children(sandbox._server.pid))
+        started.set()
+        while not list(Path(sandbox._work).glob("*/ready")):
+            time.sleep(0.01)
+        new = sorted(set(list_children(sandbox._server.pid)) - seen)
+        os.kill(new[0 if which == "program" else -1], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    started.wait()
+    waits = (
+        "import os, time\ndef f(): open('ready', 'w').close(); time.sleep(30); return 1\nif __name__ == '__main__': "
+    )
+    waits += "print(f())" if isinstance(tests[0], tuple) else "pass"
+    rule = PythonTests(cpu_seconds=1, wall_seconds=40.0)
+    verdicts = rule.verdicts([fenced(waits)], {"tests": [tests]})
+    killer.join()
+    assert np.isnan(verdicts.scores).all()
+    assert [STATUSES[status] for status in verdicts.statuses] == ["killed"]
+    assert rule([], [fenced("print(1)")], tests=[[("", "1\n")]]) == [1.0]
+    assert "the system killed the programs of 1 completions" in caplog.text
 
 
 CHEATS = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.util
 import io
 import json
@@ -82,6 +84,21 @@ def test_a_wheel_without_a_whole_sbom_is_refused(check: ModuleType, tmp_path: Pa
     bom = json.dumps({"components": [crates[0], {**crates[1], "version": "2.0.1"}]})
     wheel = write_wheel(tmp_path / "a.whl", {"sboms/rlox-grpo.cyclonedx.json": bom})
     assert check.find_missing_in_sbom(wheel, crates) == ["the SBOM of a.whl does not name memchr 2.0.0"]
+
+
+def test_the_sbom_names_no_folder_of_the_builder(check: ModuleType, tmp_path: Path) -> None:
+    bom = json.dumps({"components": [], "metadata": {"bom-ref": "path+file:///home/me/clone#rlox-grpo@1"}})
+    name = "rlox_grpo-1.dist-info/sboms/rlox-grpo.cyclonedx.json"
+    record = f"{name},sha256=old,1\nrlox_grpo-1.dist-info/RECORD,,\n"
+    wheel = write_wheel(tmp_path / "a.whl", {"sboms/rlox-grpo.cyclonedx.json": bom, "RECORD": record})
+    (problem,) = check.find_missing_in_sbom(wheel, [])
+    assert "names a folder of the builder, path+file:///home/me/clone: run python .ci/strip_paths.py" in problem
+    subprocess.run([sys.executable, str(ROOT / ".ci/strip_paths.py"), str(wheel)], check=True)
+    assert check.find_missing_in_sbom(wheel, []) == []
+    with zipfile.ZipFile(wheel) as archive:
+        data, record = archive.read(name), archive.read("rlox_grpo-1.dist-info/RECORD").decode()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    assert record.splitlines() == [f"{name},sha256={digest},{len(data)}", "rlox_grpo-1.dist-info/RECORD,,"]
 
 
 def test_missing_files_are_named(check: ModuleType, tmp_path: Path) -> None:

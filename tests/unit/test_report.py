@@ -280,7 +280,17 @@ def test_a_comparison_of_runs(tmp_path, whole_run):
     write_warnings(other, 20, {"kl_runaway": "the message"})
     page = Page(write_comparison([whole_run, other], tmp_path / "both.html").read_text(encoding="utf-8"))
     text = " ".join(page.text)
-    for part in ("2 runs", "countdown-first", "other", "optimizer.learning_rate", "0.0001", "kl_runaway", "KL"):
+    for part in (
+        "2 runs",
+        "countdown-first",
+        "other",
+        "last held-out reward",
+        "0.8583",
+        "optimizer.learning_rate",
+        "0.0001",
+        "kl_runaway",
+        "KL",
+    ):
         assert part in text
     assert "max_new_tokens" not in text  # the same in both
     assert page.tags.count("script") == 1

@@ -26,7 +26,7 @@ from rlox_grpo.sandbox.syscalls import NUMBERS, make_filter
 MISSING = find_missing()
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"this system cannot confine: {MISSING}")
 
-QUICK = Limits(cpu_seconds=1, wall_seconds=20.0)
+QUICK = Limits(cpu_seconds=1, wall_seconds=300.0)  # on a busy machine a second of processor time takes long
 """For programs that end themselves, or by their processor time: the clock ends none of them."""
 
 
@@ -189,10 +189,13 @@ def test_the_filter_decides_by_arguments(machine: str) -> None:
         (allow, "openat", (-100, 0, write | truncate)),
         (refuse, "openat", (-100, 0, truncate)),  # Landlock does not see this before its third version
         (refuse, "openat", (-100, 0, truncate | os.O_CREAT)),
-        (allow, "kill", (1234, 9)),
-        (refuse, "kill", (-1234, 9)),
-        (refuse, "kill", (0, 9)),
-        (refuse, "tgkill", (1235, 1235, 9)),
+        (allow, "kill", (1234, 15)),
+        (refuse, "kill", (-1234, 15)),
+        (refuse, "kill", (0, 15)),
+        (refuse, "kill", (1234, 9)),  # the sign of a kill from outside
+        (allow, "tgkill", (1234, 1234, 6)),
+        (refuse, "tgkill", (1235, 1235, 6)),
+        (refuse, "tgkill", (1234, 1234, 9)),
         (allow, "socketpair", (socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)),
         (refuse, "socketpair", (socket.AF_UNIX, socket.SOCK_DGRAM)),
         (refuse, "socketpair", (socket.AF_UNIX, socket.SOCK_SEQPACKET)),
@@ -275,7 +278,7 @@ def test_no_signal_and_no_word_to_another_process(action: str) -> None:
 
 
 def test_a_program_may_end_itself_by_a_signal() -> None:
-    assert run("import os; os.kill(os.getpid(), 9)").code == -signal.SIGKILL
+    assert run("import os; os.kill(os.getpid(), 15)").code == -signal.SIGTERM
     assert run("import os; os.abort()").code == -signal.SIGABRT
 
 
@@ -369,6 +372,7 @@ def test_no_environment_and_no_descriptor_comes_along(monkeypatch: pytest.Monkey
 def test_memory_is_bounded(code: str) -> None:
     result = run(code)
     assert result.code != 0, result
+    assert (result.ended == "memory") == ("MemoryError" in result.stderr), result
     assert "MemoryError" in result.stderr or "OSError" in result.stderr or "OverflowError" in result.stderr, result
 
 
@@ -414,6 +418,73 @@ def test_an_endless_loop_ends_by_its_processor_time_and_cannot_catch_it() -> Non
     result = run("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass")
     assert (result.ended, result.code) == ("cpu", -signal.SIGKILL), result
     assert run("while True: pass").ended == "cpu"
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "signal.pthread_kill(threading.get_ident(), 9)"])
+def test_a_program_cannot_pretend_that_it_was_killed(how: str) -> None:
+    """It would have no score in place of 0."""
+    assert attempt(how, setup="import signal, threading") == "PermissionError"
+
+
+def _kill_once_it_waits(busy_seconds: float) -> ScriptResult:
+    """Kill a program from outside, as the kernel does where the machine has no memory left."""
+    sandbox = get_sandbox()
+    code = f"import time\nwhile time.process_time() < {busy_seconds}: pass\nopen('ready', 'w').close()\ntime.sleep(60)"
+    before = set(_list_children(sandbox._server.pid))
+    running = sandbox.submit_script(code, limits=Limits(cpu_seconds=2, wall_seconds=60.0))
+    while not list(Path(sandbox._work).glob("*/ready")):
+        time.sleep(0.01)
+    (pid,) = set(_list_children(sandbox._server.pid)) - before
+    os.kill(pid, signal.SIGKILL)
+    return running.result()
+
+
+def test_a_program_that_is_killed_within_its_limits_is_told_apart() -> None:
+    result = _kill_once_it_waits(0.0)
+    assert (result.ended, result.code) == ("killed", -signal.SIGKILL), result
+    assert get_sandbox().submit_script("print(1)").result().stdout == "1\n"
+
+
+def test_a_kill_late_in_its_processor_time_is_not_taken_for_that_limit() -> None:
+    result = _kill_once_it_waits(1.3)
+    assert (result.ended, result.cpu_seconds > 1) == ("killed", True), result
+
+
+def _memory_group() -> Path | None:
+    """A new control group that may bound memory; None where this process may not make one."""
+    for folder, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(folder) / f"rlox_grpo_test_{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(48 << 20))
+        except OSError:
+            group.rmdir()
+            continue
+        return group
+    return None
+
+
+def test_the_kernel_kills_a_program_where_memory_has_run_out_and_it_is_not_judged() -> None:
+    group = _memory_group()
+    if group is None:
+        pytest.skip("this user may not make a control group with a memory limit")
+    code = "import time\nx = []\nopen('ready', 'w').close()\ntime.sleep(1)\nfor _ in range(150): x += [bytes(1 << 20)]"
+    sandbox = get_sandbox()
+    try:
+        before = set(_list_children(sandbox._server.pid))
+        running = sandbox.submit_script(code, limits=Limits(wall_seconds=60.0))
+        while not list(Path(sandbox._work).glob("*/ready")):
+            time.sleep(0.01)
+        (pid,) = set(_list_children(sandbox._server.pid)) - before
+        (group / "cgroup.procs").write_text(str(pid))
+        result = running.result()
+    finally:
+        group.rmdir()
+    assert (result.ended, result.code) == ("killed", -signal.SIGKILL), result
+    assert run(code).ended == "exit"  # the same program where there is memory
 
 
 def test_a_sleeper_ends_by_the_clock_and_the_others_do_not_wait() -> None:
@@ -557,7 +628,7 @@ def test_many_threads_share_it() -> None:
 
 
 def test_the_tool_shows_what_a_program_printed_and_how_it_ended() -> None:
-    python = python_tool(Limits(cpu_seconds=1))
+    python = python_tool(QUICK)
 
     async def call() -> list[str]:
         codes = ["print(6 * 7)", "1 / 0", "pass", "print('x' * 10**6)", "while True: pass", "import os; os._exit(4)"]
@@ -571,3 +642,17 @@ def test_the_tool_shows_what_a_program_printed_and_how_it_ended() -> None:
     assert long.endswith("\n[the rest of the output was cut]")
     assert endless == "[the program was ended: no processor time left]"
     assert exited == "[the program ended with exit code 4]"
+
+
+def test_a_call_whose_caller_stops_waiting_leaves_the_sandbox_in_use() -> None:
+    python = python_tool()
+
+    async def call() -> str:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(python("import time; time.sleep(1)"), 0.3)
+        return await asyncio.wait_for(python("import time; time.sleep(1.5); print(2)"), 60.0)
+
+    assert asyncio.run(call()) == "2"  # after the answer for the first, which nobody waits for
+    waited_for = get_sandbox().submit_script("print(3)")
+    assert not waited_for.cancel()
+    assert waited_for.result(60.0).stdout == "3\n"

@@ -92,7 +92,7 @@ PROMPT_ROWS = [
         "no prompt column",
         lambda: [{"question": "a"}],
         ValueError,
-        r"prompts\[0\] has no 'prompt' column; it has 'question'",
+        r"prompts\[0\] has no 'prompt' column; it has 'question'\. Set prompt_template .*'boxed'.*, or prompt_column",
     ),
     (
         "a number",
@@ -314,7 +314,7 @@ REWARD_ROWS = [
             reward,
             chat(USER),
             RewardError,
-            rf"{reward.__name__} raised TypeError: .*the text '.*' among messages; .*the text is \[0\]\['content'\]",
+            rf"{reward.__name__} raised TypeError: .*the text '.*' among messages .*; .*the text is \[0\]\['content'\]",
         )
         for reward in (counts, contains, equals)
     ),

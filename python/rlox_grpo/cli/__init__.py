@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +18,15 @@ __all__ = ["main", "parse_overrides", "parse_reward"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on standard error and exit status 2."""
+    try:
+        return _run(argv)
+    except BrokenPipeError:
+        if _is_output_closed():
+            return 1
+        raise
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = _make_parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.command not in ("train", "eval", "play", "check", "serve", "memory"):
@@ -24,15 +35,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         arguments.run(arguments, rest)
+        sys.stdout.flush()
     except KeyboardInterrupt as stop:
         print(f"\n{stop or 'interrupted'}", file=sys.stderr)
         return 130
     except (ValueError, OSError, ImportError, RuntimeError, ArithmeticError) as error:
+        if isinstance(error, BrokenPipeError) and _is_output_closed():
+            return 1
         if arguments.traceback:
             raise
         print(f"rlox-grpo: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _is_output_closed() -> bool:
+    """Whether nobody reads standard output any more, as in ``rlox-grpo options | head``; it is then discarded."""
+    if not hasattr(select, "poll"):  # Windows
+        return False
+    waiting = select.poll()
+    waiting.register(sys.stdout, 0)  # errors alone
+    if waiting.poll(0):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _make_parser() -> argparse.ArgumentParser:

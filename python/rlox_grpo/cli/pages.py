@@ -18,7 +18,7 @@ def add_commands(commands: Commands) -> None:
     report.set_defaults(run=_report)
 
     options = commands.add_parser("options", help="every option of a run: default, values, meaning")
-    options.add_argument("name", nargs="?", help="show this option in full")
+    options.add_argument("name", nargs="?", help="show this option in full, or list the options with this word")
     options.add_argument("--markdown", action="store_true", help="all of them as docs/reference/options.md")
     options.set_defaults(run=_options)
 

@@ -1,7 +1,7 @@
 """Heartbeats between ranks: detect a failed or dead rank through the launcher's store.
 
-When a peer dies, a collective does not report which rank died or why, and over NCCL it waits. So every rank writes a
-counter and its first error to the store.
+When a rank dies, the collectives of the others do not say which one or why, and over NCCL they hang. So every rank
+writes a counter and its first error to the store.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def open_store(timeout: float) -> Any:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether the error, or its cause, only says that a collective lost its connection."""
+    """Whether the error, or its cause, is a lost connection of a collective, which does not name the culprit."""
     if isinstance(error, dist.DistError):
         return True
     if isinstance(error, RuntimeError) and ("gloo" in str(error) or "Connection closed by peer" in str(error)):

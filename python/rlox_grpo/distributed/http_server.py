@@ -1,4 +1,4 @@
-"""A bounded HTTP server: who may ask, how much, how often, and for how long.
+"""A bounded HTTP server: tokens, and limits on connections, memory and time.
 
 A request is refused by its headers before its body is read. Connections, bytes in memory and the time for sending a
 request are bounded, so that no client can hold the server's threads or memory. Every answer ends its connection.
@@ -30,17 +30,17 @@ _TOO_MANY_CONNECTIONS = (
 
 @dataclass(frozen=True)
 class Bounds:
-    """What clients may take of the server.
+    """Limits of a server.
 
     Attributes:
-        connections: Open connections; one more is answered with status 503, which clients try again.
-        header_bytes: Of the request line and all headers.
-        body_bytes: Of one request's body.
-        memory_bytes: Of the bodies of all requests together; status 503 beyond.
-        header_seconds, body_seconds: For sending the headers, and the body.
-        answer_seconds: For making the answer, and for taking it.
-        discard_bytes, discard_seconds: Read and thrown away after a refusal: closing a connection with unread bytes
-            resets it, and the client may lose the answer.
+        connections: Most open connections; a further one gets status 503, and clients try again.
+        header_bytes: Most bytes of the request line and all headers.
+        body_bytes: Most bytes of one request's body.
+        memory_bytes: Most bytes of the bodies of all requests together; beyond it a request gets status 503.
+        header_seconds, body_seconds: Time in which a client must send the headers, and the body.
+        answer_seconds: Time for making the answer, and the same again for sending it.
+        discard_bytes, discard_seconds: How much of a refused request is still read. Closing a connection with unread
+            bytes resets it, and the client may lose the answer.
     """
 
     connections: int = 128
@@ -73,7 +73,7 @@ class _Reservations:
 
 
 class _BoundedReader(io.RawIOBase):
-    """Reads a socket until a deadline, and no more than a number of bytes.
+    """Reads at most a number of bytes from a socket, until a deadline.
 
     Raises TimeoutError past the deadline, ConnectionError past the bytes.
     """
@@ -83,7 +83,7 @@ class _BoundedReader(io.RawIOBase):
         self.allow(limit, seconds)
 
     def allow(self, limit: int, seconds: float) -> None:
-        """The bounds of what is read from here on."""
+        """Set the limits of the next reads."""
         self._left, self._deadline = limit, time.monotonic() + seconds
 
     def readable(self) -> bool:
@@ -113,19 +113,20 @@ class Answer:
 
 @dataclass(frozen=True)
 class Service(Generic[User]):
-    """What a server does.
+    """The handlers of a server.
 
     Attributes:
         authorize: Finds the user by the header ``Authorization``; None: status 401.
         get: Answers a path; None: status 404.
-        post: Answers a path of ``posts`` and a body, in a thread of its own.
+        post: Answers a path of ``posts`` and a body, in a thread of its own. Its last argument is a function that says
+            whether the client has closed its connection, so that nobody waits for the answer.
         posts: The paths of ``post``.
         describe_error: The body of a refusal, of its status and its reason.
     """
 
     authorize: Callable[[str], User | None]
     get: Callable[[User, str], Answer | None]
-    post: Callable[[User, str, bytes], Answer]
+    post: Callable[[User, str, bytes, Callable[[], bool]], Answer]
     posts: frozenset[str]
     describe_error: Callable[[int, str], bytes] = lambda status, why: json.dumps({"error": why}).encode()
 
@@ -172,7 +173,7 @@ def make_bounded_server(
                 return self._refuse(503, "other requests fill the memory for requests")
             try:
                 body = self._read(count)
-                found = None if body is None else service.post(user, self.path, body)
+                found = None if body is None else service.post(user, self.path, body, self._is_gone)
             finally:
                 memory.give_back(count)
             if found is not None:
@@ -189,6 +190,15 @@ def make_bounded_server(
                 self._refuse(400, f"the body has {len(body)} of its {count} bytes")
                 return None
             return body
+
+        def _is_gone(self) -> bool:
+            self.connection.settimeout(0.0)
+            try:
+                return not self.connection.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
 
         def _find_user(self) -> User | None:
             user = service.authorize(self.headers.get("Authorization", ""))

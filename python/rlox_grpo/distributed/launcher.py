@@ -1,4 +1,4 @@
-"""End a rank when its launcher is gone: ranks outlive a killed torchrun and would keep the run's folder locked."""
+"""End a rank when its launcher has died. Ranks outlive a killed torchrun and would keep the run's folder locked."""
 
 from __future__ import annotations
 

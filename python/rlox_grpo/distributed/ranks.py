@@ -149,7 +149,7 @@ class Ranks:
             return
         heartbeat = Heartbeat(open_store(self.timeout), self.rank, self.size, self.timeout)
         heartbeat.start()
-        # A launcher ends the other ranks by SIGTERM as soon as one is gone; they have to say first why they end.
+        # A launcher sends SIGTERM to the other ranks as soon as one has died. They report the reason first.
         with stop_on_signal() as stop:
             try:
                 yield
@@ -175,11 +175,11 @@ def join_ranks(timeout: float = 30.0, engine_size: int = 1) -> Ranks:
         engine_size: consecutive ranks that share one generation engine (``tensor_parallel_size``).
 
     Raises:
-        ConfigError: some of the launcher's variables are there and others are missing, or ``engine_size`` does not
+        ConfigError: only some of the launcher's variables are set, or ``engine_size`` does not
             divide the number of ranks.
-        RankError: the launcher is gone.
+        RankError: the launcher has died.
     """
-    end_with_launcher()  # first: a rank whose peers are gone waits for them half an hour
+    end_with_launcher()  # first: joining waits half an hour for ranks that have died
     if not dist.is_initialized():
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         _refuse_uneven(engine_size, world_size)
@@ -212,9 +212,10 @@ def _refuse_uneven(engine_size: int, world_size: int) -> None:
 
 
 def _require_launchers_store(timeout: float) -> None:
-    """Raise RankError where torchrun's store, which is there before any rank, does not answer within ``timeout``.
+    """Raise RankError if torchrun's store does not answer within ``timeout``.
 
-    A rank whose launcher was killed while it imported its modules would wait for the others for half an hour.
+    The store starts before the ranks. Without this check a rank whose launcher was killed while it imported its
+    modules would wait half an hour for the others.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return  # rank 0 makes the store

@@ -145,7 +145,11 @@ def _list_rows(
             except (ValueError, TypeError) as error:
                 raise ValueError(f"prompts[{index}]: {error}") from error
         else:
-            raise ValueError(f"prompts[{index}] has no 'prompt' column; it has {', '.join(map(repr, entry))}")
+            raise ValueError(
+                f"prompts[{index}] has no 'prompt' column; it has {', '.join(map(repr, entry))}. Set prompt_template "
+                "to build the prompt from them (such as 'boxed', which reads 'question'), or prompt_column to the "
+                "column that holds it"
+            )
     if not rows:
         raise ValueError("prompts is empty: there is nothing to train on")
     return rows

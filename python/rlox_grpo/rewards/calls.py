@@ -8,13 +8,17 @@ import math
 import numbers
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Float64Array
+
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class RewardError(RuntimeError):
@@ -99,8 +103,15 @@ def attempt(name: str, run: Callable[[], Any]) -> Any:
         return _make_error(name, error)
 
 
+def _find_line(cause: Exception) -> str:
+    """The line of the user's function that raised, as `` (rewards.py, line 7)``; empty if it is a rule of ours."""
+    frames = traceback.extract_tb(cause.__traceback__)
+    theirs = next((frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)), None)
+    return f" ({Path(theirs.filename).name}, line {theirs.lineno})" if theirs else ""
+
+
 def _make_error(name: str, cause: Exception) -> RewardError:
-    error = RewardError(f"reward function {name} raised {type(cause).__name__}: {cause}")
+    error = RewardError(f"reward function {name} raised {type(cause).__name__}: {cause}{_find_line(cause)}")
     error.__cause__ = cause
     return error
 

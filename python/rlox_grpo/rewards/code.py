@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,11 @@ from rlox_grpo.sandbox import Limits, Sandbox, ScriptResult, TestsResult, get_sa
 
 __all__ = ["PythonTests", "extract_program"]
 
-_OK, _NO_ANSWER, _UNPARSEABLE = (STATUSES.index(name) for name in ("ok", "no_answer", "unparseable"))
+logger = logging.getLogger(__name__)
+
+_OK, _NO_ANSWER, _UNPARSEABLE, _OUT_OF_MEMORY, _KILLED = (
+    STATUSES.index(name) for name in ("ok", "no_answer", "unparseable", "out_of_memory", "killed")
+)
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*\Z")
 _PYTHON = ("python", "py", "python3", "")
 
@@ -34,8 +39,10 @@ class PythonTests:
     program's functions in another and compares the values that come back. Outputs are compared here, without spaces at
     the ends of lines and empty lines at the end. So a program cannot report a verdict or read what the tests expect.
 
-    A program that is not written in Python is ``unparseable``; one that a limit ended is ``undecided``, and the tests
-    that had not run by then did not pass. A failure of the sandbox is an error and never a score.
+    A program that is not written in Python is ``unparseable``. One that a limit ended is ``undecided``, and one that
+    ran into its memory limit is ``out_of_memory``; the tests that had not run by then did not pass. One that the system
+    killed within its limits, as the kernel does where the machine has no memory left, is ``killed`` and has no score:
+    it was not judged. A failure of the sandbox is an error and never a score.
 
     Args:
         column: the column of the tests.
@@ -83,6 +90,14 @@ class PythonTests:
             if program is not None:
                 passed, statuses[row] = settled[program, own]
                 scores[row] = float(np.mean(passed)) if self.score == "fraction" else float(all(passed))
+        scores[statuses == _KILLED] = np.nan
+        if (killed := int(np.sum(statuses == _KILLED))) > 0:
+            logger.warning(
+                "%s: the system killed the programs of %d completions within their limits, so they have no score; if "
+                "the machine has too little memory, lower memory_mb",
+                name,
+                killed,
+            )
         return Verdicts(scores, statuses)
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
@@ -140,8 +155,11 @@ class _Run:
         scripts = [run.result() for run in self.scripts]
         verdicts, outputs = iter(() if said is None else said.passed), iter(scripts)
         passed = [next(verdicts) if isinstance(test, str) else _matches(next(outputs), test[1]) for test in self.tests]
-        ends = [script.ended for script in scripts] + ([] if said is None else [said.ended])
-        if any(end != "exit" for end in ends):
+        ends = {script.ended for script in scripts} | (set() if said is None else {said.ended})
+        for end, status in (("killed", _KILLED), ("memory", _OUT_OF_MEMORY)):
+            if end in ends:
+                return passed, status
+        if ends != {"exit"}:
             return passed, UNDECIDED
         return passed, _UNPARSEABLE if said is not None and said.loaded == "unparseable" else _OK
 

@@ -107,6 +107,7 @@ def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
             raise ConfigError(
                 f"{place} ({name}) takes no arguments in the file, got {', '.join(arguments)}: bind them in the "
                 "module; options of the run stand above the first [[rewards]]"
+                + ("; reward_weights there lists the weight of each function" if "weight" in arguments else "")
             )
         return [_import_reward(place, name, folders)]
     name = _SHORTER.get(name, name)

@@ -35,6 +35,7 @@ from rlox_grpo.rewards.verdicts import (
     ERROR,
     OK,
     OUTCOMES,
+    RARE,
     STATUSES,
     TIMEOUT,
     Float64Array,
@@ -138,9 +139,10 @@ def status_counts(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, int]]:
     for group in groups:
         for given, known in ((group.statuses, STATUSES), (group.outcomes, OUTCOMES)):
             for name, codes in given.items():
-                sums = counts.setdefault(name, dict.fromkeys(known, 0))
+                sums = counts.setdefault(name, {status: 0 for status in known if status not in RARE})
                 for status, count in zip(known, np.bincount(codes, minlength=len(known)).tolist(), strict=True):
-                    sums[status] += count
+                    if count or status not in RARE:
+                        sums[status] = sums.get(status, 0) + count
     return counts
 
 

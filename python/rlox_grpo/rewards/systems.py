@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from rlox_grpo.rewards.arithmetic import OverBudgetError, evaluate
-from rlox_grpo.rewards.verdicts import STATUSES
+from rlox_grpo.rewards.verdicts import STATUSES, UNDECIDED
 
 Judgement = tuple[float, int]
 """A score and a status, as an index of ``STATUSES``."""
 
-OK, NO_ANSWER, UNPARSEABLE, UNDECIDED = range(len(STATUSES))
+OK, NO_ANSWER, UNPARSEABLE = (STATUSES.index(name) for name in ("ok", "no_answer", "unparseable"))
 
 
 def nano_aha(text: str, numbers: Sequence[int], target: int) -> Judgement:

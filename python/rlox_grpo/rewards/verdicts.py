@@ -21,8 +21,12 @@ from rlox_grpo.rewards.columns import Columns
 Float64Array = NDArray[np.float64]
 UInt8Array = NDArray[np.uint8]
 
-STATUSES = ("ok", "no_answer", "unparseable", "undecided")
-"""Statuses by number: decided; no answer found; answer not readable; budget of the rule exceeded."""
+STATUSES = ("ok", "no_answer", "unparseable", "undecided", "out_of_memory", "killed")
+"""Statuses by number: decided; no answer found; answer not readable; budget of the rule exceeded. Of programs alone:
+its own memory limit exceeded; killed by the system, and so not judged."""
+
+RARE = frozenset({"out_of_memory", "killed"})
+"""Statuses that are reported where they occur, as most rules have no programs."""
 
 UNDECIDED = STATUSES.index("undecided")
 

@@ -28,6 +28,8 @@ def encode_group(group: RolloutGroup) -> dict[str, Any]:
         "policy_version": group.policy_version,
         "completions": [_encode_completion(completion) for completion in group.completions],
     }
+    if group.prefilled_tokens:
+        record["prefilled_tokens"] = group.prefilled_tokens
     if any(completion.episode is not None for completion in group.completions):  # the environment wrote the prompt
         prompt = group.prompt
         ids = _encode_array(prompt.token_ids, np.int64)
@@ -41,7 +43,7 @@ def decode_group(record: Mapping[str, Any], prompt: Prompt) -> RolloutGroup:
     if (own := record.get("prompt")) is not None:
         token_ids = _decode_array(own["token_ids"], np.int64)
         prompt = replace(prompt, token_ids=token_ids, text=own["text"], source=own["source"])
-    return RolloutGroup(prompt, completions, record["policy_version"])
+    return RolloutGroup(prompt, completions, record["policy_version"], record.get("prefilled_tokens", 0.0))
 
 
 def encode_scored_group(scored: ScoredGroup) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import tempfile
+from collections.abc import Callable
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
+
+from rlox_grpo.distributed.ranks import Ranks
 
 
 def check_repo_id(repo_id: str) -> None:
@@ -16,14 +19,22 @@ def check_repo_id(repo_id: str) -> None:
         raise ValueError(f"repo_id is {repo_id!r}: {error}") from None
 
 
-def upload_folder(
-    folder: Path, repo_id: str, *, private: bool | None, token: str | None, revision: str | None, message: str
+def push_checkpoint(
+    save: Callable[[str], None],
+    repo_id: str,
+    ranks: Ranks,
+    *,
+    private: bool | None,
+    token: str | None,
+    revision: str | None,
+    message: str,
 ) -> str:
-    """Create the repository if there is none, upload ``folder`` as one commit, and return the commit's address.
+    """Upload a checkpoint as one commit, and return the commit's address on every rank; rank 0 uploads.
 
     Args:
-        folder: what to upload.
-        repo_id: ``owner/name``, or a name of the token's owner.
+        save: writes the checkpoint to a folder; called on every rank.
+        repo_id: ``owner/name``, or a name of the token's owner; created if there is none.
+        ranks: the processes of the run.
         private: of a repository that is created; None: the hub's or the organization's default.
         token: None: that of ``hf auth login`` or of the environment.
         revision: branch, which must exist; None: main.
@@ -32,9 +43,14 @@ def upload_folder(
     Raises:
         huggingface_hub.errors.HfHubHTTPError: the hub refuses; its message says why.
     """
-    api = HfApi(token=token)
-    repository = api.create_repo(repo_id, private=private, exist_ok=True)
-    commit = api.upload_folder(
-        repo_id=repository.repo_id, folder_path=folder, revision=revision, commit_message=message
-    )
-    return str(commit.commit_url)
+    with ranks.failing_together(), tempfile.TemporaryDirectory() as folder:
+        save(folder)
+        address = ""
+        if ranks.is_first:
+            api = HfApi(token=token)
+            repository = api.create_repo(repo_id, private=private, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=repository.repo_id, folder_path=folder, revision=revision, commit_message=message
+            )
+            address = str(commit.commit_url)
+        return str(ranks.gather(address)[0])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import has_zero_variance
 from rlox_grpo.rewards import OUTCOMES, STATUSES
+from rlox_grpo.rewards.verdicts import RARE
 from rlox_grpo.turns import count_sampled, select_sampled
 from rlox_grpo.types import Float32Array, Int64Array, ScoredGroup, UpdateStats
 
@@ -83,12 +84,16 @@ def _reward_metrics(groups: Sequence[ScoredGroup], by_turn: bool) -> dict[str, f
 
 
 def _shares(groups: Sequence[Mapping[str, NDArray[np.uint8]]], known: Sequence[str]) -> dict[str, float]:
-    """Return the share of each function's samples that got each status other than the first, ``ok``."""
+    """Return the share of each function's samples that got each status other than the first, ``ok``.
+
+    A rare status has a share where it occurs.
+    """
     shares = {}
     for name in dict.fromkeys(name for codes in groups for name in codes):
         found = np.concatenate([codes[name] for codes in groups if name in codes])
         for code, status in enumerate(known[1:], 1):
-            shares[f"rewards/{name}/{status}"] = float(np.mean(found == code))
+            if status not in RARE or np.any(found == code):
+                shares[f"rewards/{name}/{status}"] = float(np.mean(found == code))
     return shares
 
 

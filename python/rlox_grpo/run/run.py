@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from rlox_grpo.run.files import append_line, json_line, write_completions
 from rlox_grpo.run.folder import advise_resume, find_checkpoint, name_newest, prepare_folder, refuse_full_disk
 from rlox_grpo.run.guards import Watch, resume_watch, write_warnings
 from rlox_grpo.run.history import checkpoint_path
+from rlox_grpo.run.progress import Progress
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.resume import compare_data, compare_rewards, refuse_changes, refuse_unknown_changes
 from rlox_grpo.run.sinks import make_sinks
@@ -41,22 +41,6 @@ from rlox_grpo.types import Float32Array, ScoredGroup
 from rlox_grpo.update.learner import Learner
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Progress:
-    """How far a run has come.
-
-    Attributes:
-        step: Training steps taken since the weights were first loaded, those before a resume included.
-        draws: Prompts drawn so far; see :class:`rlox_grpo.prompts.load.PromptDraws`.
-        prompt_tokens, completion_tokens: Of every step so far; see :mod:`rlox_grpo.run.usage`.
-    """
-
-    step: int = 0
-    draws: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 class Run:

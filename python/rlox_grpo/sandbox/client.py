@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlox_grpo.sandbox.confine import ConfinementError, find_missing
+from rlox_grpo.sandbox.guest import OUT_OF_MEMORY
 
 START_SECONDS = 60.0
 _MEBIBYTE = 1 << 20
@@ -60,7 +61,7 @@ import hashlib, sqlite3, unicodedata
 print(json.dumps(broken))
 """
 
-Ended = Literal["exit", "cpu", "wall", "files"]
+Ended = Literal["exit", "cpu", "wall", "files", "memory", "killed"]
 
 
 class SandboxError(RuntimeError):
@@ -100,7 +101,9 @@ class ScriptResult:
     """How a script ended.
 
     Attributes:
-        ended: ``exit``: by itself, or killed by a signal; else the limit that ended it.
+        ended: ``exit``: by itself, or by a signal of its own; ``cpu``, ``wall``, ``files``: the limit that ended it;
+            ``memory``: it raised MemoryError at its limit; ``killed``: the system killed it within its limits, such as
+            the kernel where the machine has no memory left.
         code: its exit code, or the negative of the signal's number.
         stdout, stderr: the beginning of what it wrote, at most ``output_kb``.
         cut: whether it wrote more to stdout than was kept.
@@ -122,8 +125,9 @@ class TestsResult:
 
     Attributes:
         loaded: ``ok``; ``error``: the program raised, or ended before its tests; ``unparseable``: a syntax error.
-        passed: one value for each test; False also for those that a limit kept from running.
-        ended: ``exit``, or the limit that ended it.
+        passed: one value for each test; False also for those that a limit or a kill kept from running.
+        ended: as in :class:`ScriptResult`. ``memory``: a test or the program raised MemoryError. ``killed``: a process
+            was killed within its limits, and not every test had passed by then.
     """
 
     __test__ = False
@@ -216,6 +220,7 @@ class Sandbox:
     ) -> Future[Any]:
         self._slots.acquire()
         future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel it: a result has its place
         with self._lock:
             self._number += 1
             number = self._number
@@ -309,7 +314,7 @@ def _read_result(sent: _Sent, answer: dict[str, Any]) -> ScriptResult | TestsRes
     if answer.get("failed"):
         raise SandboxError(f"the sandbox failed: {answer['failed']}")
     for process in answer["processes"]:
-        if not process["confined"] and not _was_killed(process):
+        if not process["confined"] and process["code"] != -signal.SIGKILL:
             raise SandboxError(
                 f"the sandbox failed: a process was not confined: {process['report'] or process['code']}"
             )
@@ -317,31 +322,44 @@ def _read_result(sent: _Sent, answer: dict[str, Any]) -> ScriptResult | TestsRes
     ended = answer["ended"]
     if ended == "exit" and any(_ran_out(process, sent.limits.cpu_seconds) for process in answer["processes"]):
         ended = "cpu"
+    if ended == "exit" and any(_was_killed_outside(process) for process in answer["processes"]):
+        ended = "killed"
+    if ended == "exit" and any(process["code"] == OUT_OF_MEMORY for process in answer["processes"]):
+        ended = "memory"
     kept = sent.limits.output_kb << 10
     output = [os.pread(output, kept, 0) for output in sent.outputs]
     if sent.tests is not None:
         marks = output[0].decode("ascii", "replace")
         loaded: Any = {"o": "ok", "s": "unparseable"}.get(marks[:1], "error")
         passed = tuple(marks[place : place + 1] == "1" for place in range(1, sent.tests + 1))
-        return TestsResult(loaded, passed, ended)
+        # A process that is killed once every test has passed changes nothing.
+        return TestsResult(loaded, passed, "exit" if ended == "killed" and passed and all(passed) else ended)
     stdout, stderr = (text.decode("utf-8", "replace") for text in output)
     cut = os.fstat(sent.outputs[0]).st_size > kept
-    return ScriptResult(ended, last["code"], stdout, stderr, cut, last["cpu_seconds"], answer["seconds"])
+    code = 1 if ended == "memory" else last["code"]  # as the interpreter ends after MemoryError
+    return ScriptResult(ended, code, stdout, stderr, cut, last["cpu_seconds"], answer["seconds"])
 
 
 def _ran_out(process: dict[str, Any], cpu_seconds: int) -> bool:
     """Whether the kernel ended a process for its processor time.
 
-    A program that ignores SIGXCPU is killed. It has then used less than the kernel, which counts in ticks, says.
+    Only a program that does not let SIGXCPU end it is killed for its time. It has then used less than the kernel, which
+    counts in ticks, says.
     """
     if process["code"] == -signal.SIGKILL:
-        return not _was_killed(process) and bool(process["cpu_seconds"] > cpu_seconds / 2)
+        late = bool(process["cpu_seconds"] > cpu_seconds / 2)
+        return not _was_killed(process) and late and bool(process["refuses_sigxcpu"])
     return bool(process["code"] == -signal.SIGXCPU)
 
 
 def _was_killed(process: dict[str, Any]) -> bool:
     """Whether the server ended a process, and not the process itself a moment before."""
     return bool(process["killed"] and process["code"] == -signal.SIGKILL)
+
+
+def _was_killed_outside(process: dict[str, Any]) -> bool:
+    """Whether SIGKILL came from neither the server nor the process, which may not send it to itself."""
+    return bool(process["code"] == -signal.SIGKILL and not process["killed"])
 
 
 def _make_file(text: str, opened: contextlib.ExitStack) -> int:

@@ -27,6 +27,9 @@ PAYLOAD, CHANNEL, OUT, ERR = 3, 4, 5, 6
 LOADED, BROKEN, UNPARSEABLE = "o", "e", "s"
 """How the program loaded: the first character that the tests' process writes; then ``1`` or ``0`` for each test."""
 
+OUT_OF_MEMORY = 72
+"""Exit code of a process whose program raised MemoryError. A program may end with it too; it gains nothing."""
+
 _FILE = "program.py"
 
 
@@ -39,7 +42,7 @@ def act(role: str) -> NoReturn:
     try:
         code = _ROLES[role](payload)
     except MemoryError:
-        code = 1
+        code = OUT_OF_MEMORY
     finally:
         os._exit(code)
 
@@ -57,7 +60,7 @@ def _run_script(payload: bytes) -> int:
             print(ended.code, file=sys.stderr)
         code = (ended.code & 0xFF) if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException as error:  # noqa: BLE001  shown, as the interpreter would
-        code = 1
+        code = OUT_OF_MEMORY if isinstance(error, MemoryError) else 1
         trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
         traceback.print_exception(type(error), error, trace, limit=-20)
     for stream in (sys.stdout, sys.stderr):
@@ -83,15 +86,15 @@ def _hold_program(payload: bytes) -> int:
     )
     try:
         compiled = _compile(payload)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         peer._send({"loaded": UNPARSEABLE})
-        return 0
+        return OUT_OF_MEMORY if isinstance(error, MemoryError) else 0
     try:
         peer.globals = _make_main()
         exec(compiled, peer.globals)  # noqa: S102  confined
-    except BaseException:  # noqa: BLE001  SystemExit too
+    except BaseException as error:  # noqa: BLE001  SystemExit too
         peer._send({"loaded": BROKEN})
-        return 0
+        return OUT_OF_MEMORY if isinstance(error, MemoryError) else 0
     peer._send({"loaded": LOADED})
     peer.serve()
     return 0
@@ -106,6 +109,7 @@ def _run_tests(payload: bytes) -> int:
     peer = Peer(os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb"), {"call"})
     tests: list[str] = json.loads(payload)
     del payload
+    code = 0
     try:
         loaded = peer._receive().get("loaded")
     except (ClosedError, ValueError, RecursionError):
@@ -115,19 +119,22 @@ def _run_tests(payload: bytes) -> int:
         return 0
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
     for test in tests:
-        os.write(OUT, b"1" if _passes(test, namespace, peer) else b"0")
-    return 0
+        failure = _find_failure(test, namespace, peer)
+        os.write(OUT, b"1" if failure is None else b"0")
+        if isinstance(failure, MemoryError):
+            code = OUT_OF_MEMORY
+    return code
 
 
-def _passes(test: str, namespace: dict[str, Any], peer: Peer) -> bool:
+def _find_failure(test: str, namespace: dict[str, Any], peer: Peer) -> BaseException | None:
     try:
         for name in _list_free_names(test):
             if name not in namespace:
                 _bind(name, namespace, peer)
         exec(compile(test, "test.py", "exec"), namespace)  # noqa: S102  confined
-    except BaseException:  # noqa: BLE001  whatever ends a test, it did not pass
-        return False
-    return True
+    except BaseException as error:  # noqa: BLE001  whatever ends a test, it did not pass
+        return error
+    return None
 
 
 def _bind(name: str, namespace: dict[str, Any], peer: Peer) -> None:

@@ -109,8 +109,6 @@ class Server:
         self._broad = [*((path, READ) for path in broad), ("/dev", WRITE_ONE_FILE)]
         self._jobs: list[Job] = []
         self._made = 0
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-            score.write("1000")
         gc.collect()
         gc.freeze()
 
@@ -194,6 +192,9 @@ class Server:
             if os.getppid() != server:
                 os._exit(1)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            # Where the machine has no memory left, the kernel takes this process before the trainer and the server.
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+                score.write("1000")
             private = make_ruleset([*self._broad, (folder, OWN_FOLDER)])
             _keep_only(
                 {**{3 + place: source for place, source in enumerate(own)}, 7: report, 8: self._shared, 9: private}
@@ -212,6 +213,7 @@ class Server:
 
     def _reap(self, job: Job, process: Process, selector: selectors.BaseSelector) -> None:
         selector.unregister(process.pidfd)
+        refuses = _refuses(process.pid, signal.SIGXCPU)
         _, status, usage = os.wait4(process.pid, 0)
         os.close(process.pidfd)
         report = os.read(process.report, 4096)
@@ -221,6 +223,7 @@ class Server:
             "code": os.waitstatus_to_exitcode(status),
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "killed": process.killed,
+            "refuses_sigxcpu": refuses,
             "confined": report == _CONFINED,
             "report": report.decode("utf-8", "replace"),
         }
@@ -268,10 +271,19 @@ def _keep_only(places: dict[int, int]) -> None:
 
 
 def _kill(process: Process) -> None:
-    if process.done is None:
+    """Kill a process; ``killed`` stays False for one that has ended already, and is not reaped yet."""
+    if process.done is None and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         process.killed = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
+
+
+def _refuses(pid: int, number: int) -> bool:
+    """Whether a process that is not reaped yet ignores, catches or blocks a signal."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+        masks = [int(line.split()[1], 16) for line in status if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:"))]
+        return any(mask >> (number - 1) & 1 for mask in masks)
+    return True
 
 
 def _measure(process: Process, enough: int) -> int:

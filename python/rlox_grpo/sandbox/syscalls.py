@@ -82,6 +82,7 @@ _IOCTL = (0x5401, 0x5413, 0x5421, 0x5450, 0x5451, 0x541B)
 """TCGETS, TIOCGWINSZ, FIONBIO, FIONCLEX, FIOCLEX, FIONREAD."""
 _PRCTL = (15, 16)
 """PR_SET_NAME, PR_GET_NAME."""
+_SIGKILL = 9
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
 
 _Step = tuple[int, int, int, int]
@@ -137,7 +138,10 @@ def _check_arguments(name: str, pid: int, refuse: int) -> list[_Step]:
         tests = [(_low(0), 0), (_low(2), 0), (_high(2), 0)]
         return [step for place, value in tests for step in _require(place, value, refuse)] + [(_RETURN, 0, 0, _ALLOW)]
     if name in ("kill", "tgkill"):
-        return [*_require(_low(0), pid, refuse), (_RETURN, 0, 0, _ALLOW)]
+        # Not by SIGKILL, with which the kernel ends a program that was never judged where memory has run out.
+        signal = _low(1 if name == "kill" else 2)
+        allowed = [(_LOAD, 0, 0, signal), (_EQUAL, 0, 1, _SIGKILL), (_RETURN, 0, 0, refuse), (_RETURN, 0, 0, _ALLOW)]
+        return [*_require(_low(0), pid, refuse), *allowed]
     place, known = {"fcntl": (1, _FCNTL), "ioctl": (1, _IOCTL), "prctl": (0, _PRCTL)}[name]
     steps: list[_Step] = [(_LOAD, 0, 0, _low(place))]
     for value in known:

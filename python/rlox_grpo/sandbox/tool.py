@@ -41,7 +41,11 @@ def _show(result: ScriptResult) -> str:
     parts = [result.stdout.rstrip("\n"), result.stderr.rstrip("\n")]
     if result.cut:
         parts.insert(1, "[the rest of the output was cut]")
-    if result.ended != "exit":
+    if result.ended == "killed":
+        parts.append("[the system killed the program, which had not reached its limits: run it again]")
+    elif result.ended == "memory":
+        parts.append("[the program had no memory left]")
+    elif result.ended != "exit":
         parts.append(f"[the program was ended: no {_LIMITS[result.ended]} left]")
     elif result.code < 0:
         parts.append(f"[the program was ended by signal {-result.code}]")

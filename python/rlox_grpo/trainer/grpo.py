@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,21 +30,22 @@ from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.rollout.engines import make_engine
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Generate, generate
-from rlox_grpo.rollout.sampler import Sampler, derive_seed
+from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.console import select_main
-from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.export import export_policy
-from rlox_grpo.run.hub import check_repo_id, upload_folder
+from rlox_grpo.run.hub import check_repo_id, push_checkpoint
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.lock import hold_run_folder
 from rlox_grpo.run.metrics import add_short_names
 from rlox_grpo.run.plan import Plan, make_plan
+from rlox_grpo.run.progress import Progress
 from rlox_grpo.run.report.text import make_table, number
 from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_rewards
-from rlox_grpo.run.run import Progress, Run
+from rlox_grpo.run.run import Run
+from rlox_grpo.trainer.evaluator import Evaluator
 from rlox_grpo.trainer.step import StepTaker
-from rlox_grpo.types import Prompt, ScoredGroup
+from rlox_grpo.types import Prompt
 from rlox_grpo.update.learner import Learner
 from rlox_grpo.update.own_optimizer import OptimizerFactory, refuse_unread_options
 
@@ -116,8 +118,13 @@ class GRPO:
         for function in self.reward_fns:
             if isinstance(function, RewardModel):
                 function.load(next(self.model.parameters()).device)
+        sampled_by = self.policy
+        if self.config.async_steps > 0:
+            # Their thread's own: a call with padding or truncation, as in a reward function, sets a fast tokenizer's
+            # state, and a call in another thread would be truncated too.
+            sampled_by = replace(self.policy, tokenizer=copy.deepcopy(self.policy.tokenizer))
         self.episodes = (
-            EpisodeRunner(environment, tools, self.config.episodes, self.policy.tokenizer, self.config.prompts)
+            EpisodeRunner(environment, tools, self.config.episodes, sampled_by.tokenizer, self.config.prompts)
             if several_turns
             else None
         )
@@ -129,13 +136,13 @@ class GRPO:
         if self.episodes is not None and self.episodes.environment.has_reward:
             self.reward_fns.insert(0, EnvironmentReward(self.episodes.environment.name))
         weights = reward_weights(self.reward_fns, self.config.reward_weights)
-        self._generate: Generate = self.episodes or generate
+        play: Generate = self.episodes or generate
         self.sampler = Sampler(
-            make_engine(self.config, self.policy, self.ranks),
+            make_engine(self.config, sampled_by, self.ranks),
             self.config.sampling,
             self.ranks,
             seed=self.config.seed,
-            generate=self._generate,
+            generate=play,
         )
         self.engine = self.sampler.engine
         self.learner = Learner(
@@ -163,6 +170,9 @@ class GRPO:
             self.progress,
             reward_fns=self.reward_fns,
             episodes=self.episodes,
+        )
+        self._evaluate = Evaluator(
+            self.config, self.sampler, self.reward_fns, self.ranks, play, self._step_taker.sync_engine
         )
         self._total_steps = 1
         self._last_metrics: Mapping[str, float] = {}
@@ -244,13 +254,13 @@ class GRPO:
 
             with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
                 if held_out is not None and self.step == 0:
-                    run.record_evaluation(*self._evaluate_held_out(held_out))
+                    run.record_evaluation(*self._evaluate.evaluate_held_out(held_out))
                 self._stop_requested = False
                 while self.step < self._total_steps and not self.ranks.any(bool(stop) or self._stop_requested):
                     metrics = self.train_step(draw_prompts, draws.take)
                     self.progress.draws = draws.draws
-                    if held_out is not None and self._evaluation_is_due():
-                        evaluation, groups = self._evaluate_held_out(held_out)
+                    if held_out is not None and self._evaluate.is_due(self.step, self._total_steps):
+                        evaluation, groups = self._evaluate.evaluate_held_out(held_out)
                         run.record_evaluation(evaluation, groups)
                         metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
                     run.record(metrics, *self.last_rollout)
@@ -404,15 +414,15 @@ class GRPO:
         check_repo_id(repo_id)
         if not hasattr(self.model, "save_pretrained"):
             raise ValueError(f"the model is a {type(self.model).__name__}: only transformers models go to the hub")
-        message = commit_message or f"step {self.step} of GRPO"
-        with self.ranks.failing_together(), tempfile.TemporaryDirectory() as folder:
-            self.save(folder, merged=merged)
-            address = ""
-            if self.ranks.is_first:
-                address = upload_folder(
-                    Path(folder), repo_id, private=private, token=token, revision=revision, message=message
-                )
-            return str(self.ranks.gather(address)[0])
+        return push_checkpoint(
+            partial(self.save, merged=merged),
+            repo_id,
+            self.ranks,
+            private=private,
+            token=token,
+            revision=revision,
+            message=commit_message or f"step {self.step} of GRPO",
+        )
 
     @contextmanager
     def _closing_workers(self) -> Iterator[None]:
@@ -423,30 +433,3 @@ class GRPO:
             finally:
                 if self.episodes is not None:
                     self.episodes.close()
-
-    def _evaluate(
-        self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
-    ) -> tuple[dict[str, float], list[ScoredGroup]]:
-        self._step_taker.sync_engine()
-        return evaluate(
-            self.engine,
-            prompts,
-            self.reward_fns,
-            replace(self.sampler.sampling, temperature=0.0) if greedy else self.sampler.sampling,
-            samples=samples or self.config.eval_samples,
-            seed=derive_seed(self.config.seed, "evaluation", 0),
-            weights=self.config.reward_weights,
-            on_error=self.config.on_reward_error,
-            ranks=self.ranks,
-            generate=self._generate,
-        )
-
-    def _evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
-        metrics, groups = self._evaluate(prompts)
-        if self.config.eval_greedy:
-            metrics["greedy_accuracy"] = self._evaluate(prompts, samples=1, greedy=True)[0]["accuracy"]
-        return metrics, groups
-
-    def _evaluation_is_due(self) -> bool:
-        every = self.config.eval_steps
-        return self.step == self._total_steps or (every > 0 and self.step % every == 0)

@@ -20,7 +20,7 @@ from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.episode_metrics import episode_metrics
 from rlox_grpo.run.metrics import combined, over_ranks, step_metrics
-from rlox_grpo.run.run import Progress
+from rlox_grpo.run.progress import Progress
 from rlox_grpo.run.timer import StageClock
 from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, count_tokens, measure_memory
 from rlox_grpo.types import Batch, Float32Array, Prompt, ScoredGroup, UpdateStats
@@ -156,11 +156,13 @@ class StepTaker:
             **self._learner.profile(batches, updates, seconds["update"]),
             **mismatch_metrics(batches),
         }
-        if self._episodes is not None:
-            measured["perf/prefilled_tokens"] = float(self._episodes.prefilled_tokens)
         everywhere = over_ranks(measured, self._ranks)
         slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
         metrics = step_metrics(rollout.groups, advantages, updates, slowest, by_turn=by_turn)
+        if self._episodes is not None:
+            # Of these groups, not of the runner's last call: with async_steps that is a later batch's.
+            prefilled = sum(scored.group.prefilled_tokens for scored in rollout.groups)
+            metrics["perf/prefilled_tokens"] = float(round(prefilled))
         return {
             # Also of a step without an update, when all groups have constant rewards.
             "update/learning_rate": learning_rate,

@@ -131,7 +131,8 @@ def _describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
         field = model.model_fields.get(str(finding["loc"][0])) if finding["loc"] else None
         hint = read_metadata(field).get("hint", "") if field is not None else ""
         got = "" if finding["type"] == "missing" else f", got {finding['input']!r}"
-        lines.append(f"{name}: {finding['msg'][0].lower()}{finding['msg'][1:]}{got}{f'; {hint}' if hint else ''}")
+        wrong = (finding["msg"][0].lower() + finding["msg"][1:]).replace("a valid tuple", "a list")
+        lines.append(f"{name}: {wrong}{got}{f'; {hint}' if hint else ''}")
     return "\n".join(lines)
 
 

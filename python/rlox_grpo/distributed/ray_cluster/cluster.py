@@ -1,4 +1,4 @@
-"""Join or start a Ray cluster, and reserve room for the ranks on it."""
+"""Join or start a Ray cluster, and reserve room on it for the processes of a run."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ def list_nodes(ray: Any) -> list[Node]:
 
 @dataclass(frozen=True)
 class Room:
-    """Room on a cluster that is reserved for a run.
+    """The part of a cluster that is reserved for a run.
 
     Attributes:
         group: Ray's placement group.
         places: of the ranks.
         servers: places of engines and of the reference.
-        resources: of each bundle, as Ray names them.
-        placement: both in words.
+        resources: of each bundle, by Ray's names.
+        placement: ``places`` and ``servers`` in words.
     """
 
     group: Any
@@ -132,7 +132,7 @@ class Room:
     placement: str
 
     def schedule(self, bundle: int) -> Any:
-        """Ray's scheduling strategy for a process of the bundle."""
+        """Return Ray's scheduling strategy that puts a process in the bundle."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
@@ -143,7 +143,7 @@ def reserved_room(ray: Any, sizes: Sizes) -> Iterator[Room]:
     """Reserve room for the processes of a run for the block, on as few nodes as possible.
 
     Raises:
-        ConfigError: the cluster cannot hold them, or something else uses the room; with the numbers.
+        ConfigError: the cluster cannot hold them, or something else uses the room; the message has the numbers.
     """
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 

@@ -1,4 +1,4 @@
-"""Start the processes of a run as Ray actors, show what rank 0 says, and end all ranks when one ends."""
+"""Start the processes of a run as Ray actors, print the output of rank 0, and end all ranks when one ends."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import RankError
 
 FORWARDED = ("RLOX_GRPO_", "HF_", "TRANSFORMERS_", "OMP_", "NCCL_", "GLOO_", "TORCH_", "VLLM_", "WANDB_", "TRACKIO_")
-"""Variables of the driver that the ranks get too, by how their names begin: settings and tokens of the run."""
+"""Prefixes of the driver's environment variables that the ranks get too: settings and tokens of the run."""
 
 END_WITHIN_S = 45.0
 """Seconds beyond ``rank_timeout`` that the other ranks have to save and end, once one has ended."""
 POLL_S = 0.5
 SHOWN = 600
-"""Characters of Ray's own account of a failure."""
+"""Most characters that are shown of Ray's own error message."""
 STOPPED = 130
 """Exit status of a rank that a signal asked to stop, after its checkpoint."""
 
@@ -57,7 +57,7 @@ def launch_ranks(
     dry_run: bool,
     say: Callable[[str], None],
 ) -> None:
-    """Run ``python ARGUMENTS`` on so many ranks, each a Ray actor with torchrun's environment variables.
+    """Run ``python ARGUMENTS`` as ranks: Ray actors with torchrun's environment variables.
 
     Args:
         arguments: after the interpreter's name.
@@ -72,10 +72,10 @@ def launch_ranks(
 
     Raises:
         ImportError: Ray is not installed.
-        ConfigError: no cluster, or one that cannot hold the ranks; with the numbers.
-        EngineError: an engine or the reference did not start; with the last lines of its log.
-        RankError: a rank failed or died; names it, its node, and the last lines of its log.
-        KeyboardInterrupt: the ranks were asked to stop, and did so after a checkpoint.
+        ConfigError: no cluster, or one that cannot hold the ranks; the message has the numbers.
+        EngineError: an engine or the reference did not start; the message has the last lines of its log.
+        RankError: a rank failed or died; the message has its number, its node, and the last lines of its log.
+        KeyboardInterrupt: the ranks were asked to stop, wrote a checkpoint and stopped.
     """
     with (
         joined_cluster(address) as ray,
@@ -135,7 +135,7 @@ def _start(
     folder: Path,
     environment: Mapping[str, str],
 ) -> dict[Any, int]:
-    """Start the rank of each actor; returns the reference of each one's ending → its rank."""
+    """Start the rank of each actor; returns Ray's reference to each ending → the rank."""
     master = places[0].node.address
     port = ray.get(actors[0].open_store.remote(master))
     gpus = ray.get([actor.list_gpus.remote() for actor in actors])

@@ -1,4 +1,4 @@
-"""Which process runs on which node, with which devices. Pure functions: Ray decides the nodes."""
+"""Number the processes of a run and describe their placement. Pure functions: Ray chooses the nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Node:
     Attributes:
         id: Ray's id, hexadecimal.
         address: its IP address.
-        cpus, gpus: what it offers to Ray in all, used or not.
+        cpus, gpus: its total in Ray, whether used or free.
     """
 
     id: str
@@ -26,7 +26,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Need:
-    """What the processes of one kind need.
+    """The resources that the processes of one kind need.
 
     Attributes:
         kind: a key of the ``[layout]`` table: ``trainers``, ``engines`` or ``reference``.
@@ -46,7 +46,7 @@ class Need:
 
     @property
     def resources(self) -> dict[str, float]:
-        """Of one process, as Ray names them."""
+        """The resources of one process, by Ray's names."""
         return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
 
 
@@ -68,7 +68,7 @@ class Sizes:
     references: int = 0
 
     def list_needs(self, nodes: Sequence[Node]) -> list[Need]:
-        """What the processes need, trainers first; without any GPU in the cluster all run on CPUs."""
+        """List the needs, trainers first. In a cluster without a GPU all processes run on CPUs."""
         has_gpus = any(node.gpus for node in nodes)
         needs = [
             Need("trainers", self.trainers, self.cpus_per_trainer, float(has_gpus)),
@@ -86,7 +86,7 @@ class Place:
         rank: 0 to ``world_size`` − 1.
         bundle: its bundle in Ray's placement group.
         node: its node.
-        local_rank, local_size: its number among the ranks of its node, and how many they are.
+        local_rank, local_size: its number among the ranks of its node, and the number of ranks there.
         node_rank: number of the node among the nodes of the run.
     """
 
@@ -100,7 +100,7 @@ class Place:
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """Where a process that is no rank runs.
+    """Where an engine or the reference runs.
 
     Attributes:
         kind: ``engines`` or ``reference``.
@@ -116,9 +116,9 @@ class ServerPlace:
 
 
 def require_room(nodes: Sequence[Node], needs: Sequence[Need]) -> None:
-    """Raise ConfigError, with the numbers, where the whole cluster cannot hold the processes even if nothing else ran.
+    """Raise ConfigError, with the numbers, if the cluster cannot hold the processes even when it is idle.
 
-    Each kind must fit by itself, and all kinds by their sums. Whether they fit beside each other is Ray's to find out.
+    Checks each kind by itself, and the sums of all kinds. Ray finds out whether they fit beside each other.
     """
     for need in needs:
         room = {node: need.count_on(node) for node in nodes}
@@ -147,7 +147,7 @@ def list_counts(needs: Sequence[Need]) -> str:
 def place_servers(
     node_of_bundle: Mapping[int, str], nodes: Sequence[Node], needs: Sequence[Need], first: int
 ) -> list[ServerPlace]:
-    """Number the processes that are no ranks; their bundles follow those of the ranks, which are ``first`` many."""
+    """Number the engines and the reference. ``first`` is their first bundle, after those of the ranks."""
     by_id = {node.id: node for node in nodes}
     kinds = [(need.kind, index) for need in needs if need.kind != "trainers" for index in range(need.count)]
     return [

@@ -1,4 +1,4 @@
-"""What runs in the actor of a training rank: the rank itself is a child process, as under torchrun."""
+"""The Ray actor of a training rank. The rank itself is a child process of the actor, as under torchrun."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 LAST_BYTES = 4096
-"""Of a log, from which its last lines are read."""
+"""Bytes at the end of a log in which its last lines are looked for."""
 LAST_LINES = 3
 
 
@@ -32,10 +32,10 @@ class Ending:
 
 
 class RankProcess:
-    """The supervisor of one rank, a Ray actor. ``run`` blocks a thread; the other methods are called beside it.
+    """The Ray actor that supervises one rank. ``run`` blocks its thread; other threads call the other methods.
 
-    A child process, because a rank takes signals in its main thread, sets the threads and devices of its libraries
-    from environment variables at the start, and may be ended by the heartbeat without the actor.
+    The rank is a child process because it handles signals in its main thread, because its libraries read their
+    threads and devices from environment variables at the start, and because the heartbeat may end it.
     """
 
     def __init__(self) -> None:
@@ -62,9 +62,9 @@ class RankProcess:
 
         Args:
             arguments: after the interpreter's name.
-            environment: beside the actor's own variables.
+            environment: variables that are added to the actor's own.
             log: file that its output is appended to.
-            folder: its working directory; the actor's own where this node lacks it.
+            folder: its working directory; the actor's own if this node does not have it.
         """
         self._log = Path(log)
         self._read = self._log.stat().st_size if self._log.exists() else 0
@@ -78,7 +78,7 @@ class RankProcess:
             self._child.send_signal(signal.SIGKILL if at_once else signal.SIGTERM)
 
     def read_output(self) -> str:
-        """What the rank has written since the last call."""
+        """Return what the rank has written since the last call."""
         if self._child is None:
             return ""
         with open(self._log, "rb") as file:

@@ -1,4 +1,4 @@
-"""What runs in the actor of a generation engine or a reference policy: a server, which is a child process."""
+"""The Ray actor of a generation engine or a reference policy. The server is a child process of the actor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlox_grpo.distributed.ray_cluster.rank_process import Ending, read_last_lin
 
 POLL_S = 0.5
 STOP_S = 15.0
-"""Seconds that a server has to end by itself."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 def find_port(address: str) -> int:
@@ -25,7 +25,7 @@ def find_port(address: str) -> int:
 
 
 def _wait_until_free(address: tuple[str, int]) -> None:
-    """Wait until what is left of the server before this one has closed its port, up to ``STOP_S``."""
+    """Wait until the previous server has closed the port, at most ``STOP_S`` seconds."""
     deadline = time.monotonic() + STOP_S
     while time.monotonic() < deadline:
         try:
@@ -37,10 +37,10 @@ def _wait_until_free(address: tuple[str, int]) -> None:
 
 
 class ServerProcess:
-    """The supervisor of one server, a Ray actor.
+    """The Ray actor that supervises one server.
 
-    A server that dies after it has listened ends its actor with it, so that Ray starts both again, at the same address
-    while the node lives.
+    When a server dies after it has listened, the actor exits. Ray then starts both again, at the same address while the
+    node lives.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class ServerProcess:
         Args:
             arguments: after the interpreter's name.
             address: host and port that the server listens on.
-            environment: beside the actor's own variables.
+            environment: variables that are added to the actor's own.
             log: file that its output is appended to.
-            folder: its working directory; the actor's own where this node lacks it.
+            folder: its working directory; the actor's own if this node does not have it.
         """
         import ray
 
@@ -67,10 +67,10 @@ class ServerProcess:
         threading.Thread(target=self._end_with_child, name="rlox-grpo-server", daemon=True).start()
 
     def wait_until_listening(self, seconds: float) -> Ending | None:
-        """Wait until the server accepts connections; returns how it ended if it did not come so far.
+        """Wait until the server accepts connections; returns how it ended if it died before that.
 
         Raises:
-            TimeoutError: neither within ``seconds``.
+            TimeoutError: it neither listens nor ends within ``seconds``.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -86,7 +86,7 @@ class ServerProcess:
         raise TimeoutError(f"the server at {self._address} does not listen after {seconds:g} s; its log: {self._log}")
 
     def stop(self) -> None:
-        """End the server: SIGTERM, and SIGKILL to what is left."""
+        """End the server by SIGTERM, and after ``STOP_S`` seconds by SIGKILL."""
         self._is_stopping = True
         if self._child.poll() is None:
             self._child.terminate()

@@ -15,10 +15,10 @@ from rlox_grpo.distributed.ray_cluster.server_process import STOP_S, ServerProce
 from rlox_grpo.errors import EngineError
 
 HOST, PORT, LOGS = "{host}", "{port}", "{logs}"
-"""Words of :attr:`Servers.commands` that stand for the address of each server and the folder of the logs."""
+"""Placeholders in :attr:`Servers.commands`: the address of each server and the folder of the logs."""
 
 MOST_RESTARTS = 5
-"""Times that Ray starts a dead server again."""
+"""How often Ray restarts a server that died."""
 START_S = 600.0
 """Seconds until a server must listen."""
 
@@ -45,12 +45,12 @@ def running_servers(
     """Start the servers of ``room`` for the block; yields the URLs of each kind once all listen.
 
     Args:
-        environment: of the servers, beside their actors' own.
+        environment: variables that are added to those of the servers' actors.
         folder: of their logs.
         say: takes a line for each server.
 
     Raises:
-        EngineError: a server that does not start, with the last lines of its log.
+        EngineError: a server did not start; the message has the last lines of its log.
     """
     actors: list[Any] = []
     urls: dict[str, list[str]] = {}

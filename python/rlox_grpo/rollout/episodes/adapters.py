@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ class SyncChat:
         self._chat, self._loop = chat, loop
         self._waiting: Future[Any] | None = None
         self._closed = False
+        self._lock = threading.Lock()  # of both: no call begins between the end of the episode and its cancelling
 
     def turn(self, *args: Any, **options: Any) -> Reply:
         """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.turn`."""
@@ -111,19 +113,22 @@ class SyncChat:
 
     def close(self) -> None:
         """End the thread at its next call, or at the one that it waits in."""
-        self._closed = True
-        if self._waiting is not None:
-            self._waiting.cancel()
+        with self._lock:
+            self._closed = True
+            waiting = self._waiting
+        if waiting is not None:
+            waiting.cancel()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chat, name)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        if self._closed:
-            coroutine.close()
-            raise CancelledError("the episode was stopped")
-        self._waiting = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        return self._waiting.result()
+        with self._lock:
+            if self._closed:
+                coroutine.close()
+                raise CancelledError("the episode was stopped")
+            waiting = self._waiting = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return waiting.result()
 
 
 async def _play_in_thread(function: Callable[..., Any], row: Mapping[str, Any], chat: Chat) -> Any:

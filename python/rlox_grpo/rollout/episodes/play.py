@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
-from rlox_grpo.environments.outcome import LIMITS, read_outcome
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.episodes.adapters import adapt_environment
+from rlox_grpo.rollout.episodes.ending import check_columns, check_outcome, end_episode
 from rlox_grpo.rollout.episodes.event_loop import run_coroutine
 from rlox_grpo.rollout.episodes.messages import make_reply_message
 from rlox_grpo.rollout.episodes.parsing import parse_reply
@@ -172,18 +171,13 @@ def play_episode(
         raise ConfigError("a command asks a model by its endpoint: use rlox-grpo eval --environment instead of play")
     config = config or EpisodeConfig.create()
     adapted = adapt_environment(environment, tools)
-    for name in adapted.needs:
-        if name not in row:
-            raise ValueError(
-                f"the row has no column {name!r}, which {adapted.name} needs; it has "
-                f"{', '.join(map(repr, row)) or 'none'}: give rows with --data"
-            )
+    check_columns(adapted, row, "the row", ": give rows with --data")
     chat: Any = PlayedChat(read_reply, say, config, adapted.tools, seed)
     try:
-        outcome = _check_outcome(read_outcome(run_coroutine(lambda: _play(adapted.play, row, chat))), chat)
+        returned = run_coroutine(lambda: _play(adapted.play, row, chat))
+        outcome = check_outcome(returned, chat.turns, chat.ended)
     except EpisodeEnded as ended:
-        paid = config.limit_reward if ended.reason in LIMITS else config.failure_reward
-        outcome = Outcome(paid if adapted.has_reward else None, stop_reason=ended.reason)
+        outcome = end_episode(adapted, config, ended.reason)
         say(f"ended: {ended}")
     except (NoReplyError, KeyboardInterrupt):
         raise
@@ -197,17 +191,6 @@ def play_episode(
 
 async def _play(play: Callable[[Mapping[str, Any], Any], Any], row: Mapping[str, Any], chat: Any) -> Any:
     return await play(row, chat)
-
-
-def _check_outcome(outcome: Outcome, chat: PlayedChat) -> Outcome:
-    """As a run checks what an environment returned."""
-    if not chat.turns:
-        raise ValueError("it ended before the policy had a turn: call chat.turn at least once")
-    if outcome.turn_rewards is not None and len(outcome.turn_rewards) != chat.turns:
-        raise ValueError(f"turn_rewards has {len(outcome.turn_rewards)} values for {chat.turns} turns")
-    if chat.ended is not None and outcome.stop_reason == "completed":
-        return replace(outcome, stop_reason=chat.ended)
-    return outcome
 
 
 def _describe_outcome(outcome: Outcome, turns: int) -> list[str]:

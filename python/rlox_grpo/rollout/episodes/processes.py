@@ -62,6 +62,8 @@ class ProcessPool:
         self._import_path = find_import_path(function) if callable(function) else list(sys.path)
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
+        self._lock = threading.Lock()  # of both: with async_steps another thread may close what this one lends
+        self._closed = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._finalizer = weakref.finalize(self, end_all, self._workers, os.getpid())
 
@@ -72,36 +74,57 @@ class ProcessPool:
         Raises:
             ForeignError: the process cannot run the environment or the tools.
         """
-        while not self._idle and len(self._workers) >= self._size:
-            self._waiting.append(asyncio.get_running_loop().create_future())
-            await self._waiting[-1]
-        if self._idle:
-            worker = self._idle.pop()
-        else:
-            worker = Worker(self._name, self._payload, self._import_path, _ENTRY, LONGEST_ANSWER + 1)
-            self._workers.append(worker)
-        lent = Lent(worker)
+        while (worker := self._take()) is None:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():  # its turn had come, and is the next one's
+                    self._wake_next()
+                raise
+        lent, closed = Lent(worker), self._closed
         try:
             await lent.start()
             yield lent
         finally:
-            if lent.clean:
-                self._idle.append(worker)
-            else:
-                self._workers.remove(worker)
+            with self._lock:
+                is_kept = lent.clean and closed == self._closed
+                if is_kept:
+                    self._idle.append(worker)
+                else:
+                    self._workers.remove(worker)
+            if not is_kept:
                 lent.end()
-            while self._waiting:
-                waiting = self._waiting.popleft()
-                if not waiting.done():
-                    waiting.set_result(None)
-                    break
+            self._wake_next()
 
     def close(self) -> None:
-        """End the processes that are not lent; a later episode starts new ones."""
-        idle, self._idle[:] = [*self._idle], []
-        for worker in idle:
-            self._workers.remove(worker)
+        """End the processes that are not lent, and each lent one when it is given back; later episodes start others."""
+        with self._lock:
+            self._closed += 1
+            idle, self._idle[:] = [*self._idle], []
+            for worker in idle:
+                self._workers.remove(worker)
         end_all(idle, os.getpid())
+
+    def _take(self) -> Worker | None:
+        """An idle process, a new one, or None where all are lent."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            if len(self._workers) >= self._size:
+                return None
+            worker = Worker(self._name, self._payload, self._import_path, _ENTRY, LONGEST_ANSWER + 1)
+            self._workers.append(worker)
+            return worker
+
+    def _wake_next(self) -> None:
+        """Give the turn to the first that still waits."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
 
 class Lent:

@@ -6,10 +6,8 @@ import asyncio
 import functools
 import json
 import logging
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,22 +15,23 @@ import numpy as np
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.config.records.prompts import PromptConfig
 from rlox_grpo.environments import EpisodeEnded, Outcome
-from rlox_grpo.environments.outcome import LIMITS, read_outcome
 from rlox_grpo.errors import ConfigError, EpisodeError
 from rlox_grpo.prompts.rows import refuse_unread_variables
 from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines import GenerationEngine
-from rlox_grpo.rollout.engines.turns import SampledTurn, TurnEngine, TurnRequest, TurnSession
+from rlox_grpo.rollout.engines.turns import TurnEngine, TurnSession
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
 from rlox_grpo.rollout.episodes.budget import Budget
 from rlox_grpo.rollout.episodes.call_format import find_call_format
 from rlox_grpo.rollout.episodes.chat import Chat
+from rlox_grpo.rollout.episodes.ending import check_columns, check_outcome, end_episode
 from rlox_grpo.rollout.episodes.endpoint import Endpoints
 from rlox_grpo.rollout.episodes.event_loop import run_coroutine
 from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.process_main import Foreign
 from rlox_grpo.rollout.episodes.processes import ProcessPool, ToolProcesses, play_in_process
 from rlox_grpo.rollout.episodes.proof import find_rewrite
+from rlox_grpo.rollout.episodes.scheduler import Replies, Running, run_episodes
 from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, describe_failure, make_schemas
 from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
@@ -40,27 +39,8 @@ from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
 logger = logging.getLogger(__name__)
 
 
-_SETTLE_ROUNDS = 32
-"""Rounds of the event loop in which an environment that only computes comes back with its next request."""
-
 _MAX_TEMPLATES = 256
 """Lists of tools that the environments of a run may give: each is proved, and kept."""
-
-_TICK = 0.05
-"""Seconds between two looks at the deadlines while nothing is decoded."""
-
-
-@dataclass(eq=False)
-class _Running:
-    """One episode under way."""
-
-    prompt: Prompt
-    key: tuple[int, int]
-    chat: Chat
-    tools: Tools
-    end_endpoint: Callable[[], None]
-    task: asyncio.Task[Episode] | None = None
-    started: float | None = None  # by time.monotonic(); None while it waits for a worker process
 
 
 class EpisodeRunner:
@@ -129,13 +109,7 @@ class EpisodeRunner:
     def check_rows(self, prompts: Sequence[Prompt]) -> None:
         """Raise ValueError for a row without a column that the environment needs."""
         for prompt in prompts:
-            row = make_row(prompt)
-            for name in self.environment.needs:
-                if name not in row:
-                    raise ValueError(
-                        f"prompts[{prompt.index}] has no column {name!r}, which {self.environment.name} needs; it has "
-                        f"{', '.join(map(repr, row)) or 'none'}"
-                    )
+            check_columns(self.environment, make_row(prompt), f"prompts[{prompt.index}]")
 
     def __call__(
         self,
@@ -168,10 +142,11 @@ class EpisodeRunner:
             played = run_coroutine(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
         self.prefilled_tokens = session.prefilled_tokens
         found = iter(played)
-        return [
+        groups = [
             make_group(prompt, [next(found) for _ in range(size)], self._tokenizer, engine.policy_version)
             for prompt, size in zip(chosen, sizes, strict=True)
         ]
+        return [replace(group, prefilled_tokens=self.prefilled_tokens / len(groups)) for group in groups]
 
     def _give_tools(self, functions: Sequence[Callable[..., Any]]) -> tuple[Template, Tools]:
         """The template that shows these tools, tried out, and the tools of one episode."""
@@ -262,16 +237,7 @@ class EpisodeRunner:
     ) -> list[Played]:
         config = self._config
         budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
-        replies: dict[TurnRequest, asyncio.Future[SampledTurn]] = {}
-        changed = asyncio.Event()
-
-        async def sample(request: TurnRequest) -> SampledTurn:
-            session.submit(request)
-            future: asyncio.Future[SampledTurn] = asyncio.get_running_loop().create_future()
-            replies[request] = future
-            changed.set()
-            return await future
-
+        replies = Replies(session)
         endpoints, loop = Endpoints(sampling, sum(sizes)), asyncio.get_running_loop()
 
         def open_endpoint(chat: Chat) -> tuple[str, str]:
@@ -281,129 +247,49 @@ class EpisodeRunner:
         for prompt, place, size in zip(prompts, places, sizes, strict=True):
             for completion in range(size):
                 key = (place, completion)
-                tools = self._make_tools(self.environment.tools)
                 chat = Chat(
                     self._template,
-                    sample,
+                    replies.sample,
                     budget,
                     episode=key,
                     seed=derive_episode_seed(seed, *key),
-                    tools=tools,
+                    tools=self._make_tools(self.environment.tools),
                     end_ids=engine.end_ids,
                     give_tools=self._give_tools,
                     system_prompt=self._prompts.system_prompt,
                     give_schemas=self._give_schemas,
                     open_endpoint=open_endpoint,
                 )
-                running.append(_Running(prompt, key, chat, tools, functools.partial(endpoints.end_episode, chat)))
+                running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
         try:
-            await self._decode_until_done(session, running, replies, changed)
+            await run_episodes(running, replies, self._play, config, max_live=self._max_live, on_ended=self.on_ended)
             return [Played(one.chat, one.task.result()) for one in running if one.task is not None]
         finally:
-            tasks = [one.task for one in running if one.task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             endpoints.close()
 
-    async def _decode_until_done(
-        self,
-        session: TurnSession,
-        running: Sequence[_Running],
-        replies: dict[TurnRequest, asyncio.Future[SampledTurn]],
-        changed: asyncio.Event,
-    ) -> None:
-        waiting = deque(running)
-        live: dict[tuple[int, int], _Running] = {}
-        ended, shown = 0, 0
-        while waiting or live:
-            while waiting and len(live) < (self._max_live or len(running)):
-                one = waiting.popleft()
-                live[one.key] = one
-                one.chat.resume()
-                one.task = asyncio.ensure_future(self._play(one))
-                one.task.add_done_callback(functools.partial(_note_end, one, changed))
-            await _settle(
-                lambda: (
-                    len(live)
-                    - len({request.episode for request in replies})
-                    - sum(_is_done(one) for one in live.values())
-                )
-            )
-            for key in [key for key, one in live.items() if _is_done(one)]:
-                task = live.pop(key).task
-                assert task is not None
-                task.result()  # the first error ends the run
-                session.forget(key)
-                for request in [request for request in replies if request.episode == key]:
-                    replies.pop(request).cancel()
-                ended += 1
-            if self.on_ended is not None and ended > shown:
-                shown = ended
-                self.on_ended(ended, len(running))
-            self._cancel_late(list(live.values()))
-            if len(session):
-                for request, turn in session.step():
-                    future = replies.pop(request, None)
-                    if future is not None and not future.done():
-                        future.set_result(turn)
-            elif live:
-                changed.clear()
-                if any(_is_done(one) for one in live.values()) or len(session):
-                    continue
-                try:
-                    await asyncio.wait_for(changed.wait(), _TICK)
-                except (asyncio.TimeoutError, TimeoutError):
-                    continue
-
-    def _cancel_late(self, live: Sequence[_Running]) -> None:
-        """Cancel environments that take too long, again and again where one goes on."""
-        for one in live:
-            if one.chat.abandoned and one.task is not None:
-                one.task.cancel()
-        config = self._config
-        if config.turn_timeout is None and config.episode_timeout is None:
-            return
-        now = time.monotonic()
-        for one in live:
-            since = one.chat.waiting_since
-            if one.started is None and (since is not None or one.chat.prompt_messages):
-                one.started = now
-            late = (since, config.turn_timeout), (one.started, config.episode_timeout)
-            if one.task is not None and any(
-                start is not None and timeout is not None and now - start > timeout for start, timeout in late
-            ):
-                one.chat.ended = "timeout"
-                one.task.cancel()
-
-    async def _play(self, one: _Running) -> Episode:
+    async def _play(self, one: Running) -> Episode:
         """Play one episode to its end, whatever ends it."""
         chat, error = one.chat, None
+        end = functools.partial(end_episode, self.environment, self._config)
         try:
-            outcome = read_outcome(await self._play_environment(make_row(one.prompt), chat))
-            paid = outcome.turn_rewards
-            if paid is not None and len(paid) != chat.turns:
-                raise ValueError(f"turn_rewards has {len(paid)} values for {chat.turns} turns")
-            if not chat.turns:
-                raise ValueError("it ended before the policy had a turn: call chat.turn at least once")
-            if chat.ended is not None and outcome.stop_reason == "completed":
-                outcome = replace(outcome, stop_reason=chat.ended)
+            returned = await self._play_environment(make_row(one.prompt), chat)
+            outcome = check_outcome(returned, chat.turns, chat.ended)
         except EpisodeEnded as ended:
-            outcome, error = self._end(ended.reason), str(ended)
+            outcome, error = end(ended.reason), str(ended)
         except asyncio.CancelledError:
             if chat.ended is None:
                 raise
-            outcome = self._end(chat.ended)
+            outcome = end(chat.ended)
         except (Exception, SystemExit) as cause:  # an environment that exits does not end the run without a word
             if chat.ended is not None and chat.was_told:  # by the endpoint: the agent failed because of it
-                return self._describe(chat, self._end(chat.ended), describe_failure(cause)[:2000])
+                return self._describe(chat, end(chat.ended), describe_failure(cause)[:2000])
             failure = describe_failure(cause)
             if self._config.on_environment_error == "stop":
                 raise EpisodeError(
                     f"environment {self.environment.name} failed at prompts[{one.prompt.index}], episode {one.key[1]}, "
                     f"turn {chat.turns}: {failure}"
                 ) from cause
-            outcome, error = self._end("environment_error"), failure[:2000]
+            outcome, error = end("environment_error"), failure[:2000]
         return self._describe(chat, outcome, error)
 
     def _describe(self, chat: Chat, outcome: Outcome, error: str | None) -> Episode:
@@ -420,14 +306,11 @@ class EpisodeRunner:
             observations_cut=tools.cut,
             tool_seconds=tools.seconds,
             error=error,
+            cancelled_calls=chat.cancelled_calls,
             branch_messages=tuple(
                 tuple(json.loads(json.dumps(messages, default=str))) for messages in chat.branch_messages
             ),
         )
-
-    def _end(self, reason: str) -> Outcome:
-        paid = self._config.limit_reward if reason in LIMITS else self._config.failure_reward
-        return Outcome(paid if self.environment.has_reward else None, stop_reason=reason)
 
 
 def make_row(prompt: Prompt) -> dict[str, Any]:
@@ -439,20 +322,3 @@ def derive_episode_seed(seed: int, prompt: int, completion: int) -> int:
     """The seed that an episode's environment gets, a 63-bit number."""
     state = np.random.SeedSequence([seed, prompt, completion, *b"environment"]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))
-
-
-def _note_end(one: _Running, changed: asyncio.Event, _: object) -> None:
-    one.end_endpoint()
-    changed.set()
-
-
-def _is_done(one: _Running) -> bool:
-    return one.task is not None and one.task.done()
-
-
-async def _settle(count_busy: Callable[[], int]) -> None:
-    """Let environments compute until each waits for the policy, or for something outside."""
-    for _ in range(_SETTLE_ROUNDS):
-        await asyncio.sleep(0)
-        if count_busy() <= 0:
-            return

@@ -75,7 +75,10 @@ def write_comparison(
     """
     runs = _with_distinct_names([Path(folder) for folder in run_dirs])
     sections = {
-        "Runs": _table(["steps", "reward, last 10%", "warnings"], [(run.name, _summary(run)) for run in runs]),
+        "Runs": _table(
+            ["steps", "reward, last 10%", "last held-out reward", "warnings"],
+            [(run.name, _summary(run)) for run in runs],
+        ),
         "Settings that differ": _different_settings(runs),
         "Curves": curves(runs),
     }
@@ -270,7 +273,13 @@ def _summary(run: Run) -> list[str]:
     rewards = [value for _, value in known(run.metrics, "reward/mean")]
     last = _mean(rewards[-max(1, len(rewards) // 10) :]) if rewards else None
     guards = ", ".join(dict.fromkeys(str(row.get("guard")) for row in run.warnings[:_MAX_WARNINGS]))
-    return [number(max(run.metrics, default=None)), number(last), escape(guards or "none")]
+    held_out = [value for _, value in known(run.evaluations, "mean_reward")]
+    return [
+        number(max(run.metrics, default=None)),
+        number(last),
+        number(held_out[-1] if held_out else None),
+        escape(guards or "none"),
+    ]
 
 
 def _different_settings(runs: Sequence[Run]) -> str:

@@ -24,7 +24,7 @@ from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm.auth import LOADING
-from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, ServerConnection, Unavailable
+from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, Outdated, ServerConnection, Unavailable
 from rlox_grpo.rollout.engines.vllm.requests import (
     EXTRA,
     MODEL_NAME,
@@ -60,7 +60,8 @@ class VLLMServerEngine:
     the weights that the server held when it was asked, by their version and content; one that was started again, or
     given weights by somebody else, is given the current ones and asked again, so that no completion comes of stale
     weights. A server that does not answer is left out until the next sync; when none is left, the error names each
-    with the end of its log.
+    with the end of its log. So is one that starts again when the weights are no longer there: with ``async_steps`` the
+    trainer changes them meanwhile, and without a file (``server_nccl_address``) nothing else holds them.
 
     Several ranks can share the servers: rank 0 hands the weights over, and the others find them there.
 
@@ -125,6 +126,7 @@ class VLLMServerEngine:
         self._servers = [ServerConnection(url, REQUESTS_PER_SERVER) for url in urls]
         self._weights: Iterable[tuple[str, Tensor]] = ()
         self._mark = "none"
+        self._is_loading = False
         self._file: Path | None = None
         self.policy_version = -1
         self.sync_seconds = 0.0
@@ -228,10 +230,14 @@ class VLLMServerEngine:
         if self._nccl_address is None and self._rank == 0:
             self._file = self._write_file()
         deadline = time.monotonic() + self._timeout
-        for waits in (False, True):  # for a server that is starting again only where no other one is up
-            if not waits or not any(server.is_up for server in self._servers):
-                with ThreadPoolExecutor(len(self._servers)) as pool:
-                    list(pool.map(partial(self._sync_or_leave_out, deadline=deadline, waits=waits), self._servers))
+        self._is_loading = True
+        try:
+            for waits in (False, True):  # for a server that is starting again only where no other one is up
+                if not waits or not any(server.is_up for server in self._servers):
+                    with ThreadPoolExecutor(len(self._servers)) as pool:
+                        list(pool.map(partial(self._sync_or_leave_out, deadline=deadline, waits=waits), self._servers))
+        finally:
+            self._is_loading = False
         if not any(server.is_up for server in self._servers):
             raise EngineError(f"no server took version {version} of the weights{self._reports()}")
         self.sync_seconds = time.perf_counter() - start
@@ -313,7 +319,7 @@ class VLLMServerEngine:
                     return
                 except server.failures as error:
                     server.note(error)
-                    if not (waits and server.may_come_back(deadline)):
+                    if isinstance(error, Outdated) or not (waits and server.may_come_back(deadline)):
                         server.is_up = False
                         logger.warning("%s is left out until the next sync: %s", server.url, error)
                         return
@@ -332,7 +338,9 @@ class VLLMServerEngine:
 
     def _send_file(self, server: ServerConnection, deadline: float) -> None:
         if self._file is None:  # a rank after the first, when rank 0 is gone
-            self._file = self._write_file()
+            file = self._write_file()
+            self._refuse_changed_weights()
+            self._file = file
         call = {"method": "rlox_load", "args": [str(self._file)]}
         results = server.post("/collective_rpc", deadline, json=call, headers={MARK: LOADING}).json()["results"]
         refused = [result["refused"] for result in results if "refused" in result]
@@ -364,6 +372,17 @@ class VLLMServerEngine:
         except (TimeoutError, RuntimeError) as error:
             raise Unavailable(f"NCCL: {error or 'no answer within the deadline'}") from error
         server.nccl = group
+        self._refuse_changed_weights()
+
+    def _refuse_changed_weights(self) -> None:
+        """Raise Outdated where the weights that were just read are not those of the mark.
+
+        With ``async_steps`` the trainer's thread changes the policy's tensors once ``load_weights`` has returned.
+        """
+        if not self._is_loading and f"{self.policy_version}:{digest_weights(self._weights)}" != self._mark:
+            raise Outdated(
+                f"it started again, and the trainer has changed the weights of version {self.policy_version} since"
+            )
 
     def _check_model(self, server: ServerConnection, deadline: float) -> None:
         """Wait for a server that is starting; refuse one whose model is not the policy's."""

@@ -25,6 +25,10 @@ class Unavailable(Exception):  # noqa: N818  # not an error of the run as long a
     """A server that gave no usable answer: it is down, starting, or holds other weights than it should."""
 
 
+class Outdated(Unavailable):
+    """A server that started again after the trainer had changed the weights that it should hold."""
+
+
 class ServerConnection:
     """A server's address, the connections to it, and its state.
 

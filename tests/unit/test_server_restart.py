@@ -1,0 +1,108 @@
+"""A vLLM server that starts again while the trainer may have changed the weights that it held; a double stands for it.
+
+With ``async_steps`` the engine's thread samples while the trainer's thread updates the tensors that were handed over.
+"""
+
+import sys
+from threading import Lock
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.vllm import client
+from rlox_grpo.rollout.engines.vllm.connection import MARK, Unavailable
+from rlox_grpo.rollout.engines.weight_sync import WeightStream, build_manifest
+from rlox_grpo.types import Prompt, Sampling
+
+
+class Server:
+    """Has the weights that were sent, and their mark; ``restart`` loses both."""
+
+    failures = (Unavailable,)
+
+    def __init__(self, url, max_requests):
+        self.url, self.is_up, self.nccl, self.trouble, self.lock = url, True, None, "", Lock()
+        self.restart()
+
+    def restart(self):
+        self.mark, self.held = "", {}
+
+    def held_weights(self, deadline):
+        return self.mark
+
+    def get(self, path, deadline):
+        return SimpleNamespace(json=lambda: {"data": [{"max_model_len": 64}], "world_size": 1})
+
+    def post(self, path, deadline, json=None, headers=None):
+        if path == "/collective_rpc" and json["method"] == "rlox_manifest":
+            return SimpleNamespace(json=lambda: {"results": [self.manifest]})
+        if path == "/collective_rpc":
+            from safetensors.torch import load_file
+
+            self.held = load_file(json["args"][0])
+            return SimpleNamespace(json=lambda: {"results": [{}]})
+        if path == "/resume":
+            self.mark = headers[MARK]
+        if path == "/v1/completions":
+            choice = {"token_ids": [5], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "length", "index": 0}
+            return SimpleNamespace(headers={MARK: self.mark}, json=lambda: {"choices": [choice]})
+        return SimpleNamespace(json=lambda: {"success": True})
+
+    def note(self, error):
+        self.trouble = f"{type(error).__name__}: {error}"
+
+    def report(self):
+        return f"\n{self.url}: {self.trouble}"
+
+    def may_come_back(self, deadline):
+        return True
+
+    def close(self):
+        pass
+
+
+class Transfer:
+    """Stands for a group of NCCL: the server gets copies of the tensors as they are now."""
+
+    def __init__(self, post, num_workers, address, seconds):
+        pass
+
+    def send(self, weights, seconds):
+        self.server.held = {name: tensor.detach().clone() for name, tensor in weights}
+
+
+@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize("by", ["nccl", "rank 0's file", "another rank's file"])
+def test_a_server_never_gets_later_weights_under_an_earlier_mark(make_tiny_model, monkeypatch, tmp_path, by, changed):
+    model = make_tiny_model("qwen2")
+    Server.manifest = {name: list(shape) for name, shape in build_manifest(model.config).items()}
+    monkeypatch.setattr(client, "ServerConnection", Server)
+    transfers = ModuleType("nccl_transfer")
+    transfers.NCCLTransfer = Transfer
+    monkeypatch.setitem(sys.modules, "rlox_grpo.rollout.engines.vllm.nccl_transfer", transfers)
+    options = {"nccl_address": "10.0.0.1"} if by == "nccl" else {}
+    engine = client.VLLMServerEngine(["http://s0:1"], model, sync_dir=str(tmp_path), timeout=60.0, **options)
+    (server,) = engine._servers
+    Transfer.server = server
+    expected = {name: tensor.clone() for name, tensor in WeightStream(model)}
+    engine.load_weights(WeightStream(model), 1)
+    if by == "another rank's file":
+        engine._file = None
+    server.restart()
+    if changed:
+        with torch.no_grad():
+            next(model.parameters()).add_(1.0)
+    ask = [[Prompt(np.array([3, 4]), 0)], 1, Sampling(4), 7]
+    if changed and by != "rank 0's file":  # nobody has the old ones
+        with pytest.raises(EngineError, match="started again, and the trainer has changed the weights of version 1"):
+            engine.generate(*ask)
+        assert server.mark == ""
+        engine.load_weights(WeightStream(model), 2)  # it takes part again
+        expected = dict(WeightStream(model))
+    assert engine.generate(*ask)[0].completions[0].token_ids.tolist() == [5]
+    assert server.mark.startswith(f"{engine.policy_version}:")
+    assert all(torch.equal(server.held[name], tensor) for name, tensor in expected.items())
+    engine.close()

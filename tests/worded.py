@@ -1,0 +1,37 @@
+"""A model of words, always the same: the tokenizer of Countdown's demo and a random Qwen2 of one layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def make(hidden_size: int) -> tuple[Any, Any]:
+    """The model and its tokenizer."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from rlox_grpo.demo.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer(20)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        bos_token_id=None,
+    )
+    return Qwen2ForCausalLM(config), tokenizer
+
+
+def save(folder: Path, chat_template: str | None = None) -> None:
+    """Write a checkpoint of both."""
+    model, tokenizer = make(16)
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
