@@ -92,8 +92,10 @@ test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of other packages,
 	UV_PROJECT_ENVIRONMENT=$(OTHERS)/openenv \
 	  $(UV) sync --locked --extra openenv --extra skyrl-gym --group openrlhf $(REBUILD)
 	UV_PROJECT_ENVIRONMENT=$(OTHERS)/verifiers $(UV) sync --locked --extra verifiers $(REBUILD)
+	UV_PROJECT_ENVIRONMENT=$(OTHERS)/agents $(UV) sync --locked --group agents $(REBUILD)
 	$(OTHERS)/openenv/bin/python -m pytest -m openenv tests/environments
 	$(OTHERS)/verifiers/bin/python -m pytest -m verifiers tests/environments
+	$(OTHERS)/agents/bin/python -m pytest -m agents tests/environments
 
 # Ray too: it is large, and a cluster takes half a minute to start.
 CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster

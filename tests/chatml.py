@@ -25,8 +25,10 @@ def make_tokenizer(byte_tokenizer: Any, template: str = CHATML) -> Any:
     return tokenizer
 
 
-def play_rows(environment: Any, model: Any, tokenizer: Any, rows: Any, **options: Any) -> list[Any]:
-    """Two completions of an episode for each row, with replies of at most 5 tokens."""
+def play_rows(
+    environment: Any, model: Any, tokenizer: Any, rows: Any, *, completions: int = 2, **options: Any
+) -> list[Any]:
+    """Completions of an episode for each row, with replies of at most 5 tokens."""
     from rlox_grpo import GRPOConfig
     from rlox_grpo.prompts.load import load_rows
     from rlox_grpo.rollout.engines.hf.engine import HFEngine
@@ -35,5 +37,5 @@ def play_rows(environment: Any, model: Any, tokenizer: Any, rows: Any, **options
 
     runner = EpisodeRunner(environment, (), GRPOConfig.create(**options).episodes, tokenizer)
     engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=4)
-    groups = runner(engine, load_rows(rows), [2] * len(rows), Sampling(max_new_tokens=5), 7)
+    groups = runner(engine, load_rows(rows), [completions] * len(rows), Sampling(max_new_tokens=5), 7)
     return [completion for group in groups for completion in group.completions]

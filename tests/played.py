@@ -17,16 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import warm
 from rlox_grpo import GRPO
 from rlox_grpo.demo.closed_vocabulary import TURNS_TEMPLATE, build_tokenizer
 from rlox_grpo.environments import Outcome, Reply
+from rlox_grpo.run.files import read_jsonl
+from rlox_grpo.run.history import checkpoints
 
 WORDS, LARGEST = ["go", "low", "high"], 40
 ROWS = [{"secret": secret} for secret in range(5)]  # 5: two ranks have different numbers of episodes
 MAX_WAIT_S = 0.01
 STEPS = 3
+SAME_WEIGHTS = 5e-5
+"""Sums of float32 in another order, as in test_ranks.py; measured 2e-6."""
 
 replies = 0
 
@@ -98,6 +104,30 @@ def train(folder: str | Path, *, environment: Any = count_down, **changes: Any) 
     trainer = GRPO(AutoModelForCausalLM.from_config(config), environment=environment, tokenizer=tokenizer, **options)
     trainer.train(ROWS)
     return trainer
+
+
+def launch(ranks: int, folder: Path, variables: dict[str, str] | None = None, **changes: Any) -> warm.Ended:
+    """A finished run of this script on so many ranks, in processes of one thread."""
+    return warm.run(ranks, Path(__file__), str(folder), json.dumps(changes), **(variables or {}))
+
+
+def weights(folder: str | Path) -> dict[str, torch.Tensor]:
+    """Those of the last checkpoint."""
+    return load_file(checkpoints(Path(folder) / "checkpoints")[-1] / "model.safetensors")
+
+
+def difference(one: str | Path, other: str | Path) -> float:
+    """The largest difference between the final weights of two runs."""
+    left, right = weights(one), weights(other)
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+def episodes(folder: str | Path) -> list[list[dict[str, Any]]]:
+    """What was sampled in each episode of each step, and what it earned."""
+    files = sorted((Path(folder) / "completions").glob("step_*.jsonl"))
+    kept = ("prompt", "completion", "messages", "reward", "turn_rewards", "stop_reason", "turns")
+    return [[{name: row[name] for name in kept} for row in read_jsonl(file)] for file in files]
 
 
 if __name__ == "__main__":

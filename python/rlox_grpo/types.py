@@ -76,6 +76,7 @@ class Episode:
         error: What went wrong, where something did.
         branch_messages: The other conversations, in the order of ``Completion.branches``; one that the chat template
             rewrote when it went on is left out, because ``messages`` or a later one holds it.
+        cancelled_calls: Calls whose caller went away before the reply was complete; nothing of them is trained.
     """
 
     stop_reason: str
@@ -90,6 +91,7 @@ class Episode:
     tool_seconds: float = 0.0
     error: str | None = None
     branch_messages: tuple[tuple[Mapping[str, Any], ...], ...] = ()
+    cancelled_calls: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,42 +1,11 @@
 """Runs of episodes: killed in the middle of one, with answers in any order, on several ranks."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import played
-import warm
-from rlox_grpo.run.files import read_jsonl
+from played import SAME_WEIGHTS, difference, episodes, launch, weights
 from rlox_grpo.run.history import checkpoints
-
-PLAYED = Path(__file__).parents[1] / "played.py"
-SAME_WEIGHTS = 5e-5
-"""Sums of float32 in another order, as in test_ranks.py; measured 2e-6."""
-
-
-def launch(ranks, folder, environment=None, **changes):
-    return warm.run(ranks, PLAYED, str(folder), json.dumps(changes), **(environment or {}))
-
-
-def weights(folder):
-    return load_file(checkpoints(Path(folder) / "checkpoints")[-1] / "model.safetensors")
-
-
-def difference(one, other):
-    """The largest difference between the final weights of two runs."""
-    left, right = weights(one), weights(other)
-    assert left.keys() == right.keys()
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
-
-
-def episodes(folder):
-    """What was sampled in each episode of each step, and what it earned."""
-    files = sorted((Path(folder) / "completions").glob("step_*.jsonl"))
-    kept = ("prompt", "completion", "messages", "reward", "turn_rewards", "stop_reason", "turns")
-    return [[{name: row[name] for name in kept} for row in read_jsonl(file)] for file in files]
 
 
 @pytest.fixture(scope="module")

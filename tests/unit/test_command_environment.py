@@ -146,6 +146,36 @@ def test_failures(code: str, told: str, model: Any, tokenizer: Any, tmp_path: Pa
         assert (completion.episode.stop_reason, completion.episode.reward) == ("environment_error", None)
 
 
+KILLED = """
+import signal, subprocess
+if row["secret"] == 3:  # while the policy is asked; the killer is in no group of the program's
+    target = {target}
+    code = f"import os, time; time.sleep(0.05); os.kill({{target}}, 9)"
+    subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
+    while True:
+        ask([user("a")])
+print(len(ask([user("a")])))
+"""
+
+
+@pytest.mark.parametrize("target", ["os.getpid()", "os.getppid()"])
+def test_a_kill_from_outside_ends_one_episode(target: str, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Of the program, or of the process that guards it; perhaps while a reply is sampled, perhaps the first one."""
+    command = write(tmp_path, KILLED.format(target=target))
+    found = play(command, model, tokenizer, on_environment_error="end", max_turns=10_000)
+    ends = [(completion.episode.stop_reason, completion.episode.reward) for completion in found]
+    assert ends == [("environment_error", None)] * 2 + [("completed", 3.0)] * 2
+    with pytest.raises(EpisodeError, match="killed by signal 9"):
+        play(command, model, tokenizer, max_turns=10_000)
+
+
+def test_a_kill_before_the_first_reply_is_an_end_too(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    command = write(tmp_path, "if row['secret'] == 3: os.kill(os.getpid(), 9)\nask([user('a')])")
+    found = play(command, model, tokenizer, on_environment_error="end")
+    ends = [(completion.episode.stop_reason, completion.episode.reward) for completion in found]
+    assert ends == [("environment_error", None)] * 2 + [("completed", 1.0)] * 2
+
+
 def test_a_program_that_asks_nothing_is_an_error(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(EpisodeError, match="it ended before the policy had a turn"):
         play(write(tmp_path, "print(1)"), model, tokenizer, ROWS[:1])

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ import chatml
 from rlox_grpo import GRPO
 from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import EpisodeError
+from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
 from rlox_grpo.rollout.episodes.endpoint import CALLS_AFTER_END
 from rlox_grpo.turns import check_turns, list_rows
 from rlox_grpo.types import Completion
@@ -175,6 +177,71 @@ async def other_forms(row: Any, chat: Any) -> Outcome:
     assert chunks[-2].choices[0].finish_reason in ("stop", "length")
     assert len(sampled) == len(first.choices[0].logprobs.token_logprobs) <= 4
     return Outcome(1.0)
+
+
+def leave(chat: Any, *messages: Any) -> None:
+    """Ask with a stream, and close the connection before the reply is complete."""
+    address = urlsplit(chat.base_url)
+    body = json.dumps({"model": "policy", "messages": messages, "stream": True, "max_tokens": 100}).encode()
+    with socket.create_connection((address.hostname, address.port)) as client:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {chat.api_key}\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_client_that_leaves_before_the_reply_is_counted_and_nothing_of_it_is_trained(
+    first: bool, model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its retry is a branch with draws of its own, and the only reply that is trained."""
+    submitted, dropped = [], []
+    submit, drop = TurnDecoder.submit, TurnDecoder.drop
+    monkeypatch.setattr(
+        TurnDecoder, "submit", lambda self, request: (submitted.append(request), submit(self, request))[1]
+    )
+    monkeypatch.setattr(TurnDecoder, "drop", lambda self, request: (dropped.append(request), drop(self, request))[1])
+    held: list[float] = []
+    monkeypatch.setattr(TurnDecoder, "step", slowly(TurnDecoder.step, held))
+
+    def agent(row: Any, chat: Any) -> float:
+        with ask(chat) as client:
+            messages: list[Any] = [user("a")]
+            if not first:
+                answer = client.chat.completions.create(model="policy", messages=messages)
+                messages += [answer.choices[0].message, user("b")]
+            held.append(1.0)  # until the client has left
+            leave(chat, *[m if isinstance(m, dict) else {"role": "assistant", "content": m.content} for m in messages])
+            deadline = time.monotonic() + 30
+            while not dropped and time.monotonic() < deadline:
+                time.sleep(0.01)
+            held.clear()
+            answer = client.chat.completions.create(model="policy", messages=messages)
+            messages.append(answer.choices[0].message)
+            client.chat.completions.create(model="policy", messages=[*messages, user("c")])
+        return 1.0
+
+    (completion,) = chatml.play_rows(agent, model, tokenizer, ROWS[:1], completions=1)
+    assert len(dropped) == 1
+    assert completion.episode.cancelled_calls == 1
+    keys = [(request.key, request.turn) for request in submitted]
+    assert len(set(keys)) == len(keys)  # no reply stands for another
+    rows = list_rows(completion)
+    check_turns(rows)
+    assert sum(len(row.turns) for row in rows) == (2 if first else 3)
+    assert len(rows) == (1 if first else 2)
+    assert [message["role"] for message in completion.episode.messages[:2]] == ["user", "assistant"]
+
+
+def slowly(step: Any, held: list[float]) -> Any:
+    """A session's ``step`` that samples nothing while ``held`` has an entry."""
+
+    def wait(self: Any) -> Any:
+        if held:
+            time.sleep(0.005)
+            return []
+        return step(self)
+
+    return wait
 
 
 def test_every_form_of_a_request(model: Any, tokenizer: Any) -> None:

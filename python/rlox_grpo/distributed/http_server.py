@@ -118,14 +118,15 @@ class Service(Generic[User]):
     Attributes:
         authorize: Finds the user by the header ``Authorization``; None: status 401.
         get: Answers a path; None: status 404.
-        post: Answers a path of ``posts`` and a body, in a thread of its own.
+        post: Answers a path of ``posts`` and a body, in a thread of its own. Its last argument is a function that says
+            whether the client has closed its connection, so that nobody waits for the answer.
         posts: The paths of ``post``.
         describe_error: The body of a refusal, of its status and its reason.
     """
 
     authorize: Callable[[str], User | None]
     get: Callable[[User, str], Answer | None]
-    post: Callable[[User, str, bytes], Answer]
+    post: Callable[[User, str, bytes, Callable[[], bool]], Answer]
     posts: frozenset[str]
     describe_error: Callable[[int, str], bytes] = lambda status, why: json.dumps({"error": why}).encode()
 
@@ -172,7 +173,7 @@ def make_bounded_server(
                 return self._refuse(503, "other requests fill the memory for requests")
             try:
                 body = self._read(count)
-                found = None if body is None else service.post(user, self.path, body)
+                found = None if body is None else service.post(user, self.path, body, self._is_gone)
             finally:
                 memory.give_back(count)
             if found is not None:
@@ -189,6 +190,15 @@ def make_bounded_server(
                 self._refuse(400, f"the body has {len(body)} of its {count} bytes")
                 return None
             return body
+
+        def _is_gone(self) -> bool:
+            self.connection.settimeout(0.0)
+            try:
+                return not self.connection.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
 
         def _find_user(self) -> User | None:
             user = service.authorize(self.headers.get("Authorization", ""))

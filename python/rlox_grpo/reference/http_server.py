@@ -45,7 +45,7 @@ def make_server(
     def get(_: bool, path: str) -> Answer | None:
         return Answer(200, json.dumps(about).encode()) if path == "/health" else None
 
-    def post(_: bool, path: str, body: bytes) -> Answer:
+    def post(_: bool, path: str, body: bytes, is_gone: Callable[[], bool]) -> Answer:
         answer: Future[Tensor] | None = None
         try:
             answer = submit(unpack_question(body))

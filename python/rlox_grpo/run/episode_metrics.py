@@ -34,6 +34,8 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         metrics[f"episode/stop/{reason}"] = float(np.mean([episode.stop_reason == reason for episode in episodes]))
     if any(completion.branches for completion in completions):
         metrics["episode/branches"] = float(np.mean([len(completion.branches) for completion, _ in played]))
+    if any(episode.cancelled_calls for episode in episodes):
+        metrics["episode/cancelled_calls"] = float(np.mean([episode.cancelled_calls for episode in episodes]))
     if any(episode.tool_calls or episode.tool_errors for episode in episodes):
         metrics["episode/tool_calls"] = float(np.mean([episode.tool_calls for episode in episodes]))
         metrics["episode/tool_errors"] = float(np.mean([episode.tool_errors for episode in episodes]))

@@ -75,6 +75,10 @@ class TurnSession(Protocol):
         """Replies under way or waiting."""
         ...
 
+    def drop(self, request: TurnRequest) -> None:
+        """Stop a reply under way, or one that waits; nothing where it has ended."""
+        ...
+
     def forget(self, episode: tuple[int, int]) -> None:
         """Free what is kept of an episode that has ended, and drop its replies under way."""
         ...

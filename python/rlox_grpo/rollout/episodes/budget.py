@@ -32,11 +32,13 @@ class Usage:
     Attributes:
         replies: So far.
         pending: Replies that are being sampled.
+        given_up: Replies that nobody waited for; each counts as one, so that calls have an end.
     """
 
     def __init__(self, budget: Budget) -> None:
         self.replies = 0
         self.pending = 0
+        self.given_up = 0
         self._budget = budget
         self._reserved = 0  # tokens that pending replies may have
         self._used = 0  # tokens behind the first prompts; what conversations share counts once
@@ -49,7 +51,7 @@ class Usage:
 
     def check_turn(self) -> None:
         """Raise EpisodeEnded where no reply is left."""
-        if self.replies + self.pending >= self._budget.max_turns:
+        if self.replies + self.pending + self.given_up >= self._budget.max_turns:
             raise EpisodeEnded("max_turns")
 
     def find_room(self, length: int, added: int, asked: int | None) -> int:
@@ -78,6 +80,11 @@ class Usage:
     def add(self, tokens: int) -> None:
         """Count tokens behind the first prompt."""
         self._used += tokens
+
+    def give_up(self, tokens: int) -> None:
+        """Count a reply that nobody waited for, and not the ``tokens`` that were added for it."""
+        self.given_up += 1
+        self._used -= tokens
 
     @contextmanager
     def reserve(self, room: int) -> Iterator[None]:

@@ -101,6 +101,11 @@ class Chat:
         return self._usage.replies
 
     @property
+    def cancelled_calls(self) -> int:
+        """Calls whose caller went away before the reply was complete."""
+        return self._usage.given_up
+
+    @property
     def tokens_left(self) -> int | None:
         """Tokens that the episode may still have, replies and messages; None where nothing limits them."""
         line = self._lines.current
@@ -289,6 +294,7 @@ class Chat:
         self._usage.add(counted)
         line.append(new, added, keys)
         context = line.token_ids
+        is_new = line.branch < 0 or not line.turns
         self._lines.add(line, context)
         request = TurnRequest(self._episode, line.turns, context, room, own_stop, line.branch, line.replaces)
         self.waiting_since = None
@@ -296,6 +302,11 @@ class Chat:
         try:
             with self._usage.reserve(room):
                 sampled = await self._sample(request)
+        except CancelledError:
+            if self.ended is None and keys is not None:  # the caller of complete() went away, and not the episode
+                self._usage.give_up(counted)
+                self._lines.give_up(line, is_new=is_new)
+            raise
         finally:
             line.busy = False
             if not self._usage.pending:

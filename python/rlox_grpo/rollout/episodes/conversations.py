@@ -57,6 +57,24 @@ class Conversations:
         if line.rewrites is self.current:
             self.current = line
 
+    def give_up(self, line: Line, *, is_new: bool) -> None:
+        """Leave out a reply that nobody waits for.
+
+        Later calls go on in a branch, as the engine may still be at that reply. ``is_new``: the line had no other reply
+        of its own, and is left out too.
+        """
+        line.given_up = True
+        if not is_new:
+            return
+        if line is self._first:  # it begins anew, with the draws of a branch
+            self._first = Line(line.template, self._end_ids, self._derive_branch(line.token_ids))
+            self._lines[0] = self._first
+            self.current = self._first if line is self.current else self.current
+            return
+        self._lines.remove(line)
+        if line is self.current and line.rewrites is not None:
+            self.current = line.rewrites
+
     def list_rows(self) -> list[tuple[Line, ChatTokens]]:
         """The lines that have a reply of their own with their tokens, that of ``chat.turn`` first.
 

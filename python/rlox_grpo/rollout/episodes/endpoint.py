@@ -12,6 +12,7 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
@@ -38,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 CALLS_AFTER_END = 8
 """Calls of an episode that a limit has ended: after so many the episode is stopped, as its agent may never stop."""
+
+_LOOK_AT_CLIENT = 0.2
+"""Seconds between two looks at whether the client of a call has gone away."""
 
 _CHAT, _COMPLETIONS, _MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
 
@@ -132,11 +136,11 @@ class Endpoints:
     def _get(self, episode: _Open, path: str) -> Answer | None:
         return Answer(200, list_models()) if path == _MODELS else None
 
-    def _post(self, episode: _Open, path: str, body: bytes) -> Answer:
+    def _post(self, episode: _Open, path: str, body: bytes, is_gone: Callable[[], bool]) -> Answer:
         read = read_chat_request if path == _CHAT else read_completion_request
         try:
             request = read(body, self._sampling)
-            reply, prompt_tokens = self._wait(episode, request)
+            reply, prompt_tokens = self._wait(episode, request, is_gone)
         except RequestError as error:
             return Answer(400, make_error(str(error), param=error.param))
         except EpisodeEnded as ended:
@@ -156,7 +160,8 @@ class Endpoints:
         answer = make(reply, request, prompt_tokens, secrets.token_hex(12), int(time.time()))
         return Answer(200, answer, "text/event-stream" if request.stream else "application/json")
 
-    def _wait(self, episode: _Open, request: OpenAIRequest) -> tuple[Reply, int]:
+    def _wait(self, episode: _Open, request: OpenAIRequest, is_gone: Callable[[], bool]) -> tuple[Reply, int]:
+        """The reply; it is cancelled where its client goes away, or after ``answer_seconds``."""
         with episode.lock:
             if episode.is_closed:
                 raise CancelledError
@@ -171,11 +176,15 @@ class Endpoints:
                 coroutine.close()
                 raise CancelledError from None
             episode.waiting.add(future)
+        deadline = time.monotonic() + self._bounds.answer_seconds
         try:
-            return future.result(self._bounds.answer_seconds)
-        except FutureTimeoutError:
-            future.cancel()
-            raise
+            while True:
+                try:
+                    return future.result(min(_LOOK_AT_CLIENT, max(0.0, deadline - time.monotonic())))
+                except FutureTimeoutError:
+                    if future.done() or time.monotonic() >= deadline or is_gone():
+                        future.cancel()
+                        raise
         finally:
             with episode.lock:
                 episode.waiting.discard(future)

@@ -79,6 +79,8 @@ class Line:
         prompt_messages: How many messages make up the first prompt.
         truncated: Whether the last reply has no end token or stop string.
         busy: Whether a reply to it is being sampled.
+        given_up: Whether the caller of its last reply went away: others begin a branch, and never go on here, where
+            the engine may still be at that reply.
         rewrites: The line whose history the chat template rewrote in the first prompt of this one, or None.
     """
 
@@ -89,7 +91,7 @@ class Line:
         self.messages: list[dict[str, Any]] = []
         self.prompt_messages = 0
         self.truncated = False
-        self.busy = False
+        self.busy = self.given_up = False
         self._end_ids = end_ids
         self._keys: list[MessageKey] = []  # of the messages as they were given, which may be longer than those shown
         self._prompt_ids: Int64Array | None = None
@@ -124,7 +126,7 @@ class Line:
     @property
     def last_mark(self) -> Mark | None:
         """Where the last reply ended, if no message follows it; None also before the first reply."""
-        if self.busy or not self._marks or self._marks[-1].spans != len(self._spans):
+        if self.busy or self.given_up or not self._marks or self._marks[-1].spans != len(self._spans):
             return None
         return self._marks[-1]
 

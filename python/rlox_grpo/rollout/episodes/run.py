@@ -306,6 +306,7 @@ class EpisodeRunner:
             observations_cut=tools.cut,
             tool_seconds=tools.seconds,
             error=error,
+            cancelled_calls=chat.cancelled_calls,
             branch_messages=tuple(
                 tuple(json.loads(json.dumps(messages, default=str))) for messages in chat.branch_messages
             ),

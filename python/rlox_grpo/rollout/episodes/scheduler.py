@@ -59,7 +59,11 @@ class Replies:
         future: asyncio.Future[SampledTurn] = asyncio.get_running_loop().create_future()
         self.futures[request] = future
         self.changed.set()
-        return await future
+        try:
+            return await future
+        finally:
+            if self.futures.pop(request, None) is not None:  # nobody waits for the reply any more
+                self.session.drop(request)
 
     def step(self) -> None:
         """Decode once and hand the replies that are complete to their episodes."""

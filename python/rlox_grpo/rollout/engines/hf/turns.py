@@ -112,6 +112,12 @@ class TurnDecoder:
             raise ValueError(f"a conversation of {length} tokens passes the model's {self._max_length} positions")
         self._waiting.append(request)
 
+    def drop(self, request: TurnRequest) -> None:
+        """Stop a reply under way, or one that waits; nothing where it has ended."""
+        self._waiting = [one for one in self._waiting if one is not request]
+        for row in self._rows:
+            row.dropped = row.dropped or row.request is request
+
     def forget(self, episode: Episode) -> None:
         """Free the keys and values of an episode that has ended, and drop its replies under way."""
         for key in [key for key in self._kept if key[:2] == episode]:

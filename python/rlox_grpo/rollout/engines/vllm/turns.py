@@ -139,6 +139,12 @@ class EngineTurns:
             finished.append((request, read_turn(read_output(sampled, self._sampling, self._vocab_limit))))
         return finished
 
+    def drop(self, request: TurnRequest) -> None:
+        """Stop a reply under way; nothing where it has ended."""
+        for name in [name for name, one in self._under_way.items() if one is request]:
+            self._engine.abort_request([name])
+            del self._under_way[name]
+
     def forget(self, episode: tuple[int, int]) -> None:
         """Stop the episode's replies under way. vLLM's cache drops its oldest blocks itself."""
         dropped = [name for name, request in self._under_way.items() if request.episode == episode]
@@ -216,6 +222,10 @@ class ServerTurns:
             completion, cached = answer
             self.prefilled_tokens += len(request.token_ids) - cached
             finished.append((request, read_turn(completion)))
+
+    def drop(self, request: TurnRequest) -> None:
+        """Drop the answer of a reply under way; its server samples it to the end."""
+        self._under_way.discard(request)
 
     def forget(self, episode: tuple[int, int]) -> None:
         """Drop the answers of the episode's replies under way; the servers' caches drop old blocks themselves."""
