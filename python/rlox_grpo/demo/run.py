@@ -19,7 +19,7 @@ from rlox_grpo.demo.examples import format_prompt, write_worked_example
 from rlox_grpo.demo.tokenizer import build_tokenizer
 from rlox_grpo.demo.warm_start import warm_start
 from rlox_grpo.prompts.tasks.countdown import CountdownRow, enumerate_problems
-from rlox_grpo.rewards import Countdown, TagFormat
+from rlox_grpo.rewards import Countdown, TagFormat, WrittenArithmetic
 from rlox_grpo.trainer import GRPO
 
 LARGEST = 60
@@ -34,15 +34,20 @@ SETTINGS: dict[str, Any] = {
     "prompts_per_step": 32,
     "max_steps": 800,
     "max_new_tokens": 40,
-    "learning_rate": 2.5e-4,
-    "lr_schedule": "cosine",
+    "learning_rate": 3.5e-4,
+    "lr_schedule": "linear",
     "warmup_steps": 3,
+    "reward_scaling": "mean",
+    "curriculum": "pass_rate",
     "max_rollout_rows": 512,
     "checkpoint_steps": 50,
     "eval_steps": 100,
     "eval_greedy": True,
 }
-"""``GRPOConfig`` fields of the demo; everything else is the default."""
+"""``GRPOConfig`` fields of the demo; everything else is the default.
+
+``reward_scaling="mean"`` (MaxRL) gives hard problems more weight, and the curriculum skips solved ones.
+"""
 
 
 def run_demo(
@@ -77,7 +82,7 @@ def run_demo(
     )
     trainer = GRPO(
         first,
-        [Countdown(), TagFormat("think", "answer", weight=0.1)],
+        [Countdown(), TagFormat("think", "answer", weight=0.1), WrittenArithmetic(least=2, weight=0.3)],
         **{**SETTINGS, "seed": seed, "output_dir": out, **(settings or {})},
     )
     trainer.train(prompts(train, seed), eval_prompts=prompts(held_out, seed))
