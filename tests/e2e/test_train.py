@@ -449,7 +449,7 @@ def test_a_function_that_fails_in_its_worker_stops_the_run_or_not():
     def counts(completions):  # local, so that its worker imports no model
         return [float((completion == 3).sum()) for completion in completions]
 
-    trainer = GRPO(ToyLM(), [counts, fails], **options(max_steps=1, reward_timeout=30.0, reward_workers=1))
+    trainer = GRPO(ToyLM(), fails, **options(max_steps=1, reward_timeout=30.0, reward_workers=1))
     with pytest.raises(RewardError, match=r"fails: KeyError: 'rubric' .*completion 0 of prompts\[\d\]"):
         trainer.train(PROMPTS)
     trainer = GRPO(

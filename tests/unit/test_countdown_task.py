@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from oracle.countdown import write_solution
-from rlox_grpo.demo.tokenizer import build_tokenizer, load_tokenizer
+from rlox_grpo.demo.tokenizer import build_tokenizer
 from rlox_grpo.prompts.tasks.countdown import (
     check_rows,
     enumerate_problems,
@@ -182,12 +182,12 @@ def test_tokenizer_refuses_a_word_outside_its_vocabulary():
 
 
 def test_a_saved_tokenizer_comes_back_exactly_beside_a_qwen2_config(tmp_path):
-    from transformers import Qwen2Config
+    from transformers import PreTrainedTokenizerFast, Qwen2Config
 
     tokenizer = build_tokenizer(100)
     Qwen2Config(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    again = load_tokenizer(tmp_path)
+    again = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     assert again.get_vocab() == tokenizer.get_vocab()
     assert again(COMPLETION)["input_ids"] == tokenizer(COMPLETION)["input_ids"]
     assert again.decode(again(COMPLETION)["input_ids"]) == COMPLETION

@@ -59,6 +59,7 @@ MORE = {
     "unit tests as reward for code": "guides/code_rewards",
     "sandbox landlock seccomp": "guides/code_rewards",
     "gymnasium environment": "guides/other_environments",
+    "chat template drops reasoning": "guides/several_turns",
     "lora merge adapter": "guides/lora",
     "qlora 4-bit bitsandbytes": "guides/lora",
     "push_to_hub upload": "guides/save_and_load",

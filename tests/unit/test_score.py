@@ -155,6 +155,30 @@ def test_chat_prompts_give_message_completions() -> None:
     assert seen == [[[{"role": "assistant", "content": GOOD}]], [chat]]
 
 
+def test_scores_by_the_length_of_chat_completions_alone_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """``len`` is the number of messages: a function written for text scores every completion of one message alike."""
+
+    def short(completions: list[Any]) -> list[float]:
+        return [-abs(len(completion) - 20.0) for completion in completions]
+
+    def first_word(completions: list[Any]) -> list[float]:
+        return [float(len(completion) == 1 and completion[0]["content"].startswith("z")) for completion in completions]
+
+    def every_message(completions: list[Any]) -> list[float]:
+        return [sum(len(message["content"]) for message in one) / len(one) > 99 for one in completions]
+
+    chats = [group(["a", "long text"], source=[{"role": "user", "content": "q"}])]
+    score(chats, [first_word, every_message])
+    score([group(["a", "bb"])], [short])
+    score([group(["a", "a"])], [short])  # texts
+    assert not caplog.records
+    score(chats, [first_word, short])
+    score(chats, [short])
+    (record,) = caplog.records
+    assert "reward function short gave all 2 samples the score -19: it took len()" in record.getMessage()
+    assert "[0]['content']" in record.getMessage()
+
+
 def test_plain_modules_get_tensors() -> None:
     seen: list[Any] = []
 

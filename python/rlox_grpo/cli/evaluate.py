@@ -20,7 +20,7 @@ def add_commands(commands: Commands) -> None:
     """Add ``eval`` and ``check``."""
     evaluate = commands.add_parser(
         "eval",
-        help="accuracy and pass@k of a checkpoint",
+        help="evaluate a checkpoint: accuracy and pass@k",
         description="Sample completions and score them. The options of prompts, sampling, engine and episodes can be "
         "added: --prompt_template boxed, --system_prompt TEXT, --engine vllm. `rlox-grpo options` lists them.",
     )
@@ -56,7 +56,7 @@ def add_commands(commands: Commands) -> None:
 
     check = commands.add_parser(
         "check",
-        help="whether a data file fits reward functions",
+        help="check that a data file fits the reward functions",
         description="Read the columns of every row as training would, and name each row whose gold cannot be read. "
         "--columns \"{answer='solution'}\" renames columns as in a run file.",
     )

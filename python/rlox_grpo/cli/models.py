@@ -13,7 +13,7 @@ def add_commands(commands: Commands) -> None:
     """Add ``memory`` and ``merge``."""
     memory = commands.add_parser(
         "memory",
-        help="estimated GPU memory of training a model, by option",
+        help="estimate the GPU memory of training a model, by option",
         description="Print the estimated GPU memory of training MODEL with any options of a run (--dtype bfloat16), "
         "and of the usual layouts. Reads the model's configuration alone.",
     )

@@ -17,12 +17,12 @@ def add_commands(commands: Commands) -> None:
     report.add_argument("--watch", type=int, metavar="SECONDS", help="write again every SECONDS, until Ctrl-C")
     report.set_defaults(run=_report)
 
-    options = commands.add_parser("options", help="every option of a run: default, values, meaning")
+    options = commands.add_parser("options", help="list the options of a run: default, values, meaning")
     options.add_argument("name", nargs="?", help="show this option in full, or list the options with this word")
     options.add_argument("--markdown", action="store_true", help="all of them as docs/reference/options.md")
     options.set_defaults(run=_options)
 
-    presets = commands.add_parser("presets", help="the published variants and their choices")
+    presets = commands.add_parser("presets", help="list the presets (published variants) and their choices")
     presets.add_argument("name", nargs="?")
     presets.add_argument("--markdown", action="store_true", help="all of them as docs/reference/presets.md")
     presets.set_defaults(run=_presets)

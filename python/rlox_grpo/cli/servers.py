@@ -15,7 +15,7 @@ def add_commands(commands: Commands) -> None:
     """Add ``serve`` and ``serve-reference``."""
     serve = commands.add_parser(
         "serve",
-        help="vLLM servers for engine='vllm_server'",
+        help="start vLLM servers for engine='vllm_server'",
         description="Serve MODEL until stopped. Arguments that are not listed go to vLLM: --tensor-parallel-size 2.",
     )
     serve.add_argument("model")
@@ -30,7 +30,7 @@ def add_commands(commands: Commands) -> None:
     serve.add_argument("--start-timeout", type=float, default=600.0, help="seconds to become healthy")
     serve.set_defaults(run=_serve)
 
-    frozen = commands.add_parser("serve-reference", help="answer a frozen model's log-probs to several trainers")
+    frozen = commands.add_parser("serve-reference", help="serve the log-probs of a frozen reference model to trainers")
     frozen.add_argument("model", help="a path or hub id")
     frozen.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     frozen.add_argument("--port", type=int, default=8450, help="0 takes a free one (default: %(default)s)")

@@ -23,21 +23,21 @@ _TASKS = ("guess_the_number", "frozen_lake")
 
 def add_commands(commands: Commands) -> None:
     """Add ``train`` and ``demo``."""
-    demo = commands.add_parser("demo", help="learn Countdown, or another task, from scratch on this machine")
+    demo = commands.add_parser("demo", help="train a small model from scratch on Countdown or another task")
     demo.add_argument(
         "--task",
         choices=("countdown", *_TASKS),
         default="countdown",
-        help="countdown is of one turn, the others of several (default: %(default)s)",
+        help="countdown has one turn, the others several (default: %(default)s)",
     )
-    demo.add_argument("--out", help="the run's folder (default: runs/demo, or runs/demo_TASK)")
+    demo.add_argument("--out", help="output folder (default: runs/demo, or runs/demo_TASK)")
     demo.add_argument("--seed", type=int, default=0)
     demo.set_defaults(run=_demo)
 
     train = commands.add_parser(
         "train",
-        help="train as a TOML file says",
-        description="Train as RUN.TOML says. Any option can be overridden: --learning_rate 1e-5. "
+        help="train a model from a run file (TOML)",
+        description="Train a model from a run file. Any option can be overridden: --learning_rate 1e-5. "
         "`rlox-grpo options` lists every option, `rlox-grpo options NAME` shows one in full.",
         add_help=False,
     )

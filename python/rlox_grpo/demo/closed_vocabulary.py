@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rlox_grpo.demo.tokenizer import EOS, PAD
+from rlox_grpo.demo.tokenizer import EOS, PAD, make_word_tokenizer
 
 PIECE = r" ?(?:</?[a-z]+>|[0-9]+|[A-Za-z]+|#+|[^\s0-9A-Za-z])|\s"
 """A tag, number, word, sequence of # or other character with the blank before it; or a single blank or line break."""
@@ -38,15 +38,5 @@ def build_tokenizer(
     splitter = pre_tokenizers.Split(Regex(PIECE), "isolated")
     pieces = {piece for text in texts for piece, _ in splitter.pre_tokenize_str(text)}
     pieces |= {f"{blank}{number}" for number in range(largest + 1) for blank in ("", " ")}
-    vocabulary = {piece: index for index, piece in enumerate([PAD, EOS, *sorted(pieces | set(ROLES))])}
-    backend = Tokenizer(models.WordLevel(vocabulary))
-    backend.pre_tokenizer = splitter
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend,
-        pad_token=PAD,
-        eos_token=EOS,
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        chat_template=chat_template,
-    )
+    words = [PAD, EOS, *sorted(pieces | set(ROLES))]
+    return make_word_tokenizer(words, splitter, decoder=decoders.Fuse(), chat_template=chat_template)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -21,22 +22,29 @@ def build_tokenizer(largest: int) -> PreTrainedTokenizerFast:
     outside the vocabulary is an error.
     """
     words = [PAD, EOS, *WORDS, *(str(n) for n in range(largest + 1))]
+    return make_word_tokenizer(words, pre_tokenizers.WhitespaceSplit())
+
+
+def make_word_tokenizer(
+    words: Sequence[str], splitter: Any, *, decoder: Any = None, **options: Any
+) -> PreTrainedTokenizerFast:
+    """Make a tokenizer whose vocabulary is ``words``, in the order of their ids, :data:`PAD` and :data:`EOS` included.
+
+    Args:
+        words: without an unknown token.
+        splitter: the pre-tokenizer; each of its pieces is a word.
+        decoder: joins the words; None: by single spaces.
+        **options: further arguments of ``PreTrainedTokenizerFast``.
+    """
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.pre_tokenizer = splitter
+    if decoder is not None:
+        backend.decoder = decoder
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
         pad_token=PAD,
         eos_token=EOS,
         padding_side="left",
         clean_up_tokenization_spaces=False,
+        **options,
     )
-
-
-def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
-    """Load a tokenizer that ``save_pretrained`` wrote, next to a model of any type.
-
-    ``AutoTokenizer`` loads the same one next to the demo's model. Next to a model configuration of type ``qwen2`` it
-    builds a byte-level Qwen2 tokenizer, whatever ``tokenizer_config.json`` names, and splits the words.
-    """
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(str(folder))
-    return tokenizer

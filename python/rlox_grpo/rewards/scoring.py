@@ -28,7 +28,7 @@ from rlox_grpo.rewards.calls import (
     split_measures,
     to_list,
 )
-from rlox_grpo.rewards.chat import HINT, ChatCompletion
+from rlox_grpo.rewards.chat import HINT, ChatCompletion, forget_reading, took_lengths_alone
 from rlox_grpo.rewards.columns import SAMPLED
 from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards
 from rlox_grpo.rewards.verdicts import (
@@ -110,6 +110,7 @@ def score(
                 parts[name] = _score_by_workers(name, function, given, groups)
             else:
                 positional, keywords = select_arguments(function, given)
+                forget_reading(given["completions"])
                 result = attempt(name, partial(function, *positional, **keywords))
                 if isinstance(result, RewardError) and isinstance(given["completions"][0], list):
                     result = _add_hint_about_chat(result)
@@ -117,6 +118,7 @@ def score(
                     waiting.append(Waiting(name, result))
                     continue
                 parts[name] = _score_by_function(name, result, rows, on_error)
+                _warn_of_lengths(name, parts[name].scores, given["completions"])
             parts[name].seconds = time.perf_counter() - start
         for done in gather(waiting):
             parts[done.name] = _score_by_function(done.name, done.result, rows, on_error)
@@ -222,6 +224,21 @@ def _warn_of_nan(name: str, result: Any) -> None:
             "reward function %s returned NaN for %d of %d samples, the first is sample %d: NaN counts as None, the "
             "function does not apply to them. Return None to say so, or a number",
             *(name, len(rows), len(to_list(name, result)), rows[0]),
+        )
+
+
+_warned_of_lengths: set[str] = set()
+
+
+def _warn_of_lengths(name: str, scores: Float64Array, completions: Sequence[Any]) -> None:
+    """Warn, once for each function, of equal scores made from the number of messages alone."""
+    is_constant = len(scores) > 1 and bool((scores == scores[0]).all())
+    if is_constant and name not in _warned_of_lengths and took_lengths_alone(completions):
+        _warned_of_lengths.add(name)
+        logger.warning(
+            "reward function %s gave all %d samples the score %g: it took len() of each completion, which is the "
+            "number of its messages, and read none of them; %s",
+            *(name, len(scores), scores[0], HINT),
         )
 
 
