@@ -27,18 +27,24 @@ STEPS = 3
 PROMPTS = {**EMPTY_PROMPT_TEMPLATES, "system_prompt": "Walk."}
 
 
-def record(model: Any, seen: list[str]) -> Any:
+def record(model: Any, *lists: list[str]) -> Any:
     """The model, whose answers are noted as the agent got them."""
     generate = model.generate
 
     def note(*given: Any, **named: Any) -> Any:
         message = generate(*given, **named)
         said = message.raw.choices[0].message
-        seen.append(write_call(said.tool_calls[0].function) if said.tool_calls else said.content)
+        for seen in lists:
+            seen.append(write_call(said.tool_calls[0].function) if said.tool_calls else said.content)
         return message
 
     model.generate = note
     return model
+
+
+def pay(said: list[str]) -> float:
+    """A reward that differs between most episodes."""
+    return float(sum(place * sum(text.encode()) for place, text in enumerate(said, 1)) % 11)
 
 
 def write_call(function: Any) -> str:
@@ -50,7 +56,7 @@ def make_walker(seen: list[str]) -> Any:
     """An environment: a ``ToolCallingAgent`` that walks over the lake by its tool."""
 
     def walk(row: Any, chat: Any) -> float:
-        game = lake.Lake(row["seed"])
+        game, own = lake.Lake(row["seed"]), list[str]()
 
         @tool
         def move(way: str) -> str:
@@ -63,10 +69,10 @@ def make_walker(seen: list[str]) -> Any:
 
         model = OpenAIModel("policy", api_base=chat.base_url, api_key=chat.api_key, tool_choice="auto")
         agent = ToolCallingAgent(
-            [move], record(model, seen), prompt_templates=PROMPTS, max_steps=STEPS, verbosity_level=0
+            [move], record(model, seen, own), prompt_templates=PROMPTS, max_steps=STEPS, verbosity_level=0
         )
         agent.run(f"{row['start']} {game.place}")
-        return game.reward
+        return pay(own)
 
     return walk
 
@@ -76,8 +82,10 @@ def make_coder(seen: list[str]) -> Any:
 
     def code(row: Any, chat: Any) -> float:
         model = OpenAIModel("policy", api_base=chat.base_url, api_key=chat.api_key)
-        agent = CodeAgent([], record(model, seen), prompt_templates=PROMPTS, max_steps=STEPS, verbosity_level=0)
-        return float(len(str(agent.run(row["start"]))) % 7)
+        own: list[str] = []
+        agent = CodeAgent([], record(model, seen, own), prompt_templates=PROMPTS, max_steps=STEPS, verbosity_level=0)
+        agent.run(row["start"])
+        return pay(own)
 
     return code
 
@@ -103,15 +111,16 @@ def test_an_agent_trains_unchanged_on_what_it_saw(make: Any, long_model: Any, to
         return groups
 
     trainer = GRPO(
-        copy.deepcopy(long_model), environment=make(seen), tokenizer=tokenizer, group_size=2, prompts_per_step=2,
+        copy.deepcopy(long_model), environment=make(seen), tokenizer=tokenizer, group_size=4, prompts_per_step=2,
         max_steps=1, max_new_tokens=1, max_turns=2 * STEPS, learning_rate=1e-2, zero_variance="keep", seed=3,
         log_to=(), call_format="json",
     )  # fmt: skip
     with patch.object(EpisodeRunner, "__call__", keep):
         trainer.train(lake.ROWS)
-    assert [completion.episode.stop_reason for completion in completions] == ["completed"] * 4
+    assert [completion.episode.stop_reason for completion in completions] == ["completed"] * 8
     assert len(seen) > len(completions) * STEPS  # and the answer that the package asks for at the end
     assert Counter(seen) == Counter(text for one in completions for text in list_sampled(one, tokenizer))
+    assert len({completion.episode.reward for completion in completions}) > 1, seen
     moved = zip(trainer.model.parameters(), long_model.parameters(), strict=True)
     assert any(not one.equal(other) for one, other in moved)
 
