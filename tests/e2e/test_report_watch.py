@@ -30,6 +30,8 @@ trainer = GRPO(nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16)), slow, max_s
 trainer.train(torch.randint(16, (4, 3)))
 """
 
+RESTORE = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
@@ -37,7 +39,8 @@ def start(tmp_path: Path) -> Iterator[Any]:
     started = []
 
     def begin(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, *arguments]
+        # What a shell starts with & ignores Ctrl-C, and so does every process below it.
+        command = [sys.executable, "-c", RESTORE, sys.executable, *arguments]
         process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         started.append(process)
         return process

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlox_grpo import _native
@@ -310,6 +310,7 @@ def test_groups_that_share_prompts_stay_together_within_the_budget(budget: int) 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.integers(1, 6), st.sampled_from([0, 10, 24_576]))
 def test_micro_batches_of_a_turn_cost_alike(lengths: list[int], num_ranks: int, linear_cost: int) -> None:
     """With room for everything, longest first into the cheapest: no two differ by more than the costliest row."""
@@ -325,6 +326,7 @@ def test_micro_batches_of_a_turn_cost_alike(lengths: list[int], num_ranks: int, 
     assert np.array_equal(again.offsets, packing.offsets)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=5)), min_size=1, max_size=5),
     st.integers(1, 40),

@@ -471,20 +471,28 @@ def test_the_kernel_kills_a_program_where_memory_has_run_out_and_it_is_not_judge
     group = _memory_group()
     if group is None:
         pytest.skip("this user may not make a control group with a memory limit")
-    code = "import time\nx = []\nopen('ready', 'w').close()\ntime.sleep(1)\nfor _ in range(150): x += [bytes(1 << 20)]"
+    code = """
+import os, time
+x = []
+open("ready", "w").close()
+while not os.path.exists("go"): time.sleep(0.01)
+for _ in range(150): x += [b"x" * (1 << 20)]
+"""
     sandbox = get_sandbox()
     try:
         before = set(_list_children(sandbox._server.pid))
         running = sandbox.submit_script(code, limits=Limits(wall_seconds=60.0))
-        while not list(Path(sandbox._work).glob("*/ready")):
+        while not (ready := list(Path(sandbox._work).glob("*/ready"))):
             time.sleep(0.01)
         (pid,) = set(_list_children(sandbox._server.pid)) - before
         (group / "cgroup.procs").write_text(str(pid))
+        ready[0].with_name("go").touch()
         result = running.result()
     finally:
         group.rmdir()
     assert (result.ended, result.code) == ("killed", -signal.SIGKILL), result
-    assert run(code).ended == "exit"  # the same program where there is memory
+    alone = code.replace('not os.path.exists("go")', "False")
+    assert run(alone).ended == "exit"  # the same program where there is memory
 
 
 def test_a_sleeper_ends_by_the_clock_and_the_others_do_not_wait() -> None:
