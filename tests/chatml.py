@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
+
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -39,3 +41,16 @@ def play_rows(
     engine = HFEngine(model, tokenizer, eos_token_ids=[tokenizer.eos_token_id], max_rows=4)
     groups = runner(engine, load_rows(rows), [completions] * len(rows), Sampling(max_new_tokens=5), 7)
     return [completion for group in groups for completion in group.completions]
+
+
+def count_trained_tokens(trainer: Any, scored: Any, num_sequences: int) -> int:
+    """Loss tokens of the trainer's batches, each of which has the log-prob that the sampler gave it."""
+    tokens = 0
+    for part in trainer.learner.batches(scored, trainer.learner.advantages(scored, 0, 1)):
+        for batch in part:
+            log_probs, _ = trainer.learner._forward(batch)
+            mask = batch.loss_mask
+            np.testing.assert_allclose(log_probs[mask].detach(), batch.sampling_log_probs[mask], atol=2e-5)
+            tokens += int(mask.sum())
+            assert batch.num_sequences == num_sequences
+    return tokens

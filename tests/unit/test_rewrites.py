@@ -281,14 +281,7 @@ def test_the_update_is_the_gradient_of_every_sampled_token_once(model: Any, toke
         prompts_per_step=2, zero_variance="keep", kl_coef=0.0, log_to=(), loss_aggregation="sequence_mean",
     )  # fmt: skip
     scored = trainer._evaluate(trainer.prompts.read([{"turns": 3}, {"turns": 4}]), samples=2)[1]
-    parts = trainer.learner.batches(scored, trainer.learner.advantages(scored, 0, 1))
-    tokens = 0
-    for batch in [batch for part in parts for batch in part]:
-        log_probs, _ = trainer.learner._forward(batch)
-        mask = batch.loss_mask
-        np.testing.assert_allclose(log_probs[mask].detach(), batch.sampling_log_probs[mask], atol=2e-5)
-        tokens += int(mask.sum())
-        assert batch.num_sequences == 4
+    tokens = chatml.count_trained_tokens(trainer, scored, num_sequences=4)
     rows = [row for group in scored for c in group.group.completions for row in list_rows(c)]
     assert len(rows) > 8
     assert tokens == sum(len(row.token_ids) if row.sampled is None else int(row.sampled.sum()) for row in rows)

@@ -176,7 +176,7 @@ class Chat:
         if tools is not None:
             self._set_tools(tools)
         check_room(max_new_tokens)
-        return await self._go_on(self._lines.current, new, max_new_tokens, stop)
+        return await self._reply(self._lines.current, new, max_new_tokens, stop)
 
     async def complete(
         self,
@@ -223,7 +223,7 @@ class Chat:
             new = given[count:]
             if new[0]["role"] != "assistant":
                 try:
-                    return await self._go_on(
+                    return await self._reply(
                         self._lines.go_on(line, mark), self._bound(new), max_new_tokens, stop, keys[count:]
                     )
                 except TemplateError:  # such as replies of others that the template shows at the beginning alone
@@ -258,19 +258,6 @@ class Chat:
         keys = [("token ids", ("",), None, (), "")] * len(new)  # no message is equal to it
         return await self._reply(line, new, max_new_tokens, stop, keys, added)
 
-    async def _go_on(
-        self,
-        line: Line,
-        new: list[dict[str, Any]],
-        max_new_tokens: int | None,
-        stop: str | Sequence[str],
-        keys: Sequence[MessageKey] | None = None,
-    ) -> Reply:
-        """Sample the reply to a line and ``new``, in a branch where the chat template rewrites the line."""
-        if line.is_rewritten_by(new):
-            line, new, keys = line.begin_again(new, keys)
-        return await self._reply(line, new, max_new_tokens, stop, keys)
-
     async def _reply(
         self,
         line: Line,
@@ -280,7 +267,12 @@ class Chat:
         keys: Sequence[MessageKey] | None = None,
         added: Int64Array | None = None,
     ) -> Reply:
-        """Append messages to a line and sample its reply; a new branch is numbered and kept here."""
+        """Append messages to a line, or their token ids ``added``, and sample its reply.
+
+        Where the chat template rewrites the line, the reply is in a branch. A new branch is numbered and kept here.
+        """
+        if added is None and line.is_rewritten_by(new):
+            line, new, keys = line.begin_again(new, keys)
         own_stop = (stop,) if isinstance(stop, str) else tuple(stop)
         try:
             self._usage.check_turn()
