@@ -11,12 +11,12 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.run.history import checkpoints
 from toy import PROMPTS, VOCABULARY, ToyLM, options, share_of_target
 
-STEPS, BROKEN_AT = 40, 26
-"""The weights break after this step; by then the policy samples the target more often than at its start."""
+STEPS, BROKEN_AT, RATE = 40, 26, 0.004
+"""The weights break after this step; by then the policy samples the target more often than at its start, not always."""
 
 
 class Break:
-    """A callback that sets the head's weights so that the policy samples token 0 alone: its reward is 0 from then on."""
+    """A callback that sets the head so that the policy samples token 0 alone: its reward is 0 from then on."""
 
     def __init__(self, times=1):
         self.times, self.model = times, None
@@ -31,7 +31,9 @@ class Break:
 
 def train(folder, *, broken=0, **changes):
     callback = Break(broken)
-    settings = options(max_steps=STEPS, output_dir=str(folder), **{"checkpoint_steps": 10, **changes})
+    settings = options(
+        **{"max_steps": STEPS, "learning_rate": RATE, "checkpoint_steps": 10, **changes}, output_dir=str(folder)
+    )
     trainer = GRPO(ToyLM(), share_of_target, callbacks=[callback], **settings)
     callback.model = trainer.model
     return trainer, trainer.train(PROMPTS)
@@ -51,9 +53,9 @@ def test_a_restored_run_equals_one_that_was_resumed_by_hand(tmp_path, changes, c
         restored, metrics = train(tmp_path / "restored", broken=1, on_collapse="restore", **changes)
     assert "the reward has collapsed at step" in caplog.text
     assert "step_000020 and going on with 0.5 of the learning rate" in caplog.text
-    assert metrics["mean_reward"] > 0.5
+    assert 0.1 < metrics["mean_reward"] < 0.9
 
-    by_hand, _ = train(tmp_path / "by_hand", checkpoint_steps=20, keep_checkpoints=3, **changes)
+    train(tmp_path / "by_hand", checkpoint_steps=20, keep_checkpoints=3, **changes)
     again = GRPO(
         ToyLM(),
         share_of_target,
@@ -61,7 +63,7 @@ def test_a_restored_run_equals_one_that_was_resumed_by_hand(tmp_path, changes, c
             max_steps=STEPS,
             output_dir=str(tmp_path / "by_hand"),
             resume=str(tmp_path / "by_hand/checkpoints/step_000020"),
-            learning_rate=by_hand.config.learning_rate / 2,
+            learning_rate=RATE / 2,
             resume_changes=["learning_rate"],
             **changes,
         ),
@@ -75,8 +77,8 @@ def test_the_folder_has_one_history(tmp_path):
     rows = read_lines(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     rates = [row["update/learning_rate"] for row in rows]
-    assert rates[:20] == [0.02] * 20
-    assert rates[20:] == [0.01] * 20
+    assert rates[:20] == [RATE] * 20
+    assert rates[20:] == [RATE / 2] * 20
     [change] = read_lines(tmp_path / "changes.jsonl")
     assert (change["step"], change["changed"]) == (20, {"learning_rate_factor": [1.0, 0.5]})
 
@@ -84,22 +86,24 @@ def test_the_folder_has_one_history(tmp_path):
 def test_a_later_start_keeps_the_smaller_learning_rate(tmp_path):
     train(tmp_path, broken=1, on_collapse="restore")
     trainer = GRPO(
-        ToyLM(), share_of_target, **options(max_steps=STEPS + 2, output_dir=str(tmp_path), on_collapse="restore")
+        ToyLM(),
+        share_of_target,
+        **options(max_steps=STEPS + 2, learning_rate=RATE, output_dir=str(tmp_path), on_collapse="restore"),
     )
-    assert trainer.train(PROMPTS)["update/learning_rate"] == 0.01
+    assert trainer.train(PROMPTS)["update/learning_rate"] == RATE / 2
 
 
 def test_a_learning_rate_set_by_hand_is_whole(tmp_path):
     train(tmp_path, broken=1, on_collapse="restore")
     changed = options(
-        max_steps=STEPS + 2, output_dir=str(tmp_path), learning_rate=0.004, resume_changes=["learning_rate"]
+        max_steps=STEPS + 2, output_dir=str(tmp_path), learning_rate=0.003, resume_changes=["learning_rate"]
     )
-    assert GRPO(ToyLM(), share_of_target, **changed).train(PROMPTS)["update/learning_rate"] == 0.004
+    assert GRPO(ToyLM(), share_of_target, **changed).train(PROMPTS)["update/learning_rate"] == 0.003
 
 
 def test_a_run_that_collapses_every_time_goes_on_at_last(tmp_path, caplog):
     _, metrics = train(tmp_path, broken=100, on_collapse="restore")
-    assert metrics["update/learning_rate"] == 0.02 / 32
+    assert metrics["update/learning_rate"] == RATE / 32
     assert "collapsed again, at 0.03125 of the learning rate" in caplog.text
 
 
