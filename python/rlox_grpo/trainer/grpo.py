@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -350,6 +351,10 @@ class GRPO:
         self._unfinished = run.start_step, run.start_draw
         if stream is not None:
             stream.skip_to(self.progress.draws)
+        failed = sorted(set(chain(*self.ranks.gather(self.sampler.ahead.list_failed()))))
+        if failed:  # an earlier call of train ended by them
+            self._step_taker.sync_engine(again=True)
+            self.sampler.retry(failed, self.step)
         if run.batches_under_way:
             self._step_taker.sync_engine()  # batches whose completions were lost are sampled again, here
         self.sampler.ahead.restore(

@@ -119,10 +119,10 @@ class StepTaker:
         metrics = self._measure(rollout, advantages, batches, updates, clock.timings(), learning_rate)
         return StepResult(metrics, scored, advantages)
 
-    def sync_engine(self) -> None:
-        """Push the current weights to the engine if they changed since the last push."""
+    def sync_engine(self, *, again: bool = False) -> None:
+        """Push the current weights to the engine if they changed since the last push, or ``again``."""
         step = self._progress.step
-        if self._engine_step != step:
+        if again or self._engine_step != step:
             updater, engine = self._learner.updater, self._sampler.engine
             updater.start()
             weights = WeightStream(self._model, updater.weights if updater.is_sharded else None)

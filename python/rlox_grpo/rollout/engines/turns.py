@@ -23,7 +23,9 @@ class TurnRequest:
         branch: 0 in the episode's first conversation; in a branch a number by what it begins with, of at most 47 bits.
             An episode has at most one request for each branch at a time.
         replaces: The branch whose rewritten history begins this one, or None: an engine may go on with its keys and
-            values, as far as the tokens are the same.
+            values, as far as the tokens are the same. A hint, which changes no token. The built-in engine takes it,
+            because it keeps keys and values by branch. vLLM's prefix cache finds equal tokens of any request by their
+            blocks, so its sessions do not read it.
     """
 
     episode: tuple[int, int]
