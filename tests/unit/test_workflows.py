@@ -61,3 +61,18 @@ def test_make_targets_exist(path: Path) -> None:
         for step in job["steps"]:
             for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", "")):
                 assert target in TARGETS, (name, target)
+
+
+def test_published_wheels_name_no_path_of_the_builder() -> None:
+    """`make wheel` repacks what maturin wrote; the workflow does too, before it installs and uploads the file."""
+    steps = load(ROOT / ".github" / "workflows" / "wheels.yml")["jobs"]["wheel"]["steps"]
+    at = [
+        name
+        for step in steps
+        for name in ("maturin-action", "strip_paths", "pip install", "upload-artifact")
+        if name in f"{step.get('uses')} {step.get('run')}"
+    ]
+    assert at == ["maturin-action", "strip_paths", "pip install", "upload-artifact"]
+    assert (ROOT / ".ci" / "strip_paths.py").exists()
+    (repack,) = (step["run"] for step in steps if "strip_paths" in step.get("run", ""))
+    assert "python .ci/strip_paths.py dist/*.whl" in repack
