@@ -119,6 +119,8 @@ MORE = {
     "use my own dataset": "guides/data",
     "stop training early": "guides/resume",
     "grad norm is zero": "guides/debugging",
+    "should i use trl or verl": "concepts/comparison",
+    "bytes per parameter adamw": "guides/memory",
 }
 
 Search = Callable[[str], list[str]]
