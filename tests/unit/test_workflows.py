@@ -76,3 +76,10 @@ def test_published_wheels_name_no_path_of_the_builder() -> None:
     assert (ROOT / ".ci" / "strip_paths.py").exists()
     (repack,) = (step["run"] for step in steps if "strip_paths" in step.get("run", ""))
     assert "python .ci/strip_paths.py dist/*.whl" in repack
+
+
+def test_a_choice_of_tests_in_the_makefile_leaves_out_those_that_need_chromium() -> None:
+    """``-m`` takes the place of the one in pyproject.toml, which leaves them out by default."""
+    chosen = re.findall(r'-m "(not [^"]*)"', (ROOT / "Makefile").read_text())
+    assert len(chosen) == 2
+    assert [expression for expression in chosen if "not browser" not in expression] == []
