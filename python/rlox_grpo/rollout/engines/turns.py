@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -24,6 +25,8 @@ class TurnRequest:
             An episode has at most one request for each branch at a time.
         replaces: The branch whose rewritten history begins this one, or None: an engine may go on with its keys and
             values, as far as the tokens are the same.
+        on_tokens: Called with the reply's new tokens as they are sampled, in the thread of ``step``. An engine that
+            cannot tell them before the reply ends does not call it.
     """
 
     episode: tuple[int, int]
@@ -33,6 +36,7 @@ class TurnRequest:
     stop: tuple[str, ...] = ()
     branch: int = 0
     replaces: int | None = None
+    on_tokens: Callable[[Sequence[int]], None] | None = None
 
     @property
     def draw(self) -> int:
