@@ -1,8 +1,12 @@
 """The command and the environment of ``rlox-grpo serve``, and how its process ends."""
 
 import asyncio
+import os
+import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -66,3 +70,49 @@ def test_a_server_that_hangs_as_it_stops_ends(monkeypatch):
     server_process.bound_shutdown(0.05)
     asyncio.run(Server().shutdown())
     assert statuses == [1]
+
+
+ENGINES = """
+import multiprocessing, os, time
+
+def engine():
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    children = [multiprocessing.get_context(how).Process(target=engine) for how in ("spawn", "fork")]
+    for child in children:
+        child.start()
+    time.sleep(600)
+"""
+
+
+def is_alive(process):
+    """Whether it runs; a zombie that nobody waits for has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_the_engines_of_a_killed_server_end(tmp_path):
+    """A program stands for vLLM's server, with engines that multiprocessing spawns and forks."""
+    package = tmp_path / "vllm" / "entrypoints" / "openai"
+    package.mkdir(parents=True)
+    (package / "api_server.py").write_text(ENGINES)
+    (tmp_path / "uvicorn" / "protocols" / "http").mkdir(parents=True)
+    (tmp_path / "uvicorn" / "__init__.py").write_text("class Server:\n    shutdown = None\n")
+    (tmp_path / "uvicorn" / "protocols" / "http" / "auto.py").write_text("class AutoHTTPProtocol:\n    pass\n")
+    command = [sys.executable, "-m", server_process.__name__]
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        engines = [server.stdout.readline().strip() for _ in range(2)]
+        assert all(is_alive(engine) for engine in engines)
+        server.kill()
+        server.wait()
+        deadline = time.monotonic() + 60
+        while any(is_alive(engine) for engine in engines):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

