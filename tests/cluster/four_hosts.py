@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -111,6 +112,7 @@ def started_nodes(folder: Path) -> Iterator[Nodes]:
     """
     with joined_hosts(4) as hosts:
         nodes = Nodes(hosts, folder)
-        for place in range(len(hosts)):
-            nodes.start(place)
+        nodes.start(0)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(nodes.start, range(1, len(hosts))))
         yield nodes
