@@ -338,7 +338,7 @@ class VLLMServerEngine:
                             continue
                         start = time.monotonic()
                         self._push(server, deadline)
-                        is_restart = held == "none" and server in self._given
+                        is_restart = held == "none" and (not self._is_loading or server in self._given)
                         self._router.note_transfer(server, time.monotonic() - start, is_restart=is_restart)
                         self._given.add(server)
                     server.is_up = True
