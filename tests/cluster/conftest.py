@@ -60,8 +60,7 @@ def by_torchrun(folder):
 def calm(train, cluster, folder):
     """What a run of two engines printed; its folder is ``calm``. Nothing disturbs it."""
     layout = ("--ray", cluster, "--layout", "{trainers=1, engines=2}")
-    own = {"RLOX_GRPO_STATE_DIR": str(folder / "calm_state")}
-    done = train(*layout, *SERVED, str(folder), *SAVED, "calm", **own)
+    done = train(*layout, *SERVED, str(folder), *SAVED, "calm")
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 

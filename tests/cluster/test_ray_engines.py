@@ -17,10 +17,9 @@ def metrics(folder):
 @pytest.fixture(scope="module")
 def run(train, folder):
     def start(name, cluster, layout, *options, **changes):
-        state = folder / f"{name}_state"
         done = train(
             *("--ray", cluster, "--layout", layout, *SERVED, str(folder), *SAVED, name, *options),
-            **{"RLOX_GRPO_STATE_DIR": str(state), **changes},
+            **changes,
         )
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
@@ -37,7 +36,6 @@ def test_each_engine_is_measured_and_has_a_log(calm, folder):
         assert not any(step[f"engines/{index}/restarts"] for step in steps)
     logs = [path.name for path in (folder / "calm" / "logs").iterdir()]
     assert {"rank_0.log", "engine_0.log", "engine_1.log"} <= set(logs)
-    assert len([name for name in logs if name.startswith("server_")]) == 2  # vLLM's own
 
 
 def test_an_engine_that_dies_changes_nothing_where_another_answers(run, calm, cluster, folder):
@@ -58,7 +56,7 @@ def test_an_engine_that_dies_changes_nothing_where_another_answers(run, calm, cl
 
 def test_ray_starts_a_single_engine_again_and_the_run_waits(run, calm, cluster, folder):
     run("one", cluster, "{engines=1}", RLOX_GRPO_DIE_AT="2", RLOX_GRPO_DIES="0", RLOX_GRPO_HOW="kill_engine")
-    assert (folder / "one" / "logs" / "engine_0.log").read_text().count("ready: http://") == 2
+    assert (folder / "one" / "logs" / "engine_0.log").read_text().count("Application startup complete") == 2
     assert sum(step["engines/0/restarts"] for step in metrics(folder / "one")) == 1
     assert same(folder / "calm", folder / "one")
 

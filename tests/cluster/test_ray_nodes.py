@@ -32,7 +32,7 @@ def strike(nodes, folder):
 
     def strike(name, layout, ranks, what, how, *options):
         mark = folder / f"{name}_mark"
-        own = {"RLOX_GRPO_MARK": str(mark), "RLOX_GRPO_STATE_DIR": str(folder / f"{name}_state"), **HELD}
+        own = {"RLOX_GRPO_MARK": str(mark), **HELD}
         process = nodes.train("--layout", layout, *SAVED, name, *options, **own)
         marks = [Path(f"{mark}_{rank}") for rank in range(ranks)]
         deadline = time.monotonic() + DEADLINE_S

@@ -16,10 +16,7 @@ from rlox_grpo.distributed.ray_cluster.placement import ServerPlace
 from rlox_grpo.distributed.ray_cluster.server_process import HOST, PORT, STOP_S, ServerProcess, find_port
 from rlox_grpo.errors import EngineError
 
-__all__ = ["HOST", "LOGS", "PORT", "RunningServers", "Servers", "running_servers"]
-
-LOGS = "{logs}"
-"""Placeholder in :attr:`Servers.commands` for the folder of the logs, as ``HOST`` and ``PORT`` for an address."""
+__all__ = ["HOST", "PORT", "RunningServers", "Servers", "running_servers"]
 
 MOST_RESTARTS = 5
 """How often Ray restarts a server that died."""
@@ -34,7 +31,7 @@ class Servers:
     """How the servers of a run are started and found.
 
     Attributes:
-        commands: kind → arguments after the interpreter's name, with :data:`HOST`, :data:`PORT` and :data:`LOGS`.
+        commands: kind → arguments after the interpreter's name, with :data:`HOST` and :data:`PORT`.
         variables: environment of the servers and of the ranks, such as the token of both sides.
         find: the URLs of each kind, and where everything runs → arguments that tell the ranks.
     """
@@ -146,7 +143,6 @@ def _start(
     host = place.node.address
     strategy = room.schedule(place.bundle)
     port = ray.get(ray.remote(find_port).options(num_cpus=0, scheduling_strategy=strategy).remote(host))
-    words = [str(folder) if word == LOGS else word for word in command]
     bundle = room.resources[place.bundle]
     actor = (
         ray.remote(ServerProcess)
@@ -158,7 +154,7 @@ def _start(
             scheduling_strategy=strategy,
             name=f"rlox-grpo {_name(place)}",
         )
-        .remote(words, (host, port), dict(environment), str(_log(folder, place)), os.getcwd())
+        .remote(list(command), (host, port), dict(environment), str(_log(folder, place)), os.getcwd())
     )
     return actor, port
 
