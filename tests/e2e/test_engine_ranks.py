@@ -25,7 +25,10 @@ SAME_WEIGHTS = 5e-5
 RUNS = {
     "sharing": {"tensor_parallel_size": 2},  # 7 prompts over the two ranks of one engine
     "ahead": {"async_steps": 1},  # the engines' threads compare syncs while the main threads exchange completions
+    "sharing ahead": {"tensor_parallel_size": 2, "async_steps": 1},
+    "sharded ahead": {"shard_parameters": True, "async_steps": 1},
 }
+ALONE = {"tensor_parallel_size": 1, "shard_parameters": False}
 SHORT = {"max_steps": 3, "prompts_per_step": 7, "group_size": 2}
 
 
@@ -52,7 +55,7 @@ def test_ranks_with_engines_take_the_step_of_one_process(stub, tmp_path):
     assert done.returncode == 0, done.stderr
     for name, changes in RUNS.items():
         alone = tmp_path / f"{name}_alone"
-        ranked.train(alone, engine="vllm", **{**SHORT, **changes, "tensor_parallel_size": 1})
+        ranked.train(alone, engine="vllm", **{**SHORT, **changes, **ALONE})
         assert len(completions(alone)) == 3
         assert completions(tmp_path / name) == completions(alone)
         assert difference(alone, tmp_path / name) < SAME_WEIGHTS
