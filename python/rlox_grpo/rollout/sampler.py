@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 
 import numpy as np
 
@@ -89,7 +90,7 @@ class Sampler:
     def retry(self, places: Sequence[int], step: int) -> None:
         """Sample the batches at these places of ``ahead`` again; ``step`` is that of the first place."""
         for place in places:
-            self.ahead.replace(place, lambda prompts, later=step + place: self.ask(prompts, later))
+            self.ahead.replace(place, partial(self.ask, step=step + place))
 
     def keep_weights(self) -> None:
         """Call before an update: an engine in its own thread may still have to read the weights of before."""
