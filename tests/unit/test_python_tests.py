@@ -323,7 +323,7 @@ def test_a_failure_of_the_sandbox_is_an_error_and_no_score(monkeypatch: pytest.M
     def fail(*given: Any) -> Any:
         raise SandboxError("the sandbox failed: no more processes")
 
-    monkeypatch.setattr(sandbox_client, "_read_result", fail)
+    monkeypatch.setattr(sandbox_client, "read_result", fail)
     completion = Completion(np.array([1]), np.array([0.0], dtype=np.float32), "length", fenced("f = 1"))
     prompt = Prompt(np.array([1]), 0, "p", columns={"tests": ["assert f == 1"]})
     with pytest.raises(RewardError, match=r"python_tests raised SandboxError: the sandbox failed: no more processes"):

@@ -221,6 +221,13 @@ class Ahead:
         """Remove the oldest batch after its step. Until then checkpoints keep it."""
         self._queue.popleft()
 
+    def clear(self) -> None:
+        """Remove all batches, once the running ones have ended; what failed in one of them fails no later call."""
+        for pending in self._queue:
+            if not pending.groups.cancel():
+                wait([pending.groups])
+        self._queue.clear()
+
     def state(self, *, prompts_alone: bool = False) -> list[dict[str, Any]]:
         """The queue as JSON values for a checkpoint. Waits for running batches unless ``prompts_alone``."""
         return [

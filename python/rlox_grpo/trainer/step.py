@@ -130,6 +130,11 @@ class StepTaker:
             self._ranks.gather(None)  # wait until every engine has them
             self._engine_step = step
 
+    def restart(self) -> None:
+        """Forget what is under way: another checkpoint is about to be loaded, and the engine needs its weights."""
+        self._sampler.ahead.clear()
+        self._engine_step = None
+
     def _score(self, batch: Pending) -> list[ScoredGroup]:
         """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""
         config = self._config

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from rlox_grpo.environments import ToolCall
+from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.rollout.episodes.template import Message
 
 MAX_PROMPT_CHARS = 2_000_000
@@ -44,6 +44,11 @@ def cut_stop(content: str, stop: Sequence[str]) -> str:
     """``content`` without the stop string that ended it, as OpenAI's API returns it."""
     ends = [place for one in stop if one and (place := content.find(one)) >= 0]
     return content[: min(ends)] if ends else content
+
+
+def cut_reply(reply: Reply, stop: Sequence[str]) -> str:
+    """The content of a reply without the stop string that ended it."""
+    return cut_stop(reply.content, stop) if reply.finish_reason == "stop" else reply.content
 
 
 def _make_call_key(call: Any) -> Any:
