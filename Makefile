@@ -112,7 +112,7 @@ test-examples: $(filter .uv/bin/uv,$(UV)) ## all examples learn, vLLM and DeepSp
 .PHONY: test-debug
 test-debug: build ## pytest but for `slow`, on a debug build of the extension: integer overflow is caught
 	trap '$(UV) sync --locked --reinstall-package rlox-grpo' EXIT; \
-	$(RUN) maturin develop --locked --skip-install && $(PYTEST) -m "not slow"
+	$(RUN) maturin develop --locked --skip-install && $(PYTEST) -m "not slow and not browser"
 
 .PHONY: lint
 lint: build ## formatting, clippy, ruff, mypy, the direction of imports, the documentation
@@ -169,14 +169,15 @@ release-check: build wheel sdist ## before a release: metadata, licences, SBOM, 
 	$(RUN) pytest -m "release or slow" tests/e2e/test_wheel.py
 
 # The oldest version of each dependency that pyproject.toml names; the tools of the tests are not part of that promise.
+# A -m here takes the place of the one in pyproject.toml, so it names `browser` again; all `release` tests are slow.
 .PHONY: test-oldest
-test-oldest: wheel ## tests that are not slow on the oldest dependencies and Python, in .venv-oldest; TESTS=<paths> for some
-	$(UV) venv --quiet --allow-existing --python 3.10 .venv-oldest
+test-oldest: wheel ## tests that are not slow on the oldest dependencies and Python, in .venv-oldest; TESTS=<paths>, PYTHON=<version>
+	$(UV) venv --quiet --allow-existing --python $(or $(PYTHON),3.10) .venv-oldest
 	$(UV) pip install --quiet --python .venv-oldest --no-config --resolution lowest-direct \
 	  -r pyproject.toml --extra lora --extra tensorboard
 	$(UV) pip install --quiet --python .venv-oldest --no-config hypothesis pytest pytest-xdist pyyaml
 	$(UV) pip install --quiet --python .venv-oldest --no-config --no-deps --reinstall dist/*.whl
-	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not release" $(TESTS)
+	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not browser" $(TESTS)
 
 .PHONY: clean
 clean: ## remove what builds and tests leave; .venv and runs stay

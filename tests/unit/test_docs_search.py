@@ -105,6 +105,22 @@ MORE = {
     "arxiv paper dapo": "reference/papers",
     "num_generations beta trl": "migration/from_trl",
     "migrate from verl": "migration/from_verl",
+    "time of a step estimate": "guides/scaling",
+    "reward function raised keyerror": "guides/errors",
+    "loss is nan": "guides/debugging",
+    "cuda out of memory": "guides/memory",
+    "resume from checkpoint other folder": "guides/resume",
+    "how long does training take": "guides/scaling",
+    "eos token never generated": "guides/chat_templates",
+    "reward stays zero": "guides/debugging",
+    "train without a gpu": "guides/gpu",
+    "vllm version not supported": "guides/vllm",
+    "nccl timeout hang": "guides/debugging",
+    "use my own dataset": "guides/data",
+    "stop training early": "guides/resume",
+    "grad norm is zero": "guides/debugging",
+    "should i use trl or verl": "concepts/comparison",
+    "bytes per parameter adamw": "guides/memory",
 }
 
 Search = Callable[[str], list[str]]

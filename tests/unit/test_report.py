@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import time
+from html import unescape
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,6 +53,21 @@ class Page(HTMLParser):
 
     def all(self, name):
         return [value for key, value in self.attributes if key == name]
+
+
+def read_tables(html):
+    """Each table as ``{row: {column: text}}``."""
+
+    def text(cell):
+        return unescape(re.sub(r"<[^>]*>", "", cell))
+
+    tables = []
+    for table in re.findall(r"<table>.*?</table>", html, re.DOTALL):
+        rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in re.findall(r"<tr>.*?</tr>", table)]
+        head = list(map(text, rows[0][1:]))
+        assert all(len(row) == len(rows[0]) for row in rows)
+        tables.append({text(row[0]): dict(zip(head, map(text, row[1:]), strict=True)) for row in rows[1:]})
+    return tables
 
 
 def page_of(run_dir):
@@ -271,6 +287,36 @@ def test_charts_of_several_runs_have_a_line_for_each_run():
         "B: x": ([1, 3], {"one": [1, 2]}),
         "B: y": ([1, 2, 3], {"one": [3, None, None], "two": [None, 5, 6]}),
     }
+
+
+def test_the_numbers_behind_a_chart_stand_under_the_name_of_their_series():
+    chart = Chart("Reward", "", [1, 2, 30], {"first": [0.25, 0.5, 0.75], "<second>": [4, None, 6]})
+    (table,) = read_tables(draw(chart, 1, 30))
+    assert table == {
+        "1": {"first": "0.25", "<second>": "4"},
+        "2": {"first": "0.5", "<second>": number(None)},
+        "30": {"first": "0.75", "<second>": "6"},
+    }
+
+
+def test_the_table_of_runs_has_each_value_in_its_column(tmp_path):
+    """Two runs that differ in every column."""
+    for name, steps, reward, held_out in (("a", 2, 0.25, 0.5), ("b", 3, 0.75, 1)):
+        run = tmp_path / name
+        run.mkdir()
+        (run / "config.toml").write_text(f"[optimizer]\nlearning_rate = {steps}e-4\n")
+        metrics = [{"step": step, "reward/mean": reward} for step in range(1, steps + 1)]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+        (run / "evaluations.jsonl").write_text(json.dumps({"step": 1, "mean_reward": held_out}) + "\n")
+    write_warnings(tmp_path / "b", 2, {"kl_runaway": "the message"})
+    page = write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
+    runs, settings = read_tables(page)[:2]
+    columns = ("steps", "reward, last 10%", "last held-out reward", "warnings")
+    assert runs == {
+        "a": dict(zip(columns, ("2", "0.25", "0.5", "none"), strict=True)),
+        "b": dict(zip(columns, ("3", "0.75", "1", "kl_runaway"), strict=True)),
+    }
+    assert settings == {"optimizer.learning_rate": {"a": "0.0002", "b": "0.0003"}}
 
 
 def test_a_comparison_of_runs(tmp_path, whole_run):

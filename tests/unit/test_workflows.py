@@ -61,3 +61,25 @@ def test_make_targets_exist(path: Path) -> None:
         for step in job["steps"]:
             for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", "")):
                 assert target in TARGETS, (name, target)
+
+
+def test_published_wheels_name_no_path_of_the_builder() -> None:
+    """`make wheel` repacks what maturin wrote; the workflow does too, before it installs and uploads the file."""
+    steps = load(ROOT / ".github" / "workflows" / "wheels.yml")["jobs"]["wheel"]["steps"]
+    at = [
+        name
+        for step in steps
+        for name in ("maturin-action", "strip_paths", "pip install", "upload-artifact")
+        if name in f"{step.get('uses')} {step.get('run')}"
+    ]
+    assert at == ["maturin-action", "strip_paths", "pip install", "upload-artifact"]
+    assert (ROOT / ".ci" / "strip_paths.py").exists()
+    (repack,) = (step["run"] for step in steps if "strip_paths" in step.get("run", ""))
+    assert "python .ci/strip_paths.py dist/*.whl" in repack
+
+
+def test_a_choice_of_tests_in_the_makefile_leaves_out_those_that_need_chromium() -> None:
+    """``-m`` takes the place of the one in pyproject.toml, which leaves them out by default."""
+    chosen = re.findall(r'-m "(not [^"]*)"', (ROOT / "Makefile").read_text())
+    assert len(chosen) == 2
+    assert [expression for expression in chosen if "not browser" not in expression] == []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from rlox_grpo.sandbox.client import Limits, ScriptResult, get_sandbox
+from rlox_grpo.sandbox.client import get_sandbox
+from rlox_grpo.sandbox.results import Limits, ScriptResult
 
 _LIMITS = {"cpu": "processor time", "wall": "time", "files": "room for files"}
 

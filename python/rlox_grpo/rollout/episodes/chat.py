@@ -13,14 +13,19 @@ from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.budget import Budget, Usage, check_room
 from rlox_grpo.rollout.episodes.conversations import Conversations
 from rlox_grpo.rollout.episodes.line import ChatTokens, Line, Mark
-from rlox_grpo.rollout.episodes.messages import MessageKey, cut_reply, list_messages, make_message_key
+from rlox_grpo.rollout.episodes.messages import (
+    MessageKey,
+    bound_messages,
+    cut_reply,
+    list_messages,
+    make_message_key,
+    refuse_late_tools,
+    refuse_long_prompt,
+)
 from rlox_grpo.rollout.episodes.streaming import Delta, Streams, begin_pieces
 from rlox_grpo.rollout.episodes.template import Message, Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
 from rlox_grpo.types import Int64Array
-
-MAX_PROMPT_CHARS = 2_000_000
-"""A longer message of the first prompt is an error."""
 
 GiveTools: TypeAlias = "Callable[[Sequence[Callable[..., Any]]], tuple[Template, Tools]]"
 
@@ -373,30 +378,10 @@ class Chat:
 
     def _bound(self, new: list[dict[str, Any]], *, first: bool = False) -> list[dict[str, Any]]:
         """Cut long observations; the ``first`` prompt may have any length up to a bound."""
-        new = [dict(message) for message in new]
-        for message in new:
-            content = message["content"]
-            if isinstance(content, str):
-                message["content"] = self._bound_text(content, first)
-            elif isinstance(content, list):  # of parts
-                message["content"] = [
-                    {**part, "text": self._bound_text(part["text"], first)}
-                    if isinstance(part, Mapping) and isinstance(part.get("text"), str)
-                    else part
-                    for part in content
-                ]
-        return new
-
-    def _bound_text(self, text: str, first: bool) -> str:
-        if not first:
-            return self.tools.bound(text)
-        if len(text) > MAX_PROMPT_CHARS:
-            raise ValueError(f"a message has {len(text)} characters: expected at most {MAX_PROMPT_CHARS}")
-        return text
+        return bound_messages(new, refuse_long_prompt if first else self.tools.bound)
 
     def _set_tools(self, functions: Sequence[Callable[..., Any]]) -> None:
         first = self._lines.current
-        if first.messages:
-            raise ValueError("tools can be given at the first turn only: templates list them at the beginning")
+        refuse_late_tools(first.messages)
         self._template, self.tools = self._give_tools(functions)
         first.template = self._template
