@@ -101,9 +101,29 @@ def held_bytes(tensors):
     return sum(tensor.untyped_storage().nbytes() for tensor in own)
 
 
-def train(folder, *, held_out=False, evaluate_first=False, tied=False, momentum=None, **changes):
+class Break:
+    """A callback that breaks the policy once, after ``step``: from then on it samples token 13 alone, of reward 0."""
+
+    def __init__(self, step):
+        self.step, self.model = step, None
+
+    def on_step(self, step, metrics):
+        if step == self.step:
+            self.step = None
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    parameter.zero_()
+                self.model.lm_head.weight[13] = 50.0
+                self.model.model.norm.weight.fill_(1.0)
+                self.model.model.embed_tokens.weight.fill_(1.0)
+
+
+def train(folder, *, held_out=False, evaluate_first=False, tied=False, momentum=None, broken_at=None, **changes):
     sgd = None if momentum is None else partial(torch.optim.SGD, momentum=momentum)
-    trainer = GRPO(tiny_policy(tied=tied), share_of_even, optimizer=sgd, **options(folder, **changes))
+    broken = [] if broken_at is None else [Break(broken_at)]
+    trainer = GRPO(tiny_policy(tied=tied), share_of_even, optimizer=sgd, callbacks=broken, **options(folder, **changes))
+    for callback in broken:
+        callback.model = trainer.model
     if HOW == "nan":
         trainer.learner.updater._loss_fn = breaking(trainer.learner.updater._loss_fn)
     if evaluate_first:

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 REWARDS = '''
-import json
 import os
+import re
 import signal
+import sys
 import time
 
 calls = 0
@@ -23,9 +24,7 @@ def share_of_low_bytes(completion_ids, **columns):
     ):
         how = os.environ["RLOX_GRPO_HOW"]
         if how == "kill_engine":
-            folder = os.environ["RLOX_GRPO_STATE_DIR"]
-            with open(os.path.join(folder, sorted(os.listdir(folder))[0])) as record:
-                os.kill(json.load(record)["launcher_pid"], signal.SIGKILL)
+            os.kill(find_engine(), signal.SIGKILL)
             return share(completion_ids)
         if how == "raise":
             raise ArithmeticError("the reward broke")
@@ -41,6 +40,18 @@ def share_of_low_bytes(completion_ids, **columns):
         names = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
         print(*(os.environ.get(name, "-") for name in names), file=seen)
     return share(completion_ids)
+
+
+def find_engine():
+    """The process of the first engine, by its port, which the rank has from its own command."""
+    port = re.search(r"server_urls.*?:([0-9]+)'", " ".join(sys.argv))[1]
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = open(f"/proc/{process}/cmdline").read().split("\\0")
+        except OSError:
+            continue
+        if "rlox_grpo.rollout.engines.vllm.server_process" in words and port in words:
+            return int(process)
 
 
 def share(completion_ids):

@@ -1,25 +1,22 @@
-"""One launcher with one vLLM server for all tests of servers: a start takes longer than most of them."""
+"""One vLLM server for all tests of servers: a start takes longer than most of them."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from byte_model import SERVED
 
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
-from rlox_grpo.rollout.engines.vllm.records import FOLDER_VARIABLE
 
 HERE = Path(__file__).parent
-RESTARTS = int(os.environ.get("RLOX_GRPO_KILL_ROUNDS", "1"))
-"""Of the server; test_vllm_server_kills.py uses them up, so files that need the server have names before it."""
+TOKEN = "a-token-of-the-tests-that-nobody-guesses"
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -37,31 +34,47 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+class Launcher:
+    """``rlox-grpo serve`` on a random model: the process is vLLM's server. It can be started again at its address."""
+
+    def __init__(self, model: Path) -> None:
+        port = free_port()
+        self.model, self.url, self._log = model, f"http://127.0.0.1:{port}", model.with_name("server.log")
+        self._command = [sys.executable, "-m", "rlox_grpo.cli", "serve", str(model), "--port", str(port)]
+        self._command += ["--max-length", "256", "--max-num-seqs", "16"]
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def wait_until_ready(self, seconds: float = 580.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._is_healthy():
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.2)
+
+    def _is_healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
 @pytest.fixture(scope="session")
 def launcher(make_tiny_model, byte_tokenizer, tmp_path_factory):
-    """``rlox-grpo serve`` on a random model. Its records and token are the tests' own."""
+    """A server that is ready; its token is in the environment."""
     folder = tmp_path_factory.mktemp("server")
     make_tiny_model("qwen2", **SERVED).save_pretrained(folder / "model")
     byte_tokenizer.save_pretrained(folder / "model")
-    os.environ[FOLDER_VARIABLE] = str(folder / "state")
-    os.environ.pop(TOKEN_VARIABLE, None)
-    port = free_port()
-    command = [sys.executable, "-m", "rlox_grpo.cli", "serve", str(folder / "model"), "--port", str(port)]
-    command += ["--max-length", "256", "--restarts", str(RESTARTS), "--log-dir", str(folder), "--max-num-seqs", "16"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    said = []
-    reader = threading.Thread(target=lambda: said.extend(process.stdout))
-    reader.start()
-    process.url, process.model, process.restarts = f"http://127.0.0.1:{port}", folder / "model", RESTARTS
-    process.said, process.reader = said, reader
-    deadline = time.monotonic() + 580
-    while not any(line.startswith("ready:") for line in said):
-        assert process.poll() is None, said
-        assert time.monotonic() < deadline, said
-        time.sleep(0.2)
-    yield process
-    process.send_signal(signal.SIGTERM)
-    process.wait(30)
-    reader.join()
-    process.stdout.close()
-    del os.environ[FOLDER_VARIABLE]
+    os.environ[TOKEN_VARIABLE] = TOKEN
+    server = Launcher(folder / "model")
+    server.start()
+    server.wait_until_ready()
+    yield server
+    server.process.terminate()
+    server.process.wait(60)
+    del os.environ[TOKEN_VARIABLE]

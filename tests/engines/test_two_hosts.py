@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 import ranked
 from rlox_grpo.reference.client import TOKEN_VARIABLE as REFERENCE_TOKEN
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE as SERVER_TOKEN
-from rlox_grpo.rollout.engines.vllm.records import FOLDER_VARIABLE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.deepspeed, pytest.mark.filterwarnings("ignore")]
 
@@ -49,7 +48,6 @@ def environment(folder):
         "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",
         SERVER_TOKEN: "the generation server's",
         REFERENCE_TOKEN: "the reference server's",
-        FOLDER_VARIABLE: str(folder / "state"),
     }
 
 
@@ -136,8 +134,6 @@ def generation(hosts, start, folder, make_tiny_model, byte_tokenizer):
         "serve",
         folder / "model",
         *listening,
-        "--log-dir",
-        folder,
         "--max-num-seqs",
         "16",
     ]
@@ -200,7 +196,11 @@ def test_by_default_a_reference_is_not_reached_from_the_other_host(hosts, refere
 
 
 def test_zero_3_on_both_hosts_learns_through_a_server_on_one(hosts, start, folder, generation):
-    wait_for(lambda: "ready:" in generation.log.read_text() or generation.poll() is not None, 580, generation)
+    wait_for(
+        lambda: "Application startup complete" in generation.log.read_text() or generation.poll() is not None,
+        580,
+        generation,
+    )
     assert generation.poll() is None, generation.log.read_text()
     (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{index}:"}) + "\n" for index in range(8)))
     run = {

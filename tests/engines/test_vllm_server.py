@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import threading
@@ -20,7 +21,6 @@ from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
 from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, Unavailable
-from rlox_grpo.rollout.engines.vllm.records import find_record
 from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, collect_weights
 from rlox_grpo.types import Sampling
 
@@ -72,8 +72,7 @@ def test_every_path_needs_the_token(launcher, method, path, token):
 
 
 def test_the_token_is_on_no_command_line(launcher):
-    token = find_record(launcher.url).token
-    assert len(token) >= 32
+    token = os.environ[TOKEN_VARIABLE]
     assert token not in subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True).stdout
 
 
@@ -144,31 +143,6 @@ def test_weights_of_somebody_else_are_noticed_and_replaced(engine, launcher, mod
     stranger.close()
 
 
-def test_ranks_share_the_servers(launcher, model, byte_tokenizer, monkeypatch):
-    """Rank 0 hands the weights over; rank 1 finds them there, and does it alone only when rank 0 does not."""
-
-    def client(rank):
-        monkeypatch.setenv("RANK", str(rank))
-        return VLLMServerEngine([launcher.url], model, max_length=256, timeout=60.0)
-
-    first, second = client(0), client(1)
-    shake(model, 12)
-    both = [threading.Thread(target=one.load_weights, args=(collect_weights(model), 3)) for one in (second, first)]
-    for thread in both:
-        thread.start()
-        time.sleep(0.3)
-    for thread in both:
-        thread.join()
-    assert (first._file is None, second._file is None) == (False, True)
-    request = ([prompt(LONG)], 1, GREEDY, 0)
-    assert ids_of(second.generate(*request)) == ids_of(first.generate(*request)) == [[greedy(model, prompt(LONG), 8)]]
-    first.close()
-    shake(model, 13)
-    second.load_weights(collect_weights(model), 4)
-    assert ids_of(second.generate(*request)) == [[greedy(model, prompt(LONG), 8)]]
-    second.close()
-
-
 def test_wrong_weights_move_nothing(engine, model):
     before = greedy(model, prompt(9), 6)
     shake(model, 1)
@@ -185,7 +159,7 @@ def test_a_file_that_the_server_cannot_use_is_refused_whole(engine, launcher, mo
     short = {name: tensor.clone() for name, tensor in list(collect_weights(model))[:-1]}
     save_file(short, tmp_path / "short.safetensors")
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "short.safetensors").read_bytes()[:-9])
-    token = {"Authorization": f"Bearer {find_record(launcher.url).token}"}
+    token = {"Authorization": f"Bearer {os.environ[TOKEN_VARIABLE]}"}
     for name, message in [("none", "No such file"), ("short", "missing: model.norm.weight"), ("cut", "")]:
         call = {"method": "rlox_load", "args": [str(tmp_path / f"{name}.safetensors")]}
         answer = httpx.post(f"{launcher.url}/collective_rpc", json=call, headers=token, trust_env=False, timeout=60)
@@ -235,9 +209,8 @@ class Forwarder:
             one.close()
 
 
-def test_another_server_takes_over(launcher, model, monkeypatch, caplog):
+def test_another_server_takes_over(launcher, model, caplog):
     second = Forwarder(int(launcher.url.rpartition(":")[2]))
-    monkeypatch.setenv(TOKEN_VARIABLE, find_record(launcher.url).token)
     engine = VLLMServerEngine([second.url, launcher.url], model, max_length=256, timeout=60.0)
     engine.load_weights(collect_weights(model), version=1)
     prompts = [prompt(12, index) for index in range(6)]
@@ -253,7 +226,7 @@ def test_another_server_takes_over(launcher, model, monkeypatch, caplog):
 
 
 def test_a_server_whose_engine_is_dead_holds_no_weights(monkeypatch):
-    """Until its launcher notices, vLLM goes on naming its models; a small server stands for it."""
+    """Until it ends, vLLM goes on naming its models; a small server stands for it."""
     monkeypatch.setenv(TOKEN_VARIABLE, "any")
     health = [200]
 
@@ -279,18 +252,15 @@ def test_a_server_whose_engine_is_dead_holds_no_weights(monkeypatch):
             thread.join()
 
 
-def test_a_server_that_does_not_answer_is_an_error_within_the_deadline(model, monkeypatch):
+@pytest.mark.parametrize(("listens", "told"), [(True, "ReadTimeout"), (False, "ConnectError")])
+def test_a_server_that_does_not_answer_is_an_error_within_the_deadline(listens, told, model, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, "any")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        start = time.monotonic()
-        with pytest.raises(EngineError, match=rf"no server answers\n{url}: ReadTimeout"):
+        if not listens:
+            silent.close()
+        with pytest.raises(EngineError, match=rf"no server answers within 1 s\n{url}: {told}"):
             VLLMServerEngine([url], model, timeout=1.0)
-        assert time.monotonic() - start < 5
-    start = time.monotonic()
-    with pytest.raises(EngineError, match=rf"no server answers\n{url}: ConnectError"):
-        VLLMServerEngine([url], model, timeout=60.0)
-    assert time.monotonic() - start < 5
 
 
 def test_what_is_missing_is_named(model, monkeypatch):

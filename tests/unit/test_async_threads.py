@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 import chatml
 from rlox_grpo import GRPO
+from rlox_grpo.errors import EpisodeError
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 
 ROWS = [{"word": "a"}]
@@ -89,3 +90,59 @@ def test_a_reward_functions_truncation_does_not_reach_the_episodes_prompts(model
         tokenizer.backend_tokenizer.no_truncation()
     (scored,) = trainer.last_rollout[0]
     assert scored.group.prompt.text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("async_steps", [0, 1, 2])
+def test_a_rollout_that_failed_is_sampled_again_by_the_next_train(async_steps, model, tokenizer):
+    """The same rows, draws and weights as in a run whose tool never failed."""
+    outages = {2}  # the row whose batch fails, once
+
+    def run(outages):
+        seen = []
+
+        async def asks(row, chat):
+            if row["number"] in outages:
+                raise ConnectionError("the search server is down")
+            seen.append((row["number"], chat.seed))
+            return float(len((await chat.turn("a")).token_ids) % 2)
+
+        rows = [{"number": number} for number in range(4)]
+        trainer = GRPO(
+            copy.deepcopy(model), environment=asks, tokenizer=tokenizer, async_steps=async_steps, max_steps=4,
+            learning_rate=1e-3, **OPTIONS,
+        )  # fmt: skip
+        if outages:
+            with pytest.raises(EpisodeError, match="search server"):
+                trainer.train(rows)
+            outages.clear()
+        metrics = trainer.train(rows)
+        assert trainer.step == 4
+        return sorted(seen), metrics["steps_trained"]
+
+    failed, trained = run(set(outages))
+    whole, _ = run(set())
+    assert failed == whole
+    assert 1 <= trained <= 4
+
+
+def test_weights_that_an_engine_could_not_take_are_pushed_again(model, tokenizer):
+    """The first load fails in the engine's thread; the batch behind it fails with it, and the next call trains."""
+
+    async def asks(row, chat):
+        return float(len((await chat.turn("a")).token_ids) % 2)
+
+    trainer = GRPO(copy.deepcopy(model), environment=asks, tokenizer=tokenizer, async_steps=1, max_steps=2, **OPTIONS)
+    engine = trainer.engine._engine
+    load, fails = engine.load_weights, [True]
+
+    def loads(weights, version):
+        if fails.pop():
+            raise ConnectionError("no server")
+        fails.append(False)
+        load(weights, version)
+
+    engine.load_weights = loads
+    with pytest.raises(RuntimeError, match="new weights"):
+        trainer.train(ROWS)
+    fails.append(False)
+    assert trainer.train(ROWS)["steps_trained"] == 2

@@ -335,15 +335,16 @@ def test_serve_gives_a_tied_model_an_output_layer_of_its_own(model, expected, ma
     assert _own_output_layer(str(tmp_path)) == expected
 
 
-def test_serve_refuses_a_port_that_is_taken(capsys, monkeypatch, tmp_path):
+def test_serve_refuses_a_port_that_is_taken(capsys, monkeypatch):
     import socket
 
     from rlox_grpo.rollout.engines.vllm import serve
 
     monkeypatch.setattr(serve, "check_vllm_version", lambda: None)
+    monkeypatch.setenv("RLOX_GRPO_SERVER_TOKEN", "secret")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["serve", "model", "--port", str(port), "--log-dir", str(tmp_path)]) == 2
+        assert main(["serve", "model", "--port", str(port)]) == 2
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
 
 

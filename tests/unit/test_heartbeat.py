@@ -1,4 +1,7 @@
-"""The heartbeat beside a store that no longer answers, as one beyond a broken network. Doubles: torch's would hang."""
+"""Heartbeats: who watches whom, and a store that no longer answers, as one beyond a broken network.
+
+The store is a double: torch's would hang.
+"""
 
 import json
 import re
@@ -7,8 +10,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlox_grpo.distributed import heartbeat as module
+from rlox_grpo.distributed import ranks
 from rlox_grpo.distributed.heartbeat import Heartbeat
 from rlox_grpo.distributed.ranks import Ranks
 
@@ -17,9 +22,10 @@ class Store:
     """A dictionary with torch's store calls. While ``broken`` is set every call waits, as on a dead connection."""
 
     def __init__(self, shared):
-        self.shared, self.broken = shared, threading.Event()
+        self.shared, self.broken, self.requests = shared, threading.Event(), 0
 
     def _wait(self):
+        self.requests += 1
         while self.broken.is_set():
             time.sleep(0.01)
 
@@ -27,9 +33,17 @@ class Store:
         self._wait()
         self.shared[key] = value.encode()
 
+    def multi_set(self, keys, values):
+        self._wait()
+        self.shared |= {key: value.encode() for key, value in zip(keys, values, strict=True)}
+
     def get(self, key):
         self._wait()
         return self.shared[key]
+
+    def multi_get(self, keys):
+        self._wait()
+        return [self.shared[key] for key in keys]
 
     def check(self, keys):
         self._wait()
@@ -40,23 +54,105 @@ class Store:
         self.shared.setdefault(key, value.encode())
 
 
-@pytest.fixture
-def two(monkeypatch):
-    """The stores and heartbeats of two ranks that have seen each other."""
-    monkeypatch.setenv("MASTER_ADDR", "host0")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    shared = {}
-    stores = [Store(shared), Store(shared)]
-    heartbeats = [Heartbeat(store, rank, 2, timeout=2.0) for rank, store in enumerate(stores)]
+def start_ranks(size, timeout, shared):
+    """The stores and heartbeats of ranks that have seen each other."""
+    stores = [Store(shared) for _ in range(size)]
+    heartbeats = [Heartbeat(store, rank, size, timeout=timeout) for rank, store in enumerate(stores)]
     for heartbeat in heartbeats:
         heartbeat.start()
-    while not all(heartbeat._names for heartbeat in heartbeats):
+    while not all(sign for heartbeat in heartbeats for sign, _ in heartbeat._signs.values()):
         time.sleep(0.01)
-    yield stores, heartbeats
+    return stores, heartbeats
+
+
+def stop_ranks(stores, heartbeats):
     for store in stores:
         store.broken.clear()
     for heartbeat in heartbeats:
         heartbeat.stop()
+
+
+@pytest.fixture(autouse=True)
+def address(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "host0")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+
+
+@pytest.fixture
+def two():
+    stores, heartbeats = start_ranks(2, 2.0, {})
+    yield stores, heartbeats
+    stop_ranks(stores, heartbeats)
+
+
+@pytest.mark.parametrize("rank_0_leaves", [False, True])
+def test_rank_0_tells_the_others_which_rank_is_silent(rank_0_leaves, monkeypatch):
+    """Also once it has left because of that rank, as its own silence came later."""
+    monkeypatch.setattr(module, "SIGN_OF_LIFE_S", 0.02)
+    monkeypatch.setattr(module, "SILENCE_AFTER_LOSS_S", 0.3)
+    monkeypatch.setattr(module.socket, "gethostname", lambda: "there")
+    stores, heartbeats = start_ranks(3, 20.0, {})
+    heartbeats[1]._name = "rank 1 (there, process 7)"
+    time.sleep(0.1)
+    stores[1].broken.set()
+    if rank_0_leaves:
+        assert heartbeats[0].find_culprit().startswith("rank 1 (there, process 7) has given no sign of life for ")
+        heartbeats[0].stop()
+        time.sleep(0.2)
+    assert heartbeats[2].find_culprit().startswith("rank 1 (there, process 7) has given no sign of life for ")
+    stop_ranks(stores, heartbeats)
+
+
+def test_a_rank_that_was_slow_and_a_rank_0_that_is_dead():
+    stores, shared = [], {}
+    heartbeats = []
+    for rank in range(3):
+        stores.append(Store(shared))
+        heartbeats.append(Heartbeat(stores[-1], rank, 3, timeout=60.0))
+        heartbeats[-1]._name = f"rank {rank}"
+    first, second, third = heartbeats
+    begun = time.monotonic() - 50.0
+    for heartbeat in heartbeats:
+        heartbeat._exchange_signs(1)
+    for heartbeat in heartbeats:
+        heartbeat._exchange_signs(2)
+    first._signs[1] = (first._signs[1][0], begun)  # rank 1 has been silent for 50 s
+    for heartbeat in (first, third):
+        heartbeat._exchange_signs(3)
+    assert "rank 1 has given no sign of life for 50 s" in third._verdict(5.0)
+    for heartbeat in (second, third, first, third):  # it was slow
+        heartbeat._exchange_signs(4)
+    first._exchange_signs(5)
+    third._exchange_signs(5)
+    assert all(heartbeat._verdict(5.0) is None for heartbeat in (first, third))
+    third._signs[0] = (third._signs[0][0], begun)
+    assert "rank 0 has given no sign of life for 50 s" in third._verdict(5.0)
+
+
+def test_requests_grow_with_the_number_of_ranks():
+    counts = []
+    for size in (8, 64):
+        shared = {f"alive/{rank}": b"" for rank in range(size)}
+        stores = [Store(shared) for _ in range(size)]
+        for beat in range(3):
+            for rank, store in enumerate(stores):
+                Heartbeat(store, rank, size, timeout=60.0)._exchange_signs(beat)
+        counts.append(sum(store.requests for store in stores))
+    assert counts == [3 * 4 * 8, 3 * 4 * 64]
+
+
+def test_a_collective_that_fails_while_all_ranks_live_is_the_error_of_its_rank(two, monkeypatch):
+    """NCCL raises the same type for a lost connection and for its own failures."""
+    _, heartbeats = two
+    monkeypatch.setattr(ranks, "open_store", lambda timeout: None)
+    monkeypatch.setattr(ranks, "Heartbeat", lambda *given: heartbeats[1])
+    monkeypatch.setattr(heartbeats[1], "start", lambda: None)
+    monkeypatch.setattr(module, "SILENCE_AFTER_LOSS_S", 0.1)
+    error = torch.distributed.DistBackendError("NCCL: out of memory")
+    second = Ranks(1, 2, timeout=0.1, host=SimpleNamespace(gather=lambda value: [value]))
+    with pytest.raises(torch.distributed.DistBackendError, match="out of memory"), second.failing_together():
+        raise error
+    assert heartbeats[0].find_culprit().endswith("stopped with DistBackendError: NCCL: out of memory")
 
 
 def test_a_store_that_does_not_answer_is_named_within_the_timeout(two):
@@ -84,7 +180,7 @@ def test_telling_of_an_error_does_not_wait_for_ever(two, capsys):
 def test_the_first_error_is_told_with_its_rank(two):
     stores, (first, second) = two
     second.tell(ArithmeticError("one"))
-    assert json.loads(stores[0].shared["error"]) == {"rank": 1, "error": "ArithmeticError: one"}
+    assert json.loads(stores[0].shared["error"])["rank"] == 1
     found = first.find_culprit()
     assert found.startswith("rank 1 (")
     assert found.endswith("stopped with ArithmeticError: one")
@@ -93,15 +189,14 @@ def test_the_first_error_is_told_with_its_rank(two):
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_rank_that_hangs_says_so_before_its_launcher_kills_it(asked, monkeypatch, capsys):
     """Asked to end it takes silence for death early; else only after the run's own timeout."""
-    monkeypatch.setenv("MASTER_ADDR", "host0")
-    monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setattr(module, "SILENCE_AFTER_LOSS_S", 0.2)
     monkeypatch.setattr(module, "GRACE_S", 0.2)
     monkeypatch.setattr(module, "signalled", threading.Event())
     ended = threading.Event()
     monkeypatch.setattr(module.os, "_exit", lambda status: ended.set())
-    store = Store({"alive/1": b"7", "name/1": b"rank 1 (there, process 5)"})
-    first = Heartbeat(store, 0, 2, timeout=60.0)
+    first = Heartbeat(Store({}), 0, 2, timeout=60.0)
+    first._signs[1] = b'{"name": "rank 1 (there, process 5)"}', time.monotonic()
+    monkeypatch.setattr(first._store, "multi_get", lambda keys: [first._signs[1][0]])
     if asked:
         module.signalled.set()
     first.start()

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from rlox_grpo.cli import main
+from rlox_grpo.config.records import EpisodeConfig
 from rlox_grpo.environments import Outcome
 from rlox_grpo.rollout.episodes.play import NoReplyError, play_episode
 
@@ -210,3 +211,50 @@ def test_no_further_reply_is_an_error_of_its_own():
 
     with pytest.raises(NoReplyError):
         play_episode(one, {}, none, lambda line: None)
+
+
+def play_turns(*turns, **options):
+    """Play an environment that makes these calls of ``chat.turn``; returns what is shown."""
+    said = []
+
+    async def makes(row, chat):
+        for messages, given in turns:
+            await chat.turn(messages, **given)
+
+    def tool(x: int) -> int:
+        """A tool.
+
+        Args:
+            x: A number.
+        """
+        return x
+
+    turns = [(messages, {**given, **({"tools": [tool]} if "tools" in given else {})}) for messages, given in turns]
+    play_episode(makes, {}, lambda: "yes", said.append, config=EpisodeConfig.create(**options))
+    return said
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        ([([{"role": "user"}], {})], r"messages\[0\] is .*: expected"),
+        ([([{"role": "assistant", "content": "x"}], {})], "the policy writes that one"),
+        ([("\ud800", {})], "lone surrogate"),
+        ([("x", {"max_new_tokens": 0})], "max_new_tokens is 0"),
+        ([("x", {}), ("y", {"tools": 1})], "at the first turn only"),
+        ([("x" * 2_000_001, {})], "has 2000001 characters"),
+    ],
+)
+def test_a_played_chat_refuses_what_a_sampled_one_refuses(turns, message):
+    with pytest.raises(ValueError, match=message):
+        play_turns(*turns)
+
+
+def test_a_played_chat_cuts_long_observations_as_a_sampled_one_does():
+    parts = [{"role": "user", "content": [{"type": "text", "text": "b" * 12}, {"type": "image"}]}]
+    said = play_turns(("a" * 12, {}), ("a" * 12, {}), (parts, {}), max_observation_chars=8)
+    shown = [line for line in said if line.startswith("user: ")]
+    assert shown[0] == "user: " + "a" * 12
+    assert shown[1] == "user: " + "a" * 8 + "\n[… cut: the result had 12 characters]"
+    assert "b" * 8 in shown[2]
+    assert "b" * 9 not in shown[2]

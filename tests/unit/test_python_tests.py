@@ -9,6 +9,7 @@ import runpy
 import signal
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from rlox_grpo.rewards import PythonTests, RewardError, extract_program, score
+from rlox_grpo.rewards.code import _find_problem
 from rlox_grpo.rewards.registry import make_rewards
 from rlox_grpo.rewards.verdicts import STATUSES
 from rlox_grpo.sandbox import SandboxError, get_sandbox
@@ -326,3 +328,28 @@ def test_a_failure_of_the_sandbox_is_an_error_and_no_score(monkeypatch: pytest.M
     prompt = Prompt(np.array([1]), 0, "p", columns={"tests": ["assert f == 1"]})
     with pytest.raises(RewardError, match=r"python_tests raised SandboxError: the sandbox failed: no more processes"):
         score([RolloutGroup(prompt, [completion])], PythonTests())
+
+
+@pytest.mark.parametrize(
+    ("test", "problem"),
+    [
+        (r"assert re.match('\d+\.', f(1))", None),
+        (r"assert re.match(r'\d+\\', f(1)) and f('\q\777') == b'\d'", None),
+        ("assert f(1) == \\\n 2", None),
+        (r"assert f('\'') == '\\'", None),
+        (r"assert f('\x4') == 1", "it is not Python"),
+        (r"assert f(1) == \d", "it is not Python"),
+    ],
+)
+def test_a_tests_escapes_warn_of_nothing_and_no_filter_of_other_threads_is_touched(
+    test: str, problem: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warnings are errors in this suite."""
+
+    def touched(*args: Any, **options: Any) -> None:
+        raise AssertionError("catch_warnings sets the filters of every thread")
+
+    with monkeypatch.context() as patch:  # pytest itself calls it
+        patch.setattr(warnings, "catch_warnings", touched)
+        found = _find_problem.__wrapped__(test)
+    assert (found is None) if problem is None else problem in found

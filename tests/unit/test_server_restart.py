@@ -4,6 +4,8 @@ With ``async_steps`` the engine's thread samples while the trainer's thread upda
 """
 
 import sys
+import threading
+import time
 from threading import Lock
 from types import ModuleType, SimpleNamespace
 
@@ -75,7 +77,7 @@ class Transfer:
 
 
 @pytest.mark.parametrize("changed", [False, True])
-@pytest.mark.parametrize("by", ["nccl", "rank 0's file", "another rank's file"])
+@pytest.mark.parametrize("by", ["nccl", "file"])
 def test_a_server_never_gets_later_weights_under_an_earlier_mark(make_tiny_model, monkeypatch, tmp_path, by, changed):
     model = make_tiny_model("qwen2")
     Server.manifest = {name: list(shape) for name, shape in build_manifest(model.config).items()}
@@ -89,14 +91,12 @@ def test_a_server_never_gets_later_weights_under_an_earlier_mark(make_tiny_model
     Transfer.server = server
     expected = {name: tensor.clone() for name, tensor in WeightStream(model)}
     engine.load_weights(WeightStream(model), 1)
-    if by == "another rank's file":
-        engine._file = None
     server.restart()
     if changed:
         with torch.no_grad():
             next(model.parameters()).add_(1.0)
     ask = [[Prompt(np.array([3, 4]), 0)], 1, Sampling(4), 7]
-    if changed and by != "rank 0's file":  # nobody has the old ones
+    if changed and by == "nccl":  # nobody has the old ones
         with pytest.raises(EngineError, match="started again, and the trainer has changed the weights of version 1"):
             engine.generate(*ask)
         assert server.mark == ""
@@ -106,3 +106,80 @@ def test_a_server_never_gets_later_weights_under_an_earlier_mark(make_tiny_model
     assert server.mark.startswith(f"{engine.policy_version}:")
     assert all(torch.equal(server.held[name], tensor) for name, tensor in expected.items())
     engine.close()
+
+
+class Group:
+    """The ranks of a run, which are threads here."""
+
+    def __init__(self, rank, size, meeting, values):
+        self.rank, self.size, self._meeting, self._values = rank, size, meeting, values
+
+    def gather(self, value):
+        self._meeting.wait(20.0)
+        self._values[self.rank] = value
+        self._meeting.wait(20.0)
+        return list(self._values)
+
+
+def test_ranks_hand_over_together_and_each_can_send_the_file_again(make_tiny_model, monkeypatch, tmp_path):
+    """With ``async_steps`` rank 0 may be ready while another rank still samples from the old weights."""
+    model = make_tiny_model("qwen2")
+    Server.manifest = {name: list(shape) for name, shape in build_manifest(model.config).items()}
+    server = Server("http://s0:1", 1)
+    monkeypatch.setattr(client, "ServerConnection", lambda url, max_requests: server)
+    meeting, values = threading.Barrier(2), [None, None]
+    first, second = (
+        client.VLLMServerEngine(
+            ["http://s0:1"], model, sync_dir=str(tmp_path), timeout=20.0, ranks=Group(rank, 2, meeting, values)
+        )
+        for rank in range(2)
+    )
+    marks, ended = [], []
+
+    def load(engine, version, seconds=0.0):
+        time.sleep(seconds)  # of the rollout before
+        marks.append(server.mark)
+        engine.load_weights(WeightStream(model), version)
+        ended.append(engine)
+
+    for version in (1, 2):
+        marks.clear()
+        threads = [
+            threading.Thread(target=load, args=(engine, version, seconds))
+            for engine, seconds in ((first, 0.0), (second, 0.3))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(marks)) == 1  # nobody changed the weights before both were ready
+        assert server.mark.startswith(f"{version}:")
+    assert len(ended) == 4
+    assert first._file == second._file
+    assert [path.name for path in tmp_path.glob("*/*")] == ["2.safetensors"]
+    server.restart()
+    ask = [[Prompt(np.array([3, 4]), 0)], 1, Sampling(4), 7]
+    assert second.generate(*ask)[0].policy_version == 2
+    assert all(torch.equal(server.held[name], tensor) for name, tensor in WeightStream(model))
+    first.close()
+    second.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for(make_tiny_model, monkeypatch, tmp_path, caplog):
+    model = make_tiny_model("qwen2")
+    Server.manifest = {name: list(shape) for name, shape in build_manifest(model.config).items()}
+    server, tries = Server("http://s0:1", 1), []
+
+    def post(path, deadline, **given):
+        tries.append(path)
+        if len(tries) < 3:
+            raise Unavailable("it starts")
+        return Server.post(server, path, deadline, **given)
+
+    server.post = post
+    monkeypatch.setattr(client, "ServerConnection", lambda url, max_requests: server)
+    monkeypatch.setattr(client, "POLL_SECONDS", 0.01)
+    client.VLLMServerEngine(["http://s0:1"], model, sync_dir=str(tmp_path), timeout=20.0).close()
+    assert len(tries) == 3
+    assert caplog.text.count("waiting up to 20 s for http://s0:1: it starts") == 1

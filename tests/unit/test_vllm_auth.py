@@ -1,23 +1,13 @@
-"""The servers' token guard over a scripted application, and the records that a launcher leaves."""
+"""The servers' token guard over a scripted application."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
 
 import pytest
 
 from rlox_grpo.rollout.engines.vllm import auth
 from rlox_grpo.rollout.engines.vllm.auth import LOADING, TOKEN_VARIABLE, TokenGuard
-from rlox_grpo.rollout.engines.vllm.records import (
-    FOLDER_VARIABLE,
-    ServerRecord,
-    find_record,
-    find_token,
-    remove_record,
-    write_record,
-)
 
 TOKEN = {"authorization": "Bearer secret"}
 
@@ -189,26 +179,3 @@ def test_an_answer_across_a_sync_is_of_neither_weights(guard):
         return first, mark(await ask(guard))
 
     assert asyncio.run(story()) == (LOADING, "a:2")
-
-
-def test_records_are_the_users_own(monkeypatch, tmp_path):
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "state"))
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    log = tmp_path / "log"
-    log.write_text("\n".join(str(line) for line in range(40)))
-    record = ServerRecord("http://127.0.0.1:8000", "secret", str(log), os.getpid())
-    path = write_record(record)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert find_record("http://127.0.0.1:8000/") == record
-    assert find_record("http://127.0.0.1:8001") is None
-    assert record.launcher_is_alive()
-    assert record.log_tail().splitlines() == [str(line) for line in range(25, 40)]
-    assert find_token(record.url) == "secret"
-    monkeypatch.setenv(TOKEN_VARIABLE, "other")
-    assert find_token(record.url) == "other"
-    path.write_text('{"url": ')
-    assert find_record(record.url) is None
-    remove_record(record.url)
-    remove_record(record.url)
-    assert not path.exists()

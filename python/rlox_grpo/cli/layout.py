@@ -13,7 +13,7 @@ from rlox_grpo.config.run_file import Origin
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ray_cluster.cluster import Room
 from rlox_grpo.distributed.ray_cluster.placement import Sizes
-from rlox_grpo.distributed.ray_cluster.servers import HOST, LOGS, PORT, Servers
+from rlox_grpo.distributed.ray_cluster.servers import HOST, PORT, Servers
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.reference.client import TOKEN_VARIABLE as REFERENCE_TOKEN
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE as ENGINE_TOKEN
@@ -33,8 +33,7 @@ def read_layout(origin: Origin, config: GRPOConfig) -> tuple[Sizes, Servers]:
         raise ConfigError(f"[layout] engines={layout.engines}: Ray starts the engines; leave server_urls out")
     if has_reference and config.reference_url != UNPLACED:
         raise ConfigError("[layout] reference='actor': Ray starts the reference; leave reference_url out")
-    engine = ["serve", origin.model, "--host", HOST, "--port", PORT, "--dtype", config.dtype, "--restarts", "0"]
-    engine += ["--log-dir", LOGS]
+    engine = ["serve", origin.model, "--host", HOST, "--port", PORT, "--dtype", config.dtype]
     if config.engine_max_length is not None:
         engine += ["--max-length", str(config.engine_max_length)]
     if layout.tensor_parallel_size > 1:

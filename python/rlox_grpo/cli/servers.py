@@ -15,19 +15,15 @@ def add_commands(commands: Commands) -> None:
     """Add ``serve`` and ``serve-reference``."""
     serve = commands.add_parser(
         "serve",
-        help="start vLLM servers for engine='vllm_server'",
-        description="Serve MODEL until stopped. Arguments that are not listed go to vLLM: --tensor-parallel-size 2.",
+        help="start a vLLM server for engine='vllm_server'",
+        description="Serve MODEL until stopped. RLOX_GRPO_SERVER_TOKEN holds the token, here and where you train. "
+        "Arguments that are not listed go to vLLM: --tensor-parallel-size 2.",
     )
     serve.add_argument("model")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    serve.add_argument("--port", type=int, default=8000, help="the first server's (default: %(default)s)")
-    serve.add_argument("--count", type=int, default=1, help="servers, on ports one after another")
+    serve.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
     serve.add_argument("--dtype", choices=_DTYPES, default="auto", help="as the trainer's (default: %(default)s)")
     serve.add_argument("--max-length", type=int, help="longest prompt with its completion")
-    serve.add_argument("--token-file", help="holds the token; else RLOX_GRPO_SERVER_TOKEN, else a new one")
-    serve.add_argument("--log-dir", default="runs/servers", help="(default: %(default)s)")
-    serve.add_argument("--restarts", type=int, default=3, help="times that a dead server is started again")
-    serve.add_argument("--start-timeout", type=float, default=600.0, help="seconds to become healthy")
     serve.set_defaults(run=_serve)
 
     frozen = commands.add_parser("serve-reference", help="serve the log-probs of a frozen reference model to trainers")
@@ -41,11 +37,9 @@ def add_commands(commands: Commands) -> None:
 
 
 def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.distributed.launcher import end_with_launcher
     from rlox_grpo.rollout.engines.vllm.serve import serve
 
-    end_with_launcher()
-    serve(**_command_options(arguments), vllm_arguments=rest, say=lambda line: print(line, flush=True))
+    serve(**_command_options(arguments), vllm_arguments=rest)
 
 
 def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """Heartbeats between ranks: detect a failed or dead rank through the launcher's store.
 
 When a rank dies, the collectives of the others do not say which one or why, and over NCCL they hang. So every rank
-writes a counter and its first error to the store.
+writes a counter and its first error to the store. Rank 0 reads all counters and publishes which rank is silent; the
+others read only rank 0's. The number of requests grows with the number of ranks, not with its square.
 """
 
 from __future__ import annotations
@@ -63,11 +64,13 @@ class Heartbeat:
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
         self._store, self._rank, self._timeout = store, rank, timeout
+        self._name = f"rank {rank} ({socket.gethostname()}, process {os.getpid()})"
+        self._others = [other for other in range(size) if other != rank] if rank == 0 else [0]
         now = time.monotonic()
         self._answered = now
         """When the store last answered."""
-        self._seen: dict[int, tuple[bytes, float]] = {other: (b"", now) for other in range(size) if other != rank}
-        self._names: dict[int, str] = {}
+        self._signs: dict[int, tuple[bytes, float]] = dict.fromkeys(self._others, (b"", now))
+        """The last sign of each rank that this one reads, and when it changed."""
         self._first_error: dict[str, Any] | None = None
         self._last_words: str | None = None
         self._told = False
@@ -92,30 +95,32 @@ class Heartbeat:
 
     def tell(self, error: BaseException) -> None:
         """Publish the error that ended this rank; ranks report the first published error."""
-        self._last_words = json.dumps({"rank": self._rank, "error": f"{type(error).__name__}: {error}"})
+        said = {"rank": self._rank, "name": self._name, "error": f"{type(error).__name__}: {error}"}
+        self._last_words = json.dumps(said)
         self._something_to_tell.set()
         self._spoken.wait(self._timeout)
         if not self._told:
             lost = self._describe_store_trouble(0.0) or "the store did not answer"
             print(f"rank {self._rank}: the others cannot be told of its end: {lost}", file=sys.stderr)
 
-    def find_culprit(self) -> str:
-        """Describe which rank ended and why; waits until that is known or the timeout has passed."""
+    def find_culprit(self) -> str | None:
+        """Describe which other rank ended and why; None if all are alive when the timeout has passed."""
         deadline = time.monotonic() + self._timeout + SILENCE_AFTER_LOSS_S
         while time.monotonic() < deadline:
             found = self._verdict(min(self._timeout, SILENCE_AFTER_LOSS_S))
             if found is not None:
                 return found
             time.sleep(SIGN_OF_LIFE_S / 2)
-        return "a connection to another rank was lost, and all of them give signs of life"
+        return None
 
     def _speak(self) -> None:
         count = 0
         try:
-            self._store.set(f"name/{self._rank}", f"rank {self._rank} ({socket.gethostname()}, process {os.getpid()})")
+            if self._rank == 0:
+                self._store.multi_set([f"alive/{other}" for other in self._others], [""] * len(self._others))
             while not self._ended.is_set():
                 count += 1
-                self._exchange_signs(str(count))
+                self._exchange_signs(count)
                 if self._last_words is not None and not self._told:
                     self._store.compare_set("error", "", self._last_words)
                     self._told = True
@@ -126,25 +131,21 @@ class Heartbeat:
             self._store_lost = True
         self._spoken.set()
 
-    def _exchange_signs(self, mine: str) -> None:
-        self._store.set(f"alive/{self._rank}", mine)
-        for other, (sign, _) in self._seen.items():
-            if not self._store.check([f"alive/{other}"]):
-                continue
-            new = self._store.get(f"alive/{other}")
-            if new != sign:
-                self._seen[other] = (new, time.monotonic())
-            self._learn_name(other)
+    def _exchange_signs(self, count: int) -> None:
+        """Write this rank's sign of life and read the others': at most 4 requests."""
+        sign = {"name": self._name, "count": count}
+        if self._rank == 0 and (silence := self._find_longest_silence()) is not None:
+            sign["silent"], sign["seconds"] = silence
+        self._store.set(f"alive/{self._rank}", json.dumps(sign))
+        keys = [f"alive/{other}" for other in self._others]
+        if self._store.check(keys):
+            now = time.monotonic()
+            for other, value in zip(self._others, self._store.multi_get(keys), strict=True):
+                if value != self._signs[other][0]:
+                    self._signs[other] = value, now
         if self._first_error is None and self._store.check(["error"]):
-            first = json.loads(self._store.get("error"))
-            self._learn_name(first["rank"])
-            self._first_error = first
+            self._first_error = json.loads(self._store.get("error"))
         self._answered = time.monotonic()
-
-    def _learn_name(self, rank: int) -> None:
-        """Read the name of ``rank``, which it writes before anything else."""
-        if rank not in self._names:
-            self._names[rank] = self._store.get(f"name/{rank}").decode()
 
     def _watch(self) -> None:
         known_since = None
@@ -164,18 +165,32 @@ class Heartbeat:
         """Describe which other rank has ended and why; None while all are alive."""
         first = self._first_error
         if first is not None and first["rank"] != self._rank:
-            return f"{self._name(first['rank'])} stopped with {first['error']}"
+            return f"{first['name']} stopped with {first['error']}"
         if trouble := self._describe_store_trouble(silence):
             return trouble
-        # Silence counts from the store's last answer: a store that is out of reach tells nothing of other ranks.
-        silent = [(since, other) for other, (_, since) in self._seen.items() if self._answered - since > silence]
-        if not silent:
+        name, seconds = self._find_longest_silence() or ("", 0.0)
+        if seconds <= silence:
             return None
-        since, other = min(silent)
-        return (
-            f"{self._name(other)} has given no sign of life for {self._answered - since:.0f} s: "
-            "it or its host is dead, or out of reach"
-        )
+        return f"{name} has given no sign of life for {seconds:.0f} s: it or its host is dead, or out of reach"
+
+    def _find_longest_silence(self) -> tuple[str, float] | None:
+        """The name of the rank that has been silent for longest, and for how many seconds; None: all are alive.
+
+        Rank 0 has read the signs of all ranks. The others have rank 0's own sign and what it says of the rest.
+        """
+        found = []
+        for other, (sign, since) in list(self._signs.items()):
+            said = json.loads(sign or b"{}")
+            # Silence counts from the store's last answer: a store that is out of reach tells nothing of other ranks.
+            age = self._answered - since
+            if age > 2 * SIGN_OF_LIFE_S:
+                found.append((age, said.get("name", f"rank {other}")))
+            if said.get("silent", self._name) != self._name:
+                found.append((said["seconds"] + age, said["silent"]))
+        if not found:
+            return None
+        seconds, name = max(found)
+        return name, seconds
 
     def _describe_store_trouble(self, silence: float) -> str | None:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -185,9 +200,6 @@ class Heartbeat:
         if unanswered <= max(silence, 2 * SIGN_OF_LIFE_S):
             return None
         return f"the store of the ranks at {address} has not answered for {unanswered:.0f} s: that host is out of reach"
-
-    def _name(self, rank: int) -> str:
-        return self._names.get(rank, f"rank {rank}")
 
 
 def _locate_main_thread() -> str:

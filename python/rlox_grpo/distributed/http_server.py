@@ -6,13 +6,14 @@ request are bounded, so that no client can hold the server's threads or memory. 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Generic, TypeVar
@@ -104,10 +105,17 @@ class _BoundedReader(io.RawIOBase):
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to a request."""
+    """An answer to a request.
+
+    Attributes:
+        status: 400 and more: a refusal, whose body is bytes.
+        body: the whole, or parts that are sent as they come; then the generator is closed at the end, also where the
+            client has gone.
+        kind: its media type.
+    """
 
     status: int
-    body: bytes
+    body: bytes | Generator[bytes, None, None]
     kind: str = "application/json"
 
 
@@ -224,10 +232,18 @@ def make_bounded_server(
             self.connection.settimeout(limits.answer_seconds)
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.kind)
-            self.send_header("Content-Length", str(len(answer.body)))
             self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(answer.body)
+            if isinstance(answer.body, bytes):
+                self.send_header("Content-Length", str(len(answer.body)))
+                self.end_headers()
+                self.wfile.write(answer.body)
+                return
+            with contextlib.closing(answer.body) as parts:
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                for part in parts:
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+                self.wfile.write(b"0\r\n\r\n")
 
         def log_message(self, format: str, *args: Any) -> None:
             logger.debug(format, *args)

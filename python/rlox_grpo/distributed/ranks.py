@@ -155,10 +155,11 @@ class Ranks:
                 yield
                 self.gather(None)  # nobody leaves while another can still fail
             except BaseException as error:
-                if not is_lost_connection(error):
+                culprit = heartbeat.find_culprit() if is_lost_connection(error) else None
+                if culprit is None:
                     heartbeat.tell(error)
                     raise
-                raise RankError(heartbeat.find_culprit()) from error
+                raise RankError(culprit) from error
             finally:
                 heartbeat.stop()
         if stop:

@@ -82,19 +82,26 @@ class BackgroundEngine:
     def __init__(self, engine: GenerationEngine) -> None:
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, "rlox_grpo generation", _use_device, (_current_device(),))
-        self._broken: BaseException | None = None
+        self._broken: BaseException | None = None  # why the engine lacks the weights of its last load
         self._last: Future[Any] | None = None
         self._unread: list[_Handover] = []
         self.takes_weights = engine.takes_weights
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
     def submit(self, job: Callable[[GenerationEngine], T]) -> Future[T]:
-        """Queue ``job(engine)``; it fails if an earlier ``load_weights`` failed."""
+        """Queue ``job(engine)``; it fails if the last ``load_weights`` failed."""
+
+        def run(engine: GenerationEngine) -> T:
+            if self._broken is not None:
+                raise RuntimeError("the engine could not take new weights") from self._broken
+            return job(engine)
+
+        return self._submit(run)
+
+    def _submit(self, job: Callable[[GenerationEngine], T]) -> Future[T]:
         ready = _record_event()
 
         def run() -> T:
-            if self._broken is not None:
-                raise RuntimeError("the engine could not take new weights") from self._broken
             if ready is not None:
                 torch.cuda.current_stream().wait_event(ready)  # what the caller had begun on its own stream
             return job(self._engine)
@@ -128,8 +135,9 @@ class BackgroundEngine:
             except BaseException as error:
                 self._broken = error
                 raise
+            self._broken = None
 
-        handover.loaded = self.submit(load)
+        handover.loaded = self._submit(load)
         self._unread.append(handover)
 
     def keep_weights(self) -> None:
@@ -167,6 +175,16 @@ class Pending:
     groups: Future[list[RolloutGroup]]
 
     @classmethod
+    def sample(cls, prompts: Sequence[Prompt], sampled: Callable[[], list[RolloutGroup]]) -> Pending:
+        """A batch that is sampled here and now; ``groups`` raises what ``sampled`` raised."""
+        future: Future[list[RolloutGroup]] = Future()
+        try:
+            future.set_result(sampled())
+        except Exception as error:  # noqa: BLE001  `result` raises it
+            future.set_exception(error)
+        return cls(prompts, future)
+
+    @classmethod
     def done(cls, prompts: Sequence[Prompt], groups: list[RolloutGroup]) -> Pending:
         """A batch that is already sampled."""
         future: Future[list[RolloutGroup]] = Future()
@@ -191,9 +209,24 @@ class Ahead:
         """The oldest batch."""
         return self._queue[0]
 
+    def list_failed(self) -> list[int]:
+        """Places of the batches whose sampling failed. Waits for running ones."""
+        return [place for place, pending in enumerate(self._queue) if pending.groups.exception() is not None]
+
+    def replace(self, place: int, ask: Callable[[Sequence[Prompt]], Pending]) -> None:
+        """Sample the prompts of a batch again by ``ask(prompts)``."""
+        self._queue[place] = ask(self._queue[place].prompts)
+
     def drop_first(self) -> None:
         """Remove the oldest batch after its step. Until then checkpoints keep it."""
         self._queue.popleft()
+
+    def clear(self) -> None:
+        """Remove all batches, once the running ones have ended; what failed in one of them fails no later call."""
+        for pending in self._queue:
+            if not pending.groups.cancel():
+                wait([pending.groups])
+        self._queue.clear()
 
     def state(self, *, prompts_alone: bool = False) -> list[dict[str, Any]]:
         """The queue as JSON values for a checkpoint. Waits for running batches unless ``prompts_alone``."""

@@ -84,7 +84,12 @@ class Sampler:
 
         if isinstance(engine, BackgroundEngine):
             return Pending(prompts, engine.submit(sampled))
-        return Pending.done(prompts, sampled(engine))
+        return Pending.sample(prompts, lambda: sampled(engine))
+
+    def retry(self, places: Sequence[int], step: int) -> None:
+        """Sample the batches at these places of ``ahead`` again; ``step`` is that of the first place."""
+        for place in places:
+            self.ahead.replace(place, lambda prompts, later=step + place: self.ask(prompts, later))
 
     def keep_weights(self) -> None:
         """Call before an update: an engine in its own thread may still have to read the weights of before."""

@@ -99,7 +99,8 @@ def reward_collapse(history: History) -> str | None:
         return None
     return (
         f"the mean reward has fallen from {before:.3g} to {now:.3g}, below its {start:.3g} in the first steps: what "
-        "was learned is lost. Continue from a checkpoint before the fall with half the learning_rate; see whether "
+        "was learned is lost. Continue from a checkpoint before the fall with half the learning_rate, which "
+        "on_collapse='restore' does by itself; see whether "
         "policy/entropy, update/grad_norm or completions/mean_length changed first"
     )
 

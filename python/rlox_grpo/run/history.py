@@ -90,6 +90,12 @@ def set_later_aside(root: Path, step: int) -> list[Path]:
     return moved
 
 
+def newest_before(root: Path, step: int, damage: Callable[[Path], str] = find_damage) -> Path | None:
+    """The newest checkpoint of ``step`` or an earlier step whose files are as they were written, or None."""
+    earlier = [path for path in checkpoints(root) if step_of(path) <= step]
+    return next((path for path in reversed(earlier) if not damage(path)), None)
+
+
 def newest_good(root: Path, damage: Callable[[Path], str] = find_damage) -> Path | None:
     """The newest checkpoint whose files are as they were written, or None."""
     return next((path for path in reversed(checkpoints(root)) if not damage(path)), None)

@@ -98,6 +98,7 @@ class PromptReader:
             "async_steps": config.async_steps > 0,
             "curriculum": config.curriculum != "none",
             "max_group_size": config.max_group_size is not None,
+            "on_collapse": config.on_collapse == "restore",
         }
         for name in [name for name, is_set in whole.items() if is_set]:
             raise ConfigError(

@@ -30,8 +30,8 @@ from rlox_grpo.run.checkpoint import (
 )
 from rlox_grpo.run.files import append_line, json_line, write_completions
 from rlox_grpo.run.folder import advise_resume, find_checkpoint, name_newest, prepare_folder, refuse_full_disk
-from rlox_grpo.run.guards import Watch, resume_watch, write_warnings
-from rlox_grpo.run.history import checkpoint_path
+from rlox_grpo.run.guards import LAST, Watch, resume_watch, reward_collapse, write_warnings
+from rlox_grpo.run.history import checkpoint_path, newest_before
 from rlox_grpo.run.progress import Progress
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.resume import compare_data, compare_rewards, refuse_changes, refuse_unknown_changes
@@ -41,6 +41,10 @@ from rlox_grpo.types import Float32Array, ScoredGroup
 from rlox_grpo.update.learner import Learner
 
 logger = logging.getLogger(__name__)
+
+
+LEAST_FACTOR = 1 / 32
+"""``on_collapse="restore"`` halves the learning rate five times; a run that still collapses has another cause."""
 
 
 class Run:
@@ -59,6 +63,7 @@ class Run:
         data: Mapping[str, Any],
         origin: Mapping[str, Any],
         callbacks: Callbacks | None = None,
+        restore: Path | None = None,
     ) -> None:
         """Load the newest checkpoint of the run's folder into the parts of the trainer; rank 0 holds the folder.
 
@@ -71,6 +76,7 @@ class Run:
             data: fingerprints that a resumed run must find unchanged.
             callbacks: told of each step, evaluation and checkpoint.
             origin: keys that lead ``config.toml``, such as the model and the data files.
+            restore: the checkpoint to go back to after a collapse; later ones are set aside.
 
         Raises:
             CheckpointError: a folder that holds another run, a broken checkpoint, or a disk too full for one.
@@ -89,12 +95,17 @@ class Run:
         self._save_is_due = False
         self._is_recording = False
         self._warned_of: set[str] = set()
+        self._has_collapsed = False
         self._watch = Watch() if self._config.guards and self._ranks.is_first else None
         self._writes = self._folder is not None and self._ranks.is_first
         refuse_unknown_changes(config.resume_changes)
         self._ranks.refuse_differences("ranks of one run differ", {**self._config.model_dump(mode="json"), **data})
-        checkpoint, damaged = self._agree_on_checkpoint()
+        checkpoint, damaged = self._agree_on_checkpoint() if restore is None else (restore, [])
+        factor = self._learner.learning_rate_factor
         changed = self._resume(checkpoint) if checkpoint is not None else {}
+        if restore is not None:
+            self._learner.learning_rate_factor = factor / 2
+            changed = {**changed, "learning_rate_factor": (factor, factor / 2)}
         self._first_step = self._progress.step
         self._ranks.gather(None)  # every rank has read the checkpoint before the folder changes
         if self._folder is not None and self._writes:
@@ -172,6 +183,7 @@ class Run:
         """Hand one step's metrics to the sinks, and write some of its completions."""
         self.last_metrics = dict(metrics)
         fired = {} if self._watch is None else self._watch.step(metrics)
+        self._has_collapsed = reward_collapse.__name__ in fired
         self._sinks.write(self._progress.step, {**metrics, **{f"guard/{name}": 1.0 for name in fired}})
         if fired and self._folder is not None and self._writes:
             with self._warning_once("warnings"):
@@ -181,6 +193,35 @@ class Run:
             with self._warning_once("completions"):
                 write_completions(self._folder, self._progress.step, groups, advantages, limit=limit)
         self._callbacks.step(self._progress.step, metrics)
+
+    def find_checkpoint_to_restore(self) -> Path | None:
+        """The newest checkpoint from before a collapse that the step just recorded has shown; None: train on.
+
+        Always None with ``on_collapse="warn"``. Every rank gets the same answer.
+        """
+        if self._config.on_collapse != "restore":
+            return None
+        found: Path | None = None
+        if self._has_collapsed and self._folder is not None and self._writes:
+            before = self._progress.step - LAST  # the guard compares the last steps with those before them
+            found = newest_before(self._folder / "checkpoints", before)
+            rate = self._learner.learning_rate_factor
+            if rate <= LEAST_FACTOR:
+                found = None
+                logger.warning("the reward has collapsed again, at %g of the learning rate: training goes on", rate)
+            elif found is None:
+                logger.warning(
+                    "the reward has collapsed, and no checkpoint of step %d or earlier is left to restore: training "
+                    "goes on; lower checkpoint_steps or raise keep_checkpoints",
+                    before,
+                )
+            else:
+                logger.warning(
+                    "the reward has collapsed at step %d: restoring %s and going on with %g of the learning rate",
+                    *(self._progress.step, found, rate / 2),
+                )
+        answer = self._ranks.gather("" if found is None else str(found))[0]
+        return Path(answer) if answer else None
 
     def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
         """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions.
@@ -273,6 +314,7 @@ class Run:
             "batches_under_way": under_way,
             "pass_rates": self._sampler.pass_rates.state(),
             "kl_coef": self._learner.kl_weight.value,
+            "learning_rate_factor": self._learner.learning_rate_factor,
             "start_step": self.start_step,
             "start_draw": self.start_draw,
             "last_metrics": self.last_metrics,
@@ -340,6 +382,8 @@ class Run:
             if self._learner.reference is not None:
                 self._learner.reference.load_state_dict(reference)
             self._sampler.pass_rates.load_state(state["pass_rates"])
+            factor = float(state.get("learning_rate_factor", 1.0))  # an older checkpoint has none
+            self._learner.learning_rate_factor = 1.0 if "learning_rate" in changed else factor
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{checkpoint} does not fit this run: {type(error).__name__}: {error}") from error
         self._progress.step, self._progress.draws = state["step"], state["draws"]

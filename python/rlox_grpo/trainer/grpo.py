@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig, choose_config
 from rlox_grpo.distributed.ranks import join_ranks
-from rlox_grpo.distributed.signals import stop_on_signal
+from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.model.memory_plan import check_fit
@@ -243,30 +244,33 @@ class GRPO:
         """
         self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
         with self.ranks.failing_together(), hold_run_folder(self.config.output_dir, self.ranks):
-            run, plan, draws, held_out = self._begin(prompts, n_epochs, eval_prompts)
-            if self.step >= self._total_steps:
-                return add_short_names(run.last_metrics, run.progress_fields)
-
-            def draw_prompts(step: int) -> list[Prompt]:
-                taken = draws.take(plan.count_prompts(step))
-                self.progress.draws = draws.draws
-                return taken
-
-            with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
-                if held_out is not None and self.step == 0:
-                    run.record_evaluation(*self._evaluate.evaluate_held_out(held_out))
-                self._stop_requested = False
-                while self.step < self._total_steps and not self.ranks.any(bool(stop) or self._stop_requested):
-                    metrics = self.train_step(draw_prompts, draws.take)
-                    self.progress.draws = draws.draws
-                    if held_out is not None and self._evaluate.is_due(self.step, self._total_steps):
-                        evaluation, groups = self._evaluate.evaluate_held_out(held_out)
-                        run.record_evaluation(evaluation, groups)
-                        metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
-                    run.record(metrics, *self.last_rollout)
-                    self._last_metrics = metrics
-                    run.save_if_due()
-                run.save()
+            restore: Path | None = None
+            while True:
+                run, plan, draws, held_out = self._begin(prompts, n_epochs, eval_prompts, restore)
+                if self.step >= self._total_steps:
+                    return add_short_names(run.last_metrics, run.progress_fields)
+                draw_prompts = partial(self._draw_prompts, plan, draws)
+                with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
+                    if held_out is not None and self.step == 0:
+                        run.record_evaluation(*self._evaluate.evaluate_held_out(held_out))
+                    self._stop_requested, restore = False, None
+                    while restore is None and self.step < self._total_steps and not self._must_stop(stop):
+                        metrics = self.train_step(draw_prompts, draws.take)
+                        self.progress.draws = draws.draws
+                        if held_out is not None and self._evaluate.is_due(self.step, self._total_steps):
+                            evaluation, groups = self._evaluate.evaluate_held_out(held_out)
+                            run.record_evaluation(evaluation, groups)
+                            metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
+                        run.record(metrics, *self.last_rollout)
+                        self._last_metrics = metrics
+                        restore = None if self._must_stop(stop) else run.find_checkpoint_to_restore()
+                        if restore is None:
+                            run.save_if_due()
+                    if restore is None:
+                        run.save()
+                if restore is None:
+                    break
+                self._step_taker.restart()
             if self.step < self._total_steps and not self.ranks.any(self._stop_requested):
                 raise KeyboardInterrupt(
                     f"stopped by {stop.name or 'a signal to another rank'} after step {self.step}; "
@@ -276,10 +280,22 @@ class GRPO:
                 self._unfinished = None
             return add_short_names(run.last_metrics, run.progress_fields)
 
+    def _draw_prompts(self, plan: Plan, draws: PromptDraws | StreamDraws, step: int) -> list[Prompt]:
+        """Draw the prompts of ``step``; none after the last."""
+        taken = draws.take(plan.count_prompts(step))
+        self.progress.draws = draws.draws
+        return taken
+
+    def _must_stop(self, stop: StopRequest) -> bool:
+        """Whether any rank was asked to stop, by a signal or by :meth:`stop`."""
+        return self.ranks.any(bool(stop) or self._stop_requested)
+
     def _begin(
-        self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None
+        self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None, restore: Path | None
     ) -> tuple[Run, Plan, PromptDraws | StreamDraws, list[Prompt] | None]:
         """Begin a call of ``train``: read and check the prompts, open or resume the run, plan its steps.
+
+        ``restore`` is the checkpoint to go back to, after a collapse.
 
         Returns:
             The run, its plan, the draws of its prompts, and the held-out prompts.
@@ -314,6 +330,7 @@ class GRPO:
             },
             origin=self.origin,
             callbacks=self.callbacks,
+            restore=restore,
         )
         if self._unfinished is not None and run.resumed_from is None:  # the same call again: it goes on to its end
             run.start_step, run.start_draw = self._unfinished
@@ -334,6 +351,10 @@ class GRPO:
         self._unfinished = run.start_step, run.start_draw
         if stream is not None:
             stream.skip_to(self.progress.draws)
+        failed = sorted(set(chain(*self.ranks.gather(self.sampler.ahead.list_failed()))))
+        if failed:  # an earlier call of train ended by them
+            self._step_taker.sync_engine(again=True)
+            self.sampler.retry(failed, self.step)
         if run.batches_under_way:
             self._step_taker.sync_engine()  # batches whose completions were lost are sampled again, here
         self.sampler.ahead.restore(

@@ -119,16 +119,21 @@ class StepTaker:
         metrics = self._measure(rollout, advantages, batches, updates, clock.timings(), learning_rate)
         return StepResult(metrics, scored, advantages)
 
-    def sync_engine(self) -> None:
-        """Push the current weights to the engine if they changed since the last push."""
+    def sync_engine(self, *, again: bool = False) -> None:
+        """Push the current weights to the engine if they changed since the last push, or ``again``."""
         step = self._progress.step
-        if self._engine_step != step:
+        if again or self._engine_step != step:
             updater, engine = self._learner.updater, self._sampler.engine
             updater.start()
             weights = WeightStream(self._model, updater.weights if updater.is_sharded else None)
             engine.load_weights(weights if engine.takes_weights else (), version=step)
             self._ranks.gather(None)  # wait until every engine has them
             self._engine_step = step
+
+    def restart(self) -> None:
+        """Forget what is under way: another checkpoint is about to be loaded, and the engine needs its weights."""
+        self._sampler.ahead.clear()
+        self._engine_step = None
 
     def _score(self, batch: Pending) -> list[ScoredGroup]:
         """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""

@@ -47,6 +47,7 @@ class Learner:
         updater: Applies the gradient.
         kl_weight: The weight of the KL penalty over the run.
         weights_are_whole: False during an update, so that no checkpoint has only a part of its optimizer steps.
+        learning_rate_factor: Multiplies the learning rate; below 1 after a collapse with ``on_collapse="restore"``.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Learner:
         self._schedule = config.optimizer.model_copy(update={"learning_rate": self.updater.peak_learning_rate})
         self._forward = self.updater.forward
         self.weights_are_whole = True
+        self.learning_rate_factor = 1.0
         self._normalised = make_advantages(config.advantages, reward_weights)
         self._of_turns = make_turn_advantages(config.advantages)
         self._size, self._peak_flops = measure_model(self._model), find_peak_flops(self._device)
@@ -273,7 +275,7 @@ class Learner:
 
     def learning_rate(self, step: int, total_steps: int) -> float:
         """Return the learning rate of ``step``, which counts from 0."""
-        return learning_rate_at(step, total_steps, self._schedule)
+        return self.learning_rate_factor * learning_rate_at(step, total_steps, self._schedule)
 
     def profile(self, batches: Sequence[Batch], updates: Sequence[UpdateStats], seconds: float) -> dict[str, float]:
         """Return ``perf/*`` of an update that took ``seconds``; see :func:`rlox_grpo.model.flops.profile_update`."""

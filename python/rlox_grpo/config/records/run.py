@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rlox_grpo.config.choices import SinkName
 from rlox_grpo.config.records.option import SET, Record, option
 
@@ -49,4 +51,11 @@ class RunConfig(Record, title="Run, checkpoints and logs"):
     )
     guards: bool = option(
         True, "Warn, once for each alarm, when metrics show that training is failing.", resumable=True
+    )
+    on_collapse: Literal["warn", "restore"] = option(
+        "warn",
+        "When the guard reward_collapse finds that the reward has collapsed: warn and go on, or restore the newest "
+        "checkpoint from before the collapse and go on with half of the learning rate.",
+        only_with={"output_dir": SET, "guards": (True,)},
+        resumable=True,
     )

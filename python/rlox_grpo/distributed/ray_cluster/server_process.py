@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -97,5 +98,7 @@ class ServerProcess:
 
     def _end_with_child(self) -> None:
         self._child.wait()
+        with contextlib.suppress(ProcessLookupError):  # what is left of its group, such as vLLM's engine
+            os.killpg(self._child.pid, signal.SIGKILL)
         if self._has_listened and not self._is_stopping:
             os._exit(1)

@@ -14,8 +14,8 @@ from rlox_grpo.distributed.ray_cluster.placement import ServerPlace
 from rlox_grpo.distributed.ray_cluster.server_process import STOP_S, ServerProcess, find_port
 from rlox_grpo.errors import EngineError
 
-HOST, PORT, LOGS = "{host}", "{port}", "{logs}"
-"""Placeholders in :attr:`Servers.commands`: the address of each server and the folder of the logs."""
+HOST, PORT = "{host}", "{port}"
+"""Placeholders in :attr:`Servers.commands`: the address of each server."""
 
 MOST_RESTARTS = 5
 """How often Ray restarts a server that died."""
@@ -28,7 +28,7 @@ class Servers:
     """How the servers of a run are started and found.
 
     Attributes:
-        commands: kind → arguments after the interpreter's name, with :data:`HOST`, :data:`PORT` and :data:`LOGS`.
+        commands: kind → arguments after the interpreter's name, with :data:`HOST` and :data:`PORT`.
         variables: environment of the servers and of the ranks, such as the token of both sides.
         find: the URLs of each kind, and where everything runs → arguments that tell the ranks.
     """
@@ -78,7 +78,7 @@ def _start(
     host = place.node.address
     strategy = room.schedule(place.bundle)
     port = ray.get(ray.remote(find_port).options(num_cpus=0, scheduling_strategy=strategy).remote(host))
-    known = {HOST: host, PORT: str(port), LOGS: str(folder)}
+    known = {HOST: host, PORT: str(port)}
     words = [known.get(word, word) for word in command]
     bundle = room.resources[place.bundle]
     actor = (

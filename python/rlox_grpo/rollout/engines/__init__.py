@@ -120,6 +120,7 @@ def _make_vllm(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> Gener
 
 
 def _make_vllm_server(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -> GenerationEngine:
+    from rlox_grpo.distributed.ranks import Ranks
     from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
 
     return VLLMServerEngine(
@@ -132,6 +133,7 @@ def _make_vllm_server(config: GRPOConfig, policy: Policy, ranks: Ranks | None) -
         timeout=config.server_timeout,
         sync_dir=config.server_sync_dir,
         nccl_address=config.server_nccl_address,
+        ranks=(ranks or Ranks()).new_host_group(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -23,7 +24,11 @@ class TurnRequest:
         branch: 0 in the episode's first conversation; in a branch a number by what it begins with, of at most 47 bits.
             An episode has at most one request for each branch at a time.
         replaces: The branch whose rewritten history begins this one, or None: an engine may go on with its keys and
-            values, as far as the tokens are the same.
+            values, as far as the tokens are the same. A hint, which changes no token. The built-in engine takes it,
+            because it keeps keys and values by branch. vLLM's prefix cache finds equal tokens of any request by their
+            blocks, so its sessions do not read it.
+        on_tokens: Called with the reply's new tokens as they are sampled, in the thread of ``step``. An engine that
+            cannot tell them before the reply ends does not call it.
     """
 
     episode: tuple[int, int]
@@ -33,6 +38,7 @@ class TurnRequest:
     stop: tuple[str, ...] = ()
     branch: int = 0
     replaces: int | None = None
+    on_tokens: Callable[[Sequence[int]], None] | None = None
 
     @property
     def draw(self) -> int:

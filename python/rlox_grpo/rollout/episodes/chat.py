@@ -13,13 +13,19 @@ from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.budget import Budget, Usage, check_room
 from rlox_grpo.rollout.episodes.conversations import Conversations
 from rlox_grpo.rollout.episodes.line import ChatTokens, Line, Mark
-from rlox_grpo.rollout.episodes.messages import MessageKey, list_messages, make_message_key
+from rlox_grpo.rollout.episodes.messages import (
+    MessageKey,
+    bound_messages,
+    cut_reply,
+    list_messages,
+    make_message_key,
+    refuse_late_tools,
+    refuse_long_prompt,
+)
+from rlox_grpo.rollout.episodes.streaming import Delta, Streams, begin_pieces
 from rlox_grpo.rollout.episodes.template import Message, Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
 from rlox_grpo.types import Int64Array
-
-MAX_PROMPT_CHARS = 2_000_000
-"""A longer message of the first prompt is an error."""
 
 GiveTools: TypeAlias = "Callable[[Sequence[Callable[..., Any]]], tuple[Template, Tools]]"
 
@@ -78,7 +84,9 @@ class Chat:
         self._give_schemas = give_schemas or (lambda schemas: Template(template.tokenizer, schemas))
         self._open_endpoint = open_endpoint
         self._template = template
-        self._lines = Conversations(template, frozenset(end_ids))
+        self._end_ids = frozenset(end_ids)
+        self._lines = Conversations(template, self._end_ids)
+        self._streams = Streams()
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -185,6 +193,7 @@ class Chat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         max_new_tokens: int | None = None,
         stop: str | Sequence[str] = (),
+        on_delta: Callable[[Delta], None] | None = None,
     ) -> Reply:
         """Sample the reply to a whole conversation, as OpenAI's API does.
 
@@ -198,6 +207,8 @@ class Chat:
             tools: JSON schemas of the tools that the policy may call, as OpenAI's API takes them; None: those of the
                 option ``tools``. Another list than before begins a branch.
             max_new_tokens, stop: see :meth:`turn`.
+            on_delta: called with each piece of the reply that is certain, as it is sampled, and with the rest at its
+                end. A reply of which something was shown is sampled to its end, whether or not somebody waits for it.
 
         Raises:
             EpisodeEnded: a limit has ended the episode.
@@ -224,14 +235,19 @@ class Chat:
             if new[0]["role"] != "assistant":
                 try:
                     return await self._reply(
-                        self._lines.go_on(line, mark), self._bound(new), max_new_tokens, stop, keys[count:]
+                        self._lines.go_on(line, mark),
+                        self._bound(new),
+                        max_new_tokens,
+                        stop,
+                        keys[count:],
+                        None,
+                        on_delta,
                     )
                 except TemplateError:  # such as replies of others that the template shows at the beginning alone
                     if all(message["role"] != "assistant" for message in new):
                         raise
-        return await self._reply(
-            self._lines.begin(template), self._bound(given, first=True), max_new_tokens, stop, keys
-        )
+        line = self._lines.begin(template)
+        return await self._reply(line, self._bound(given, first=True), max_new_tokens, stop, keys, on_delta=on_delta)
 
     async def complete_ids(
         self, token_ids: Int64Array, *, max_new_tokens: int | None = None, stop: str | Sequence[str] = ()
@@ -266,6 +282,7 @@ class Chat:
         stop: str | Sequence[str],
         keys: Sequence[MessageKey] | None = None,
         added: Int64Array | None = None,
+        on_delta: Callable[[Delta], None] | None = None,
     ) -> Reply:
         """Append messages to a line, or their token ids ``added``, and sample its reply.
 
@@ -288,11 +305,14 @@ class Chat:
         context = line.token_ids
         is_new = line.branch < 0 or not line.turns
         self._lines.add(line, context)
-        request = TurnRequest(self._episode, line.turns, context, room, own_stop, line.branch, line.replaces)
+        has_tools = self._has_tools(line)
+        pieces = on_delta and begin_pieces(line.template, context, self._end_ids, own_stop, on_delta, has_tools)
+        watch = pieces.add if pieces else None
+        request = TurnRequest(self._episode, line.turns, context, room, own_stop, line.branch, line.replaces, watch)
         self.waiting_since = None
         line.busy = True
         try:
-            with self._usage.reserve(room):
+            with self._usage.reserve(room), self._streams.hold(pieces):
                 sampled = await self._sample(request)
         except CancelledError:
             if self.ended is None and keys is not None:  # the caller of complete() went away, and not the episode
@@ -305,7 +325,15 @@ class Chat:
                 self.waiting_since = time.monotonic()
         self._usage.replies += 1
         self._usage.add(len(sampled.token_ids))
-        return line.take(sampled, continues=continues, with_tools=self._has_tools(line), stop=own_stop)
+        reply = line.take(sampled, continues=continues, with_tools=has_tools, stop=own_stop)
+        if pieces is not None:
+            pieces.finish(cut_reply(reply, own_stop), reply.reasoning)
+            line.accept_shown(pieces.content, pieces.reasoning)
+        return reply
+
+    async def finish_streams(self) -> None:
+        """Wait for the replies of which something was shown: they stay in the episode, whoever has stopped reading."""
+        await self._streams.finish()
 
     def _has_tools(self, line: Line) -> bool:
         return bool(self.tools) if line.template is self._template else bool(line.template.tools)
@@ -350,30 +378,10 @@ class Chat:
 
     def _bound(self, new: list[dict[str, Any]], *, first: bool = False) -> list[dict[str, Any]]:
         """Cut long observations; the ``first`` prompt may have any length up to a bound."""
-        new = [dict(message) for message in new]
-        for message in new:
-            content = message["content"]
-            if isinstance(content, str):
-                message["content"] = self._bound_text(content, first)
-            elif isinstance(content, list):  # of parts
-                message["content"] = [
-                    {**part, "text": self._bound_text(part["text"], first)}
-                    if isinstance(part, Mapping) and isinstance(part.get("text"), str)
-                    else part
-                    for part in content
-                ]
-        return new
-
-    def _bound_text(self, text: str, first: bool) -> str:
-        if not first:
-            return self.tools.bound(text)
-        if len(text) > MAX_PROMPT_CHARS:
-            raise ValueError(f"a message has {len(text)} characters: expected at most {MAX_PROMPT_CHARS}")
-        return text
+        return bound_messages(new, refuse_long_prompt if first else self.tools.bound)
 
     def _set_tools(self, functions: Sequence[Callable[..., Any]]) -> None:
         first = self._lines.current
-        if first.messages:
-            raise ValueError("tools can be given at the first turn only: templates list them at the beginning")
+        refuse_late_tools(first.messages)
         self._template, self.tools = self._give_tools(functions)
         first.template = self._template

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 from rlox_grpo.distributed.http_server import Answer, Bounds, Service, make_bounded_server
 from rlox_grpo.environments import EpisodeEnded, Reply
@@ -29,11 +30,17 @@ from rlox_grpo.rollout.episodes.openai_format import (
     list_models,
     make_chat_answer,
     make_completion_answer,
+    make_delta_event,
     make_error,
+    make_error_event,
+    make_last_events,
     read_chat_request,
     read_completion_request,
 )
+from rlox_grpo.rollout.episodes.streaming import Delta
 from rlox_grpo.types import Sampling
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -138,64 +145,141 @@ class Endpoints:
 
     def _post(self, episode: _Open, path: str, body: bytes, is_gone: Callable[[], bool]) -> Answer:
         read = read_chat_request if path == _CHAT else read_completion_request
+        name, created = secrets.token_hex(12), int(time.time())
+        deadline = time.monotonic() + self._bounds.answer_seconds
         try:
             request = read(body, self._sampling)
-            reply, prompt_tokens = self._wait(episode, request, is_gone)
-        except RequestError as error:
-            return Answer(400, make_error(str(error), param=error.param))
-        except EpisodeEnded as ended:
-            episode.chat.was_told = True
-            message = f"the episode has ended by {ended.reason}: end the agent, or return its reward"
-            return Answer(400, make_error(message, "episode_ended", code=ended.reason))
-        except (CancelledError, asyncio.CancelledError):
-            return Answer(400, make_error("the episode has ended", "episode_ended", code="ended"))
-        except FutureTimeoutError:
-            return Answer(400, make_error(f"there was no reply within {self._bounds.answer_seconds:g} s"))
-        except (ValueError, ConfigError) as error:  # also TemplateError: messages that cannot be rendered
-            return Answer(400, make_error(str(error)))
-        except Exception as error:
-            logger.warning("an episode's endpoint failed", exc_info=True)
-            return Answer(400, make_error(f"{type(error).__name__}: {error}"[:2000], "server_error"))
+            if path == _CHAT and request.stream:
+                return self._stream(episode, request, is_gone, deadline, name, created)
+            future = self._submit(episode, _complete(episode.chat, request))
+            reply, prompt_tokens = _wait(future, is_gone, deadline)
+        except BaseException as error:  # noqa: BLE001  a cancelled future's too
+            return Answer(400, self._describe(error, episode))
         make = make_chat_answer if path == _CHAT else make_completion_answer
-        answer = make(reply, request, prompt_tokens, secrets.token_hex(12), int(time.time()))
+        answer = make(reply, request, prompt_tokens, name, created)
         return Answer(200, answer, "text/event-stream" if request.stream else "application/json")
 
-    def _wait(self, episode: _Open, request: OpenAIRequest, is_gone: Callable[[], bool]) -> tuple[Reply, int]:
-        """The reply; it is cancelled where its client goes away, or after ``answer_seconds``."""
+    def _describe(self, error: BaseException, episode: _Open) -> bytes:
+        """A call's error in OpenAI's form."""
+        if isinstance(error, RequestError):
+            return make_error(str(error), param=error.param)
+        if isinstance(error, EpisodeEnded):
+            episode.chat.was_told = True
+            message = f"the episode has ended by {error.reason}: end the agent, or return its reward"
+            return make_error(message, "episode_ended", code=error.reason)
+        if isinstance(error, (CancelledError, asyncio.CancelledError)):
+            return make_error("the episode has ended", "episode_ended", code="ended")
+        if isinstance(error, FutureTimeoutError):
+            return make_error(f"there was no reply within {self._bounds.answer_seconds:g} s")
+        if isinstance(error, (ValueError, ConfigError)):  # also TemplateError: messages that cannot be rendered
+            return make_error(str(error))
+        logger.warning("an episode's endpoint failed", exc_info=error)
+        return make_error(f"{type(error).__name__}: {error}"[:2000], "server_error")
+
+    def _stream(
+        self,
+        episode: _Open,
+        request: OpenAIRequest,
+        is_gone: Callable[[], bool],
+        deadline: float,
+        name: str,
+        created: int,
+    ) -> Answer:
+        """The answer as events, once there is something to show; raises what goes wrong before that.
+
+        From then on the reply is sampled to its end, also where its client goes away: what is trained does not depend
+        on when that is seen.
+        """
+        deltas: queue.SimpleQueue[Delta | None] = queue.SimpleQueue()
+        future = self._submit(episode, _complete(episode.chat, request, deltas.put))
+        future.add_done_callback(lambda _: deltas.put(None))
+        first = _wait_for_delta(deltas, future, is_gone, deadline)
+        if first is None:
+            future.result()  # raises where the call failed
+
+        def make_events() -> Generator[bytes, None, None]:
+            delta, is_first = first, True
+            try:
+                while delta is not None:
+                    yield make_delta_event(delta, name, created, is_first=is_first)
+                    is_first = False
+                    delta = deltas.get(timeout=max(0.0, deadline - time.monotonic()))
+                reply, prompt_tokens = future.result()
+            except queue.Empty:
+                future.cancel()
+                yield make_error_event(self._describe(FutureTimeoutError(), episode))
+                return
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # noqa: BLE001  a cancelled future's too
+                yield make_error_event(self._describe(error, episode))
+                return
+            if is_first:  # such as a reply of tool calls alone
+                yield make_delta_event(Delta(), name, created, is_first=True)
+            yield make_last_events(reply, request, prompt_tokens, name, created)
+
+        return Answer(200, make_events(), "text/event-stream")
+
+    def _submit(self, episode: _Open, coroutine: Coroutine[Any, Any, tuple[Reply, int]]) -> Future[tuple[Reply, int]]:
+        """Run a call in the episode's event loop.
+
+        Raises:
+            CancelledError: the episode has ended.
+        """
         with episode.lock:
             if episode.is_closed:
+                coroutine.close()
                 raise CancelledError
             if episode.chat.ended is not None:
                 episode.late_calls += 1
                 if episode.late_calls > CALLS_AFTER_END:
                     episode.chat.abandoned = True
-            coroutine = _complete(episode.chat, request)
             try:
                 future = asyncio.run_coroutine_threadsafe(coroutine, episode.loop)
             except RuntimeError:  # the loop has ended
                 coroutine.close()
                 raise CancelledError from None
             episode.waiting.add(future)
-        deadline = time.monotonic() + self._bounds.answer_seconds
+        future.add_done_callback(episode.waiting.discard)  # atomic
+        return future
+
+
+def _wait(future: Future[T], is_gone: Callable[[], bool], deadline: float) -> T:
+    """The result; it is cancelled where its client goes away, or at the deadline."""
+    while True:
         try:
-            while True:
-                try:
-                    return future.result(min(_LOOK_AT_CLIENT, max(0.0, deadline - time.monotonic())))
-                except FutureTimeoutError:
-                    if future.done() or time.monotonic() >= deadline or is_gone():
-                        future.cancel()
-                        raise
-        finally:
-            with episode.lock:
-                episode.waiting.discard(future)
+            return future.result(min(_LOOK_AT_CLIENT, max(0.0, deadline - time.monotonic())))
+        except FutureTimeoutError:
+            if future.done() or time.monotonic() >= deadline or is_gone():
+                future.cancel()
+                raise
 
 
-async def _complete(chat: Chat, request: OpenAIRequest) -> tuple[Reply, int]:
+def _wait_for_delta(
+    deltas: queue.SimpleQueue[Delta | None], future: Future[Any], is_gone: Callable[[], bool], deadline: float
+) -> Delta | None:
+    """The first piece, None where the call ended without; otherwise as :func:`_wait`."""
+    while True:
+        try:
+            return deltas.get(timeout=min(_LOOK_AT_CLIENT, max(0.0, deadline - time.monotonic())))
+        except queue.Empty:
+            if time.monotonic() >= deadline or is_gone():
+                future.cancel()
+                raise FutureTimeoutError from None
+
+
+async def _complete(
+    chat: Chat, request: OpenAIRequest, on_delta: Callable[[Delta], None] | None = None
+) -> tuple[Reply, int]:
     if request.token_ids is not None:
         reply = await chat.complete_ids(request.token_ids, max_new_tokens=request.max_new_tokens, stop=request.stop)
         return reply, reply.prompt_tokens
     reply = await chat.complete(
-        request.messages, tools=request.tools, max_new_tokens=request.max_new_tokens, stop=request.stop
+        request.messages,
+        tools=request.tools,
+        max_new_tokens=request.max_new_tokens,
+        stop=request.stop,
+        on_delta=on_delta,
     )
     return reply, reply.prompt_tokens
 

@@ -234,6 +234,11 @@ class Line:
             before,
         )
 
+    def accept_shown(self, content: str, reasoning: str) -> None:
+        """Know the last reply also by what was shown of it while it was sampled, where that is not what it became."""
+        role, forms, name, calls, own = self._keys[-1]
+        self._keys[-1] = role, tuple(dict.fromkeys((*forms, content))), name, calls, reasoning or own
+
     def find(self, keys: Sequence[MessageKey]) -> Mark | None:
         """The last reply up to which ``keys`` are this conversation's messages, and which others follow in ``keys``."""
         same = 0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from rlox_grpo.environments import ToolCall
+from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.rollout.episodes.template import Message
+
+MAX_PROMPT_CHARS = 2_000_000
+"""A longer message of the first prompt is an error."""
 
 MessageKey: TypeAlias = "tuple[str, tuple[str, ...], str | None, tuple[Any, ...], str | None]"
 """What a message is compared by: role, forms of its content, name or tool_call_id, tool calls, reasoning."""
@@ -41,6 +44,11 @@ def cut_stop(content: str, stop: Sequence[str]) -> str:
     """``content`` without the stop string that ended it, as OpenAI's API returns it."""
     ends = [place for one in stop if one and (place := content.find(one)) >= 0]
     return content[: min(ends)] if ends else content
+
+
+def cut_reply(reply: Reply, stop: Sequence[str]) -> str:
+    """The content of a reply without the stop string that ended it."""
+    return cut_stop(reply.content, stop) if reply.finish_reason == "stop" else reply.content
 
 
 def _make_call_key(call: Any) -> Any:
@@ -83,6 +91,37 @@ def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, An
     if found and found[-1]["role"] == "assistant":
         raise ValueError("the last message has the role 'assistant': the policy writes that one")
     return found
+
+
+def bound_messages(messages: Sequence[Message], bound: Callable[[str], str]) -> list[dict[str, Any]]:
+    """Copies of ``messages``, with ``bound(text)`` in place of each text of their contents."""
+    return [{**message, "content": _bound_content(message["content"], bound)} for message in messages]
+
+
+def refuse_long_prompt(text: str) -> str:
+    """``text`` of the first prompt, which is not cut. Raises ValueError over :data:`MAX_PROMPT_CHARS` characters."""
+    if len(text) > MAX_PROMPT_CHARS:
+        raise ValueError(f"a message has {len(text)} characters: expected at most {MAX_PROMPT_CHARS}")
+    return text
+
+
+def refuse_late_tools(messages: Sequence[Message]) -> None:
+    """Raise ValueError for tools that are given in a conversation that has begun."""
+    if messages:
+        raise ValueError("tools can be given at the first turn only: templates list them at the beginning")
+
+
+def _bound_content(content: Any, bound: Callable[[str], str]) -> Any:
+    if isinstance(content, str):
+        return bound(content)
+    if not isinstance(content, list):
+        return content
+    return [_bound_part(part, bound) for part in content]
+
+
+def _bound_part(part: Any, bound: Callable[[str], str]) -> Any:
+    is_text = isinstance(part, Mapping) and isinstance(part.get("text"), str)
+    return {**part, "text": bound(part["text"])} if is_text else part
 
 
 def _refuse_surrogates(text: str, place: int) -> None:

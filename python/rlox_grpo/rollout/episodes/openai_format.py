@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.environments import Reply
-from rlox_grpo.rollout.episodes.messages import cut_stop
+from rlox_grpo.rollout.episodes.messages import cut_reply, cut_stop
+from rlox_grpo.rollout.episodes.streaming import Delta
 from rlox_grpo.types import Int64Array, Sampling
 
 MODEL = "policy"
 """The name that ``GET /v1/models`` lists; requests may name any model."""
+
+END_OF_EVENTS = b"data: [DONE]\n\n"
 
 _MAX_STOPS = 16
 _IGNORED = {"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier", "prompt_cache_key"}
@@ -110,26 +113,40 @@ def read_completion_request(body: bytes, sampling: Sampling) -> OpenAIRequest:
 
 
 def make_chat_answer(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
-    """The answer to a chat request: one JSON object, or the events of a stream."""
+    """The answer to a chat request as one JSON object."""
     message = make_message(reply, request.stop)
-    choice = {"index": 0, "finish_reason": _find_reason(reply)}
-    shared = {"id": f"chatcmpl-{name}", "created": created, "model": MODEL}
-    usage = _make_usage(reply, prompt_tokens)
-    log_probs = {"content": _list_log_probs(reply), "refusal": None} if request.with_log_probs else None
-    if not request.stream:
-        whole = {**choice, "message": message, "logprobs": log_probs}
-        return _encode({**shared, "object": "chat.completion", "choices": [whole], "usage": usage})
-    calls = [{"index": place, **call} for place, call in enumerate(message.get("tool_calls", ()))]
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": message["content"] or ""}]
-    if reply.reasoning is not None:
-        deltas[0]["reasoning_content"] = reply.reasoning
-    deltas += [{"tool_calls": [call]} for call in calls]
-    events: list[dict[str, Any]] = [
-        {"choices": [{"index": 0, "delta": delta, "logprobs": log_probs if not place else None, "finish_reason": None}]}
-        for place, delta in enumerate(deltas)
+    choice = {"index": 0, "message": message, "logprobs": _make_log_probs(reply, request)}
+    return _encode(
+        {
+            **_make_heading(name, created, "chat.completion"),
+            "choices": [{**choice, "finish_reason": _find_reason(reply)}],
+            "usage": _make_usage(reply, prompt_tokens),
+        }
+    )
+
+
+def make_delta_event(delta: Delta, name: str, created: int, *, is_first: bool) -> bytes:
+    """The event of a piece of a reply."""
+    told: dict[str, Any] = {"role": "assistant", "content": delta.content} if is_first else {}
+    if delta.content:
+        told["content"] = delta.content
+    if delta.reasoning:
+        told["reasoning_content"] = delta.reasoning
+    return _make_chunk(told, name, created)
+
+
+def make_last_events(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
+    """The events at the end of a stream: tool calls, the reason of the end, log-probs and usage where asked for."""
+    calls = make_message(reply, request.stop).get("tool_calls", ())
+    events = [
+        _make_chunk({"tool_calls": [{"index": place, **call}]}, name, created) for place, call in enumerate(calls)
     ]
-    events.append({"choices": [{**choice, "delta": {}, "logprobs": None}]})
-    return _encode_events([{**shared, "object": "chat.completion.chunk", **event} for event in events], request, usage)
+    events.append(_make_chunk({}, name, created, _find_reason(reply), _make_log_probs(reply, request)))
+    if request.with_usage:
+        usage = _make_usage(reply, prompt_tokens)
+        heading = _make_heading(name, created, "chat.completion.chunk")
+        events.append(_encode_event({**heading, "choices": [], "usage": usage}))
+    return b"".join([*events, END_OF_EVENTS])
 
 
 def make_completion_answer(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
@@ -152,7 +169,7 @@ def make_completion_answer(reply: Reply, request: OpenAIRequest, prompt_tokens: 
 
 def make_message(reply: Reply, stop: Sequence[str]) -> dict[str, Any]:
     """A reply as OpenAI's API writes it: arguments of tool calls are JSON text, and no stop string."""
-    content = cut_stop(reply.content, stop) if reply.finish_reason == "stop" else reply.content
+    content = cut_reply(reply, stop)
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reply.reasoning is not None:
         message["reasoning_content"] = reply.reasoning
@@ -172,6 +189,11 @@ def make_message(reply: Reply, stop: Sequence[str]) -> dict[str, Any]:
 def make_error(message: str, kind: str = "invalid_request_error", param: str | None = None, code: Any = None) -> bytes:
     """An error in the form of OpenAI's API."""
     return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def make_error_event(error: bytes) -> bytes:
+    """An error of :func:`make_error` in a stream that has begun, and its end."""
+    return b"data: " + error + b"\n\n" + END_OF_EVENTS
 
 
 def list_models() -> bytes:
@@ -292,6 +314,21 @@ def _find_reason(reply: Reply) -> str:
     return "tool_calls" if reply.tool_calls else reply.finish_reason
 
 
+def _make_heading(name: str, created: int, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{name}", "created": created, "model": MODEL, "object": kind}
+
+
+def _make_chunk(
+    delta: Mapping[str, Any], name: str, created: int, reason: str | None = None, log_probs: Any = None
+) -> bytes:
+    choice = {"index": 0, "delta": delta, "logprobs": log_probs, "finish_reason": reason}
+    return _encode_event({**_make_heading(name, created, "chat.completion.chunk"), "choices": [choice]})
+
+
+def _make_log_probs(reply: Reply, request: OpenAIRequest) -> dict[str, Any] | None:
+    return {"content": _list_log_probs(reply), "refusal": None} if request.with_log_probs else None
+
+
 def _list_log_probs(reply: Reply) -> list[dict[str, Any]]:
     return [
         {"token": f"token_id:{token}", "logprob": log_prob, "bytes": None, "top_logprobs": []}
@@ -308,7 +345,11 @@ def _encode_events(events: Sequence[Mapping[str, Any]], request: OpenAIRequest, 
     listed = [dict(event) for event in events]
     if request.with_usage:
         listed.append({**listed[-1], "choices": [], "usage": usage})
-    return b"".join(b"data: " + _encode(event) + b"\n\n" for event in listed) + b"data: [DONE]\n\n"
+    return b"".join([*map(_encode_event, listed), END_OF_EVENTS])
+
+
+def _encode_event(event: Mapping[str, Any]) -> bytes:
+    return b"data: " + _encode(event) + b"\n\n"
 
 
 def _encode(value: Any) -> bytes:

@@ -39,7 +39,7 @@ MARKS: Mapping[CallFormat, tuple[str, ...]] = {
     "json": (),
 }
 """What each form writes beside JSON. Where a tokenizer has one as a special token, it is read before it is dropped."""
-_THINK, _THOUGHT = "<think>", "</think>"
+THINK, THOUGHT = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ def parse_reply(
 
 
 def _split_reasoning(text: str) -> tuple[str | None, str]:
-    before, found, after = text.partition(_THOUGHT)
+    before, found, after = text.partition(THOUGHT)
     if not found:
         return None, text
-    return before.partition(_THINK)[2].strip("\n") if _THINK in before else before.strip("\n"), after.lstrip("\n")
+    return before.partition(THINK)[2].strip("\n") if THINK in before else before.strip("\n"), after.lstrip("\n")
 
 
 def _read_json(text: str) -> tuple[str, Calls]:

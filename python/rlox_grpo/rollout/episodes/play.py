@@ -13,9 +13,16 @@ from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.episodes.adapters import adapt_environment
+from rlox_grpo.rollout.episodes.budget import check_room
 from rlox_grpo.rollout.episodes.ending import check_columns, check_outcome, end_episode
 from rlox_grpo.rollout.episodes.event_loop import run_coroutine
-from rlox_grpo.rollout.episodes.messages import make_reply_message
+from rlox_grpo.rollout.episodes.messages import (
+    bound_messages,
+    list_messages,
+    make_reply_message,
+    refuse_late_tools,
+    refuse_long_prompt,
+)
 from rlox_grpo.rollout.episodes.parsing import parse_reply
 from rlox_grpo.rollout.episodes.template import Message
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
@@ -93,20 +100,24 @@ class PlayedChat:
         Raises:
             EpisodeEnded: ``max_turns`` replies were given.
             NoReplyError: there is no further reply.
+            ValueError: as of :meth:`rlox_grpo.rollout.episodes.chat.Chat.turn`.
         """
         if self.ended is not None:
             raise RuntimeError(f"chat.turn was called after the episode had ended by {self.ended}")
+        bound = self.tools.bound if self._messages else refuse_long_prompt
+        new = bound_messages(list_messages(messages), bound)
         if tools is not None:
+            refuse_late_tools(self._messages)
             self.tools = Tools(tools, self._limits)
             self._show_tools(tools)
-        new = [{"role": "user", "content": messages}] if isinstance(messages, str) else [*(messages or ())]
+        check_room(max_new_tokens)
         if not new and not self._messages:
             raise ValueError("the first turn needs a message: chat.turn(text), or chat.turn(row['prompt'])")
         if self._turns >= self._config.max_turns:
             self.ended = "max_turns"
             raise EpisodeEnded("max_turns")
         for message in new:
-            self._messages.append(dict(message))
+            self._messages.append(message)
             self._say(_describe_message(message))
         text = _cut_at(self._read_reply(), (stop,) if isinstance(stop, str) else stop)
         self._turns += 1

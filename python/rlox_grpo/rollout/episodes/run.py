@@ -199,10 +199,17 @@ class EpisodeRunner:
         return Tools(functions, self._limits, None if self._tool_processes is None else self._tool_processes.call)
 
     async def _play_environment(self, row: Mapping[str, Any], chat: Chat) -> Any:
-        if self._environment_processes is None:
-            return await self.environment.play(row, chat)
-        assert self._process_timeout is not None
-        return await play_in_process(self._environment_processes, self._process_timeout, row, chat)
+        try:
+            if self._environment_processes is None:
+                returned = await self.environment.play(row, chat)
+            else:
+                assert self._process_timeout is not None
+                returned = await play_in_process(self._environment_processes, self._process_timeout, row, chat)
+        except Exception:  # and not where the episode is cancelled
+            await chat.finish_streams()
+            raise
+        await chat.finish_streams()
+        return returned
 
     @property
     def _max_live(self) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 from rlox_grpo.rollout.episodes.call_values import MAX_CALLS, TOO_MANY, Calls, ToolCallError, parse_json
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _SPACE = re.compile(r"\s*")
@@ -40,16 +40,16 @@ def read_qwen_xml(text: str, schemas: Schemas) -> tuple[str, Calls]:
     rest: list[str] = []
     calls: list[tuple[str, Mapping[str, Any]]] = []
     place = 0
-    while (start := _find_first(text, (OPEN, _FUNCTION), place)) >= 0:
+    while (start := _find_first(text, (OPEN, FUNCTION), place)) >= 0:
         if len(calls) == MAX_CALLS:
             raise ToolCallError(TOO_MANY)
         rest.append(text[place:start])
         is_open = text.startswith(OPEN, start)
         place = _skip(text, start + len(OPEN)) if is_open else start
-        name, place = _read_tag(text, place, _FUNCTION, f"{OPEN} must be followed by {_FUNCTION}name>")
+        name, place = _read_tag(text, place, FUNCTION, f"{OPEN} must be followed by {FUNCTION}name>")
         arguments: dict[str, Any] = {}
         while not text.startswith(_FUNCTION_END, place := _skip(text, place)):
-            told = f"in {_FUNCTION}{name[:80]}> expected {_PARAMETER}name> or {_FUNCTION_END}"
+            told = f"in {FUNCTION}{name[:80]}> expected {_PARAMETER}name> or {_FUNCTION_END}"
             key, place = _read_tag(text, place, _PARAMETER, told)
             value, place = _read_until(text, place, _PARAMETER_END)
             value = value.removeprefix("\n").removesuffix("\n")

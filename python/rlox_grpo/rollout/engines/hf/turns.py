@@ -295,6 +295,8 @@ class TurnDecoder:
             row.ids.append(token)
             row.log_probs.append(log_prob)
             row.stopped = row.stopped or token in self._end_ids
+            if row.request.on_tokens is not None and not row.dropped:
+                row.request.on_tokens([token])
         for row in ended:
             tail = np.array(row.ids, dtype=np.int64)
             row.stopped = row.stopped or self._stops[row.stop].ended([tail])[0]

@@ -28,6 +28,18 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
+def find_token(url: str) -> str:
+    """Read the token of the server at ``url`` from the environment.
+
+    Raises:
+        ValueError: there is none.
+    """
+    token = os.environ.get(TOKEN_VARIABLE)
+    if not token:
+        raise ValueError(f"no token for the server at {url}: set {TOKEN_VARIABLE}, here and where it is started")
+    return token
+
+
 class TokenGuard:
     """Refuses requests without the token, and stamps each answer with the weights that the server held.
 

@@ -1,4 +1,4 @@
-"""vLLM behind HTTP: a client of one or several servers that ``rlox-grpo serve`` started."""
+"""vLLM behind HTTP: a client of servers that ``rlox-grpo serve`` or Ray started."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from torch import Tensor
 
+from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.turns import TurnRequest
@@ -50,7 +51,6 @@ REQUESTS_PER_SERVER = 64
 """Prompts in flight at one server; each is a request for a whole group."""
 
 _BIAS_OF_NO_TEXT = -100.0  # the least that the HTTP face takes; exp(-100) is 4e-44
-_PATIENCE_OF_OTHER_RANKS = 0.25  # share of the deadline that they leave to rank 0
 
 
 class VLLMServerEngine:
@@ -59,11 +59,12 @@ class VLLMServerEngine:
     New weights reach the servers as a safetensors file on a disk that they share with the trainer. Every answer names
     the weights that the server held when it was asked, by their version and content; one that was started again, or
     given weights by somebody else, is given the current ones and asked again, so that no completion comes of stale
-    weights. A server that does not answer is left out until the next sync; when none is left, the error names each
-    with the end of its log. So is one that starts again when the weights are no longer there: with ``async_steps`` the
-    trainer changes them meanwhile, and without a file (``server_nccl_address``) nothing else holds them.
+    weights. A server that does not answer is left out until the next sync; the last one is waited for until the
+    deadline, as somebody may be starting it again. So is one that starts again when the weights are no longer there:
+    with ``async_steps`` the trainer changes them meanwhile, and without a file (``server_nccl_address``) nothing else
+    holds them.
 
-    Several ranks can share the servers: rank 0 hands the weights over, and the others find them there.
+    Several ranks can share the servers: rank 0 hands the weights over while the others wait, and tells them the file.
 
     Draws and log-probs are those of :class:`rlox_grpo.rollout.engines.vllm.engine.VLLMEngine`.
 
@@ -90,6 +91,7 @@ class VLLMServerEngine:
         timeout: float = 600.0,
         sync_dir: str | Path | None = None,
         nccl_address: str | None = None,
+        ranks: HostGroup | None = None,
     ) -> None:
         """Connect to every server and check that it serves the policy's model.
 
@@ -103,6 +105,7 @@ class VLLMServerEngine:
             timeout: Seconds that one ``generate`` or ``load_weights`` has, retries included.
             sync_dir: A folder that trainer and servers share; a temporary one for servers on this host.
             nccl_address: This host's address; weights then go from GPU to GPU by NCCL, and no folder is needed.
+            ranks: All ranks of the run, in a group of this engine's own. They call ``load_weights`` together.
 
         Raises:
             ValueError: no transformers model, no token for a server, or servers elsewhere without ``sync_dir``.
@@ -122,7 +125,7 @@ class VLLMServerEngine:
         self._timeout = timeout
         self._expected = build_manifest(model.config)
         self._nccl_address = nccl_address
-        self._rank = int(os.environ.get("RANK", "0"))
+        self._ranks = ranks or HostGroup()
         self._servers = [ServerConnection(url, REQUESTS_PER_SERVER) for url in urls]
         self._weights: Iterable[tuple[str, Tensor]] = ()
         self._mark = "none"
@@ -132,8 +135,10 @@ class VLLMServerEngine:
         self.sync_seconds = 0.0
         for server in self._servers:
             self._check_model(server, time.monotonic() + timeout)
-        self._folder = Path(tempfile.mkdtemp(prefix="rlox-grpo-weights-", dir=sync_dir))
-        self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._folder: Path | None = None
+        if self._ranks.rank == 0 and nccl_address is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="rlox-grpo-weights-", dir=sync_dir))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
@@ -215,24 +220,43 @@ class VLLMServerEngine:
 
         Raises:
             WeightMismatchError: names, shapes or types that are not the model's; the old weights stay in use.
-            EngineError: no server took them, or one cannot read the file; names each with the end of its log.
+            EngineError: no server took them, or one cannot read the file; names each.
         """
         start = time.perf_counter()
-        # Servers that start again get them once more: kept here where that would be a gather over ranks.
         is_collective = isinstance(weights, WeightStream) and weights.is_collective
-        given = list(weights) if is_collective else make_repeatable(weights)
-        check_weights(given, self._expected)
+        self._ranks.gather(None)  # with async_steps another rank may still sample from the old weights
+        if self._ranks.rank == 0:
+            given = list(weights) if is_collective else make_repeatable(weights)
+            check_weights(given, self._expected)
+            self._hand_over(given, version)
+        elif is_collective:
+            for _ in weights:  # every rank gathers every shard
+                pass
+        told = self._ranks.gather([self._mark, str(self._file or ""), [server.is_up for server in self._servers]])[0]
+        self._mark, self._file = told[0], Path(told[1]) if told[1] else None
+        for server, is_up in zip(self._servers, told[2], strict=True):
+            server.is_up = is_up
+        self.policy_version = version
+        self.sync_seconds = time.perf_counter() - start
+
+    def _hand_over(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """On rank 0: give the weights to every server; one that is starting is waited for only if no other one is up.
+
+        Raises:
+            EngineError: no server took them.
+        """
         if self._file is not None:
             self._file.unlink(missing_ok=True)
-        self._weights, self._file = given, None
-        self._mark = f"{version}:{digest_weights(given)}"
+        self._weights, self._file = weights, None
+        self._mark = f"{version}:{digest_weights(weights)}"
         self.policy_version = version
-        if self._nccl_address is None and self._rank == 0:
-            self._file = self._write_file()
+        if self._folder is not None:
+            self._file = self._write_file(self._folder)
+            self._weights = ()  # a server that starts again reads the file
         deadline = time.monotonic() + self._timeout
         self._is_loading = True
         try:
-            for waits in (False, True):  # for a server that is starting again only where no other one is up
+            for waits in (False, True):
                 if not waits or not any(server.is_up for server in self._servers):
                     with ThreadPoolExecutor(len(self._servers)) as pool:
                         list(pool.map(partial(self._sync_or_leave_out, deadline=deadline, waits=waits), self._servers))
@@ -240,13 +264,13 @@ class VLLMServerEngine:
             self._is_loading = False
         if not any(server.is_up for server in self._servers):
             raise EngineError(f"no server took version {version} of the weights{self._reports()}")
-        self.sync_seconds = time.perf_counter() - start
 
     def close(self) -> None:
         """Close the connections and remove the weights' folder (so does the end of the process); the servers run on."""
         for server in self._servers:
             server.close()
-        self._remove_folder()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
         self._weights, self._file, self.policy_version = (), None, -1
 
     def _body(self, token_ids: Int64Array, fields: dict[str, Any]) -> dict[str, Any]:
@@ -302,28 +326,29 @@ class VLLMServerEngine:
     def _sync_or_leave_out(self, server: ServerConnection, deadline: float, waits: bool) -> None:
         """Give a server the current weights; leave it out until the next sync where that fails.
 
-        With ``waits``, one whose launcher is alive is tried until the deadline, as it may be starting again. Threads
-        that find the same server in trouble queue here, and one of them does the work. Ranks after the first give
-        rank 0 time to do it.
+        With ``waits`` it is tried until the deadline, as somebody may be starting it again. Threads that find the same
+        server in trouble queue here, and one of them does the work.
         """
-        own_turn = time.monotonic() + (self._timeout * _PATIENCE_OF_OTHER_RANKS if self._rank else 0.0)
         with server.lock:
             while True:
                 try:
                     if server.held_weights(deadline) != self._mark:
-                        if time.monotonic() < own_turn:
-                            time.sleep(POLL_SECONDS / 10)
-                            continue
                         self._push(server, deadline)
-                    server.is_up = True
+                    server.is_up, server.trouble = True, ""
                     return
                 except server.failures as error:
-                    server.note(error)
+                    self._note(server, error, is_waiting=waits)
                     if isinstance(error, Outdated) or not (waits and server.may_come_back(deadline)):
                         server.is_up = False
                         logger.warning("%s is left out until the next sync: %s", server.url, error)
                         return
                     time.sleep(POLL_SECONDS)
+
+    def _note(self, server: ServerConnection, error: Exception, *, is_waiting: bool) -> None:
+        """Store why a server failed, and log it once where the run waits for it."""
+        if is_waiting and not server.trouble:
+            logger.warning("waiting up to %g s for %s: %s", self._timeout, server.url, error)
+        server.note(error)
 
     def _push(self, server: ServerConnection, deadline: float) -> None:
         server.post("/pause?mode=wait", deadline)
@@ -337,20 +362,16 @@ class VLLMServerEngine:
         server.post("/resume", deadline, headers={MARK: self._mark})
 
     def _send_file(self, server: ServerConnection, deadline: float) -> None:
-        if self._file is None:  # a rank after the first, when rank 0 is gone
-            file = self._write_file()
-            self._refuse_changed_weights()
-            self._file = file
         call = {"method": "rlox_load", "args": [str(self._file)]}
         results = server.post("/collective_rpc", deadline, json=call, headers={MARK: LOADING}).json()["results"]
         refused = [result["refused"] for result in results if "refused" in result]
         if refused:
             raise EngineError(f"{server.url} refused the weights: {refused[0]}")
 
-    def _write_file(self) -> Path:
+    def _write_file(self, folder: Path) -> Path:
         from safetensors.torch import save_file
 
-        unfinished = self._folder / f"{self.policy_version}.part"
+        unfinished = folder / f"{self.policy_version}.part"
         save_file({name: tensor.contiguous().cpu() for name, tensor in self._weights}, unfinished)
         file = unfinished.with_suffix(".safetensors")
         os.replace(unfinished, file)
@@ -358,6 +379,9 @@ class VLLMServerEngine:
 
     def _send_by_nccl(self, server: ServerConnection, deadline: float) -> None:
         from rlox_grpo.rollout.engines.vllm.nccl_transfer import NCCLTransfer
+
+        if self._ranks.rank != 0:
+            raise Unavailable("it holds other weights, and only rank 0 sends them by NCCL")
 
         def post(path: str, body: dict[str, Any] | None) -> None:
             server.post(path, deadline, json=body, headers={MARK: LOADING})
@@ -391,9 +415,9 @@ class VLLMServerEngine:
                 answer = server.post("/collective_rpc", deadline, json={"method": "rlox_manifest"})
                 break
             except server.failures as error:
-                server.note(error)
+                self._note(server, error, is_waiting=True)
                 if not server.may_come_back(deadline):
-                    raise EngineError(f"no server answers{server.report()}") from error
+                    raise EngineError(f"no server answers within {self._timeout:g} s{server.report()}") from error
                 time.sleep(POLL_SECONDS)
         manifest = {name: tuple(shape) for name, shape in answer.json()["results"][0].items()}
         if manifest != self._expected:

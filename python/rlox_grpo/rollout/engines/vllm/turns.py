@@ -68,11 +68,12 @@ def make_turn_fields(sampling: Sampling, request: TurnRequest, seed: int, end_id
 def make_turn_parameters(
     sampling: Sampling, request: TurnRequest, seed: int, end_ids: Sequence[int], without_text: Sequence[int]
 ) -> Any:
-    """``SamplingParams`` of one reply, which vLLM returns when it has ended, not token by token."""
+    """``SamplingParams`` of one reply, which vLLM returns when it has ended, or so far where somebody watches it."""
     from vllm.sampling_params import RequestOutputKind
 
     parameters = make_parameters(make_turn_fields(sampling, request, seed, end_ids), without_text)
-    parameters.output_kind = RequestOutputKind.FINAL_ONLY
+    is_watched = request.on_tokens is not None
+    parameters.output_kind = RequestOutputKind.CUMULATIVE if is_watched else RequestOutputKind.FINAL_ONLY
     return parameters
 
 
@@ -112,6 +113,7 @@ class EngineTurns:
         self._engine, self._make_parameters, self._sampling = engine, make_parameters, sampling
         self._vocab_size, self._vocab_limit, self._max_length = vocab_size, vocab_limit, max_length
         self._under_way: dict[str, TurnRequest] = {}
+        self._told: dict[str, int] = {}  # tokens that a request's ``on_tokens`` was called with
 
     def __len__(self) -> int:
         """Replies under way or waiting."""
@@ -129,11 +131,14 @@ class EngineTurns:
         """Let vLLM compute one step; return the replies that ended."""
         finished = []
         for output in self._engine.step():
-            if not output.finished:
-                continue
-            request = self._under_way.pop(output.request_id, None)
+            request = self._under_way.get(output.request_id)
             if request is None:  # dropped
                 continue
+            if request.on_tokens is not None:
+                self._tell(output, request.on_tokens)
+            if not output.finished:
+                continue
+            self._remove([output.request_id])
             self.prefilled_tokens += len(request.token_ids) - (output.num_cached_tokens or 0)
             (sampled,) = output.outputs
             finished.append((request, read_turn(read_output(sampled, self._sampling, self._vocab_limit))))
@@ -143,21 +148,33 @@ class EngineTurns:
         """Stop a reply under way; nothing where it has ended."""
         for name in [name for name, one in self._under_way.items() if one is request]:
             self._engine.abort_request([name])
-            del self._under_way[name]
+            self._remove([name])
 
     def forget(self, episode: tuple[int, int]) -> None:
         """Stop the episode's replies under way. vLLM's cache drops its oldest blocks itself."""
         dropped = [name for name, request in self._under_way.items() if request.episode == episode]
         if dropped:
             self._engine.abort_request(dropped)
-            for name in dropped:
-                del self._under_way[name]
+            self._remove(dropped)
 
     def abort(self) -> None:
         """Stop what is under way."""
         if self._under_way:
             self._engine.abort_request(list(self._under_way))
-            self._under_way.clear()
+            self._remove(list(self._under_way))
+
+    def _tell(self, output: Any, on_tokens: Callable[[Sequence[int]], None]) -> None:
+        """Call ``on_tokens`` with what is new in an output that holds all so far."""
+        (sampled,) = output.outputs
+        told = self._told.get(output.request_id, 0)
+        self._told[output.request_id] = len(sampled.token_ids)
+        if len(sampled.token_ids) > told:
+            on_tokens(list(sampled.token_ids[told:]))
+
+    def _remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            del self._under_way[name]
+            self._told.pop(name, None)
 
 
 class ServerTurns:

@@ -1,0 +1,200 @@
+"""The pieces of a reply that can be shown while it is being sampled.
+
+A piece is shown once no later token can change it: a character whose bytes are all there, text that cannot be the
+beginning of a tool call, of a stop string or of ``</think>``. The rest is shown when the reply is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rlox_grpo.rollout.episodes.parsing import MARKS, THINK, THOUGHT, CallFormat
+from rlox_grpo.rollout.episodes.template import Template
+from rlox_grpo.rollout.episodes.xml_calls import FUNCTION
+from rlox_grpo.types import Int64Array
+
+_REPLACEMENT = "\ufffd"
+"""What a tokenizer decodes incomplete UTF-8 to."""
+_THINK_TOKENS = 16
+"""Tokens at the end of a prompt in which ``<think>`` is looked for."""
+_LONG, _EVERY = 16, 16
+"""A longer tail without a complete character is looked at after every so many tokens: such a reply is not text."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of a reply: text to append to its content and to its reasoning."""
+
+    content: str = ""
+    reasoning: str = ""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the text of a reply is read.
+
+    Attributes:
+        call_format: the form of tool calls; None: nothing is read as a call.
+        stop: strings that end the reply and are not shown.
+        is_thinking: whether the prompt ends with ``<think>``.
+    """
+
+    call_format: CallFormat | None = None
+    stop: tuple[str, ...] = ()
+    is_thinking: bool = False
+
+
+def find_shown(text: str, form: Form) -> Delta:
+    """What can be shown of a reply that begins with ``text``: a longer beginning shows this and perhaps more.
+
+    ``</think>`` ends the reasoning of a reply that begins with ``<think>``, or whose prompt ends so. In other replies
+    it is content, as what stands before it is shown by then.
+    """
+    bare = text.lstrip()
+    if THINK.startswith(bare):  # such as "<thi", or nothing
+        return Delta()
+    opened = bare.startswith(THINK)
+    if not opened and not form.is_thinking:
+        return Delta(_hold_content(text, form))
+    before, is_over, after = (bare[len(THINK) :] if opened else text).partition(THOUGHT)
+    if not is_over:
+        return Delta(reasoning=_hold_part(before, (THOUGHT,)).strip("\n"))
+    return Delta(_hold_content(after.lstrip("\n"), form), before.strip("\n"))
+
+
+def _hold_content(text: str, form: Form) -> str:
+    marks = form.stop
+    if form.call_format is not None:
+        if text.lstrip()[:1] in ("", "{", "["):  # JSON may be a call without a tag
+            return ""
+        marks = (*marks, *MARKS[form.call_format], *((FUNCTION,) if form.call_format == "qwen_xml" else ()))
+    ends = [place for mark in marks if mark and (place := text.find(mark)) >= 0]
+    held = min([_hold_part(text, marks), *(text[:end] for end in ends)], key=len)
+    return held if form.call_format is None else held.rstrip("\n")  # newlines before a call are not content
+
+
+def _hold_part(text: str, marks: Sequence[str]) -> str:
+    """``text`` without an end that may be the beginning of a mark."""
+    longest = max(map(len, marks), default=1) - 1
+    for start in range(max(0, len(text) - longest), len(text)):
+        if any(mark.startswith(text[start:]) for mark in marks):
+            return text[:start]
+    return text
+
+
+class ReplyPieces:
+    """Decodes a reply token by token and shows its pieces.
+
+    Attributes:
+        content, reasoning: Shown so far.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        end_ids: Collection[int],
+        form: Form,
+        show: Callable[[Delta], None],
+    ) -> None:
+        """Begin without tokens.
+
+        Args:
+            template: decodes them.
+            end_ids: tokens that are not text.
+            form: how the text is read.
+            show: called with each piece.
+        """
+        self.content = self.reasoning = ""
+        self._tokenizer, self._end_ids, self._form, self._show = template.tokenizer, end_ids, form, show
+        special = tuple(map(str, getattr(self._tokenizer, "all_special_tokens", ())))
+        marks = () if form.call_format is None else MARKS[form.call_format]
+        self._special = special if set(special).intersection(marks) else ()
+        self._ids: list[int] = []
+        self._text = ""
+        self._from = self._done = 0  # tokens that the next ones are decoded with, and those that ``_text`` has
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Add sampled tokens and show what became certain."""
+        self._ids += [token for token in token_ids if token not in self._end_ids]
+        tail = len(self._ids) - self._done
+        if not tail or (tail > _LONG and tail % _EVERY):
+            return
+        # A tokenizer may decode a token otherwise at the beginning of a text: decode it with those before it.
+        before, now = self._decode(self._ids[self._from : self._done]), self._decode(self._ids[self._from :])
+        if len(now) <= len(before) or now.endswith(_REPLACEMENT):
+            return
+        self._text += now[len(before) :]
+        self._from, self._done = self._done, len(self._ids)
+        found = find_shown(self._text, self._form)
+        self._send(self._drop_special(found.content), found.reasoning)
+
+    def finish(self, content: str, reasoning: str | None) -> None:
+        """Show the rest of a complete reply, whose content and reasoning are these.
+
+        Nothing more is shown where the content is not what was shown and more: such as of a reply with ``</think>`` and
+        no beginning of it, which is reasoning after all.
+        """
+        if content.startswith(self.content):
+            self._send(content, reasoning or "")
+
+    def _send(self, content: str, reasoning: str) -> None:
+        """Show what is new, where the text goes on what was shown."""
+        more = content[len(self.content) :] if content.startswith(self.content) else ""
+        thoughts = reasoning[len(self.reasoning) :] if reasoning.startswith(self.reasoning) else ""
+        self.content, self.reasoning = self.content + more, self.reasoning + thoughts
+        if more or thoughts:
+            self._show(Delta(more, thoughts))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        options: dict[str, Any] = {"skip_special_tokens": not self._special, "clean_up_tokenization_spaces": False}
+        text: str = self._tokenizer.decode(list(ids), **options)
+        return text
+
+    def _drop_special(self, text: str) -> str:
+        for token in self._special:
+            text = text.replace(token, "")
+        return text
+
+
+def begin_pieces(
+    template: Template,
+    context: Int64Array,
+    end_ids: Collection[int],
+    stop: tuple[str, ...],
+    show: Callable[[Delta], None],
+    with_tools: bool,
+) -> ReplyPieces:
+    """The pieces of the reply to ``context``, ``int64 [L]``; see :class:`ReplyPieces` and :class:`Form`."""
+    before = template.tokenizer.decode(context[-_THINK_TOKENS:].tolist(), skip_special_tokens=False)
+    form = Form(template.call_format if with_tools else None, stop, before.rstrip().endswith(THINK))
+    return ReplyPieces(template, end_ids, form, show)
+
+
+class Streams:
+    """The replies of an episode that are shown while they are sampled."""
+
+    def __init__(self) -> None:
+        self._open: dict[ReplyPieces, asyncio.Event] = {}
+
+    @contextmanager
+    def hold(self, pieces: ReplyPieces | None) -> Iterator[None]:
+        """Count a reply as under way; None: nobody watches it."""
+        if pieces is None:
+            yield
+            return
+        ended = self._open[pieces] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._open[pieces]
+            ended.set()
+
+    async def finish(self) -> None:
+        """Wait for the replies of which something was shown."""
+        for pieces, ended in list(self._open.items()):
+            if pieces.content or pieces.reasoning:
+                await ended.wait()
