@@ -26,6 +26,11 @@ class ToyLM(nn.Module):
         return self.head(torch.tanh(self.hidden(mean)))
 
 
+def even_share(completions, prompts):
+    """Share of the sampled tokens that are even."""
+    return [float((completion % 2 == 0).float().mean()) for completion in completions]
+
+
 def share_of_target(completions, prompts):
     """Share of the sampled tokens that are ``TARGET``."""
     return [float((completion == TARGET).float().mean()) for completion in completions]

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import REWARDS, RUN, environment
+from tiny_run import REWARDS, RUN, SAVED, SERVED, environment
+
+from ranked import torchrun
 
 STARTS = 4
 """Tries to start a cluster: Ray gives its own processes 15 s, which a busy machine may not keep."""
@@ -43,6 +45,24 @@ def cluster():
     holder.stdin.close()
     holder.wait(60)
     holder.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def by_torchrun(folder):
+    """The checkpoints' folder of a run of two ranks."""
+    (folder / "plain.toml").write_text(RUN.split("[layout]")[0])
+    program = ["-m", "rlox_grpo.cli", "train", "plain.toml", *SAVED, "torchrun"]
+    subprocess.run([*torchrun(2), *program], cwd=folder, env=environment(), check=True, timeout=300)
+    return folder / "torchrun"
+
+
+@pytest.fixture(scope="session")
+def calm(train, cluster, folder):
+    """What a run of two engines printed; its folder is ``calm``. Nothing disturbs it."""
+    layout = ("--ray", cluster, "--layout", "{trainers=1, engines=2}")
+    done = train(*layout, *SERVED, str(folder), *SAVED, "calm")
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
-from tiny_run import weights
+from tiny_run import SAVED, SERVED, same
 
 pytestmark = pytest.mark.cluster
-
-# The cluster's GPUs are numbers only, so that new weights travel through a folder.
-SERVED = ("--engine_max_length", "64", "--server_sync_dir")
 
 
 def metrics(folder):
@@ -22,8 +18,7 @@ def metrics(folder):
 def run(train, folder):
     def start(name, cluster, layout, *options, **changes):
         done = train(
-            *("--ray", cluster, "--layout", layout, *SERVED, str(folder), "--output_dir", name),
-            *("--checkpoint_steps", "1", *options),
+            *("--ray", cluster, "--layout", layout, *SERVED, str(folder), *SAVED, name, *options),
             **changes,
         )
         assert done.returncode == 0, done.stderr + done.stdout
@@ -32,10 +27,20 @@ def run(train, folder):
     return start
 
 
-def test_an_engine_that_dies_changes_nothing_where_another_answers(run, cluster, folder):
-    said = run("calm", cluster, "{trainers=1, engines=2}")
-    assert "1 trainers, 2 engines on 2 of the cluster's nodes" in said
-    assert "engine 1 on " in said
+def test_each_engine_is_measured_and_has_a_log(calm, folder):
+    steps = metrics(folder / "calm")
+    for index in range(2):
+        assert all(step[f"engines/{index}/tokens_per_s"] > 0 for step in steps)
+        assert all(step[f"engines/{index}/transfer_s"] > 0 for step in steps)
+        assert all(step[f"engines/{index}/requests_max"] > 0 for step in steps)
+        assert not any(step[f"engines/{index}/restarts"] for step in steps)
+    logs = [path.name for path in (folder / "calm" / "logs").iterdir()]
+    assert {"rank_0.log", "engine_0.log", "engine_1.log"} <= set(logs)
+
+
+def test_an_engine_that_dies_changes_nothing_where_another_answers(run, calm, cluster, folder):
+    assert "1 trainers, 2 engines on 2 of the cluster's nodes" in calm
+    assert "engine 1 on " in calm
     assert metrics(folder / "calm")[-1]["mismatch/gap_max"] < 1e-4
     run(
         "struck",
@@ -46,15 +51,14 @@ def test_an_engine_that_dies_changes_nothing_where_another_answers(run, cluster,
         RLOX_GRPO_HOW="kill_engine",
     )
     assert "is left out until the next sync" in (folder / "struck" / "logs" / "rank_0.log").read_text()
-    one, other = weights(folder / "calm"), weights(folder / "struck")
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert same(folder / "calm", folder / "struck")
 
 
-def test_ray_starts_a_single_engine_again_and_the_run_waits(run, cluster, folder):
+def test_ray_starts_a_single_engine_again_and_the_run_waits(run, calm, cluster, folder):
     run("one", cluster, "{engines=1}", RLOX_GRPO_DIE_AT="2", RLOX_GRPO_DIES="0", RLOX_GRPO_HOW="kill_engine")
     assert (folder / "one" / "logs" / "engine_0.log").read_text().count("Application startup complete") == 2
-    one, other = weights(folder / "calm"), weights(folder / "one")
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert sum(step["engines/0/restarts"] for step in metrics(folder / "one")) == 1
+    assert same(folder / "calm", folder / "one")
 
 
 def test_the_reference_is_an_actor_beside_an_engine(run, cluster, folder):

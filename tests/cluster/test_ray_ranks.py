@@ -9,31 +9,12 @@ import sys
 import time
 
 import pytest
-import torch
-from tiny_run import environment, weights
-
-from ranked import torchrun
+from tiny_run import SAVED, environment, same
 
 pytestmark = pytest.mark.cluster
 
 ENDED_WITHIN_S = 120.0
 """Deadline of the ranks of a killed driver: rank_timeout, 20 s here, and what a save takes on a busy machine."""
-
-SAVED = ("--checkpoint_steps", "1", "--output_dir")
-
-
-@pytest.fixture(scope="module")
-def by_torchrun(folder):
-    """The checkpoints' folder of a run of two ranks."""
-    (folder / "plain.toml").write_text((folder / "run.toml").read_text().split("[layout]")[0])
-    program = ["-m", "rlox_grpo.cli", "train", "plain.toml", *SAVED, "torchrun"]
-    subprocess.run([*torchrun(2), *program], cwd=folder, env=environment(), check=True, timeout=300)
-    return folder / "torchrun"
-
-
-def same(left, right):
-    one, other = weights(left), weights(right)
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_dry_run_shows_the_placement_and_starts_nothing(train, cluster, folder):

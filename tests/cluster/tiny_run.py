@@ -16,16 +16,20 @@ calls = 0
 
 
 def share_of_low_bytes(completion_ids, **columns):
-    """Share of the lower half of the vocabulary; at call DIE_AT rank 1 does what HOW says."""
+    """Share of the lower half of the vocabulary; at call DIE_AT the rank DIES does what HOW says."""
     global calls
     calls += 1
-    if calls == int(os.environ.get("RLOX_GRPO_DIE_AT", "0")) and os.environ.get("RANK") == os.environ.get(
-        "RLOX_GRPO_DIES", "1"
-    ):
+    dies = os.environ.get("RLOX_GRPO_DIES", "1")
+    if calls == int(os.environ.get("RLOX_GRPO_DIE_AT", "0")) and dies in (os.environ.get("RANK"), "all"):
         how = os.environ["RLOX_GRPO_HOW"]
         if how == "kill_engine":
             os.kill(find_engine(), signal.SIGKILL)
             return share(completion_ids)
+        if how == "hold":
+            mark = f"{os.environ['RLOX_GRPO_MARK']}_{os.environ['RANK']}"
+            open(mark, "w").close()
+            while os.path.exists(mark):
+                time.sleep(0.05)
         if how == "raise":
             raise ArithmeticError("the reward broke")
         if how == "kill":
@@ -78,6 +82,11 @@ trainers = 2
 """
 
 
+SAVED = ("--checkpoint_steps", "1", "--output_dir")
+# The cluster's GPUs are numbers only, so that new weights travel through a folder.
+SERVED = ("--engine_max_length", "64", "--server_sync_dir")
+
+
 def environment(**changes):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD_SIZE", "MASTER"))}
     return {**kept, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", **changes}
@@ -87,3 +96,11 @@ def weights(run: Path):
     from safetensors.torch import load_file
 
     return load_file(sorted((run / "checkpoints").iterdir())[-1] / "model.safetensors")
+
+
+def same(left: Path, right: Path) -> bool:
+    """Whether the last checkpoints of two runs have equal weights, to the bit."""
+    import torch
+
+    one, other = weights(left), weights(right)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import tomli_w
 from byte_model import SIZES
-from hosts import two_hosts
 from safetensors.torch import load_file
 
 import ranked
+from hosts import joined_hosts
 from rlox_grpo.reference.client import TOKEN_VARIABLE as REFERENCE_TOKEN
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE as SERVER_TOKEN
 
@@ -54,7 +54,7 @@ def environment(folder):
 @pytest.fixture(scope="module")
 def hosts():
     try:
-        with two_hosts() as made:
+        with joined_hosts(2) as made:
             yield made
     except OSError as error:
         pytest.skip(str(error))

@@ -12,6 +12,7 @@ from rlox_grpo.config.records import OptimizerConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.memory import UpdateLayout, estimate_update, measure_shape
 from rlox_grpo.update.parameter_groups import load_state, make_adamw, read_state
+from toy import even_share
 
 PROMPTS = torch.arange(24).reshape(4, 6) % 50 + 2
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
@@ -24,10 +25,6 @@ OPTIONS = {
     "log_to": (),
     "guards": False,
 }
-
-
-def even_share(completions, prompts):
-    return [float((completion % 2 == 0).float().mean()) for completion in completions]
 
 
 def test_without_bitsandbytes_the_error_names_the_extra(monkeypatch, make_tiny_model):

@@ -12,6 +12,7 @@ import torch
 from counted_bytes import CountedBytes
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.rollout.async_generation import Ahead, BackgroundEngine, Pending, join_states, measure_staleness
+from rlox_grpo.rollout.engines import MeasuredEngine
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
@@ -42,6 +43,16 @@ class Engine:
 
     def close(self):
         self.calls.append(("close",))
+
+
+def test_the_metrics_of_the_engine_are_passed_on_where_it_has_any():
+    inner = Engine()
+    engine = BackgroundEngine(inner)
+    assert isinstance(engine, MeasuredEngine)
+    assert engine.take_metrics() == {}
+    inner.take_metrics = lambda: {"engines/0/restarts": 1.0}
+    assert engine.take_metrics() == {"engines/0/restarts": 1.0}
+    engine.close()
 
 
 def test_calls_run_in_order_in_one_thread_of_their_own():

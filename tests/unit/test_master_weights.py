@@ -19,6 +19,7 @@ from rlox_grpo.model.precision import cast_weights
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update import master_weights
 from rlox_grpo.update.torch_updater import TorchUpdater
+from toy import even_share
 
 PROMPTS = torch.arange(24).reshape(4, 6) % 50 + 2
 OPTIONS = {
@@ -31,10 +32,6 @@ OPTIONS = {
     "log_to": (),
     "guards": False,
 }
-
-
-def even_share(completions, prompts):
-    return [float((completion % 2 == 0).float().mean()) for completion in completions]
 
 
 def batch_of(advantages=(1.0, -1.0, 0.5, -0.5)):

@@ -29,6 +29,7 @@ from rlox_grpo.model.memory_plan import (
     estimate_run,
     find_fitting_changes,
 )
+from toy import even_share
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = torch.arange(24).reshape(4, 6) % 50 + 2
@@ -37,10 +38,6 @@ PROMPTS = torch.arange(24).reshape(4, 6) % 50 + 2
 @pytest.fixture(scope="module")
 def shape_7b():
     return read_shape(Qwen2Config(**MODELS["7B"]))
-
-
-def even_share(completions, prompts):
-    return [float((completion % 2 == 0).float().mean()) for completion in completions]
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "gemma2", "gpt2"])

@@ -20,8 +20,12 @@ TABLES = PAGE.read_text(encoding="utf-8").partition("## Reward metrics")[2]
 DOCUMENTED = re.findall(r"^\| `([a-z_]+/[^`]+)` \|", TABLES, re.MULTILINE)
 TOOLS = {f"episode/{name}" for name in ("tool_calls", "tool_errors", "tool_seconds", "observations_cut")}
 PROGRAMS = {"rewards/<name>/out_of_memory", "rewards/<name>/killed"}
-ELSEWHERE = {"perf/mfu", "perf/gpu_memory_gib_max", *TOOLS, *PROGRAMS, "episode/cancelled_calls"}
-"""Documented, and not written on a CPU, without tools, programs that are killed, or clients that go away."""
+SERVERS = {
+    "engines/waiting_max",
+    *(f"engines/<i>/{name}" for name in ("tokens_per_s", "requests_max", "restarts", "transfer_s")),
+}
+ELSEWHERE = {"perf/mfu", "perf/gpu_memory_gib_max", *TOOLS, *PROGRAMS, *SERVERS, "episode/cancelled_calls"}
+"""Documented, and not written on a CPU, without servers, tools, programs that are killed, or clients that go away."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"

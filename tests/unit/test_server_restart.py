@@ -30,7 +30,7 @@ class Server:
         self.restart()
 
     def restart(self):
-        self.mark, self.held = "", {}
+        self.mark, self.held = "none", {}
 
     def held_weights(self, deadline):
         return self.mark
@@ -39,8 +39,9 @@ class Server:
         return SimpleNamespace(json=lambda: {"data": [{"max_model_len": 64}], "world_size": 1})
 
     def post(self, path, deadline, json=None, headers=None):
-        if path == "/collective_rpc" and json["method"] == "rlox_manifest":
-            return SimpleNamespace(json=lambda: {"results": [self.manifest]})
+        if path == "/collective_rpc" and json["method"] != "rlox_load":
+            found = {"rlox_manifest": self.manifest, "rlox_rows": 256}[json["method"]]
+            return SimpleNamespace(json=lambda: {"results": [found]})
         if path == "/collective_rpc":
             from safetensors.torch import load_file
 
@@ -99,12 +100,16 @@ def test_a_server_never_gets_later_weights_under_an_earlier_mark(make_tiny_model
     if changed and by == "nccl":  # nobody has the old ones
         with pytest.raises(EngineError, match="started again, and the trainer has changed the weights of version 1"):
             engine.generate(*ask)
-        assert server.mark == ""
+        assert server.mark == "none"
         engine.load_weights(WeightStream(model), 2)  # it takes part again
         expected = dict(WeightStream(model))
     assert engine.generate(*ask)[0].completions[0].token_ids.tolist() == [5]
     assert server.mark.startswith(f"{engine.policy_version}:")
     assert all(torch.equal(server.held[name], tensor) for name, tensor in expected.items())
+    metrics = engine.take_metrics()
+    assert metrics["engines/0/restarts"] == 1
+    assert metrics["engines/0/transfer_s"] > 0
+    assert engine.take_metrics()["engines/0/restarts"] == 0
     engine.close()
 
 
@@ -181,5 +186,5 @@ def test_a_server_that_is_not_there_yet_is_waited_for(make_tiny_model, monkeypat
     monkeypatch.setattr(client, "ServerConnection", lambda url, max_requests: server)
     monkeypatch.setattr(client, "POLL_SECONDS", 0.01)
     client.VLLMServerEngine(["http://s0:1"], model, sync_dir=str(tmp_path), timeout=20.0).close()
-    assert len(tries) == 3
+    assert len(tries) == 4  # and one for its rows
     assert caplog.text.count("waiting up to 20 s for http://s0:1: it starts") == 1

@@ -212,7 +212,8 @@ def test_a_reply_of_a_server_is_one_request(
 
         def post(self, path: str, deadline: float, json: dict[str, Any]) -> Any:
             if path == "/collective_rpc":
-                return SimpleNamespace(json=lambda: {"results": [manifest]})
+                found = {"rlox_manifest": manifest, "rlox_rows": 256}[json["method"]]
+                return SimpleNamespace(json=lambda: {"results": [found]})
             bodies.append((self.url, json))
             choice = {"token_ids": [5], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop", "index": 0}
             usage = {"prompt_tokens_details": {"cached_tokens": 3}}

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlox_grpo.rollout.engines import GenerationEngine
+from rlox_grpo.rollout.engines import GenerationEngine, MeasuredEngine
 from rlox_grpo.rollout.engines.weight_sync import WeightStream, copy_weights, make_repeatable
 from rlox_grpo.rollout.serialize import decode_group, encode_group
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
@@ -117,6 +117,10 @@ class BackgroundEngine:
         return self.submit(
             lambda engine: engine.generate(prompts, group_size, sampling, seed, first_prompt=first_prompt)
         ).result()
+
+    def take_metrics(self) -> dict[str, float]:
+        """The engine's own metrics, where it has any; with batches ahead, of generation for later steps."""
+        return self._engine.take_metrics() if isinstance(self._engine, MeasuredEngine) else {}
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Queue the load of ``weights``; call :meth:`keep_weights` before they change.

@@ -177,8 +177,8 @@ def over_ranks(values: Mapping[str, float], ranks: Ranks) -> dict[str, list[floa
 
 
 def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Combine the ranks' values of each metric: sums of rates, extremes of extremes, and means of the rest."""
-    ways = (("_per_s", sum), ("_max", max), ("_min", min))
+    """Combine the ranks' values of each metric: sums of rates and counts, extremes of extremes, means of the rest."""
+    ways = (("_per_s", sum), ("/restarts", sum), ("_max", max), ("/transfer_s", max), ("_min", min))
     return {
         name: float(next((way for ending, way in ways if name.endswith(ending)), _mean)(found))
         for name, found in values.items()

@@ -13,6 +13,7 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rollout.async_generation import Pending, measure_staleness
+from rlox_grpo.rollout.engines import MeasuredEngine
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Rollout, refill_groups
@@ -159,6 +160,7 @@ class StepTaker:
             **measure_memory(),
             **seconds,
             **self._learner.profile(batches, updates, seconds["update"]),
+            **(engine.take_metrics() if isinstance(engine := self._sampler.engine, MeasuredEngine) else {}),
             **mismatch_metrics(batches),
         }
         everywhere = over_ranks(measured, self._ranks)

@@ -8,17 +8,19 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
-from rlox_grpo.distributed.ray_cluster.cluster import Room, joined_cluster, reserved_room
+from rlox_grpo.distributed.ray_cluster.cluster import Room, joined_cluster, list_nodes, reserved_room
 from rlox_grpo.distributed.ray_cluster.placement import Place, Sizes, make_rank_variables
 from rlox_grpo.distributed.ray_cluster.rank_process import Ending, RankProcess
-from rlox_grpo.distributed.ray_cluster.servers import Servers, running_servers
+from rlox_grpo.distributed.ray_cluster.servers import RunningServers, Servers, running_servers
 from rlox_grpo.distributed.signals import stop_on_signal
-from rlox_grpo.errors import RankError
+from rlox_grpo.errors import EngineError, RankError
 
 FORWARDED = ("RLOX_GRPO_", "HF_", "TRANSFORMERS_", "OMP_", "NCCL_", "GLOO_", "TORCH_", "VLLM_", "WANDB_", "TRACKIO_")
 """Prefixes of the driver's environment variables that the ranks get too: settings and tokens of the run."""
@@ -73,7 +75,8 @@ def launch_ranks(
     Raises:
         ImportError: Ray is not installed.
         ConfigError: no cluster, or one that cannot hold the ranks; the message has the numbers.
-        EngineError: an engine or the reference did not start; the message has the last lines of its log.
+        EngineError: an engine or the reference did not start, and the message has the last lines of its log; or the
+            reference's node was lost.
         RankError: a rank failed or died; the message has its number, its node, and the last lines of its log.
         KeyboardInterrupt: the ranks were asked to stop, wrote a checkpoint and stopped.
     """
@@ -88,20 +91,20 @@ def launch_ranks(
         folder = Path(tempfile.gettempdir()) / f"rlox-grpo-{run_id}" if log_folder is None else log_folder.absolute()
         forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
         environment = {**servers.variables, **forwarded, LAUNCHER_VARIABLE: "ray", "PYTHONUNBUFFERED": "1"}
-        with running_servers(ray, room, servers, environment, folder, say) as urls:
-            words = [*arguments, *servers.find(urls, room)]
+        with running_servers(ray, room, servers, environment, folder, say) as served:
+            words = [*arguments, *servers.find(served.urls, room)]
             actors = [_make_actor(ray, room, place) for place in room.places]
             try:
                 threads = {"OMP_NUM_THREADS": f"{sizes.cpus_per_trainer}"}
                 try:
-                    running = _start(ray, actors, room.places, words, run_id, folder, {**threads, **environment})
+                    running, store = _start(ray, actors, room.places, words, run_id, folder, {**threads, **environment})
                 except ray.exceptions.RayError as error:
                     raise RankError(
                         f"an actor of the ranks cannot start: {_shorten(error)}; every node needs this version of "
                         "rlox_grpo"
                     ) from error
                 watched = _Watched(room.places, actors, running)
-                _watch(ray, watched, rank_timeout, say)
+                _watch(ray, watched, served, partial(_publish, store), rank_timeout, say)
             finally:
                 for actor in actors:
                     ray.kill(actor)
@@ -110,7 +113,10 @@ def launch_ranks(
             if log_folder is None
             else "the same command continues the run"
         )
-        _raise_failure(watched, f"the logs of all ranks: {folder}; {how}")
+        end = "\n".join([*served.losses, f"the logs of all ranks: {folder}; {how}"])
+        if served.is_fatal and any(ending.status == STOPPED for ending in watched.endings.values()):
+            raise EngineError(end)
+        _raise_failure(watched, end)
 
 
 def _make_actor(ray: Any, room: Room, place: Place) -> Any:
@@ -134,8 +140,8 @@ def _start(
     run_id: str,
     folder: Path,
     environment: Mapping[str, str],
-) -> dict[Any, int]:
-    """Start the rank of each actor; returns Ray's reference to each ending → the rank."""
+) -> tuple[dict[Any, int], tuple[str, int]]:
+    """Start the rank of each actor; returns Ray's reference to each ending → the rank, and the address of the store."""
     master = places[0].node.address
     port = ray.get(actors[0].open_store.remote(master))
     gpus = ray.get([actor.list_gpus.remote() for actor in actors])
@@ -150,10 +156,24 @@ def _start(
         }
         log = str(folder / f"rank_{place.rank}.log")
         running[actor.run.remote(arguments, own, log, os.getcwd())] = place.rank
-    return running
+    return running, (master, port)
 
 
-def _watch(ray: Any, watched: _Watched, rank_timeout: float, say: Callable[[str], None]) -> None:
+def _publish(store: tuple[str, int], url: str, now: str) -> None:
+    from rlox_grpo.distributed.addresses import publish_address  # torch: seconds that most runs need not wait
+
+    with suppress(RuntimeError):  # the node of the store is lost, and rank 0 with it
+        publish_address(store, url, now)
+
+
+def _watch(
+    ray: Any,
+    watched: _Watched,
+    served: RunningServers,
+    publish: Callable[[str, str], None],
+    rank_timeout: float,
+    say: Callable[[str], None],
+) -> None:
     """Wait until all ranks have ended; after the first failure the others have a deadline."""
     deadline: float | None = None
     told = False
@@ -163,19 +183,27 @@ def _watch(ray: Any, watched: _Watched, rank_timeout: float, say: Callable[[str]
             _show_output(ray, watched, say)
             for reference in done:
                 _note_ending(ray, watched, reference)
-            if stop and not told:
+            served.follow(publish, say)
+            if (stop or served.is_fatal) and not told:
                 told = True
                 for rank in watched.running.values():
                     watched.actors[rank].stop.remote()
             failed = watched.lost or any(ending.status for ending in watched.endings.values())
-            if deadline is None and (failed or stop):
+            if deadline is None and (failed or told):
                 deadline = time.monotonic() + rank_timeout + END_WITHIN_S
             if deadline is not None and time.monotonic() > deadline:
-                late = list(watched.running.values())
-                ray.wait([watched.actors[rank].stop.remote(at_once=True) for rank in late], timeout=10 * POLL_S)
-                words = f"did not end within {rank_timeout + END_WITHIN_S:g} s and was killed"
-                watched.lost |= dict.fromkeys(late, words)
-                return
+                watched.lost |= _kill(ray, watched, rank_timeout + END_WITHIN_S)
+                break
+    _note_dead_nodes(ray, watched)
+
+
+def _kill(ray: Any, watched: _Watched, waited_s: float) -> dict[int, str]:
+    """Kill the ranks that still run; returns what became of each, in words."""
+    calls = {watched.actors[rank].stop.remote(at_once=True): rank for rank in watched.running.values()}
+    done, out_of_reach = ray.wait(list(calls), num_returns=len(calls), timeout=10 * POLL_S)
+    how = dict.fromkeys((calls[call] for call in done), f"did not end within {waited_s:g} s and was killed")
+    told = f"did not end within {waited_s:g} s, and its node is out of reach"
+    return how | {calls[call]: told for call in out_of_reach}
 
 
 def _note_ending(ray: Any, watched: _Watched, reference: Any) -> None:
@@ -184,6 +212,15 @@ def _note_ending(ray: Any, watched: _Watched, reference: Any) -> None:
         watched.endings[rank] = ray.get(reference)
     except ray.exceptions.RayError as error:  # the actor or its node is gone, or its log cannot be written
         watched.lost[rank] = f"was lost with its actor: {_shorten(error)}"
+
+
+def _note_dead_nodes(ray: Any, watched: _Watched) -> None:
+    """Say of each lost rank whether its node is dead: Ray's error may say only that the actor does not answer."""
+    if watched.lost:
+        alive = {node.id for node in list_nodes(ray)}
+        for rank in watched.lost:
+            if watched.places[rank].node.id not in alive:
+                watched.lost[rank] += " (its node is dead)"
 
 
 def _shorten(error: Exception) -> str:

@@ -14,6 +14,9 @@ from pathlib import Path
 
 from rlox_grpo.distributed.ray_cluster.rank_process import Ending, read_last_lines, start_child
 
+HOST, PORT = "{host}", "{port}"
+"""Placeholders in a server's arguments."""
+
 POLL_S = 0.5
 STOP_S = 15.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -41,7 +44,7 @@ class ServerProcess:
     """The Ray actor that supervises one server.
 
     When a server dies after it has listened, the actor exits. Ray then starts both again, at the same address while the
-    node lives.
+    node lives. When the node is lost, Ray starts the actor on another node that has room, and the server listens there.
     """
 
     def __init__(
@@ -50,21 +53,26 @@ class ServerProcess:
         """Start ``python ARGUMENTS``.
 
         Args:
-            arguments: after the interpreter's name.
-            address: host and port that the server listens on.
+            arguments: after the interpreter's name, with :data:`HOST` and :data:`PORT`.
+            address: host and port that the server listens on, on its first node.
             environment: variables that are added to the actor's own.
             log: file that its output is appended to.
             folder: its working directory; the actor's own if this node does not have it.
         """
         import ray
 
-        self._address = address
         self._log = Path(log)
         self._has_listened = ray.get_runtime_context().was_current_actor_reconstructed
         self._is_stopping = False
-        if self._has_listened:
+        here = str(ray.util.get_node_ip_address())
+        self._address = address
+        if self._has_listened and here != address[0]:
+            self._address = (here, find_port(here))
+        elif self._has_listened:
             _wait_until_free(address)
-        self._child = start_child(arguments, environment, self._log, folder)
+        known = {HOST: self._address[0], PORT: str(self._address[1])}
+        words = [known.get(word, word) for word in arguments]
+        self._child = start_child(words, environment, self._log, folder)
         threading.Thread(target=self._end_with_child, name="rlox-grpo-server", daemon=True).start()
 
     def wait_until_listening(self, seconds: float) -> Ending | None:
@@ -85,6 +93,12 @@ class ServerProcess:
             self._has_listened = True
             return None
         raise TimeoutError(f"the server at {self._address} does not listen after {seconds:g} s; its log: {self._log}")
+
+    def find_address(self) -> tuple[str, str, int]:
+        """Ray's id of the node, and host and port of the server."""
+        import ray
+
+        return (str(ray.get_runtime_context().get_node_id()), *self._address)
 
     def stop(self) -> None:
         """End the server by SIGTERM, and after ``STOP_S`` seconds by SIGKILL."""

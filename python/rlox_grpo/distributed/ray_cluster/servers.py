@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.distributed.ray_cluster.cluster import Room
+from rlox_grpo.distributed.addresses import LOST
+from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes
 from rlox_grpo.distributed.ray_cluster.placement import ServerPlace
-from rlox_grpo.distributed.ray_cluster.server_process import STOP_S, ServerProcess, find_port
+from rlox_grpo.distributed.ray_cluster.server_process import HOST, PORT, STOP_S, ServerProcess, find_port
 from rlox_grpo.errors import EngineError
 
-HOST, PORT = "{host}", "{port}"
-"""Placeholders in :attr:`Servers.commands`: the address of each server."""
+__all__ = ["HOST", "PORT", "RunningServers", "Servers", "running_servers"]
 
 MOST_RESTARTS = 5
 """How often Ray restarts a server that died."""
 START_S = 600.0
 """Seconds until a server must listen."""
+LOOK_S = 2.0
+"""Seconds between two looks at the nodes of the servers."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,74 @@ class Servers:
     find: Callable[[Mapping[str, Sequence[str]], Room], Sequence[str]] = lambda urls, room: ()
 
 
+@dataclass
+class RunningServers:
+    """The servers of a run while it lasts.
+
+    Attributes:
+        urls: of each kind, as they were when the servers were started.
+        losses: servers whose node was lost, in words.
+        is_fatal: whether one of them cannot be replaced: the ranks do not look for another reference.
+    """
+
+    ray: Any
+    places: Sequence[ServerPlace]
+    actors: list[Any] = field(default_factory=list)
+    urls: dict[str, list[str]] = field(default_factory=dict)
+    losses: list[str] = field(default_factory=list)
+    is_fatal: bool = False
+    _nodes: dict[int, str] = field(default_factory=dict)
+    _moving: dict[int, Any] = field(default_factory=dict)
+    _next_look: float = 0.0
+
+    def follow(self, publish: Callable[[str, str], None], say: Callable[[str], None]) -> None:
+        """Tell the ranks by ``publish(URL, URL now)`` which engines lost their node, and where they started again."""
+        if not self.places or time.monotonic() < self._next_look:
+            return
+        try:
+            alive = {node.id: node.address for node in list_nodes(self.ray)}
+        except self.ray.exceptions.RayError:
+            return
+        for index, place in enumerate(self.places):
+            if index in self._moving:
+                self._end_move(index, publish, say)
+            elif self._nodes.setdefault(index, place.node.id) not in alive:
+                self._begin_move(index, publish, say)
+        self._next_look = time.monotonic() + LOOK_S
+
+    def list_reachable(self) -> list[Any]:
+        """The actors that have a node."""
+        return [actor for index, actor in enumerate(self.actors) if index not in self._moving]
+
+    def _begin_move(self, index: int, publish: Callable[[str, str], None], say: Callable[[str], None]) -> None:
+        place = self.places[index]
+        self.losses.append(f"{_name(place)} on {place.node.address} was lost with its node")
+        say(f"{self.losses[-1]}; it starts again when another node has room\n")
+        self.is_fatal = self.is_fatal or place.kind == "reference"
+        self._moving[index] = self.actors[index].find_address.remote()
+        publish(self.urls[place.kind][place.index], LOST)
+
+    def _end_move(self, index: int, publish: Callable[[str, str], None], say: Callable[[str], None]) -> None:
+        place = self.places[index]
+        done, _ = self.ray.wait([self._moving[index]], timeout=0)
+        if not done:
+            return
+        try:
+            node, host, port = self.ray.get(done[0])
+        except self.ray.exceptions.RayActorError:  # a call that Ray had sent before the loss
+            self._moving[index] = self.actors[index].find_address.remote()
+            return
+        del self._moving[index]
+        self._nodes[index] = node
+        publish(self.urls[place.kind][place.index], f"http://{host}:{port}")
+        say(f"{_name(place)} starts again on {host}: http://{host}:{port}\n")
+
+
 @contextmanager
 def running_servers(
     ray: Any, room: Room, servers: Servers, environment: Mapping[str, str], folder: Path, say: Callable[[str], None]
-) -> Iterator[Mapping[str, list[str]]]:
-    """Start the servers of ``room`` for the block; yields the URLs of each kind once all listen.
+) -> Iterator[RunningServers]:
+    """Start the servers of ``room`` for the block; yields them once all listen.
 
     Args:
         environment: variables that are added to those of the servers' actors.
@@ -52,23 +118,22 @@ def running_servers(
     Raises:
         EngineError: a server did not start; the message has the last lines of its log.
     """
-    actors: list[Any] = []
-    urls: dict[str, list[str]] = {}
+    running = RunningServers(ray, room.servers)
     try:
         waiting = []
         for place in room.servers:
             actor, port = _start(ray, room, place, servers.commands[place.kind], environment, folder)
-            actors.append(actor)
+            running.actors.append(actor)
             waiting.append(actor.wait_until_listening.remote(START_S))
-            urls.setdefault(place.kind, []).append(f"http://{place.node.address}:{port}")
+            running.urls.setdefault(place.kind, []).append(f"http://{place.node.address}:{port}")
         for place, reference in zip(room.servers, waiting, strict=True):
             _wait(ray, place, reference, _log(folder, place))
-            say(f"{_name(place)} on {place.node.address} is ready: {urls[place.kind][place.index]}\n")
-        yield urls
+            say(f"{_name(place)} on {place.node.address} is ready: {running.urls[place.kind][place.index]}\n")
+        yield running
     finally:
-        if actors:
-            ray.wait([actor.stop.remote() for actor in actors], num_returns=len(actors), timeout=2 * STOP_S)
-        for actor in actors:
+        if reachable := running.list_reachable():
+            ray.wait([actor.stop.remote() for actor in reachable], num_returns=len(reachable), timeout=2 * STOP_S)
+        for actor in running.actors:
             ray.kill(actor)
 
 
@@ -78,8 +143,6 @@ def _start(
     host = place.node.address
     strategy = room.schedule(place.bundle)
     port = ray.get(ray.remote(find_port).options(num_cpus=0, scheduling_strategy=strategy).remote(host))
-    known = {HOST: host, PORT: str(port)}
-    words = [known.get(word, word) for word in command]
     bundle = room.resources[place.bundle]
     actor = (
         ray.remote(ServerProcess)
@@ -87,11 +150,11 @@ def _start(
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),
             max_restarts=MOST_RESTARTS,
-            max_concurrency=2,  # stop() beside wait_until_listening()
+            max_concurrency=3,  # stop() and find_address() beside wait_until_listening()
             scheduling_strategy=strategy,
             name=f"rlox-grpo {_name(place)}",
         )
-        .remote(words, (host, port), dict(environment), str(_log(folder, place)), os.getcwd())
+        .remote(list(command), (host, port), dict(environment), str(_log(folder, place)), os.getcwd())
     )
     return actor, port
 

@@ -54,6 +54,15 @@ class GenerationEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class MeasuredEngine(Protocol):
+    """An engine with metrics of its own."""
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return the metrics of this rank since the last call, by name."""
+        ...
+
+
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) -> GenerationEngine:
     """Create the engine that ``config.engine`` names, for one rank.
 

@@ -35,6 +35,7 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     read_completion,
     refuse_low_temperature,
 )
+from rlox_grpo.rollout.engines.vllm.routing import Router
 from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, check_turns, make_turn_fields, read_cached
 from rlox_grpo.rollout.engines.weight_sync import (
     WeightStream,
@@ -48,7 +49,7 @@ from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampli
 logger = logging.getLogger(__name__)
 
 REQUESTS_PER_SERVER = 64
-"""Prompts in flight at one server; each is a request for a whole group."""
+"""Most requests of a session of turns in flight at one server."""
 
 _BIAS_OF_NO_TEXT = -100.0  # the least that the HTTP face takes; exp(-100) is 4e-44
 
@@ -130,11 +131,13 @@ class VLLMServerEngine:
         self._weights: Iterable[tuple[str, Tensor]] = ()
         self._mark = "none"
         self._is_loading = False
+        self._given: set[ServerConnection] = set()
+        """Servers that had weights from here once."""
         self._file: Path | None = None
         self.policy_version = -1
         self.sync_seconds = 0.0
-        for server in self._servers:
-            self._check_model(server, time.monotonic() + timeout)
+        rows = [self._check_model(server, time.monotonic() + timeout) for server in self._servers]
+        self._router = Router(self._servers, min(rows), int(os.environ.get("WORLD_SIZE", "1")))
         self._folder: Path | None = None
         if self._ranks.rank == 0 and nccl_address is None:
             self._folder = Path(tempfile.mkdtemp(prefix="rlox-grpo-weights-", dir=sync_dir))
@@ -145,7 +148,7 @@ class VLLMServerEngine:
     ) -> list[RolloutGroup]:
         """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
 
-        The prompts of a step go to the servers in turn, over all ranks.
+        The prompts of a step go to the servers by load; see :class:`~rlox_grpo.rollout.engines.vllm.routing.Router`.
 
         Raises:
             ValueError: As :func:`~rlox_grpo.rollout.engines.request.check_request`, or a temperature below 0.01.
@@ -172,7 +175,9 @@ class VLLMServerEngine:
 
         # Among all prompts of the step: if each rank counted from 0, all would begin with the same servers.
         places = range(first_prompt, first_prompt + len(prompts))
-        with ThreadPoolExecutor(min(len(prompts), REQUESTS_PER_SERVER * len(self._servers))) as pool:
+        limit = self._router.limit_requests(group_size)
+        self._router.note_waiting(max(0, len(prompts) - limit))
+        with ThreadPoolExecutor(max(1, min(len(prompts), limit))) as pool:
             sampled = list(pool.map(group, places, prompts, derive_prompt_seeds(prompts, seed)))
         texts = iter(decode_texts(self._tokenizer, [completion for group in sampled for completion in group]))
         return [
@@ -200,7 +205,7 @@ class VLLMServerEngine:
         def ask(request: TurnRequest) -> tuple[Completion, int]:
             body = self._body(request.token_ids, make_turn_fields(sampling, request, seed, self._end_ids))
             (completion,), cached = self._ask_any(
-                request.episode[0], body, 1, sampling, time.monotonic() + self._timeout
+                request.episode[0], body, 1, sampling, time.monotonic() + self._timeout, stays=True
             )
             return completion, cached
 
@@ -265,6 +270,10 @@ class VLLMServerEngine:
         if not any(server.is_up for server in self._servers):
             raise EngineError(f"no server took version {version} of the weights{self._reports()}")
 
+    def take_metrics(self) -> dict[str, float]:
+        """What each server did for this rank since the last call: ``engines/<i>/…`` of docs/reference/metrics.md."""
+        return self._router.take_metrics()
+
     def close(self) -> None:
         """Close the connections and remove the weights' folder (so does the end of the process); the servers run on."""
         for server in self._servers:
@@ -284,19 +293,31 @@ class VLLMServerEngine:
         }
 
     def _ask_any(
-        self, place: int, body: dict[str, Any], group_size: int, sampling: Sampling, deadline: float
+        self,
+        place: int,
+        body: dict[str, Any],
+        group_size: int,
+        sampling: Sampling,
+        deadline: float,
+        *,
+        stays: bool = False,
     ) -> tuple[list[Completion], int]:
-        """Try the servers in turn until one answers; also says how many tokens of the prompt it had cached."""
+        """Ask until a server answers; also says how many tokens of the prompt it had cached."""
         for attempt in range(2 * len(self._servers)):
-            up = [server for server in self._servers if server.is_up]
-            if not up or time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 break
-            server = up[(place + attempt) % len(up)]
-            try:
-                return self._ask(server, body, group_size, sampling, deadline)
-            except server.failures as error:
-                server.note(error)
-                self._sync_or_leave_out(server, deadline, waits=len(up) == 1)
+            with self._router.server(place + attempt, stays=stays) as server:
+                if server is None:
+                    break
+                try:
+                    completions, cached = self._ask(server, body, group_size, sampling, deadline)
+                except server.failures as error:
+                    server.note(error)
+                    others = [other for other in self._servers if other.is_up and other is not server]
+                    self._sync_or_leave_out(server, deadline, waits=not others)
+                    continue
+            self._router.note_tokens(server, sum(len(one.token_ids) for one in completions))
+            return completions, cached
         raise EngineError(f"no server answered within {self._timeout:g} s{self._reports()}")
 
     def _ask(
@@ -332,8 +353,13 @@ class VLLMServerEngine:
         with server.lock:
             while True:
                 try:
-                    if server.held_weights(deadline) != self._mark:
+                    held = server.held_weights(deadline)
+                    if held != self._mark:
+                        start = time.monotonic()
                         self._push(server, deadline)
+                        is_restart = held == "none" and (not self._is_loading or server in self._given)
+                        self._router.note_transfer(server, time.monotonic() - start, is_restart=is_restart)
+                        self._given.add(server)
                     server.is_up, server.trouble = True, ""
                     return
                 except server.failures as error:
@@ -408,8 +434,8 @@ class VLLMServerEngine:
                 f"it started again, and the trainer has changed the weights of version {self.policy_version} since"
             )
 
-    def _check_model(self, server: ServerConnection, deadline: float) -> None:
-        """Wait for a server that is starting; refuse one whose model is not the policy's."""
+    def _check_model(self, server: ServerConnection, deadline: float) -> int:
+        """Wait for a server that is starting; refuse one whose model is not the policy's. Returns its most rows."""
         while True:
             try:
                 answer = server.post("/collective_rpc", deadline, json={"method": "rlox_manifest"})
@@ -427,6 +453,8 @@ class VLLMServerEngine:
             raise EngineError(f"{server.url} serves another model: {', '.join(differing[:4])} differ")
         longest = server.get("/v1/models", deadline).json()["data"][0]["max_model_len"]
         self.max_length = longest if self.max_length is None else min(self.max_length, longest)
+        rows = server.post("/collective_rpc", deadline, json={"method": "rlox_rows"}).json()["results"][0]
+        return int(rows)
 
     def _reports(self) -> str:
         return "".join(server.report() for server in self._servers)

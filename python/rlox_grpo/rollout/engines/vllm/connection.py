@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from threading import Lock
 from typing import Any
 
+from rlox_grpo.distributed.addresses import LOST, find_address
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.vllm.auth import WEIGHTS_HEADER, find_token
 
@@ -16,6 +18,10 @@ POLL_SECONDS = 0.5
 """Polling interval of a starting server, in seconds."""
 
 _CONNECT_SECONDS = 5.0
+
+SILENCE_SECONDS = 30
+"""A server whose host answers nothing for so long has failed. The host's kernel answers while the server works."""
+_PROBES = 3
 
 
 class Unavailable(Exception):  # noqa: N818  # not an error of the run as long as another server answers
@@ -30,7 +36,7 @@ class ServerConnection:
     """A server's address, the connections to it, and its state.
 
     Attributes:
-        url: ``http://host:port``.
+        url: ``http://host:port``; another one once Ray has moved the server to another node.
         failures: What its requests raise when it is the server that failed; another one may be asked.
         lock: Held by the thread that gives it weights.
         is_up: False while it is left out.
@@ -46,16 +52,12 @@ class ServerConnection:
         """
         import httpx
 
-        self.url = url.rstrip("/")
+        self._named = self.url = url.rstrip("/")
+        self._max_requests = max_requests
+        self._token = find_token(self.url)
         self.failures = (httpx.TransportError, Unavailable)
         self._timeout = httpx.Timeout
-        # No proxy of the environment: servers are on this host or its private network, and the token is theirs alone.
-        self._client = httpx.Client(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {find_token(self.url)}"},
-            limits=httpx.Limits(max_connections=2 * max_requests),
-            trust_env=False,
-        )
+        self._client = self._make_client()
         self.lock = Lock()
         self.is_up = True
         self.trouble = ""
@@ -80,6 +82,8 @@ class ServerConnection:
         Raises:
             Unavailable, httpx.TransportError: also where its engine is dead, which other answers do not show.
         """
+        if self.trouble:
+            self._follow()
         self.get("/health", deadline)
         return str(self.get("/v1/models", deadline).headers.get(MARK, ""))
 
@@ -101,6 +105,31 @@ class ServerConnection:
             self.nccl.close()
         self._client.close()
 
+    def _make_client(self) -> Any:
+        import httpx
+
+        limits = httpx.Limits(max_connections=2 * self._max_requests)
+        # No proxy of the environment: servers are on this host or its private network, and the token is theirs alone.
+        return httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {self._token}"},
+            transport=httpx.HTTPTransport(limits=limits, trust_env=False, socket_options=list_keepalive_options()),
+            trust_env=False,
+        )
+
+    def _follow(self) -> None:
+        """Connect to the server's new address if Ray has moved it.
+
+        Raises:
+            Unavailable: its node is gone, and it has no other node yet.
+        """
+        now = find_address(self._named)
+        if now == LOST:
+            raise Unavailable("its node is lost, and Ray has not started it on another one yet")
+        if now is not None and now != self.url:
+            self.url = now
+            self._client = self._make_client()  # the old one is left: other threads may wait for its answers
+
     def _limits(self, deadline: float) -> Any:
         left = max(0.1, deadline - time.monotonic())
         return self._timeout(left, connect=min(_CONNECT_SECONDS, left))
@@ -112,3 +141,16 @@ class ServerConnection:
             what = "the token is not its own" if answer.status_code == 401 else answer.text[:500]
             raise EngineError(f"{self.url} refused {path}: HTTP {answer.status_code}: {what}")
         return answer
+
+
+def list_keepalive_options() -> list[tuple[int, int, int]]:
+    """Socket options by which a connection fails :data:`SILENCE_SECONDS` after its peer has become unreachable.
+
+    Without them a request that was sent before a cable was cut would wait until its own deadline.
+    """
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    pause = SILENCE_SECONDS // (_PROBES + 1)
+    values = {"TCP_KEEPIDLE": pause, "TCP_KEEPINTVL": pause, "TCP_KEEPCNT": _PROBES}  # where the system has them
+    values["TCP_USER_TIMEOUT"] = SILENCE_SECONDS * 1000  # of what was sent and not acknowledged
+    found = {name: getattr(socket, name) for name in values if hasattr(socket, name)}
+    return [*options, *((socket.IPPROTO_TCP, number, values[name]) for name, number in found.items())]

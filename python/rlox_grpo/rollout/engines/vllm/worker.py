@@ -22,10 +22,15 @@ class WeightReceiver:
     """Methods of a vLLM worker (``--worker-extension-cls``), called by name over ``/collective_rpc``."""
 
     model_config: Any
+    scheduler_config: Any
 
     def rlox_manifest(self) -> dict[str, list[int]]:
         """Names and shapes of the checkpoint that this worker's model takes."""
         return {name: list(shape) for name, shape in self._rlox_expected().items()}
+
+    def rlox_rows(self) -> int:
+        """Completions that the server decodes at once; more of them wait in its queue."""
+        return int(self.scheduler_config.max_num_seqs)
 
     def rlox_load(self, path: str) -> dict[str, Any]:
         """Replace every weight by those of the safetensors file at ``path``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -54,35 +55,41 @@ class Host:
 
 
 @contextlib.contextmanager
-def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """host0 and host1 with a cable between them; what runs there is killed and they are gone at the end.
+def joined_hosts(count: int) -> Iterator[list[Host]]:
+    """host0, host1, … with a cable each to one bridge; what runs there is killed and they are gone at the end.
 
     Raises:
         OSError: namespaces cannot be made here; says why.
     """
     missing = [program for program in ("ip", "unshare", "hostname") if shutil.which(program) is None]
     if missing or os.geteuid() != 0:
-        raise OSError(f"two hosts need {missing[0]}" if missing else "two hosts need root")
-    hosts = [Host(f"host{place}", f"10.77.0.{place + 1}", f"rlox-grpo-{os.getpid()}-{place}") for place in (0, 1)]
+        raise OSError(f"hosts of a test need {missing[0]}" if missing else "hosts of a test need root")
+    named = f"rlox-grpo-{os.getpid()}-{secrets.token_hex(2)}"
+    hosts = [Host(f"host{place}", f"10.77.0.{place + 1}", f"{named}-{place}") for place in range(count)]
     names = "".join(f"{host.address} {host.name}\n" for host in hosts)
+    bridge = f"{named}-bridge"
     try:
-        for host in hosts:
+        _ip("netns", "add", bridge)
+        _ip("-n", bridge, "link", "add", "bridge0", "type", "bridge")
+        _ip("-n", bridge, "link", "set", "bridge0", "up")
+        for place, host in enumerate(hosts):
             _ip("netns", "add", host.namespace)
             files = _files(host)
             files.mkdir(parents=True)
             (files / "hosts").write_text(f"127.0.0.1 localhost\n{names}")  # /etc/hosts of what runs there
-        near, far = (host.namespace for host in hosts)
-        _ip("link", "add", CABLE, "netns", near, "type", "veth", "peer", "name", CABLE, "netns", far)
-        for host in hosts:
+            end = f"to{place}"
+            _ip("link", "add", CABLE, "netns", host.namespace, "type", "veth", "peer", "name", end, "netns", bridge)
+            _ip("-n", bridge, "link", "set", end, "master", "bridge0", "up")
             _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", CABLE)
             _ip("-n", host.namespace, "link", "set", "lo", "up")
             host.set_cable("up")
-        yield hosts[0], hosts[1]
+        yield hosts
     finally:
         for host in hosts:
             host.kill(list(host.processes()))
             subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True)
             shutil.rmtree(_files(host), ignore_errors=True)
+        subprocess.run(["ip", "netns", "del", bridge], capture_output=True)
 
 
 def _files(host: Host) -> Path:

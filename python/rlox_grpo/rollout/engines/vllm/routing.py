@@ -1,0 +1,116 @@
+"""Choose the server of each request, and measure what each server does for this rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+from rlox_grpo.rollout.engines.vllm.connection import ServerConnection
+
+
+@dataclass
+class _Work:
+    """What one server did since the last look: requests in flight, their most, tokens, seconds with a request."""
+
+    in_flight: int = 0
+    most: int = 0
+    tokens: int = 0
+    busy_s: float = 0.0
+    since: float = 0.0
+    restarts: int = 0
+    transfer_s: float = 0.0
+
+
+class Router:
+    """Spreads this rank's requests over the servers by load.
+
+    A rank sends each server at most its share of the rows that the server decodes at once, and keeps the other prompts
+    until a reply comes. So no server has a queue, and none is idle while a rank has prompts that wait.
+    """
+
+    def __init__(self, servers: Sequence[ServerConnection], rows: int, ranks: int) -> None:
+        """Begin without requests.
+
+        Args:
+            servers: of the run, in the order that all ranks have.
+            rows: completions that a server decodes at once.
+            ranks: processes that ask the same servers.
+        """
+        self._servers, self._rows, self._ranks = list(servers), rows, ranks
+        self._work = [_Work() for _ in servers]
+        self._waiting_most = 0
+        self._lock = Lock()
+
+    def limit_requests(self, group_size: int) -> int:
+        """Requests of ``group_size`` completions that this rank may have in flight, over all servers."""
+        return max(1, self._rows // (group_size * self._ranks)) * len(self._servers)
+
+    def note_waiting(self, count: int) -> None:
+        """Note that ``count`` prompts wait in this rank."""
+        with self._lock:
+            self._waiting_most = max(self._waiting_most, count)
+
+    @contextmanager
+    def server(self, place: int, *, stays: bool) -> Iterator[ServerConnection | None]:
+        """Choose a server for one request, which counts as in flight during the block; None if none is up.
+
+        Args:
+            place: of the prompt among all prompts of the step: ranks begin with different servers.
+            stays: take the same server for the same place, for its prefix cache, whatever its load.
+        """
+        with self._lock:
+            up = [index for index, server in enumerate(self._servers) if server.is_up]
+            turned = up[place % len(up) :] + up[: place % len(up)] if up else []
+            chosen = None
+            if turned:
+                chosen = turned[0] if stays else min(turned, key=lambda index: self._work[index].in_flight)
+                self._begin(self._work[chosen])
+        try:
+            yield None if chosen is None else self._servers[chosen]
+        finally:
+            if chosen is not None:
+                with self._lock:
+                    self._end(self._work[chosen])
+
+    def note_tokens(self, server: ServerConnection, tokens: int) -> None:
+        """Note that ``server`` has sampled ``tokens``."""
+        with self._lock:
+            self._work[self._servers.index(server)].tokens += tokens
+
+    def note_transfer(self, server: ServerConnection, seconds: float, *, is_restart: bool) -> None:
+        """Note that ``server`` was given weights; ``is_restart``: it had had some and lost them."""
+        with self._lock:
+            work = self._work[self._servers.index(server)]
+            work.transfer_s += seconds
+            work.restarts += is_restart
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return what was measured since the last call, by the names of docs/reference/metrics.md."""
+        metrics: dict[str, float] = {}
+        with self._lock:
+            now = time.monotonic()
+            for index, work in enumerate(self._work):
+                busy = work.busy_s + (now - work.since if work.in_flight else 0.0)
+                own = {"requests_max": work.most, "restarts": work.restarts, "transfer_s": work.transfer_s}
+                own["tokens_per_s"] = work.tokens / busy if busy else 0.0
+                metrics |= {f"engines/{index}/{name}": float(value) for name, value in own.items()}
+                # In place: requests in flight end later.
+                work.most, work.tokens, work.busy_s, work.since = work.in_flight, 0, 0.0, now
+                work.restarts, work.transfer_s = 0, 0.0
+            metrics["engines/waiting_max"] = float(self._waiting_most)
+            self._waiting_most = 0
+        return metrics
+
+    def _begin(self, work: _Work) -> None:
+        if not work.in_flight:
+            work.since = time.monotonic()
+        work.in_flight += 1
+        work.most = max(work.most, work.in_flight)
+
+    def _end(self, work: _Work) -> None:
+        work.in_flight -= 1
+        if not work.in_flight:
+            work.busy_s += time.monotonic() - work.since
