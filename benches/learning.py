@@ -52,6 +52,8 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "rate_double": {"learning_rate": 2.0},
     "rate_quadruple": {"learning_rate": 4.0},
     "group_double": {"group_size": 2.0},
+    "group_half": {"group_size": 0.5},
+    "group_quarter": {"group_size": 0.25},
     "batch_half": {"prompts_per_step": 0.5},
     "cosine": {"lr_schedule": "cosine"},
     "otb": {"reward_scaling": "none", "baseline": "optimal_token"},
