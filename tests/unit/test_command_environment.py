@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ import chatml
 from rlox_grpo import GRPO
 from rlox_grpo.errors import ConfigError, EpisodeError
 from rlox_grpo.rollout.episodes.adapters import adapt_environment
+from rlox_grpo.rollout.episodes.command import _run
 from rlox_grpo.rollout.episodes.play import play_episode
 from rlox_grpo.types import Completion
 
@@ -185,6 +188,32 @@ def test_a_limit_ends_a_program(model: Any, tokenizer: Any, tmp_path: Path) -> N
     command = write(tmp_path, THREE + "print(1)")
     for completion in play(command, model, tokenizer, ROWS[:1], max_turns=2):
         assert (completion.episode.stop_reason, completion.episode.reward) == ("max_turns", 0.0)
+
+
+def test_a_program_that_is_cancelled_twice_is_waited_for() -> None:
+    async def cancel_twice() -> subprocess.Popen[bytes]:
+        loop, started = asyncio.get_running_loop(), []
+        make_transport = loop._make_subprocess_transport
+
+        async def noted(*given: Any, **options: Any) -> Any:
+            transport = await make_transport(*given, **options)
+            started.append(transport.get_extra_info("subprocess"))
+            return transport
+
+        loop._make_subprocess_transport = noted
+        task = asyncio.create_task(_run([sys.executable, "-S", "-c", "import time; time.sleep(600)"], os.environ))
+        while not started:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return started[0]
+
+    # Where it is not waited for, Popen warns when it is dropped, and the system keeps a zombie until then.
+    assert [asyncio.run(cancel_twice()).returncode for _ in range(10)] == [-signal.SIGKILL] * 10
 
 
 STARTS = """

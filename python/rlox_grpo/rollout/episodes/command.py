@@ -144,13 +144,26 @@ async def _run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[in
         told = os.read(code_read, 32)
         os.close(code_read)
         try:
-            await asyncio.wait([*readers, asyncio.ensure_future(process.wait())], timeout=_GRACE)
+            await _wait_in_spite([*readers, asyncio.ensure_future(process.wait())], timeout=_GRACE)
         finally:
             for reader in readers:
                 reader.cancel()
             process._transport.close()  # type: ignore[attr-defined]  # pipes that an escaped process still holds
     ends = [b"" if reader.cancelled() or not reader.done() else reader.result() for reader in readers]
     return int(told or -signal.SIGKILL), ends[0], ends[1]
+
+
+async def _wait_in_spite(awaited: Sequence[asyncio.Future[Any]], timeout: float) -> None:
+    """Wait for all, also where the task is cancelled meanwhile, which raises afterwards: they have been killed."""
+    waiting = asyncio.ensure_future(asyncio.wait(awaited, timeout=timeout))
+    cancelled: asyncio.CancelledError | None = None
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _read_end(stream: asyncio.StreamReader) -> bytes:
