@@ -33,10 +33,6 @@ class Store:
         self._wait()
         self.shared[key] = value.encode()
 
-    def multi_set(self, keys, values):
-        self._wait()
-        self.shared |= {key: value.encode() for key, value in zip(keys, values, strict=True)}
-
     def get(self, key):
         self._wait()
         return self.shared[key]
@@ -127,6 +123,19 @@ def test_a_rank_that_was_slow_and_a_rank_0_that_is_dead():
     assert all(heartbeat._verdict(5.0) is None for heartbeat in (first, third))
     third._signs[0] = (third._signs[0][0], begun)
     assert "rank 0 has given no sign of life for 50 s" in third._verdict(5.0)
+
+
+def test_a_rank_that_began_and_ended_before_rank_0_looked_is_named():
+    shared = {}
+    early = Heartbeat(Store(shared), 1, 2, timeout=5.0)
+    early._exchange_signs(1)
+    late = Heartbeat(Store(shared), 0, 2, timeout=5.0)
+    late.start()
+    deadline = time.monotonic() + 30
+    while not late._signs[1][0] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    late.stop()
+    assert json.loads(late._signs[1][0])["name"] == early._name
 
 
 def test_requests_grow_with_the_number_of_ranks():

@@ -117,7 +117,8 @@ class Heartbeat:
         count = 0
         try:
             if self._rank == 0:
-                self._store.multi_set([f"alive/{other}" for other in self._others], [""] * len(self._others))
+                for other in self._others:  # those without a sign yet: one that began earlier keeps its own
+                    self._store.compare_set(f"alive/{other}", "", "")
             while not self._ended.is_set():
                 count += 1
                 self._exchange_signs(count)
