@@ -197,10 +197,8 @@ class Run:
     def find_checkpoint_to_restore(self) -> Path | None:
         """The newest checkpoint from before a collapse that the step just recorded has shown; None: train on.
 
-        Always None with ``on_collapse="warn"``. Every rank gets the same answer.
+        For ``on_collapse="restore"``. Every rank gets the same answer.
         """
-        if self._config.on_collapse != "restore":
-            return None
         found: Path | None = None
         if self._has_collapsed and self._folder is not None and self._writes:
             before = self._progress.step - LAST  # the guard compares the last steps with those before them

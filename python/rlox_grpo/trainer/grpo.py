@@ -263,7 +263,8 @@ class GRPO:
                             metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
                         run.record(metrics, *self.last_rollout)
                         self._last_metrics = metrics
-                        restore = None if self._must_stop(stop) else run.find_checkpoint_to_restore()
+                        if self.config.on_collapse == "restore" and not self._must_stop(stop):
+                            restore = run.find_checkpoint_to_restore()
                         if restore is None:
                             run.save_if_due()
                     if restore is None:
