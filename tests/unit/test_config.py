@@ -11,11 +11,12 @@ from pydantic import ValidationError
 
 from rlox_grpo import GRPO
 from rlox_grpo.config import schema
-from rlox_grpo.config.foreign_names import TRL, VERL, advise
+from rlox_grpo.config.foreign_names import TRL, advise
 from rlox_grpo.config.records import RECORDS, LossConfig, Options
 from rlox_grpo.config.records.option import read_metadata
 from rlox_grpo.config.run_file import Origin
 from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, list_unknown_options, read_toml
+from rlox_grpo.config.verl_names import OTHER_PARTS, VERL, VERL_GROUPS
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.presets import PRESETS
 
@@ -238,6 +239,16 @@ def test_values_that_are_converted(options, value):
         ("logging_steps", " (TRL's): there is none: metrics are logged every step"),
         ("deepspeed", " (TRL's): set updater='deepspeed' and zero_stage"),
         ("actor_rollout_ref.actor.ppo_epochs", ": did you mean 'updates_per_batch'? (verl's ppo_epochs)"),
+        ("actor_rollout_ref.rollout.name", ": did you mean 'engine'? (verl's rollout.name)"),
+        ("actor_rollout_ref.rollout.temperature", ": did you mean 'temperature'? (verl's temperature)"),
+        ("critic.optim.lr", " (verl's): there is none: GRPO has no critic"),
+        ("trainer.default_hdfs_dir", " (verl's): there is no such option; `rlox-grpo options` lists the options"),
+        (
+            "enforce_eager",
+            " (verl's): there is none: start `rlox-grpo serve` with vLLM's own flags and set engine='vllm_server'",
+        ),
+        ("hub_private_repo", " (TRL's): call trainer.push_to_hub(repo_id, private=True) after training"),
+        ("log_metric", " (TRL's): return (scores, metrics) from the reward function"),
         ("learning_rte", ": did you mean 'learning_rate'?"),
         ("colour", "; `rlox-grpo options` lists the options"),
         ("max_things", "; `rlox-grpo options` lists the options"),
@@ -274,6 +285,15 @@ def test_the_nearest_name_of_a_foreign_option_is_never_shown():
             assert f"({library}'s" in said or (library == "verl" and name in TRL), name
             shown = re.findall(r"did you mean '(\w+)'", said)
             assert shown in ([], [TRL.get(name, advice)]), name
+
+
+def test_no_key_of_verls_parts_is_guessed_by_its_spelling():
+    """verl's `actor_rollout_ref.actor.qat.group_size` is a size of quantization blocks."""
+    for key in ("actor_rollout_ref.actor.qat.group_size", "reward.reward_model.rollout.temperature"):
+        assert "did you mean" not in advise(key, GRPOConfig.model_fields), key
+    for group in VERL_GROUPS:
+        assert advise(f"{group}.dype", GRPOConfig.model_fields).startswith(" (verl's): "), group
+    assert not VERL.keys() & OTHER_PARTS.keys() - {"custom_reward_function", "reward_manager"}
 
 
 def test_what_there_is_not_says_why():

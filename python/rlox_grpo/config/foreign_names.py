@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
+from rlox_grpo.config.verl_names import OTHER_PARTS, VERL, VERL_GROUPS
+
 _BATCH = "set prompts_per_step (prompts in a step) and micro_batch_tokens (tokens in one forward pass)"
 _PUSH = "call trainer.push_to_hub(repo_id) after training"
 _NO_HUB = "there is no such upload: the run's folder has them, under completions/"
@@ -96,6 +98,15 @@ TRL: Mapping[str, str] = {
     "processing_class": "pass it to GRPO as tokenizer",
     "reward_funcs": "pass them to GRPO as reward_fn",
     "train_dataset": "pass it to train() as prompts",
+    "environment_factory": "pass it to GRPO as environment",
+    "optimizers": "pass a function of the parameters to GRPO as optimizer",
+    "quantization_config": "load_in_4bit",
+    "reward_processing_classes": "there is none: a reward model's tokenizer is the one in its folder",
+    "rollout_func": "pass an async function to GRPO as environment",
+    # What TRL's reward functions are called with
+    "log_extra": "return (scores, metrics) from the reward function; completions are logged by log_completions",
+    "log_metric": "return (scores, metrics) from the reward function",
+    "trainer_state": "there is none: a callback's on_step(step, metrics) has the step",
     # transformers.TrainingArguments
     "auto_find_batch_size": "there is none: micro_batch_tokens bounds a forward pass",
     "bf16": "set dtype='bfloat16'",
@@ -168,11 +179,11 @@ TRL: Mapping[str, str] = {
     "eval_use_gather_object": _EVALUATION,
     "fp16_full_eval": "there is none: dtype is 'float32' or 'bfloat16'",
     "greater_is_better": _NEWEST,
-    "hub_always_push": _NO_HUB,
-    "hub_private_repo": _NO_HUB,
-    "hub_revision": _NO_HUB,
-    "hub_strategy": _NO_HUB,
-    "hub_token": _NO_HUB,
+    "hub_always_push": _PUSH,
+    "hub_private_repo": "call trainer.push_to_hub(repo_id, private=True) after training",
+    "hub_revision": "call trainer.push_to_hub(repo_id, revision=…) after training",
+    "hub_strategy": _PUSH,
+    "hub_token": "call trainer.push_to_hub(repo_id, token=…) after training, or set HF_TOKEN",
     "ignore_data_skip": "there is none: prompts depend on the step alone, so nothing is skipped",
     "include_for_metrics": _EVALUATION,
     "include_num_input_tokens_seen": "there is none: perf/* in the metrics counts tokens",
@@ -191,7 +202,7 @@ TRL: Mapping[str, str] = {
     "project": "output_dir",
     "restore_callback_states_from_checkpoint": "there is none: callbacks keep their own state",
     "save_on_each_node": "there is none: rank 0 writes to output_dir, which all hosts read",
-    "skip_memory_metrics": "there is none: memory is not among the metrics",
+    "skip_memory_metrics": "there is none: perf/…_memory_gib_max is always in the metrics",
     "tf32": "there is none: set torch.set_float32_matmul_precision",
     "torch_empty_cache_steps": "there is none: the cache is emptied where an engine needs its memory",
     "trackio_bucket_id": _TRACKIO,
@@ -201,83 +212,6 @@ TRL: Mapping[str, str] = {
     "use_cache": "there is none: the engine has its own cache",
 }
 """Options of TRL's ``GRPOConfig``, ``GRPOTrainer`` and ``TrainingArguments`` → an option of ours, or what to do."""
-
-VERL: Mapping[str, str] = {
-    "apply_chat_template_kwargs": "chat_template_kwargs",
-    "adv_estimator": "set baseline and reward_scaling, or a preset",
-    "betas": "set adam_beta1 and adam_beta2",
-    "clip_cov_lb": "covariance_bounds",
-    "clip_cov_ratio": "covariance_share",
-    "clip_cov_ub": "covariance_bounds",
-    "clip_ratio": "set clip_low and clip_high",
-    "clip_ratio_c": "dual_clip",
-    "clip_ratio_high": "clip_high",
-    "clip_ratio_low": "clip_low",
-    "default_local_dir": "output_dir",
-    "entropy_coeff": "entropy_coef",
-    "experiment_name": "output_dir",
-    "filter_groups": "zero_variance",
-    "free_cache_engine": "engine_sleep",
-    "fsdp_size": "shard_parameters",
-    "gen_batch_size": "prompts_per_step",
-    "grad_clip": "max_grad_norm",
-    "horizon": "kl_horizon",
-    "kl_cov_ratio": "covariance_share",
-    "kl_loss_coef": "kl_coef",
-    "kl_loss_type": "kl_estimator",
-    "kl_penalty": "kl_estimator",
-    "logger": "log_to",
-    "loss_agg_mode": "loss_aggregation",
-    "loss_mode": "policy_loss",
-    "lr": "learning_rate",
-    "lr_scheduler": "lr_schedule",
-    "lr_warmup_steps": "warmup_steps",
-    "lr_warmup_steps_ratio": "warmup_steps",
-    "max_actor_ckpt_to_keep": "keep_checkpoints",
-    "max_model_len": "engine_max_length",
-    "max_num_gen_batches": "max_refills",
-    "max_num_seqs": "max_rollout_rows",
-    "max_prompt_length": "there is none: a prompt that is too long for the model is an error",
-    "max_response_length": "max_new_tokens",
-    "model_path": "pass it to GRPO as model",
-    "n": "group_size",
-    "n_gpus_per_node": _TORCHRUN,
-    "nnodes": _TORCHRUN,
-    "norm_adv_by_std_in_grpo": "reward_scaling",
-    "optimizer_offload": "offload_optimizer",
-    "overlong_buffer": "add the reward rlox_grpo.rewards.Overlong",
-    "param_offload": "offload_params",
-    "ppo_epochs": "updates_per_batch",
-    "ppo_kl_coef": "covariance_kl_coef",
-    "ppo_max_token_len_per_gpu": "micro_batch_tokens",
-    "ppo_micro_batch_size": "micro_batch_tokens",
-    "ppo_micro_batch_size_per_gpu": "micro_batch_tokens",
-    "ppo_mini_batch_size": "mini_batches",
-    "project_name": "output_dir",
-    "prompt_key": "prompt_column",
-    "resume_from_path": "resume",
-    "resume_mode": "resume",
-    "rollout_is": "importance_correction",
-    "rollout_is_threshold": "importance_cap",
-    "rollout_is_threshold_lower": "importance_floor",
-    "save_freq": "checkpoint_steps",
-    "target_kl": "kl_target",
-    "target_modules": "lora_target_modules",
-    "tensor_model_parallel_size": "tensor_parallel_size",
-    "test_freq": "eval_steps",
-    "total_epochs": "pass n_epochs to train(), or write it in the run file",
-    "total_training_steps": "max_steps",
-    "train_batch_size": "prompts_per_step",
-    "train_files": "train_data",
-    "use_dynamic_bsz": "there is none: micro_batch_tokens always bounds a forward pass",
-    "use_kl_in_reward": "set kl_in='reward' and kl_coef",
-    "use_kl_loss": "set kl_in='loss' and kl_coef",
-    "val_before_train": "there is none: eval_prompts are always evaluated at the start",
-    "val_files": "eval_data",
-    "warmup_style": "lr_schedule",
-    "world_size": _TORCHRUN,
-}
-"""The last part of verl's keys, such as ``actor_rollout_ref.actor.ppo_epochs`` → an option of ours, or what to do."""
 
 _RUN_FILE_KEYS = ("launcher", "layout")
 """Keys of run files that are no options: a GRPO object lives in the processes that make it."""
@@ -289,18 +223,34 @@ _NEAR = 0.8
 
 def advise(name: str, known: Iterable[str]) -> str:
     """Return the end of the error about an unknown option: ``: did you mean 'kl_coef'? (TRL's beta)``."""
-    known, last = list(known), name.rpartition(".")[2]
+    known = list(known)
     if name in _RUN_FILE_KEYS:
         return (
             ": it is a key of run files, because Ray starts other processes than this one. Write a run file and start "
             "`rlox-grpo train run.toml --ray auto`; from Python: rlox_grpo.cli.main(['train', 'run.toml', '--ray', "
             "'auto'])"
         )
+    if name.partition(".")[0] in VERL_GROUPS and "." in name:
+        return _advise_on_verls_key(name, known)
     for library, names in (("TRL", TRL), ("verl", VERL)):
-        if last in names:
-            advice = names[last]
+        if name in names:
+            advice = names[name]
             return (
-                f": did you mean {advice!r}? ({library}'s {last})" if advice in known else f" ({library}'s): {advice}"
+                f": did you mean {advice!r}? ({library}'s {name})" if advice in known else f" ({library}'s): {advice}"
             )
     close = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
     return f": did you mean {close[0]!r}?" if close else "; `rlox-grpo options` lists the options"
+
+
+def _advise_on_verls_key(key: str, known: Iterable[str]) -> str:
+    """As :func:`advise`, for a whole key such as ``actor_rollout_ref.rollout.n``: the longest end that is known."""
+    for part, advice in OTHER_PARTS.items():
+        if f".{part}." in f".{key}.":
+            return f" (verl's): {advice}"
+    words = key.split(".")
+    for end in (".".join(words[first:]) for first in range(len(words))):
+        if end in known:
+            return f": did you mean {end!r}? (verl's {end})"
+        if found := VERL.get(end) or TRL.get(end):
+            return f": did you mean {found!r}? (verl's {end})" if found in known else f" (verl's): {found}"
+    return " (verl's): there is no such option; `rlox-grpo options` lists the options"
