@@ -121,6 +121,12 @@ MORE = {
     "grad norm is zero": "guides/debugging",
     "should i use trl or verl": "concepts/comparison",
     "bytes per parameter adamw": "guides/memory",
+    "oom": "guides/memory",
+    "prompt too long": "guides/data",
+    "upload model": "guides/save_and_load",
+    "watch a run live": "guides/reading_metrics",
+    "continue training with another learning rate": "guides/resume",
+    "asynchronous generation example": "guides/async",
 }
 
 Search = Callable[[str], list[str]]
