@@ -5,6 +5,7 @@ import torch
 
 import played
 from played import SAME_WEIGHTS, difference, episodes, launch, weights
+from rlox_grpo.errors import CheckpointError
 from rlox_grpo.run.files import read_jsonl
 from rlox_grpo.run.history import checkpoints
 
@@ -89,7 +90,13 @@ def test_a_run_that_is_stopped_after_each_step_goes_on_with_its_episodes(tmp_pat
     options = {"partial_rollout_turns": 2, "max_steps": 4}
     played.train(tmp_path / "whole", **options)
     trainer = played.make(tmp_path / "stopped", callbacks=[Stop()], **options)
-    for _ in range(4):
+    trainer.train(played.ROWS)
+    changes = {"max_steps": 4, "resume_changes": ["partial_rollout_turns"]}
+    with pytest.raises(
+        CheckpointError, match="prompts whose episodes are under way, and partial_rollout_turns is None"
+    ):
+        played.train(tmp_path / "stopped", **changes)
+    for _ in range(3):
         trainer.train(played.ROWS)
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
     assert [name for name in one if not torch.equal(one[name], other[name])] == []

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 import chatml
 from rlox_grpo import GRPO, GRPOConfig
+from rlox_grpo.cli import main
 from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import ConfigError, EpisodeError
 from rlox_grpo.prompts.load import load_rows
@@ -333,3 +335,15 @@ def test_options_that_exclude_each_other(options: dict[str, Any], message: str) 
 def test_partial_rollouts_need_an_environment(model: Any, tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match="partial_rollout_turns=1 is read only with"):
         GRPO(model, lambda completions: [0.0] * len(completions), tokenizer=tokenizer, partial_rollout_turns=1)
+
+
+@pytest.mark.parametrize("command", [["eval", "model", "--data", "rows.jsonl"], ["play", "module:environment"]])
+def test_commands_that_play_whole_episodes_refuse_the_option(command: list[str], capsys: Any) -> None:
+    assert main([*command, "--partial_rollout_turns", "2"]) == 2
+    assert "--partial_rollout_turns is an option of training" in capsys.readouterr().err
+
+
+def test_several_ranks_are_refused_before_a_model_is_loaded(tokenizer: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("rlox_grpo.trainer.grpo.join_ranks", lambda *_, **__: SimpleNamespace(size=2))
+    with pytest.raises(ConfigError, match="partial_rollout_turns=1 needs one rank, and there are 2"):
+        GRPO("no model", environment=talk, tokenizer=tokenizer, partial_rollout_turns=1)
