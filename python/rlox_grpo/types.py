@@ -236,6 +236,8 @@ class Batch:
         branch_index: ``int64 [N]``, 0 for a completion itself and b for its ``branches[b - 1]``; None: no branches.
         sequence_lengths: ``int64 [N]``, loss tokens of the completion with its branches, which are one sequence; None:
             each row is a sequence.
+        is_unscaled: Whether log-probs are those at temperature 1 over every id of the output layer, whatever the
+            forward's temperature and vocabulary.
     """
 
     input_ids: Tensor
@@ -259,6 +261,7 @@ class Batch:
     ref_distributions: TokenDistributions | None = None
     branch_index: Tensor | None = None
     sequence_lengths: Tensor | None = None
+    is_unscaled: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,6 +52,8 @@ MORE = {
     "time limit for a reward": "guides/rewards",
     "boxed answer equal fractions": "concepts/math_equality",
     "tool calling": "guides/several_turns",
+    "stale weights in vllm": "guides/vllm",
+    "lora merged bfloat16": "guides/lora",
     "openai base_url api_key": "guides/openai_agents",
     "chat completions endpoint": "guides/openai_agents",
     "prime verifiers taskset": "guides/other_environments",
