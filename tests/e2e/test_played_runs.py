@@ -79,7 +79,7 @@ def test_a_run_with_partial_rollouts_that_is_killed_ends_at_the_same_weights(tmp
     assert [step["rollout/staleness_max"] for step in steps] == [
         max(place - min(turns) for turns in step) for place, step in enumerate(versions)
     ]
-    assert max(step["mismatch/kl_k3"] for step in steps) > 1e-4
+    assert max(step["mismatch/weight_max"] for step in steps) > 1.5  # older turns are corrected
 
 
 def test_a_run_that_is_stopped_after_each_step_goes_on_with_its_episodes(tmp_path):
