@@ -85,7 +85,8 @@ WHOLE_STEP = {
     "optimal_token": {"baseline": "optimal_token", "reward_scaling": "none"},
     "reward_variance_share": {"reward_variance_share": 0.6},
 }
-WHOLE_STEP = {name: {**choices, "updates_per_batch": 2, "mini_batches": 2} for name, choices in WHOLE_STEP.items()}
+TWICE = {"updates_per_batch": 2, "mini_batches": 2, "max_steps": 5}
+WHOLE_STEP = {name: {**choices, **TWICE} for name, choices in WHOLE_STEP.items()}
 
 
 @pytest.fixture(scope="module")

@@ -75,6 +75,7 @@ MORE = {
     "deepspeed zero 3": "guides/several_gpus",
     "vllm server": "guides/vllm",
     "async_steps": "guides/async",
+    "partial rollouts": "guides/async",
     "wandb tensorboard": "guides/logging",
     "reward is flat": "guides/debugging",
     "jupyter notebook": "notebooks/first_run",

@@ -103,6 +103,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, byte
         prompts_per_step=2,
         max_new_tokens=3,
         max_steps=1,
+        partial_rollout_turns=1,
         output_dir=folder,
         log_to=(),
     )

@@ -154,6 +154,8 @@ class StepTaker:
     def restart(self) -> None:
         """Forget what is under way: another checkpoint is about to be loaded, and the engine needs its weights."""
         self._sampler.ahead.clear()
+        if self._sampler.partial is not None:
+            self._sampler.partial.clear()
         self._engine_step = None
 
     def _score(self, batch: Pending) -> list[ScoredGroup]:
@@ -199,6 +201,7 @@ class StepTaker:
             **combined(everywhere),
             **rollout.metrics(),
             **measure_staleness([scored.group for scored in rollout.groups], progress.step - 1),
+            **({} if self._sampler.partial is None else self._sampler.partial.metrics(progress.step - 1)),
             **self._sampler.pass_rates.metrics(),
             **episode_metrics(rollout.groups),
             PROMPT_TOKENS: float(progress.prompt_tokens),
