@@ -218,7 +218,7 @@ class Server:
 
 def client_of(server):
     engine = VLLMServerEngine.__new__(VLLMServerEngine)
-    engine._servers, engine._checks, engine._mark, engine.policy_version = [server], {server: CanaryCheck()}, "1:a", 1
+    engine._servers, engine._checks, engine._mark, engine.policy_version = [server], [CanaryCheck()], "1:a", 1
     engine._router = SimpleNamespace(take_metrics=dict)
     engine.expect_log_probs(canary())
     return engine

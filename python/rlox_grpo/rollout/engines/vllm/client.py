@@ -138,7 +138,7 @@ class VLLMServerEngine:
         """Servers that had weights from here once."""
         self._file: Path | None = None
         self._canary: Canary | None = None
-        self._checks = {server: CanaryCheck() for server in self._servers}
+        self._checks = [CanaryCheck() for _ in self._servers]
         self.policy_version = -1
         self.sync_seconds = 0.0
         rows = [self._check_model(server, time.monotonic() + timeout) for server in self._servers]
@@ -281,8 +281,8 @@ class VLLMServerEngine:
 
         Also ``mismatch/canary_gap_max`` of the servers that were given weights since.
         """
-        gaps = [check.gap for check in self._checks.values() if check.gap is not None]
-        for check in self._checks.values():
+        gaps = [check.gap for check in self._checks if check.gap is not None]
+        for check in self._checks:
             check.gap = None
         return {**self._router.take_metrics(), **({CANARY_GAP: max(gaps)} if gaps else {})}
 
@@ -415,7 +415,8 @@ class VLLMServerEngine:
         if held != self._mark:
             raise Unavailable(f"it held other weights ({held}) than it was given ({self._mark})")
         found = read_prompt_log_probs(answer.json()["choices"][0].get("prompt_logprobs"), canary.token_ids)
-        self._checks[server].compare(canary, found, self.policy_version, source=server.url, dtype=dtype)
+        check = self._checks[self._servers.index(server)]
+        check.compare(canary, found, self.policy_version, source=server.url, dtype=dtype)
 
     def _send_file(self, server: ServerConnection, deadline: float) -> None:
         call = {"method": "rlox_load", "args": [str(self._file)]}
