@@ -3,10 +3,10 @@
 import dataclasses
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
-import tomllib
 from pydantic import ValidationError
 
 from rlox_grpo import GRPO
@@ -19,6 +19,11 @@ from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumab
 from rlox_grpo.config.verl_names import OTHER_PARTS, VERL, VERL_GROUPS
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.presets import PRESETS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def test_defaults_are_those_of_the_default_preset():
