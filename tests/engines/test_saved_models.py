@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from byte_model import SIZES, greedy, prompt, shake
 
 from rlox_grpo import GRPO
 from rlox_grpo.demo.examples import format_prompt
@@ -44,3 +46,34 @@ def test_vllm_reads_the_ids_of_a_saved_model(make, make_tiny_model, byte_tokeniz
     assert theirs.eos_token_id == tokenizer.eos_token_id
     settings = ModelConfig(model=str(tmp_path), dtype="float32").try_get_generation_config()
     assert settings["eos_token_id"] in trainer.policy.eos_token_ids
+
+
+def test_vllm_loads_a_saved_adapter(make_tiny_model, byte_tokenizer, tmp_path):
+    """As `vllm serve BASE --enable-lora --lora-modules mine=adapter`; without the adapter the tokens differ."""
+    pytest.importorskip("peft")
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    base, saved = tmp_path / "base", tmp_path / "saved"
+    make_tiny_model("qwen2", **SIZES).save_pretrained(base)
+    byte_tokenizer.save_pretrained(base)
+    trainer = GRPO(str(base), score_length, lora_rank=8, log_to=())
+    with torch.no_grad():
+        shake(torch.nn.ParameterList(p for p in trainer.model.parameters() if p.requires_grad), seed=1, scale=0.2)
+    trainer.save(saved)
+    asked = [prompt(20, index) for index in range(4)]
+    trained = [greedy(trainer.model, one, 6) for one in asked]
+    with trainer.model.disable_adapter():
+        untrained = [greedy(trainer.model, one, 6) for one in asked]
+    assert trained != untrained
+    llm = LLM(
+        model=str(base), dtype="float32", max_model_len=64, max_num_seqs=4, enforce_eager=True,
+        gpu_memory_utilization=0.05, enable_lora=True, max_lora_rank=8,
+    )  # fmt: skip
+    outputs = llm.generate(
+        [{"prompt_token_ids": one.token_ids.tolist()} for one in asked],
+        SamplingParams(temperature=0.0, max_tokens=6, stop_token_ids=[1]),
+        use_tqdm=False,
+        lora_request=LoRARequest("mine", 1, str(saved)),
+    )
+    assert [list(output.outputs[0].token_ids) for output in outputs] == trained
