@@ -118,6 +118,23 @@ def test_every_problem_can_be_solved_and_no_numbers_are_on_both_sides():
         assert not trained & {tuple(sorted(row["nums"])) for row in countdown_calculator.make_rows(seed)[1]}
 
 
+def test_the_calculator_makes_the_task_a_search():
+    """The five best pairs of signs in a fixed order reach most targets, and the best pair alone few."""
+    rows = countdown_calculator.make_rows(0)[0]
+    reached = np.array(
+        [
+            [value == row["target"] for _, value in countdown_calculator._list_expressions(tuple(row["nums"]))]
+            for row in rows
+        ]
+    )
+    shares = []
+    for _ in range(countdown_calculator.CALLS):
+        reached = reached[~reached[:, reached.sum(axis=0).argmax()]]
+        shares.append(1 - len(reached) / len(rows))
+    assert shares[0] < 0.3
+    assert shares[-1] > 0.8
+
+
 def test_the_calculators_player_writes_what_the_template_writes_and_calls_first():
     rng = np.random.default_rng(0)
     tokenizer = countdown_calculator.TASK.build_tokenizer()
