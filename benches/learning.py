@@ -23,12 +23,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+import learning_trl
 from learning_tasks import TASKS, Task
 from paired_statistics import bootstrap_interval, holm, paired_p_value
 from rlox_grpo import GRPO
@@ -61,11 +63,12 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "two_updates_clip_cov": {"updates_per_batch": 2, "policy_loss": "clip_cov"},
     "two_updates_kl_cov": {"updates_per_batch": 2, "policy_loss": "kl_cov"},
     "paid_sums": {"reward_weights": (1.0, 0.1, 0.1)},
+    **{name: {} for name in learning_trl.VARIANTS},
 }
 """Options of each variant beside those of its task. Learning rate, group size and batch are factors of the task's."""
 
-ONLY = {"paid_sums": ("countdown", "countdown_hard")}
-"""Variants of some tasks alone: others have no sums to pay for."""
+ONLY = dict.fromkeys(("paid_sums", *learning_trl.VARIANTS), ("countdown", "countdown_hard"))
+"""Variants of some tasks alone: the others have no sums to pay for, and a template or an environment."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +119,22 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
         policy, train, held_out = task.prepare(folder, seed, sizes.warm_start_steps)
     settings = make_settings(task, variant)
     completions = round(task.completions * sizes.scale)
+    if variant in learning_trl.VARIANTS:
+        learning_trl.load()
     begin = time.process_time()
-    budget = Budget(completions, settings["group_size"])
     steps = math.ceil(completions / (settings["group_size"] * settings["prompts_per_step"]))
-    trainer = GRPO(
-        policy, **task.trainer(), **settings, seed=seed, max_steps=steps, log_to=(), guards=False, callbacks=[budget]
-    )
-    budget.trainer = trainer
-    trainer.train(list(train))
+    with TemporaryDirectory(dir=out) as folder:
+        if variant in learning_trl.VARIANTS:
+            reward_fn, save_to = task.trainer()["reward_fn"], Path(folder)
+            settings, curves = learning_trl.train(policy, train, reward_fn, variant, settings, steps, seed, save_to)
+            trainer = GRPO(folder, **task.trainer(), **task.settings, seed=seed, log_to=(), guards=False)
+            sampled = steps * settings["per_device_train_batch_size"]
+        else:
+            budget = Budget(completions, settings["group_size"])
+            run = {"seed": seed, "max_steps": steps, "log_to": (), "guards": False, "callbacks": [budget]}
+            trainer = budget.trainer = GRPO(policy, **task.trainer(), **settings, **run)
+            trainer.train(list(train))
+            sampled, curves = budget.sampled, budget.curves
     trained = time.process_time() - begin
     found = trainer.evaluate(list(held_out), samples=sizes.samples)
     greedy = trainer.evaluate(list(held_out), greedy=True)
@@ -133,7 +144,7 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
         "seed": seed,
         "options": settings,
         "sizes": asdict(sizes),
-        "completions": budget.sampled,
+        "completions": sampled,
         "accuracy": found["accuracy"],
         "pass@k": found[f"pass@{sizes.samples}"],
         "greedy": greedy["accuracy"],
@@ -141,7 +152,7 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
         "true_sums": found.get("rewards/written_arithmetic"),
         "train_cpu_s": trained,
         "cell_cpu_s": time.process_time() - begin,
-        "curves": budget.curves,
+        "curves": curves,
         "machine": f"one thread, {platform.machine()}, torch {torch.__version__}",
     }
 

@@ -27,6 +27,19 @@ def make_tokenizer(byte_tokenizer: Any, template: str = CHATML) -> Any:
     return tokenizer
 
 
+def pay(text: str) -> float:
+    """A reward that differs between most replies."""
+    return float(sum(text.encode()) % 11)
+
+
+async def take_three_turns(row: Any, chat: Any) -> float:
+    """An environment; the last reply is paid."""
+    reply = await chat.turn(f"{row['secret']} one")
+    reply = await chat.turn("two")
+    reply = await chat.turn("three")
+    return pay(reply.text)
+
+
 def play_rows(
     environment: Any, model: Any, tokenizer: Any, rows: Any, *, completions: int = 2, **options: Any
 ) -> list[Any]:

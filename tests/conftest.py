@@ -11,6 +11,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # `pytest -n 2` has one worker for each core: more threads would only wait for each other. Before torch is imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waits_for_the_disk():
+    """``os.fsync`` returns at once: it guards against a loss of power, which no test makes, and waits for 5 ms.
+
+    A training run of some steps in a folder calls it 20 times. Processes that a test kills lose nothing by it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # an error on a descriptor that is closed, as fsync
+        yield
+
+
 # --- tiny models and a tokenizer, made from scratch (engines) ---
 
 TINY_VOCAB = 97

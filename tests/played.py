@@ -70,6 +70,13 @@ class Count:
 
 def train(folder: str | Path, *, environment: Any = count_down, **changes: Any) -> GRPO:
     """Train a random transformers policy of two layers."""
+    trainer = make(folder, environment=environment, **changes)
+    trainer.train(ROWS)
+    return trainer
+
+
+def make(folder: str | Path, *, environment: Any = count_down, **changes: Any) -> GRPO:
+    """A trainer of a random transformers policy of two layers."""
     tokenizer = build_tokenizer(WORDS, LARGEST, chat_template=TURNS_TEMPLATE)
     torch.manual_seed(0)
     config = AutoConfig.for_model(
@@ -101,9 +108,7 @@ def train(folder: str | Path, *, environment: Any = count_down, **changes: Any) 
         "output_dir": str(folder),
         **changes,
     }
-    trainer = GRPO(AutoModelForCausalLM.from_config(config), environment=environment, tokenizer=tokenizer, **options)
-    trainer.train(ROWS)
-    return trainer
+    return GRPO(AutoModelForCausalLM.from_config(config), environment=environment, tokenizer=tokenizer, **options)
 
 
 def launch(ranks: int, folder: Path, variables: dict[str, str] | None = None, **changes: Any) -> warm.Ended:

@@ -47,10 +47,18 @@ class LLM:
         return True
 
     def generate(self, requests, parameters, use_tqdm):
+        if hasattr(parameters[0], "prompt_logprobs"):
+            return [SimpleNamespace(prompt_logprobs=self.score(request["prompt_token_ids"])) for request in requests]
         return [
             SimpleNamespace(outputs=self._sample(request["prompt_token_ids"], given))
             for request, given in zip(requests, parameters, strict=True)
         ]
+
+    @torch.no_grad()
+    def score(self, prompt):
+        values = torch.log_softmax(self.model(torch.tensor([prompt])).logits[0], dim=-1)
+        own = [SimpleNamespace(logprob=float(values[place, token])) for place, token in enumerate(prompt[1:])]
+        return [None, *({token: value} for token, value in zip(prompt[1:], own, strict=True))]
 
     @torch.no_grad()
     def _sample(self, prompt, given):

@@ -105,6 +105,7 @@ def serve() -> None:
     import rlox_grpo
 
     torch.set_num_threads(1)
+    os.fsync = os.fstat  # as in tests/conftest.py: no wait for the disk
     assert rlox_grpo.GRPO  # loads the trainer
     for line in sys.stdin:
         launcher = os.fork()

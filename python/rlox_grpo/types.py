@@ -115,6 +115,7 @@ class Completion:
             share its reward and advantage. What an earlier row sampled is not ``sampled`` in a later one, and
             ``turns`` are a row's own, so every sampled token is trained once. A branch has no episode and no branches.
         prompt_ids: ``int64 [P]``, where the row does not begin with its group's prompt; None: it does.
+        versions: The policy version that sampled each of ``turns``, with partial rollouts; (): that of the group.
     """
 
     token_ids: Int64Array
@@ -126,14 +127,16 @@ class Completion:
     episode: Episode | None = None
     branches: tuple[Completion, ...] = ()
     prompt_ids: Int64Array | None = None
+    versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class RolloutGroup:
-    """The completions sampled for one prompt by one version of the policy.
+    """The completions sampled for one prompt.
 
     Attributes:
-        prompt, completions, policy_version: See above.
+        prompt, completions: See above.
+        policy_version: The version of the policy that sampled them; with partial rollouts that of the oldest turn.
         prefilled_tokens: Tokens run through the model to prepare the replies of its episodes: those of the engine's
             call, shared out evenly over its groups, so that groups add up.
     """
@@ -233,6 +236,8 @@ class Batch:
         branch_index: ``int64 [N]``, 0 for a completion itself and b for its ``branches[b - 1]``; None: no branches.
         sequence_lengths: ``int64 [N]``, loss tokens of the completion with its branches, which are one sequence; None:
             each row is a sequence.
+        is_unscaled: Whether log-probs are those at temperature 1 over every id of the output layer, whatever the
+            forward's temperature and vocabulary.
     """
 
     input_ids: Tensor
@@ -256,6 +261,7 @@ class Batch:
     ref_distributions: TokenDistributions | None = None
     branch_index: Tensor | None = None
     sequence_lengths: Tensor | None = None
+    is_unscaled: bool = False
 
 
 @dataclass(frozen=True, eq=False)

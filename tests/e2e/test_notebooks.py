@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, each in a kernel of its own, and an interrupted cell goes on when run again."""
+"""The notebooks run from top to bottom, each on no names of another, and an interrupted cell goes on when run again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,22 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
-@contextmanager
-def kernel(notebook: Any, folder: Path) -> Iterator[Any]:
-    """A client whose kernel works in ``folder``, on one thread."""
-    client = nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    )
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Any]:
+    """A client of a kernel on one thread. A new kernel takes seconds to import torch, so all tests share this one."""
+    client = nbclient.NotebookClient(nbformat.v4.new_notebook(), timeout=300, kernel_name="python3")
     with client.setup_kernel():
         run(client, "import os; os.environ['OMP_NUM_THREADS'] = '1'")  # before torch is loaded
         yield client
+
+
+@pytest.fixture
+def client(kernel: Any, tmp_path: Path) -> Any:
+    """The client with an empty notebook; the kernel has no names of an earlier test, and works in ``tmp_path``."""
+    kernel.nb = nbformat.v4.new_notebook()
+    run(kernel, "%reset -f")
+    run(kernel, f"import os; os.chdir({str(tmp_path)!r}); del os")
+    return kernel
 
 
 def run(client: Any, source: str) -> Any:
@@ -62,12 +68,11 @@ def test_outputs_stay_out_of_git(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    cells = [*notebook.cells]
-    with kernel(notebook, tmp_path) as client:
-        for index, cell in enumerate(cells):
-            client.execute_cell(cell, index)
+def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path, client: Any) -> None:
+    client.nb = nbformat.read(path, as_version=4)
+    cells = client.nb.cells
+    for index, cell in enumerate(cells):
+        client.execute_cell(cell, index)
     code = [cell for cell in cells if cell.cell_type == "code"]
     trained = [cell for cell in code if ".train(" in cell.source]
     assert trained
@@ -98,7 +103,7 @@ prompts = torch.randint(16, (4, 3))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_the_stop_button_stops_the_cell_and_the_cell_again_goes_on(tmp_path: Path) -> None:
+def test_the_stop_button_stops_the_cell_and_the_cell_again_goes_on(tmp_path: Path, client: Any) -> None:
     metrics = tmp_path / "runs" / "stopped" / "metrics.jsonl"
 
     def press(pid: int) -> None:
@@ -107,23 +112,22 @@ def test_the_stop_button_stops_the_cell_and_the_cell_again_goes_on(tmp_path: Pat
             time.sleep(0.05)
         os.kill(pid, signal.SIGINT)  # as the stop button of a local Jupyter
 
-    with kernel(nbformat.v4.new_notebook(), tmp_path) as client:
-        run(client, TRAINER)
-        (pid,) = run(client, "os.getpid()")
-        button = threading.Thread(target=press, args=(int(pid.data["text/plain"]),))
-        button.start()
-        with pytest.raises(nbclient.exceptions.CellExecutionError, match="KeyboardInterrupt") as stopped:
-            run(client, "done = trainer.train(prompts)")
-        button.join()
-        assert "saved up to runs/stopped/checkpoints/step_" in str(stopped.value)
-        assert "run the cell again" in str(stopped.value)
-        taken = metrics.read_text().count("\n")
-        assert 3 <= taken < 100
-        (page,) = displays(run(client, "done = trainer.train(prompts)"))
-        assert 'value="100" max="100"' in page
-        (shown,) = run(client, "trainer.step, done['steps_trained']")
-        assert shown.data["text/plain"] == f"(100, {100 - taken:.1f})"
-        # In a new trainer, as after a restart of the kernel, the run is complete.
-        said = run(client, TRAINER + "trainer.train(prompts)['steps_trained']")
-        assert "is complete" in said[0].text
-        assert said[-1].data["text/plain"] == "0.0"
+    run(client, TRAINER)
+    (pid,) = run(client, "import os; os.getpid()")
+    button = threading.Thread(target=press, args=(int(pid.data["text/plain"]),))
+    button.start()
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match="KeyboardInterrupt") as stopped:
+        run(client, "done = trainer.train(prompts)")
+    button.join()
+    assert "saved up to runs/stopped/checkpoints/step_" in str(stopped.value)
+    assert "run the cell again" in str(stopped.value)
+    taken = metrics.read_text().count("\n")
+    assert 3 <= taken < 100
+    (page,) = displays(run(client, "done = trainer.train(prompts)"))
+    assert 'value="100" max="100"' in page
+    (shown,) = run(client, "trainer.step, done['steps_trained']")
+    assert shown.data["text/plain"] == f"(100, {100 - taken:.1f})"
+    # In a new trainer, as after a restart of the kernel, the run is complete.
+    said = run(client, TRAINER + "trainer.train(prompts)['steps_trained']")
+    assert "is complete" in said[0].text
+    assert said[-1].data["text/plain"] == "0.0"

@@ -5,6 +5,8 @@ import torch
 
 import played
 from played import SAME_WEIGHTS, difference, episodes, launch, weights
+from rlox_grpo.errors import CheckpointError
+from rlox_grpo.run.files import read_jsonl
 from rlox_grpo.run.history import checkpoints
 
 
@@ -52,3 +54,55 @@ def test_ranks_play_the_episodes_of_one_process(async_steps, whole, tmp_path):
     assert done.returncode == 0, done.stderr
     assert episodes(whole[async_steps]) == episodes(tmp_path)
     assert difference(whole[async_steps], tmp_path) < SAME_WEIGHTS
+
+
+def test_a_run_with_partial_rollouts_that_is_killed_ends_at_the_same_weights(tmp_path):
+    """Killed while episodes of two versions are under way, and in their replay."""
+    options = {"partial_rollout_turns": 2, "max_steps": 4}
+    for name, dies_at in (("whole", ()), ("killed", (100, 40, 90))):
+        for reply in dies_at:
+            done = launch(0, tmp_path / name, {"DIE_AT": str(reply)}, **options)
+            assert done.returncode == -9, done.stderr
+        if dies_at:
+            assert 0 < len(checkpoints(tmp_path / name / "checkpoints")) < 4
+        done = launch(0, tmp_path / name, **options)
+        assert done.returncode == 0, done.stderr
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert episodes(tmp_path / "whole") == episodes(tmp_path / "killed")
+    versions = list_versions(tmp_path / "whole")
+    assert versions == list_versions(tmp_path / "killed")
+    assert sum(len(step) for step in versions) == 4 * 3 * 4
+    assert any(len(set(turns)) > 1 for step in versions for turns in step)
+    steps = read_jsonl(tmp_path / "whole" / "metrics.jsonl")
+    assert max(step["rollout/carried_episodes"] for step in steps) > 0
+    assert [step["rollout/staleness_max"] for step in steps] == [
+        max(place - min(turns) for turns in step) for place, step in enumerate(versions)
+    ]
+    assert max(step["mismatch/kl_k3"] for step in steps) > 1e-4
+
+
+def test_a_run_that_is_stopped_after_each_step_goes_on_with_its_episodes(tmp_path):
+    class Stop:
+        def on_step(self, step, metrics):
+            trainer.stop()
+
+    options = {"partial_rollout_turns": 2, "max_steps": 4}
+    played.train(tmp_path / "whole", **options)
+    trainer = played.make(tmp_path / "stopped", callbacks=[Stop()], **options)
+    trainer.train(played.ROWS)
+    changes = {"max_steps": 4, "resume_changes": ["partial_rollout_turns"]}
+    with pytest.raises(
+        CheckpointError, match="prompts whose episodes are under way, and partial_rollout_turns is None"
+    ):
+        played.train(tmp_path / "stopped", **changes)
+    for _ in range(3):
+        trainer.train(played.ROWS)
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def list_versions(folder):
+    """The versions of each episode's turns, step by step."""
+    files = sorted((folder / "completions").glob("step_*.jsonl"))
+    return [[row["turn_versions"] for row in read_jsonl(file)] for file in files]

@@ -79,23 +79,30 @@ def test_ranks_take_the_step_of_one_process(ranks, alone, tmp_path):
     assert difference(tmp_path, tmp_path / "resumed") < SAME_WEIGHTS
 
 
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {"policy_loss": "kl_cov", "covariance_share": 0.1},
-        {"policy_loss": "clip_cov", "covariance_share": 0.1, "covariance_bounds": [0.05, 5.0]},
-        {"baseline": "optimal_token", "reward_scaling": "none"},
-        {"reward_variance_share": 0.6},
-    ],
-    ids=["kl_cov", "clip_cov", "optimal_token", "reward_variance_share"],
-)
-def test_what_looks_at_the_whole_step_is_the_same_on_two_ranks(choices, tmp_path):
-    """Selections and baselines over all ranks; a selection of each rank's own tokens moves the weights by 1e-3."""
-    options = {**choices, "updates_per_batch": 2, "mini_batches": 2}
-    ranked.train(tmp_path / "alone", **options)
-    done = launch(2, str(tmp_path / "two"), json.dumps(options))
+WHOLE_STEP = {
+    "kl_cov": {"policy_loss": "kl_cov", "covariance_share": 0.1},
+    "clip_cov": {"policy_loss": "clip_cov", "covariance_share": 0.1, "covariance_bounds": [0.05, 5.0]},
+    "optimal_token": {"baseline": "optimal_token", "reward_scaling": "none"},
+    "reward_variance_share": {"reward_variance_share": 0.6},
+}
+TWICE = {"updates_per_batch": 2, "mini_batches": 2, "max_steps": 5}
+WHOLE_STEP = {name: {**choices, **TWICE} for name, choices in WHOLE_STEP.items()}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """A folder of each of ``WHOLE_STEP`` on two ranks, all trained in one launch."""
+    root = tmp_path_factory.mktemp("two")
+    done = launch(2, *(word for name in WHOLE_STEP for word in (str(root / name), json.dumps(WHOLE_STEP[name]))))
     assert done.returncode == 0, done.stderr
-    assert difference(tmp_path / "alone", tmp_path / "two") < SAME_WEIGHTS
+    return root
+
+
+@pytest.mark.parametrize("name", WHOLE_STEP)
+def test_what_looks_at_the_whole_step_is_the_same_on_two_ranks(name, two_ranks, tmp_path):
+    """Selections and baselines over all ranks; a selection of each rank's own tokens moves the weights by 1e-3."""
+    ranked.train(tmp_path, **WHOLE_STEP[name])
+    assert difference(tmp_path, two_ranks / name) < SAME_WEIGHTS
 
 
 @pytest.mark.parametrize(

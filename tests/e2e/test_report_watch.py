@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,20 +14,29 @@ from typing import Any
 
 import pytest
 
+import warm
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
-RUN = """
-import sys, time, torch
+RUNS = """
+import os
+
+two = os.fork()  # before anything starts a thread
+name, seed = ("one", 0) if two else ("two", 1)
+
+import time, torch
 from torch import nn
 from rlox_grpo import GRPO
 
 def slow(completions, prompts):
+    if os.path.exists("ended"):
+        os._exit(0)
     time.sleep(0.1)
     return [1.0 for completion in completions]  # no group has variance: a guard warns
 
 torch.set_num_threads(1)
-trainer = GRPO(nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16)), slow, max_steps=int(sys.argv[2]), group_size=4,
-               prompts_per_step=2, max_new_tokens=2, output_dir=sys.argv[1], log_to=(), seed=int(sys.argv[3]))
+trainer = GRPO(nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16)), slow, max_steps=400, group_size=4,
+               prompts_per_step=2, max_new_tokens=2, output_dir=name, log_to=(), seed=seed)
 trainer.train(torch.randint(16, (4, 3)))
 """
 
@@ -51,6 +61,19 @@ def start(tmp_path: Path) -> Iterator[Any]:
         process.communicate()
 
 
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
+    """Two runs that train in ``tmp_path``, in processes that start at once; they end with the test."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "runs.py"
+    script.write_text(RUNS)
+    training = threading.Thread(target=warm.run, args=(0, script))
+    training.start()
+    yield "one", "two"
+    (tmp_path / "ended").touch()
+    training.join()
+
+
 def wait_for(what: Any, seconds: float = 120.0) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -70,10 +93,10 @@ def newest_step(page: Path, name: str) -> int:
 
 
 @pytest.mark.parametrize("in_browser", [False, pytest.param(True, marks=pytest.mark.browser)])
-def test_a_watched_run_and_a_watched_comparison(tmp_path: Path, start: Any, in_browser: bool) -> None:
-    for name, steps, seed in (("one", "400", "0"), ("two", "400", "1")):
-        start("-c", RUN, name, steps, seed)
-    wait_for(lambda: all((tmp_path / name / "metrics.jsonl").exists() for name in ("one", "two")))
+def test_a_watched_run_and_a_watched_comparison(
+    tmp_path: Path, start: Any, runs: tuple[str, str], in_browser: bool
+) -> None:
+    wait_for(lambda: all((tmp_path / name / "metrics.jsonl").exists() for name in runs))
     alone = start("-m", "rlox_grpo.cli", "report", "one", "--watch", "1")
     both = start("-m", "rlox_grpo.cli", "report", "one", "two", "--out", "both.html", "--watch", "1")
     page, comparison = tmp_path / "one" / "report.html", tmp_path / "both.html"

@@ -19,7 +19,7 @@ from byte_model import SIZES
 from safetensors.torch import load_file
 
 import ranked
-from hosts import joined_hosts
+from hosts import joined_hosts, or_skip
 from rlox_grpo.reference.client import TOKEN_VARIABLE as REFERENCE_TOKEN
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE as SERVER_TOKEN
 
@@ -53,11 +53,7 @@ def environment(folder):
 
 @pytest.fixture(scope="module")
 def hosts():
-    try:
-        with joined_hosts(2) as made:
-            yield made
-    except OSError as error:
-        pytest.skip(str(error))
+    yield from or_skip(joined_hosts(2))
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,11 @@ from byte_model import END, SIZES, VOCAB, greedy, log_probs, prompt, shake
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines import GenerationEngine, make_engine
+from rlox_grpo.rollout.engines.canary import Canary, CanaryCheck, choose_tokens
 from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 from rlox_grpo.rollout.engines.vllm.startup import check_vllm_version
 from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, collect_weights
-from rlox_grpo.types import Sampling
+from rlox_grpo.types import Prompt, Sampling
 
 # What vLLM and the libraries below it warn of when they are imported is theirs.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -188,6 +189,32 @@ def test_wrong_weights_move_nothing(synced, model, break_it, message):
     (group,) = synced.generate([prompt(9)], 1, Sampling(6, temperature=0.0), seed=0)
     assert group.completions[0].token_ids.tolist() == before
     assert group.policy_version == 5
+
+
+def test_the_canary_prompt_sees_which_weights_it_has(synced, model, monkeypatch):
+    def load(version):
+        ids = choose_tokens(VOCAB, synced.max_length)
+        expected = log_probs(model, Prompt(np.array(ids[:1]), 0), ids[1:])
+        synced.expect_log_probs(Canary(ids, expected, "float32"))
+        synced.load_weights(collect_weights(model), version)
+        return synced.take_metrics()["mismatch/canary_gap_max"]
+
+    monkeypatch.setattr(synced, "_check", CanaryCheck())
+    try:
+        assert load(6) < 1e-4
+        shake(model, seed=1, scale=1e-3)
+        assert load(7) < 1e-4
+        monkeypatch.setattr(synced, "_reload", list)  # reads the weights, and takes none
+        shake(model, seed=2, scale=3e-5)
+        with pytest.raises(EngineError, match="version 8: .*the same to the bit as those of an earlier version"):
+            load(8)
+        shake(model, seed=3)
+        with pytest.raises(
+            EngineError, match="version 9: .*differ from the trainer's by .*check_weights_tolerance 0.01"
+        ):
+            load(9)
+    finally:
+        synced.expect_log_probs(None)
 
 
 def test_a_failed_reload_starts_vllm_again(synced, model, caplog):

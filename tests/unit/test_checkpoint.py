@@ -1,6 +1,7 @@
 """Checkpoints: whole or absent, exact, and refusing what is not theirs."""
 
 import json
+import os
 import random
 
 import numpy as np
@@ -17,6 +18,7 @@ from rlox_grpo.run.checkpoint import (
     read_state,
     save_checkpoint,
 )
+from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.history import checkpoints, choose_newest, require_good, set_later_aside
 from rlox_grpo.run.manifest import find_damage
 
@@ -259,3 +261,31 @@ def test_a_checkpoint_of_a_transformers_model_is_a_model(tmp_path, tied):
     assert torch.equal(loaded(ids).logits, model(ids).logits)
     assert json.loads((place / "state.json").read_text())["step"] == 1
     assert (place / "generation_config.json").exists()
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """What was asked of the disk, in order: the inode of each file or folder to hold, and "rename"."""
+    asked, rename = [], os.replace
+
+    def replace(*paths):
+        asked.append("rename")
+        rename(*paths)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append(os.fstat(descriptor).st_ino))
+    monkeypatch.setattr(os, "replace", replace)
+    return asked
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows opens no folder")
+def test_the_disk_holds_a_checkpoint_before_its_name_and_then_the_name(tmp_path, disk):
+    place = save_checkpoint(tmp_path, 7, tied_model(), {}, {}, keep=2)
+    last = len(disk) - disk[::-1].index("rename") - 1
+    assert {path.stat().st_ino for path in (place, *place.rglob("*"))} <= set(disk[:last])
+    assert disk[last + 1 :] == [tmp_path.stat().st_ino]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows opens no folder")
+def test_the_disk_holds_a_file_before_its_name_and_then_the_name(tmp_path, disk):
+    replace_file(tmp_path / "run.toml", b"new")
+    assert disk == [(tmp_path / "run.toml").stat().st_ino, "rename", tmp_path.stat().st_ino]

@@ -51,18 +51,6 @@ for text in (f"{row['secret']} one", "two", "three"):
 """
 
 
-def pay(text: str) -> float:
-    """A reward that differs between most replies."""
-    return float(sum(text.encode()) % 11)
-
-
-async def plain(row: Any, chat: Any) -> float:
-    reply = await chat.turn(f"{row['secret']} one")
-    reply = await chat.turn("two")
-    reply = await chat.turn("three")
-    return pay(reply.text)
-
-
 @pytest.fixture(scope="module")
 def tokenizer(byte_tokenizer: Any) -> Any:
     return chatml.make_tokenizer(byte_tokenizer)
@@ -88,7 +76,7 @@ def test_the_same_tokens_as_the_function(model: Any, tokenizer: Any, tmp_path: P
         "reward = sum(messages[-1]['content'].encode()) % 11\n"
         "print(json.dumps({'reward': reward, 'metrics': {'seen': row['secret']}}))\n",
     )  # fmt: skip
-    expected = play(plain, model, tokenizer)
+    expected = play(chatml.take_three_turns, model, tokenizer)
     found = play(command, model, tokenizer)
     for one, other in zip(found, expected, strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist()
@@ -105,7 +93,7 @@ def test_the_same_weights_as_the_function(model: Any, tokenizer: Any, tmp_path: 
         trainer.train(ROWS)
         return trainer.model
 
-    expected = train(plain)
+    expected = train(chatml.take_three_turns)
     found = train(write(tmp_path, THREE + "print(sum(messages[-1]['content'].encode()) % 11)\n"))
     assert any(not a.equal(b) for a, b in zip(expected.parameters(), model.parameters(), strict=True))
     assert all(a.equal(b) for a, b in zip(found.parameters(), expected.parameters(), strict=True))

@@ -73,18 +73,6 @@ def ask(chat: Any) -> Any:
     return openai.OpenAI(base_url=chat.base_url, api_key=chat.api_key, max_retries=0)
 
 
-def pay(text: str) -> float:
-    """A reward that differs between most replies."""
-    return float(sum(text.encode()) % 11)
-
-
-async def plain(row: Any, chat: Any) -> float:
-    reply = await chat.turn(f"{row['secret']} one")
-    reply = await chat.turn("two")
-    reply = await chat.turn("three")
-    return pay(reply.text)
-
-
 async def by_client(row: Any, chat: Any) -> float:
     async with openai.AsyncOpenAI(base_url=chat.base_url, api_key=chat.api_key, max_retries=0) as client:
         messages: list[Any] = []
@@ -92,7 +80,7 @@ async def by_client(row: Any, chat: Any) -> float:
             messages.append(user(text))
             answer = await client.chat.completions.create(model="policy", messages=messages)
             messages.append(answer.choices[0].message)  # as its documentation does
-    return pay(answer.choices[0].message.content or "")
+    return chatml.pay(answer.choices[0].message.content or "")
 
 
 def by_sync_client(row: Any, chat: Any) -> float:
@@ -103,7 +91,7 @@ def by_sync_client(row: Any, chat: Any) -> float:
             stream = client.chat.completions.create(model="policy", messages=messages, stream=True)
             said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
             messages.append({"role": "assistant", "content": said})
-    return pay(said)
+    return chatml.pay(said)
 
 
 AGENT = """
@@ -123,7 +111,7 @@ print(json.dumps({"reward": sum(answer.choices[0].message.content.encode()) % 11
 
 @pytest.mark.parametrize("environment", [by_client, by_sync_client])
 def test_the_same_tokens_as_the_function(environment: Any, model: Any, tokenizer: Any) -> None:
-    expected = play(plain, model, tokenizer)
+    expected = play(chatml.take_three_turns, model, tokenizer)
     found = play(environment, model, tokenizer)
     assert ids(found) == ids(expected)
     for one, other in zip(found, expected, strict=True):
@@ -398,7 +386,7 @@ def train(environment: Any, model: Any, tokenizer: Any) -> tuple[Any, list[Any]]
 
 @pytest.mark.parametrize("environment", [by_client, by_sync_client])
 def test_the_same_weights_as_the_function(environment: Any, model: Any, tokenizer: Any) -> None:
-    expected = train(plain, model, tokenizer)[1]
+    expected = train(chatml.take_three_turns, model, tokenizer)[1]
     found = train(environment, model, tokenizer)[1]
     assert any(not one.equal(before) for one, before in zip(expected, model.parameters(), strict=True))
     assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
@@ -416,7 +404,7 @@ def test_an_agent_in_another_process(model: Any, tokenizer: Any, tmp_path: Any) 
         done = subprocess.run([sys.executable, script], env=told, capture_output=True, text=True, check=True)
         return float(json.loads(done.stdout.splitlines()[-1])["reward"])
 
-    expected = play(plain, model, tokenizer, ROWS[:1])
+    expected = play(chatml.take_three_turns, model, tokenizer, ROWS[:1])
     found = play(environment, model, tokenizer, ROWS[:1])
     assert ids(found) == ids(expected)
     assert np.isfinite([completion.episode.reward for completion in found]).all()

@@ -87,3 +87,21 @@ def test_a_cell_that_another_process_runs_is_left_to_it(study, tmp_path):
     with study.locked(tmp_path / "cells" / "countdown.default.0.lock"):
         study.run_cells([("countdown", "default", 0)], tmp_path, study.Sizes())  # would take a minute
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_trl_trains_a_cell_of_the_study(study, tmp_path):
+    from safetensors.torch import load_file
+
+    task = study.TASKS["countdown"]
+    policy, rows, _ = task.prepare(tmp_path / "warm", 0, 1)
+    settings = {"group_size": 16, "prompts_per_step": 1, "max_new_tokens": 4, "learning_rate": 1e-3}
+    reward_fn = task.trainer()["reward_fn"]
+    for variant, group in (("trl", 8), ("trl_same_choices", 16)):
+        out = tmp_path / variant
+        arguments, curves = study.learning_trl.train(policy, rows, reward_fn, variant, settings, 2, 0, out)
+        assert arguments["num_generations"] == group
+        assert (arguments["per_device_train_batch_size"], arguments["learning_rate"]) == (16, 1e-3)
+        assert arguments["reward_weights"] == [1.0, 0.1, 0.0]
+        assert len(curves["reward/mean"]) == 2
+        before, after = (load_file(folder / "model.safetensors") for folder in (policy, out))
+        assert before.keys() == after.keys()

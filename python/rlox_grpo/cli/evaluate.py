@@ -80,7 +80,7 @@ def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     }
     read = {"preset", "seed"}.union(
         *(r.model_fields for r in (PromptConfig, SamplingConfig, EngineConfig, EpisodeConfig))
-    )
+    ) - {"partial_rollout_turns"}
     if ignored := [name for name in options if name in GRPOConfig.model_fields and name not in read]:
         raise ConfigError(f"--{ignored[0]} is an option of training: an evaluation does not read it")
     if not arguments.reward and arguments.environment is None:

@@ -162,6 +162,8 @@ def _check_stages(options: Options) -> Iterator[str]:
             f"zero_variance='refill' samples within a step and async_steps={options.async_steps} ahead of it: "
             "choose one of them"
         )
+    if options.partial_rollout_turns is not None:
+        yield from _check_partial_rollouts(options, options.partial_rollout_turns)
     if options.turn_credit == "turn":
         yield from _check_turn_credit(options)
     if options.mini_batches > options.prompts_per_step:
@@ -218,6 +220,24 @@ def _check_turn_credit(options: Options) -> Iterator[str]:
         yield (
             f"turn_credit='turn' with policy_loss={options.policy_loss!r}: its ratio is one for the sequence and would "
             "spread the credit of a turn over all of them; use 'gspo_token' or 'clip'"
+        )
+
+
+def _check_partial_rollouts(options: Options, turns: int) -> Iterator[str]:
+    if turns >= options.max_turns:
+        yield (
+            f"partial_rollout_turns={turns} with max_turns={options.max_turns}: every episode ends in the step in "
+            "which it begins; set partial_rollout_turns below max_turns, or leave it out"
+        )
+    if options.async_steps > 0:
+        yield (
+            f"partial_rollout_turns={turns} with async_steps={options.async_steps}: both sample before the update; "
+            "choose one of them"
+        )
+    if options.zero_variance == "refill":
+        yield (
+            f"zero_variance='refill' plays the episodes of further prompts to their end, and partial_rollout_turns="
+            f"{turns} does not: choose one of them"
         )
 
 

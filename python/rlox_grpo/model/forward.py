@@ -143,7 +143,7 @@ def make_forward(
         with set_autocast(batch.input_ids.device):
             output = model(batch.input_ids)
         logits = output if isinstance(output, Tensor) else output.logits  # [N, L, V]
-        logits = _select_predicting_logits(logits, batch)[:, :vocabulary]
+        logits = _select_predicting_logits(logits, batch)[:, : None if batch.is_unscaled else vocabulary]
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def add_kl(outputs: tuple[Tensor, Tensor], own: TokenDistributions, batch: Batch) -> tuple[Tensor, ...]:
@@ -156,12 +156,12 @@ def make_forward(
     def forward_hidden_states(batch: Batch) -> tuple[Tensor, ...]:
         assert split is not None
         hidden, row = compute_hidden(batch, split)
-        head = split.output_head(vocabulary)
+        head = split.output_head(None if batch.is_unscaled else vocabulary)
         log_probs, entropy = token_log_probs(
             hidden,
             batch.completion_ids[batch.loss_mask] if row is None else row.predicted_ids,
             head,
-            temperature=temperature,
+            temperature=1.0 if batch.is_unscaled else temperature,
             with_entropy=wants_entropy(),
             entropy_gradient=entropy_gradient and torch.is_grad_enabled(),
         )
@@ -172,7 +172,8 @@ def make_forward(
 
     def forward_logits(batch: Batch) -> tuple[Tensor, ...]:
         logits = compute_logits(batch)  # [M, V]
-        log_softmax = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
+        scales = temperature != 1.0 and not batch.is_unscaled
+        log_softmax = torch.log_softmax(logits / temperature if scales else logits, dim=-1)
         log_probs = log_softmax.gather(-1, batch.completion_ids[batch.loss_mask][:, None]).squeeze(-1)
         entropy = torch.zeros_like(log_probs)
         if wants_entropy():

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlox_grpo.rollout.engines import GenerationEngine, MeasuredEngine
+from rlox_grpo.rollout.engines import CheckedEngine, GenerationEngine, MeasuredEngine
+from rlox_grpo.rollout.engines.canary import Canary
 from rlox_grpo.rollout.engines.weight_sync import WeightStream, copy_weights, make_repeatable
 from rlox_grpo.rollout.serialize import decode_group, encode_group
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
@@ -85,6 +86,7 @@ class BackgroundEngine:
         self._broken: BaseException | None = None  # why the engine lacks the weights of its last load
         self._last: Future[Any] | None = None
         self._unread: list[_Handover] = []
+        self._canary: Canary | None = None
         self.takes_weights = engine.takes_weights
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
@@ -122,6 +124,10 @@ class BackgroundEngine:
         """The engine's own metrics, where it has any; with batches ahead, of generation for later steps."""
         return self._engine.take_metrics() if isinstance(self._engine, MeasuredEngine) else {}
 
+    def expect_log_probs(self, canary: Canary | None) -> None:
+        """Set what the weights of the next ``load_weights`` compute, where the engine compares it."""
+        self._canary = canary
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Queue the load of ``weights``; call :meth:`keep_weights` before they change.
 
@@ -129,10 +135,12 @@ class BackgroundEngine:
         """
         is_collective = isinstance(weights, WeightStream) and weights.is_collective
         handover = _Handover(list(weights) if is_collective else make_repeatable(weights), self._last)
-        self.policy_version = version
+        self.policy_version, canary = version, self._canary
 
         def load(engine: GenerationEngine) -> None:
             try:
+                if isinstance(engine, CheckedEngine):
+                    engine.expect_log_probs(canary)
                 engine.load_weights(handover.read(), version)
                 if torch.cuda.is_available():  # what was read may change, and copies go back to the caller's stream
                     torch.cuda.current_stream().synchronize()

@@ -15,6 +15,7 @@ from rlox_grpo.prompts.curriculum import PassRates
 from rlox_grpo.rollout.async_generation import Ahead, BackgroundEngine, Pending
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.generate import Generate, generate
+from rlox_grpo.rollout.partial_rollouts import PartialRollouts, Player
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 
@@ -26,6 +27,7 @@ class Sampler:
         sampling: The sampling parameters.
         pass_rates: Measured where the curriculum or the group sizes ask for them.
         ahead: Batches under way: this step's and, with ``async_steps``, those of later ones.
+        partial: The episodes under way, with partial rollouts.
     """
 
     def __init__(
@@ -36,12 +38,15 @@ class Sampler:
         *,
         seed: int,
         generate: Generate = generate,
+        player: Player | None = None,
     ) -> None:
+        """Prepare to sample; ``player`` plays episodes on from step to step, for partial rollouts."""
         self._ranks, self._seed = ranks, seed
         self.engine = BackgroundEngine(engine) if config.async_steps > 0 else engine
         self.sampling = make_sampling(config)
         self.pass_rates = PassRates()
         self.ahead = Ahead()
+        self.partial = None if player is None else PartialRollouts(player, derive_seed(seed, "partial rollouts", 0))
         self._config = config
         self._generate = generate
 
@@ -63,6 +68,8 @@ class Sampler:
             step: from 0, each in turn.
             draw_prompts: ``draw_prompts(step)`` is called once for each step, in order; empty after the last.
         """
+        if self.partial is not None:
+            return self.partial.next_batch(step, draw_prompts, self.engine, self.sampling, self._count_group)
         while len(self.ahead) <= self._config.async_steps:
             later = step + len(self.ahead)
             prompts = draw_prompts(later)
@@ -73,10 +80,8 @@ class Sampler:
 
     def ask(self, prompts: Sequence[Prompt], step: int, refill: int = 0) -> Pending:
         """Sample ``prompts`` for ``step``: at once, or in the engine's thread if it has one."""
-        config, engine = self._config, self.engine
-        sizes = [config.group_size] * len(prompts)
-        if config.max_group_size is not None:
-            sizes = [self.pass_rates.group_size(p.index, config.group_size, config.max_group_size) for p in prompts]
+        engine = self.engine
+        sizes = [self._count_group(prompt) for prompt in prompts]
         seed = derive_seed(self._seed, f"refill {refill}" if refill else "rollout", step)
         share, asked = self._ranks.share(len(prompts)), self._ranks.engine_share(len(prompts))
 
@@ -99,7 +104,17 @@ class Sampler:
 
     def done(self) -> None:
         """Remove the oldest batch after its update."""
-        self.ahead.drop_first()
+        if self.partial is not None:
+            self.partial.done()
+        else:
+            self.ahead.drop_first()
+
+    def _count_group(self, prompt: Prompt) -> int:
+        """Completions of a prompt's group."""
+        config = self._config
+        if config.max_group_size is None:
+            return config.group_size
+        return self.pass_rates.group_size(prompt.index, config.group_size, config.max_group_size)
 
 
 def make_sampling(config: SamplingConfig) -> Sampling:

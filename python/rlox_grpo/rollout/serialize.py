@@ -32,7 +32,7 @@ def encode_group(group: RolloutGroup) -> dict[str, Any]:
         record["prefilled_tokens"] = group.prefilled_tokens
     if any(completion.episode is not None for completion in group.completions):  # the environment wrote the prompt
         prompt = group.prompt
-        ids = _encode_array(prompt.token_ids, np.int64)
+        ids = encode_array(prompt.token_ids, np.int64)
         record["prompt"] = {"token_ids": ids, "text": prompt.text, "source": prompt.source}
     return record
 
@@ -41,7 +41,7 @@ def decode_group(record: Mapping[str, Any], prompt: Prompt) -> RolloutGroup:
     """The group of :func:`encode_group`, with its prompt."""
     completions = tuple(_decode_completion(entry) for entry in record["completions"])
     if (own := record.get("prompt")) is not None:
-        token_ids = _decode_array(own["token_ids"], np.int64)
+        token_ids = decode_array(own["token_ids"], np.int64)
         prompt = replace(prompt, token_ids=token_ids, text=own["text"], source=own["source"])
     return RolloutGroup(prompt, completions, record["policy_version"], record.get("prefilled_tokens", 0.0))
 
@@ -49,25 +49,25 @@ def decode_group(record: Mapping[str, Any], prompt: Prompt) -> RolloutGroup:
 def encode_scored_group(scored: ScoredGroup) -> dict[str, Any]:
     """A group and its rewards, without its prompt; :func:`decode_scored_group` is the inverse."""
     tables = {
-        field: {name: _encode_array(values, dtype) for name, values in getattr(scored, field).items()}
+        field: {name: encode_array(values, dtype) for name, values in getattr(scored, field).items()}
         for field, dtype in _TABLES.items()
     }
-    rewards = _encode_array(scored.rewards, np.float32)
+    rewards = encode_array(scored.rewards, np.float32)
     record = {**encode_group(scored.group), "rewards": rewards, "seconds": dict(scored.seconds), **tables}
     if scored.turn_rewards is not None:
-        record["turn_rewards"] = [_encode_array(paid, np.float32) for paid in scored.turn_rewards]
+        record["turn_rewards"] = [encode_array(paid, np.float32) for paid in scored.turn_rewards]
     return record
 
 
 def decode_scored_group(record: Mapping[str, Any], prompt: Prompt) -> ScoredGroup:
     """The group of :func:`encode_scored_group`, with its prompt."""
     tables = {
-        field: {name: _decode_array(text, dtype) for name, text in record[field].items()}
+        field: {name: decode_array(text, dtype) for name, text in record[field].items()}
         for field, dtype in _TABLES.items()
     }
-    rewards = _decode_array(record["rewards"], np.float32)
+    rewards = decode_array(record["rewards"], np.float32)
     paid = record.get("turn_rewards")
-    turn_rewards = None if paid is None else tuple(_decode_array(text, np.float32) for text in paid)
+    turn_rewards = None if paid is None else tuple(decode_array(text, np.float32) for text in paid)
     group = decode_group(record, prompt)
     return ScoredGroup(group, rewards, seconds=record["seconds"], turn_rewards=turn_rewards, **tables)
 
@@ -89,13 +89,13 @@ def gather_scored_groups(mine: Sequence[ScoredGroup], prompts: Sequence[Prompt],
 def _encode_completion(completion: Completion) -> dict[str, Any]:
     """The fields of several turns are there only where they say something: most completions have one turn."""
     record: dict[str, Any] = {
-        "token_ids": _encode_array(completion.token_ids, np.int64),
-        "log_probs": _encode_array(completion.log_probs, np.float32),
+        "token_ids": encode_array(completion.token_ids, np.int64),
+        "log_probs": encode_array(completion.log_probs, np.float32),
         "finish_reason": completion.finish_reason,
         "text": completion.text,
     }
     if completion.sampled is not None:
-        record["sampled"] = _encode_array(completion.sampled, np.bool_)
+        record["sampled"] = encode_array(completion.sampled, np.bool_)
     if completion.turns:
         record["turns"] = [int(start) for start in completion.turns]
     if completion.episode is not None:
@@ -103,26 +103,30 @@ def _encode_completion(completion: Completion) -> dict[str, Any]:
     if completion.branches:
         record["branches"] = [_encode_completion(branch) for branch in completion.branches]
     if completion.prompt_ids is not None:
-        record["prompt_ids"] = _encode_array(completion.prompt_ids, np.int64)
+        record["prompt_ids"] = encode_array(completion.prompt_ids, np.int64)
+    if completion.versions:
+        record["versions"] = [int(version) for version in completion.versions]
     return record
 
 
 def _decode_completion(record: Mapping[str, Any]) -> Completion:
     sampled, prompt_ids = record.get("sampled"), record.get("prompt_ids")
     return Completion(
-        _decode_array(record["token_ids"], np.int64),
-        _decode_array(record["log_probs"], np.float32),
+        decode_array(record["token_ids"], np.int64),
+        decode_array(record["log_probs"], np.float32),
         record["finish_reason"],
         record["text"],
-        None if sampled is None else _decode_array(sampled, np.bool_),
+        None if sampled is None else decode_array(sampled, np.bool_),
         tuple(record.get("turns", ())),
-        _decode_episode(record.get("episode")),
+        decode_episode(record.get("episode")),
         tuple(_decode_completion(branch) for branch in record.get("branches", ())),
-        None if prompt_ids is None else _decode_array(prompt_ids, np.int64),
+        None if prompt_ids is None else decode_array(prompt_ids, np.int64),
+        tuple(record.get("versions", ())),
     )
 
 
-def _decode_episode(record: Mapping[str, Any] | None) -> Episode | None:
+def decode_episode(record: Mapping[str, Any] | None) -> Episode | None:
+    """The episode of ``dataclasses.asdict``, or None."""
     if record is None:
         return None
     paid = record["turn_rewards"]
@@ -134,9 +138,11 @@ def _decode_episode(record: Mapping[str, Any] | None) -> Episode | None:
     return Episode(**{**record, **own})
 
 
-def _encode_array(values: NDArray[Any], dtype: Any) -> str:
+def encode_array(values: NDArray[Any], dtype: Any) -> str:
+    """The bytes of an array of ``dtype``, little-endian, in base64."""
     return base64.b64encode(np.asarray(values, np.dtype(dtype).newbyteorder("<")).tobytes()).decode("ascii")
 
 
-def _decode_array(text: str, dtype: Any) -> NDArray[Any]:
+def decode_array(text: str, dtype: Any) -> NDArray[Any]:
+    """The array of :func:`encode_array`."""
     return np.frombuffer(base64.b64decode(text), np.dtype(dtype).newbyteorder("<")).astype(dtype)

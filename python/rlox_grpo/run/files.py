@@ -263,7 +263,8 @@ def write_completions(
     component by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that did not apply
     is null, and so is every advantage when none are given. Where there is no tokenizer, ``prompt`` and ``completion``
     are lists of token ids. An episode of several turns has ``stop_reason``, ``turns``, ``turn_rewards`` and
-    ``messages`` too. The text is ASCII with escapes: a lone surrogate comes back as it was.
+    ``messages`` too, and with partial rollouts ``turn_versions``. The text is ASCII with escapes: a lone surrogate
+    comes back as it was.
 
     Args:
         run_dir: The run's folder; ``completions`` in it is made when it is missing.
@@ -316,6 +317,8 @@ def _describe_episode(completion: Completion) -> dict[str, Any]:
     paid = None if episode.turn_rewards is None else [*episode.turn_rewards]
     turns = sum(len(row.turns) for row in list_rows(completion))
     shown: dict[str, Any] = {"stop_reason": episode.stop_reason, "turns": turns, "turn_rewards": paid}
+    if completion.versions:
+        shown["turn_versions"] = [version for row in list_rows(completion) for version in row.versions]
     shown["messages"] = [dict(message) for message in episode.messages]
     if episode.branch_messages:
         shown["branches"] = [[dict(message) for message in messages] for messages in episode.branch_messages]

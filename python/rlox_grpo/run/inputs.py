@@ -96,6 +96,7 @@ class PromptReader:
             )
         whole = {
             "async_steps": config.async_steps > 0,
+            "partial_rollout_turns": config.partial_rollout_turns is not None,
             "curriculum": config.curriculum != "none",
             "max_group_size": config.max_group_size is not None,
             "on_collapse": config.on_collapse == "restore",

@@ -91,6 +91,7 @@ class Run:
         self.resumed_from: Path | None = None
         self.last_metrics: dict[str, float] = {}
         self.batches_under_way: list[dict[str, Any]] = []
+        self.partial_rollouts: dict[str, Any] | None = None
         self._saved_step: int | None = None
         self._save_is_due = False
         self._is_recording = False
@@ -310,6 +311,7 @@ class Run:
             "reward_sources": [digest for _, digest in self._rewards],
             "draws": self._progress.draws,
             "batches_under_way": under_way,
+            "partial_rollouts": None if self._sampler.partial is None else self._sampler.partial.state(),
             "pass_rates": self._sampler.pass_rates.state(),
             "kl_coef": self._learner.kl_weight.value,
             "learning_rate_factor": self._learner.learning_rate_factor,
@@ -386,6 +388,7 @@ class Run:
             raise CheckpointError(f"{checkpoint} does not fit this run: {type(error).__name__}: {error}") from error
         self._progress.step, self._progress.draws = state["step"], state["draws"]
         self.batches_under_way = state["batches_under_way"]
+        self.partial_rollouts = state.get("partial_rollouts")  # an older checkpoint has none
         self._learner.kl_weight.value = state["kl_coef"]
         self.start_step, self.start_draw = state["start_step"], state["start_draw"]
         self.last_metrics = state["last_metrics"]

@@ -17,7 +17,7 @@ from torch import nn
 from rlox_grpo.config.schema import GRPOConfig, choose_config
 from rlox_grpo.distributed.ranks import join_ranks
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.model.load import load_policy
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
@@ -113,6 +113,11 @@ class GRPO:
             list_rewards(reward_fn), self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
         )
         self.ranks = join_ranks(self.config.rank_timeout, engine_size=self.config.tensor_parallel_size)
+        if self.ranks.size > 1 and self.config.partial_rollout_turns is not None:
+            raise ConfigError(
+                f"partial_rollout_turns={self.config.partial_rollout_turns} needs one rank, and there are "
+                f"{self.ranks.size}: leave it out, or train on one"
+            )
         self.policy = load_policy(model, tokenizer, self.config, num_ranks=self.ranks.size)
         self.ranks.broadcast(self.policy.model, self.policy.masters)
         self.model = self.policy.model
@@ -144,6 +149,7 @@ class GRPO:
             self.ranks,
             seed=self.config.seed,
             generate=play,
+            player=None if self.config.partial_rollout_turns is None else self.episodes,
         )
         self.engine = self.sampler.engine
         self.learner = Learner(
@@ -151,7 +157,7 @@ class GRPO:
             self.policy,
             weights,
             ref_model,
-            exact_engine=self.engine.exact,
+            exact_engine=self.engine.exact and self.sampler.partial is None,
             ranks=self.ranks,
             optimizer=optimizer,
             max_sampled_tokens=None if self.episodes is None else self.config.count_most_sampled_tokens(),
@@ -358,12 +364,24 @@ class GRPO:
             self.sampler.retry(failed, self.step)
         if run.batches_under_way:
             self._step_taker.sync_engine()  # batches whose completions were lost are sampled again, here
+        if run.batches_under_way and self.sampler.partial is not None:
+            raise CheckpointError(
+                f"{run.resumed_from} has {len(run.batches_under_way)} batches under way, sampled with async_steps, and "
+                "partial_rollout_turns is set here: restore async_steps"
+            )
         self.sampler.ahead.restore(
             run.batches_under_way,
             train_prompts,
             lambda lost, place: self.sampler.ask(lost, self.step + place),
             self.ranks.share,
         )
+        if self.sampler.partial is not None and run.partial_rollouts is not None:
+            self.sampler.partial.restore(run.partial_rollouts, train_prompts)
+        elif run.partial_rollouts is not None and run.partial_rollouts["groups"]:
+            raise CheckpointError(
+                f"{run.resumed_from} has {len(run.partial_rollouts['groups'])} prompts whose episodes are under way, "
+                "and partial_rollout_turns is None here: set it as it was"
+            )
         if self.episodes is not None:
             self.episodes.on_ended = run.show_episodes
         return run, plan, draws, held_out

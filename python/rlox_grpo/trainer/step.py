@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,9 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.loss.importance import mismatch_metrics
 from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rollout.async_generation import Pending, measure_staleness
-from rlox_grpo.rollout.engines import MeasuredEngine
+from rlox_grpo.rollout.engines import CheckedEngine, MeasuredEngine
+from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
+from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Rollout, refill_groups
@@ -74,6 +77,7 @@ class StepTaker:
         self._sampler, self._learner = sampler, learner
         self._reward_fns, self._episodes = reward_fns, episodes
         self._engine_step: int | None = None  # the step whose weights the engine has
+        self._changes: AdapterChanges | None = None  # of these weights
 
     def take(
         self,
@@ -126,14 +130,32 @@ class StepTaker:
         if again or self._engine_step != step:
             updater, engine = self._learner.updater, self._sampler.engine
             updater.start()
-            weights = WeightStream(self._model, updater.weights if updater.is_sharded else None)
+            self._changes = self._expect_log_probs()
+            weights = WeightStream(self._model, updater.weights if updater.is_sharded else None, changes=self._changes)
             engine.load_weights(weights if engine.takes_weights else (), version=step)
             self._ranks.gather(None)  # wait until every engine has them
             self._engine_step = step
 
+    def _expect_log_probs(self) -> AdapterChanges | None:
+        """Tell the engine what its next weights compute; None where weights are not checked."""
+        config, engine = self._config, self._sampler.engine
+        if config.engine == "hf" or not isinstance(engine, CheckedEngine):
+            return None
+        canary = None
+        if config.check_weights:
+            model: Any = self._model
+            vocabulary = self._learner.vocabulary or model.config.get_text_config(decoder=True).vocab_size
+            token_ids = choose_tokens(vocabulary, engine.max_length)
+            log_probs = self._learner.measure_tokens(token_ids)
+            canary = Canary(token_ids, log_probs, config.dtype, config.check_weights_tolerance)
+        engine.expect_log_probs(canary)
+        return AdapterChanges() if config.check_weights else None
+
     def restart(self) -> None:
         """Forget what is under way: another checkpoint is about to be loaded, and the engine needs its weights."""
         self._sampler.ahead.clear()
+        if self._sampler.partial is not None:
+            self._sampler.partial.clear()
         self._engine_step = None
 
     def _score(self, batch: Pending) -> list[ScoredGroup]:
@@ -161,6 +183,7 @@ class StepTaker:
             **seconds,
             **self._learner.profile(batches, updates, seconds["update"]),
             **(engine.take_metrics() if isinstance(engine := self._sampler.engine, MeasuredEngine) else {}),
+            **({} if self._changes is None else self._changes.metrics()),
             **mismatch_metrics(batches),
         }
         everywhere = over_ranks(measured, self._ranks)
@@ -178,6 +201,7 @@ class StepTaker:
             **combined(everywhere),
             **rollout.metrics(),
             **measure_staleness([scored.group for scored in rollout.groups], progress.step - 1),
+            **({} if self._sampler.partial is None else self._sampler.partial.metrics(progress.step - 1)),
             **self._sampler.pass_rates.metrics(),
             **episode_metrics(rollout.groups),
             PROMPT_TOKENS: float(progress.prompt_tokens),

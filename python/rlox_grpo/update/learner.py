@@ -46,6 +46,7 @@ class Learner:
         reference: The reference policy, or None.
         updater: Applies the gradient.
         kl_weight: The weight of the KL penalty over the run.
+        vocabulary: Ids that can be sampled; larger ones are padding of the embedding. None: all ids.
         weights_are_whole: False during an update, so that no checkpoint has only a part of its optimizer steps.
         learning_rate_factor: Multiplies the learning rate; below 1 after a collapse with ``on_collapse="restore"``.
     """
@@ -75,6 +76,7 @@ class Learner:
             optimizer: the user's own, instead of AdamW.
         """
         self._config, self._model, self._ranks = config, policy.model, ranks
+        self.vocabulary = policy.vocabulary
         self._max_length = max_sampled_tokens or config.max_new_tokens
         self._end_ids = policy.eos_token_ids
         self._level = correction_level(config.importance, exact=exact_engine)
@@ -186,6 +188,33 @@ class Learner:
                 return measured
             norms = [[self._score_norms(batch) for batch in part] for part in measured]
         return with_token_advantages(measured, norms, self._rewards(scored), compute_group_offsets(scored), self._ranks)
+
+    def measure_tokens(self, token_ids: Sequence[int]) -> Float32Array:
+        """Return the policy's log-probs of all tokens but the first, ``[T − 1]``; a collective if it is sharded.
+
+        At temperature 1 and over every id of the output layer, as an engine reports those of a prompt.
+        """
+        ids = torch.tensor([token_ids], device=self._device)
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        zero = torch.zeros_like(ids[:, 0])
+        batch = Batch(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=torch.arange(ids.shape[1], device=ids.device)[None],
+            prompt_lengths=zero + 1,
+            completion_ids=ids[:, 1:],
+            completion_mask=mask[:, 1:],
+            loss_mask=mask[:, 1:],
+            advantages=zero.float(),
+            row_index=zero,
+            prompt_index=zero,
+            num_loss_tokens=float(ids.shape[1] - 1),
+            num_sequences=1.0,
+            is_unscaled=True,
+        )
+        with torch.no_grad():
+            log_probs: Float32Array = self._forward(batch)[0][0].float().cpu().numpy()
+        return log_probs
 
     def whole_weights(self) -> dict[str, Tensor]:
         """Gather every parameter on rank 0, in host memory if sharded. A collective; other ranks get an empty dict."""

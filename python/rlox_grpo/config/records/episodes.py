@@ -41,10 +41,20 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
     max_live_episodes: int | None = option(
         None,
         "Maximum number of episodes that run at the same time, for each rank; the next begins when one ends, in the "
-        "order of the batch. What is sampled does not depend on it. None: all of a batch; of a command, 32.",
+        "order of the batch. What is sampled does not depend on it, except with partial_rollout_turns. None: all of a "
+        "batch; of a command, 32.",
         ge=1,
         only_with=_EPISODES,
         resumable=True,
+    )
+    partial_rollout_turns: int | None = option(
+        None,
+        "Replies of an episode in a round of a step. The prompts of two steps are under way; a step ends after the "
+        "round in which prompts_per_step groups have ended, and the other episodes go on in the next step. None: a "
+        "step waits for all its episodes.",
+        ge=1,
+        only_with=_EPISODES,
+        source="Kimi k1.5, arXiv:2501.12599",
     )
     tool_timeout: float | None = option(
         None,

@@ -8,6 +8,7 @@ from rlox_grpo.config.records.option import Record, option
 
 _VLLM = {"engine": ("vllm",)}
 _VLLM_SERVER = {"engine": ("vllm_server",)}
+_EITHER_VLLM = {"engine": ("vllm", "vllm_server")}
 
 
 class PresetConfig(Record, title="Preset"):
@@ -77,7 +78,7 @@ class EngineConfig(Record, title="Generation engine"):
         None,
         "Maximum length of a prompt and its completion in vLLM, in tokens; None: the model's own limit.",
         ge=2,
-        only_with={"engine": ("vllm", "vllm_server")},
+        only_with=_EITHER_VLLM,
     )
     engine_sleep: bool = option(
         True, "On a GPU, vLLM frees its memory during updates.", only_with=_VLLM, resumable=True
@@ -87,6 +88,20 @@ class EngineConfig(Record, title="Generation engine"):
     )
     tensor_parallel_size: int = option(
         1, "Ranks that share one vLLM model, under torchrun.", ge=1, only_with=_VLLM, resumable=True
+    )
+    check_weights: bool = option(
+        True,
+        "After each weight sync, compare the log-probs of 16 fixed tokens in vLLM with the trainer's.",
+        only_with=_EITHER_VLLM,
+        resumable=True,
+    )
+    check_weights_tolerance: float | None = option(
+        None,
+        "Largest mean difference of these log-probs, in nats; None: 0.01 in float32, 0.25 in bfloat16 and coarser "
+        "arithmetic.",
+        gt=0,
+        only_with={"check_weights": (True,), **_EITHER_VLLM},
+        resumable=True,
     )
     server_urls: tuple[str, ...] = option(
         (), "URL of each vLLM server: http://host:port.", only_with=_VLLM_SERVER, resumable=True

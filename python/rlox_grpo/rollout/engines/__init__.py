@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.distributed.ranks import Ranks
     from rlox_grpo.model.load import Policy
+    from rlox_grpo.rollout.engines.canary import Canary
 
 
 @runtime_checkable
@@ -60,6 +61,18 @@ class MeasuredEngine(Protocol):
 
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics of this rank since the last call, by name."""
+        ...
+
+
+@runtime_checkable
+class CheckedEngine(Protocol):
+    """An engine that compares its log-probs with the trainer's after it was given new weights."""
+
+    def expect_log_probs(self, canary: Canary | None) -> None:
+        """Set what the weights of the next ``load_weights`` compute; None: they are not checked.
+
+        ``load_weights`` then raises EngineError where the engine's log-probs are others.
+        """
         ...
 
 

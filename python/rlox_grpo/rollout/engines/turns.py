@@ -53,11 +53,15 @@ class TurnRequest:
 
 @dataclass(frozen=True, eq=False)
 class SampledTurn:
-    """A reply: ``int64 [T]``, ``float32 [T]``, and whether an end token or stop string ended it."""
+    """A reply: ``int64 [T]``, ``float32 [T]``, and whether an end token or stop string ended it.
+
+    ``policy_version`` is that of the weights that sampled it, with partial rollouts; None: the engine's.
+    """
 
     token_ids: Int64Array
     log_probs: Float32Array
     stopped: bool
+    policy_version: int | None = None
 
 
 class TurnSession(Protocol):

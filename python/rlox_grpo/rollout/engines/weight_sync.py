@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.model.quantize import find_scales, unpack
+from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
 
 Manifest = Mapping[str, tuple[int, ...]]
 """Shape of each tensor of a checkpoint by its name."""
@@ -35,6 +36,7 @@ def collect_weights(
     model: nn.Module,
     whole: Iterable[tuple[str, Tensor]] | None = None,
     copies: Mapping[int, Tensor] = MappingProxyType({}),
+    changes: AdapterChanges | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield name and value of every tensor in a checkpoint of ``model``, without gradients; tied tensors once.
 
@@ -47,9 +49,11 @@ def collect_weights(
         whole: Each parameter under its name in ``model``, where the model itself holds shards. It is read in step with
             the weights that are yielded: at most the parameters of one adapted layer are held.
         copies: Values of earlier parameters, by the parameter's ``id``.
+        changes: Collects what of the adapters' changes the merged weights have.
 
     Raises:
         ValueError: an adapter other than plain LoRA on linear or embedding layers.
+        EngineError: with ``changes``, after the last weight: adapters of whose changes nothing is left.
     """
     adapts = hasattr(model, "peft_config")
     if whole is not None and not adapts:
@@ -79,11 +83,14 @@ def collect_weights(
             yield name, unpack(take(name)).detach()
         elif part.startswith("base_layer."):
             own, prefix = part.removeprefix("base_layer."), name.removesuffix(part)
-            yield f"{prefix}{own}", _merge_adapters(prefix, layer, take) if own == "weight" else take(name).detach()
+            is_merged = own == "weight"
+            yield f"{prefix}{own}", _merge_adapters(prefix, layer, take, changes) if is_merged else take(name).detach()
         elif not part.startswith("lora_"):
             raise ValueError(f"{name}: only plain LoRA adapters can be merged for a generation engine")
     for _ in gathered:  # every rank gathers every shard
         pass
+    if changes is not None:
+        changes.finish()
 
 
 class WeightStream:
@@ -98,17 +105,20 @@ class WeightStream:
         model: nn.Module,
         whole: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
         copies: Mapping[int, Tensor] = MappingProxyType({}),
+        changes: AdapterChanges | None = None,
     ) -> None:
-        self._model, self._whole, self._copies = model, whole, copies
+        self._model, self._whole, self._copies, self._changes = model, whole, copies, changes
         self.is_collective = whole is not None
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return collect_weights(self._model, None if self._whole is None else self._whole(), self._copies)
+        whole = None if self._whole is None else self._whole()
+        return collect_weights(self._model, whole, self._copies, self._changes)
 
     def copy_trained(self) -> WeightStream:
         """Return the weights as they are now: parameters in training are copied, frozen ones are read in place."""
         trained = (parameter for parameter in self._model.parameters() if parameter.requires_grad)
-        return WeightStream(self._model, None, {id(parameter): parameter.detach().clone() for parameter in trained})
+        copies = {id(parameter): parameter.detach().clone() for parameter in trained}
+        return WeightStream(self._model, None, copies, self._changes)
 
 
 def copy_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
@@ -231,7 +241,7 @@ def _take_from(gathered: Iterator[tuple[str, Tensor]], others: Mapping[str, Tens
 
 
 @torch.no_grad()
-def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor]) -> Tensor:
+def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor], changes: AdapterChanges | None) -> Tensor:
     """Return W + (alpha / r) B A of each active adapter (LoRA, arXiv:2106.09685, eq. 3); takes each once.
 
     ``layer.disable_adapters`` is not read: the reference's forward sets it for a moment in the trainer's thread, while
@@ -243,14 +253,21 @@ def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor]) -> T
     if layer.merged:
         return weight
     merged = weight.clone()
+    updates: list[tuple[Tensor, float]] = []
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
             a, b = take(f"{prefix}lora_A.{adapter}.weight"), take(f"{prefix}lora_B.{adapter}.weight")
             update = (b @ a).T if layer.fan_in_fan_out else b @ a
-            merged += layer.scaling[adapter] * update.to(merged.dtype)
         elif adapter in layer.lora_embedding_A:
             a, b = take(f"{prefix}lora_embedding_A.{adapter}"), take(f"{prefix}lora_embedding_B.{adapter}")
-            merged += layer.scaling[adapter] * (b @ a).T.to(merged.dtype)
+            update = (b @ a).T
+        else:
+            continue
+        merged += layer.scaling[adapter] * update.to(merged.dtype)
+        if changes is not None:
+            updates.append((update, layer.scaling[adapter]))
+    if changes is not None and updates:
+        changes.add(f"{prefix}weight", weight, merged, updates)
     return merged
 
 

@@ -18,10 +18,15 @@ _CUT = ("max_turns", "max_tokens", "context")
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """An episode that has ended: its conversation and how it went."""
+    """An episode that has ended: the rows of its conversations, none where the policy had no turn, and how it went."""
 
-    chat: Chat
+    rows: Sequence[ChatTokens]
     episode: Episode
+
+    @classmethod
+    def of(cls, chat: Chat, episode: Episode) -> Played:
+        """What remains of an episode when its chat has ended."""
+        return cls(chat.rows() if chat.turns else (), episode)
 
 
 def make_group(prompt: Prompt, played: Sequence[Played], tokenizer: Any, policy_version: int) -> RolloutGroup:
@@ -33,7 +38,7 @@ def make_group(prompt: Prompt, played: Sequence[Played], tokenizer: Any, policy_
     token that the policy did not sample.
     """
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
-    rows = [one.chat.rows() if one.chat.turns else [] for one in played]
+    rows = [one.rows for one in played]
     shared = _find_common_prefix([row.prompt_ids for found in rows for row in found])
     has_own = not len(shared)
     if has_own:
@@ -69,6 +74,7 @@ def _make_row(episode: Episode, found: ChatTokens, shared: int | None, tokenizer
         None if sampled.all() else sampled,
         tuple(len(rest) + turn for turn in found.turns),
         prompt_ids=found.prompt_ids if shared is None else None,
+        versions=found.versions,
     )
 
 

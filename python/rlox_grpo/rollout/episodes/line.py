@@ -38,6 +38,7 @@ class ChatTokens:
         sampled: ``bool [T]``.
         turns: Offsets in ``token_ids`` at which the replies begin.
         truncated: Whether the last reply has no end token or stop string.
+        versions: The policy version of each of ``turns``, with partial rollouts; else empty.
     """
 
     prompt_ids: Int64Array
@@ -46,6 +47,7 @@ class ChatTokens:
     sampled: np.ndarray[Any, np.dtype[np.bool_]]
     turns: tuple[int, ...]
     truncated: bool
+    versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +57,7 @@ class Span:
     token_ids: Int64Array
     log_probs: Float32Array
     sampled: bool
+    policy_version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ class Line:
     def take(self, turn: SampledTurn, *, continues: bool, with_tools: bool, stop: Sequence[str] = ()) -> Reply:
         """Append a sampled reply; ``continues`` the truncated one before it."""
         before = len(self.token_ids)
-        self._spans.append(Span(turn.token_ids, turn.log_probs, True))
+        self._spans.append(Span(turn.token_ids, turn.log_probs, True, turn.policy_version))
         self.truncated = not turn.stopped
         last = int(turn.token_ids[-1])
         self._ended_by = last if last in self._end_ids else None
@@ -296,6 +299,11 @@ class Line:
             np.repeat(np.array(flags, dtype=bool), lengths),
             tuple(int(start) for start, is_own in zip(starts, flags, strict=False) if is_own),
             self.truncated,
+            tuple(
+                span.policy_version
+                for span, is_own in zip(spans, flags, strict=True)
+                if is_own and span.policy_version is not None
+            ),
         )
         return tokens, [id(span) for span, is_own in zip(spans, flags, strict=True) if is_own]
 

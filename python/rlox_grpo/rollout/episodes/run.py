@@ -19,7 +19,7 @@ from rlox_grpo.errors import ConfigError, EpisodeError
 from rlox_grpo.prompts.rows import refuse_unread_variables
 from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines import GenerationEngine
-from rlox_grpo.rollout.engines.turns import TurnEngine, TurnSession
+from rlox_grpo.rollout.engines.turns import TurnEngine
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
 from rlox_grpo.rollout.episodes.budget import Budget
 from rlox_grpo.rollout.episodes.call_format import find_call_format
@@ -28,6 +28,7 @@ from rlox_grpo.rollout.episodes.ending import check_columns, check_outcome, end_
 from rlox_grpo.rollout.episodes.endpoint import Endpoints
 from rlox_grpo.rollout.episodes.event_loop import run_coroutine
 from rlox_grpo.rollout.episodes.groups import Played, make_group
+from rlox_grpo.rollout.episodes.partial import Gate, StartedGroup
 from rlox_grpo.rollout.episodes.process_main import Foreign
 from rlox_grpo.rollout.episodes.processes import ProcessPool, ToolProcesses, play_in_process
 from rlox_grpo.rollout.episodes.proof import find_rewrite
@@ -138,15 +139,63 @@ class EpisodeRunner:
             return []
         chosen = [prompts[place] for place in places]
         live = min(sum(sizes), self._max_live or sum(sizes))
+        keys = [
+            (prompt, (place, one))
+            for prompt, place, size in zip(chosen, places, sizes, strict=True)
+            for one in range(size)
+        ]
+        running: list[Running] = []
         with engine.open_turns(sampling, seed, live) as session:
-            played = run_coroutine(lambda: self._play_all(engine, session, chosen, places, sizes, sampling, seed))
+            run_coroutine(lambda: self._run(engine, Replies(session), keys, sampling, seed, running))
         self.prefilled_tokens = session.prefilled_tokens
-        found = iter(played)
+        found = iter([Played.of(one.chat, one.episode) for one in running if one.episode is not None])
         groups = [
             make_group(prompt, [next(found) for _ in range(size)], self._tokenizer, engine.policy_version)
             for prompt, size in zip(chosen, sizes, strict=True)
         ]
         return [replace(group, prefilled_tokens=self.prefilled_tokens / len(groups)) for group in groups]
+
+    def go_on(
+        self, engine: GenerationEngine, groups: Sequence[StartedGroup], sampling: Sampling, seed: int, needed: int
+    ) -> None:
+        """Play ``groups``, ``partial_rollout_turns`` replies of each episode a round, until ``needed`` have ended.
+
+        Their replies and ends are kept in ``groups``, also where this raises.
+
+        Raises:
+            EpisodeError: the environment raised, and ``on_environment_error="stop"``.
+        """
+        turns = self._config.partial_rollout_turns
+        assert turns is not None
+        if not isinstance(engine, TurnEngine):
+            raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
+        kept = {
+            (started.draw, place): (started.prompt, episode)
+            for started in groups
+            for place, episode in enumerate(started.episodes)
+            if started.group is None and episode.played is None
+        }
+        gate = Gate(turns, engine.policy_version, {key: episode for key, (_, episode) in kept.items()})
+
+        def are_enough() -> bool:
+            for one in running:
+                if one.episode is not None and kept[one.key][1].played is None:
+                    kept[one.key][1].played = Played.of(one.chat, one.episode)
+            for started in groups:
+                played = [episode.played for episode in started.episodes if episode.played is not None]
+                if started.group is None and len(played) == len(started.episodes):
+                    versions = [version for one in played for row in one.rows for version in row.versions]
+                    version = min(versions, default=engine.policy_version)
+                    started.group = make_group(started.prompt, played, self._tokenizer, version)
+            return sum(started.group is not None for started in groups) >= needed
+
+        running: list[Running] = []
+        asked = [(prompt, key) for key, (prompt, _) in kept.items()]
+        with engine.open_turns(sampling, seed, min(len(asked), self._max_live or len(asked))) as session:
+            replies = Replies(session, gate)
+            run_coroutine(lambda: self._run(engine, replies, asked, sampling, seed, running, are_enough))
+            self.prefilled_tokens = session.prefilled_tokens
+        are_enough()
 
     def _give_tools(self, functions: Sequence[Callable[..., Any]]) -> tuple[Template, Tools]:
         """The template that shows these tools, tried out, and the tools of one episode."""
@@ -213,7 +262,11 @@ class EpisodeRunner:
 
     @property
     def _max_live(self) -> int | None:
-        return self._config.max_live_episodes or self.environment.max_live
+        most = self._config.max_live_episodes or self.environment.max_live
+        if self._config.partial_rollout_turns is None or self._environment_processes is None:
+            return most
+        # An episode that waits for its next round keeps its process.
+        return min(most or self._config.episode_workers, self._config.episode_workers)
 
     @property
     def _process_timeout(self) -> float | None:
@@ -232,45 +285,49 @@ class EpisodeRunner:
                     "it async, give it by GRPO(tools=), or leave tool_timeout out and set turn_timeout"
                 )
 
-    async def _play_all(
+    async def _run(
         self,
         engine: TurnEngine,
-        session: TurnSession,
-        prompts: Sequence[Prompt],
-        places: Sequence[int],
-        sizes: Sequence[int],
+        replies: Replies,
+        asked: Sequence[tuple[Prompt, tuple[int, int]]],
         sampling: Sampling,
         seed: int,
-    ) -> list[Played]:
+        running: list[Running],
+        are_enough: Callable[[], bool] | None = None,
+    ) -> None:
+        """Play an episode for each prompt and key of ``asked``; ``running`` gets them, each with its end."""
         config = self._config
         budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
-        replies = Replies(session)
-        endpoints, loop = Endpoints(sampling, sum(sizes)), asyncio.get_running_loop()
+        endpoints, loop = Endpoints(sampling, len(asked)), asyncio.get_running_loop()
 
         def open_endpoint(chat: Chat) -> tuple[str, str]:
             return endpoints.open(chat, loop)
 
-        running = []
-        for prompt, place, size in zip(prompts, places, sizes, strict=True):
-            for completion in range(size):
-                key = (place, completion)
-                chat = Chat(
-                    self._template,
-                    replies.sample,
-                    budget,
-                    episode=key,
-                    seed=derive_episode_seed(seed, *key),
-                    tools=self._make_tools(self.environment.tools),
-                    end_ids=engine.end_ids,
-                    give_tools=self._give_tools,
-                    system_prompt=self._prompts.system_prompt,
-                    give_schemas=self._give_schemas,
-                    open_endpoint=open_endpoint,
-                )
-                running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
+        for prompt, key in asked:
+            chat = Chat(
+                self._template,
+                replies.sample,
+                budget,
+                episode=key,
+                seed=derive_episode_seed(seed, *key),
+                tools=self._make_tools(self.environment.tools),
+                end_ids=engine.end_ids,
+                give_tools=self._give_tools,
+                system_prompt=self._prompts.system_prompt,
+                give_schemas=self._give_schemas,
+                open_endpoint=open_endpoint,
+            )
+            running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
         try:
-            await run_episodes(running, replies, self._play, config, max_live=self._max_live, on_ended=self.on_ended)
-            return [Played(one.chat, one.task.result()) for one in running if one.task is not None]
+            await run_episodes(
+                running,
+                replies,
+                self._play,
+                config,
+                max_live=self._max_live,
+                on_ended=self.on_ended,
+                are_enough=are_enough,
+            )
         finally:
             endpoints.close()
 

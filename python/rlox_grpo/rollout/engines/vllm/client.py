@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.canary import CANARY_GAP, Canary, CanaryCheck
 from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm.auth import LOADING
@@ -29,10 +30,12 @@ from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, Outdat
 from rlox_grpo.rollout.engines.vllm.requests import (
     EXTRA,
     MODEL_NAME,
+    SCORING,
     decode_texts,
     derive_prompt_seeds,
     make_request_fields,
     read_completion,
+    read_prompt_log_probs,
     refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.vllm.routing import Router
@@ -134,6 +137,8 @@ class VLLMServerEngine:
         self._given: set[ServerConnection] = set()
         """Servers that had weights from here once."""
         self._file: Path | None = None
+        self._canary: Canary | None = None
+        self._checks = {server: CanaryCheck() for server in self._servers}
         self.policy_version = -1
         self.sync_seconds = 0.0
         rows = [self._check_model(server, time.monotonic() + timeout) for server in self._servers]
@@ -225,7 +230,8 @@ class VLLMServerEngine:
 
         Raises:
             WeightMismatchError: names, shapes or types that are not the model's; the old weights stay in use.
-            EngineError: no server took them, or one cannot read the file; names each.
+            EngineError: no server took them, or one cannot read the file or computes other log-probs than
+                :meth:`expect_log_probs` says; names each.
         """
         start = time.perf_counter()
         is_collective = isinstance(weights, WeightStream) and weights.is_collective
@@ -271,8 +277,18 @@ class VLLMServerEngine:
             raise EngineError(f"no server took version {version} of the weights{self._reports()}")
 
     def take_metrics(self) -> dict[str, float]:
-        """What each server did for this rank since the last call: ``engines/<i>/…`` of docs/reference/metrics.md."""
-        return self._router.take_metrics()
+        """What each server did for this rank since the last call: ``engines/<i>/…`` of docs/reference/metrics.md.
+
+        Also ``mismatch/canary_gap_max`` of the servers that were given weights since.
+        """
+        gaps = [check.gap for check in self._checks.values() if check.gap is not None]
+        for check in self._checks.values():
+            check.gap = None
+        return {**self._router.take_metrics(), **({CANARY_GAP: max(gaps)} if gaps else {})}
+
+    def expect_log_probs(self, canary: Canary | None) -> None:
+        """See :class:`~rlox_grpo.rollout.engines.CheckedEngine`; also of a server that starts again."""
+        self._canary = canary
 
     def close(self) -> None:
         """Close the connections and remove the weights' folder (so does the end of the process); the servers run on."""
@@ -386,6 +402,20 @@ class VLLMServerEngine:
         if not server.post("/reset_prefix_cache", deadline).json()["success"]:
             raise Unavailable("it did not clear its prefix cache: requests are still running")
         server.post("/resume", deadline, headers={MARK: self._mark})
+        self._check_canary(server, deadline)
+
+    def _check_canary(self, server: ServerConnection, deadline: float) -> None:
+        canary = self._canary
+        if canary is None:
+            return
+        dtype = str(server.post("/collective_rpc", deadline, json={"method": "rlox_dtype"}).json()["results"][0])
+        body = {**SCORING, "model": MODEL_NAME, "prompt": list(canary.token_ids)}
+        answer = server.post("/v1/completions", deadline, json=body)
+        held = answer.headers.get(MARK, "no mark")
+        if held != self._mark:
+            raise Unavailable(f"it held other weights ({held}) than it was given ({self._mark})")
+        found = read_prompt_log_probs(answer.json()["choices"][0].get("prompt_logprobs"), canary.token_ids)
+        self._checks[server].compare(canary, found, self.policy_version, source=server.url, dtype=dtype)
 
     def _send_file(self, server: ServerConnection, deadline: float) -> None:
         call = {"method": "rlox_load", "args": [str(self._file)]}

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.canary import CANARY_GAP, Canary, CanaryCheck
 from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.vllm.requests import (
     EXTRA,
@@ -28,7 +29,9 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     derive_prompt_seeds,
     make_parameters,
     make_request_fields,
+    make_scoring_parameters,
     read_output,
+    read_prompt_log_probs,
     refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.vllm.startup import (
@@ -160,6 +163,8 @@ class VLLMEngine:
             "skip_tokenizer_init": tokenizer is None,
             "seed": 0,
         }
+        self._canary: Canary | None = None
+        self._check = CanaryCheck()
         self.policy_version = -1
         self.sync_seconds = 0.0
 
@@ -248,7 +253,7 @@ class VLLMEngine:
 
         Raises:
             WeightMismatchError: names, shapes or types that are not the model's; the old weights stay in use.
-            EngineError: vLLM cannot be started again.
+            EngineError: vLLM cannot be started again, or computes other log-probs than :meth:`expect_log_probs` says.
         """
         start = time.perf_counter()
         weights = make_repeatable(weights)
@@ -264,8 +269,18 @@ class VLLMEngine:
         if failures:
             logger.warning("the sync of version %d failed (%s): vLLM is started again", version, "; ".join(failures))
             self._restart(weights, version)
+        self._check_canary(version)
         self.policy_version = version
         self.sync_seconds = time.perf_counter() - start
+
+    def expect_log_probs(self, canary: Canary | None) -> None:
+        """See :class:`~rlox_grpo.rollout.engines.CheckedEngine`."""
+        self._canary = canary
+
+    def take_metrics(self) -> dict[str, float]:
+        """``mismatch/canary_gap_max`` of the last ``load_weights``, once."""
+        gap, self._check.gap = self._check.gap, None
+        return {} if gap is None else {CANARY_GAP: gap}
 
     def close(self) -> None:
         """Shut vLLM down and give its memory back."""
@@ -330,6 +345,17 @@ class VLLMEngine:
         # Blocks of the cache hold keys and values of the old weights.
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not clear its prefix cache: requests are still running")
+
+    def _check_canary(self, version: int) -> None:
+        if self._canary is None:
+            return
+        self._wake({"weights", "kv_cache"})  # generate comes next
+        parameters = make_scoring_parameters()
+        requests = [{"prompt_token_ids": list(self._canary.token_ids)}]
+        (output,) = self._llm.generate(requests, [parameters], use_tqdm=False)
+        answer = read_prompt_log_probs(output.prompt_logprobs, self._canary.token_ids)
+        dtype = str(self._settings["dtype"])
+        self._check.compare(self._canary, answer, version, source="vLLM in this process", dtype=dtype)
 
     def _with_tied_layers(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in weights:

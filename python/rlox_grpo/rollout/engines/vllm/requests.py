@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,36 @@ def read_output(output: Any, sampling: Sampling, vocab_limit: int | None) -> Com
     if list(flat.token_ids) != token_ids.tolist():
         raise EngineError("vLLM reported log-probs of other tokens than it sampled")
     return read_completion(token_ids, flat.logprobs, str(output.finish_reason), sampling, vocab_limit, "vLLM")
+
+
+SCORING: Mapping[str, Any] = MappingProxyType({"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0})
+"""Sampling parameters of a request for a prompt's own log-probs: at temperature 1, over every id."""
+
+
+def make_scoring_parameters() -> Any:
+    """``SamplingParams`` of :data:`SCORING` in vLLM's Python interface."""
+    from vllm import SamplingParams
+
+    return SamplingParams(**SCORING, detokenize=False)
+
+
+def read_prompt_log_probs(entries: Any, token_ids: Sequence[int]) -> list[float]:
+    """Log-probs of all tokens of a prompt but the first, from vLLM's Python or HTTP interface.
+
+    Raises:
+        EngineError: entries that are not those of ``token_ids``.
+    """
+    if not isinstance(entries, Sequence) or len(entries) != len(token_ids):
+        raise EngineError(f"vLLM gave no log-probs of a prompt of {len(token_ids)} tokens: {str(entries)[:200]}")
+    values = []
+    for place, token in list(enumerate(token_ids))[1:]:
+        entry = entries[place] if isinstance(entries[place], Mapping) else {}
+        found = entry.get(token, entry.get(str(token)))
+        value = found.get("logprob") if isinstance(found, Mapping) else getattr(found, "logprob", None)
+        if not isinstance(value, (int, float)):
+            raise EngineError(f"vLLM gave no log-prob of token {token} at place {place} of a prompt: {str(entry)[:99]}")
+        values.append(float(value))
+    return values
 
 
 def decode_texts(tokenizer: Any, completions: Sequence[Completion]) -> Sequence[str | None]:

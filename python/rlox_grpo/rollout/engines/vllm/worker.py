@@ -32,6 +32,10 @@ class WeightReceiver:
         """Completions that the server decodes at once; more of them wait in its queue."""
         return int(self.scheduler_config.max_num_seqs)
 
+    def rlox_dtype(self) -> str:
+        """The arithmetic of this worker's model, such as ``"bfloat16"``."""
+        return str(self.model_config.quantization or str(self.model_config.dtype).removeprefix("torch."))
+
     def rlox_load(self, path: str) -> dict[str, Any]:
         """Replace every weight by those of the safetensors file at ``path``.
 

@@ -1,0 +1,89 @@
+"""TRL's GRPOTrainer on a cell of the learning study: the same warm start, rows, rewards and completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+VARIANTS: dict[str, Mapping[str, Any]] = {
+    "trl": {"num_generations": 8, "lr_scheduler_type": "linear"},
+    "trl_same_choices": {
+        "num_generations": 16,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 3,
+        "loss_type": "grpo",
+    },
+}
+"""Arguments of ``GRPOConfig``. ``trl`` has the defaults of TRL 1.16, ``trl_same_choices`` those of the study's default.
+
+Both take the learning rate, the completions of a step and their length from the task: TRL has no default for a task.
+"""
+
+CURVES = {"reward/mean": "reward", "policy/entropy": "entropy", "completions/mean_length": "completions/mean_length"}
+"""The study's names of what TRL logs."""
+
+
+def load() -> None:
+    """Import TRL, so that its import does not count as training."""
+    import datasets  # noqa: F401
+    import trl.trainer.grpo_trainer  # noqa: F401
+
+
+def train(
+    policy: Path,
+    rows: Sequence[Mapping[str, Any]],
+    reward_fn: Sequence[Any],
+    variant: str,
+    settings: Mapping[str, Any],
+    steps: int,
+    seed: int,
+    folder: Path,
+) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Train ``policy`` and save it to ``folder``.
+
+    Returns the arguments of ``GRPOConfig`` that are not its defaults, and the rewards and lengths of each step.
+    """
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    arguments = {
+        "per_device_train_batch_size": settings["group_size"] * settings["prompts_per_step"],
+        "max_completion_length": settings["max_new_tokens"],
+        "learning_rate": settings["learning_rate"],
+        "reward_weights": [rule.weight for rule in reward_fn],
+        "max_steps": steps,
+        "seed": seed,
+        **VARIANTS[variant],
+        # Not a choice of the algorithm: no second forward pass, which would only cost time.
+        "gradient_checkpointing": False,
+    }
+    trainer = GRPOTrainer(
+        AutoModelForCausalLM.from_pretrained(policy),
+        reward_funcs=list(reward_fn),
+        args=GRPOConfig(
+            output_dir=str(folder),
+            bf16=False,
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=1,
+            disable_tqdm=True,
+            **arguments,
+        ),
+        train_dataset=Dataset.from_list([dict(row) for row in rows]),
+        processing_class=AutoTokenizer.from_pretrained(policy),
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    trainer.save_model(str(folder))
+    log = [entry for entry in trainer.state.log_history if "reward" in entry]
+    curves = {
+        "reward/mean": "reward",
+        "policy/entropy": "entropy",
+        "completions/mean_length": "completions/mean_length",
+    }
+    return arguments, {ours: [float(f"{entry[theirs]:.4g}") for entry in log] for ours, theirs in curves.items()}

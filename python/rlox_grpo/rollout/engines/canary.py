@@ -1,0 +1,118 @@
+"""Canary prompt: after each transfer of weights, an engine's log-probs of a few fixed tokens against the trainer's.
+
+An engine that ignored new weights goes on sampling, and training goes on with a wrong policy. Names, shapes and digests
+say what was sent; only the engine's own log-probs say what it computes with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from rlox_grpo.errors import EngineError
+from rlox_grpo.types import Float32Array
+
+LENGTH = 17
+"""Tokens of the canary prompt. The first one has no log-prob."""
+
+TOLERANCES: Mapping[str, float] = MappingProxyType({"float32": 0.01, "bfloat16": 0.25})
+"""Largest mean difference of the log-probs, in nats, by the coarser arithmetic of trainer and engine. Other arithmetic
+has that of bfloat16."""
+
+CANARY_GAP = "mismatch/canary_gap_max"
+"""Metric: the largest mean difference of all engines."""
+
+STALE_SHARE = 0.1
+"""An engine whose log-probs have not changed in a bit is stale when the trainer's have changed by this share of the
+tolerance."""
+
+
+@dataclass(frozen=True, eq=False)
+class Canary:
+    """A fixed prompt with the trainer's log-probs under the weights that are handed over.
+
+    Attributes:
+        token_ids: the prompt, T of them.
+        log_probs: ``float32 [T − 1]`` of all tokens but the first, at temperature 1 over every id of the output layer.
+        dtype: the trainer's arithmetic.
+        tolerance: the user's, in nats; None: that of :data:`TOLERANCES`.
+    """
+
+    token_ids: Sequence[int]
+    log_probs: Float32Array
+    dtype: str
+    tolerance: float | None = None
+
+
+def choose_tokens(vocabulary: int, max_length: int | None = None) -> list[int]:
+    """Return the canary prompt: :data:`LENGTH` ids evenly spread over ``vocabulary``, the same in every run.
+
+    Fewer with a small ``max_length`` (tokens of a prompt and its completion in the engine). A prompt of one token has
+    no log-prob to compare.
+    """
+    count = LENGTH if max_length is None else min(LENGTH, max_length - 1)
+    return [(2 * place + 1) * vocabulary // (2 * count) for place in range(count)]
+
+
+class CanaryCheck:
+    """Compares the answers of one engine, transfer by transfer.
+
+    Attributes:
+        gap: Mean absolute difference of the last answer in nats; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.gap: float | None = None
+        self._answer: Float32Array | None = None
+        self._first_expected: Float32Array | None = None  # the trainer's, when the engine first gave ``_answer``
+
+    def compare(self, canary: Canary, answer: Sequence[float], version: int, *, source: str, dtype: str) -> None:
+        """Compare what the engine computed after the transfer of ``version``.
+
+        Args:
+            canary: the prompt and the trainer's log-probs.
+            answer: the engine's log-probs, ``[T − 1]``.
+            version: of the weights that the engine was given.
+            source: the engine's name, for the error.
+            dtype: the engine's arithmetic.
+
+        Raises:
+            EngineError: other weights than it was given: the log-probs differ by more than the tolerance, are not
+                finite, or have not changed while the trainer's have.
+        """
+        found = np.asarray(answer, np.float32)
+        begin = f"{source}, weights of version {version}: "
+        if found.shape != canary.log_probs.shape or not np.isfinite(found).all():
+            raise EngineError(f"{begin}log-probs of {len(canary.log_probs)} fixed tokens are {found.tolist()[:4]}…")
+        tolerance = find_tolerance(canary.dtype, dtype) if canary.tolerance is None else canary.tolerance
+        gaps = np.abs(found.astype(np.float64) - canary.log_probs)
+        self.gap = float(gaps.mean()) if len(gaps) else 0.0
+        if self.gap > tolerance:
+            raise EngineError(
+                f"{begin}its log-probs of {len(gaps)} fixed tokens differ from the trainer's by {self.gap:.3g} nats on "
+                f"average, {gaps.max():.3g} at most (check_weights_tolerance {tolerance:g} for {canary.dtype} in the "
+                f"trainer and {dtype} in the engine): it does not compute with the weights that it was given, or in "
+                f"much coarser arithmetic. {_ADVICE}"
+            )
+        if self._answer is None or self._first_expected is None or not np.array_equal(found, self._answer):
+            self._answer, self._first_expected = found, canary.log_probs
+            return
+        moves = np.abs(canary.log_probs - self._first_expected)
+        moved = float(moves.mean()) if len(moves) else 0.0
+        if moved > STALE_SHARE * tolerance:
+            raise EngineError(
+                f"{begin}its log-probs of {len(gaps)} fixed tokens are the same to the bit as those of an earlier "
+                f"version, and the trainer's have changed by {moved:.3g} nats on average since: the engine did not "
+                f"take the new weights. {_ADVICE}"
+            )
+
+
+_ADVICE = "Set the same dtype on both sides; if the difference is expected, raise check_weights_tolerance"
+
+
+def find_tolerance(*dtypes: str) -> float:
+    """Return the tolerance of the coarsest of ``dtypes``, in nats."""
+    return max(TOLERANCES.get(dtype, TOLERANCES["bfloat16"]) for dtype in dtypes)
