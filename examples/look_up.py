@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from rlox_grpo.demo.closed_vocabulary import build_tokenizer
+from rlox_grpo.demo.closed_vocabulary import TOOLS_TEMPLATE, build_tokenizer
 from rlox_grpo.demo.episodes import Conversation, EpisodeTask, Rows, main
 
 AGENT = Path(__file__).with_name("look_up_agent.py")
@@ -35,15 +35,6 @@ WRONG = (0.5, 0.5, 0.2)
 NUM_HELD_OUT = 32
 TABLE_PERSONS = 4
 
-TEMPLATE = (
-    "{% for message in messages %}<{{ message['role'] }}>"
-    "{% if message['tool_calls'] %}{% for call in message['tool_calls'] %}"
-    '{"name": "{{ call["function"]["name"] }}", "arguments": {{ call["function"]["arguments"] | tojson }}}'
-    "{% endfor %}{% else %}{{ message['content'] }}{% endif %}"
-    "{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
 
 def write_call(key: str) -> str:
     """A reply that looks ``key`` up."""
@@ -53,7 +44,7 @@ def write_call(key: str) -> str:
 def build() -> PreTrainedTokenizerFast:
     """The tokenizer; its chat template writes tool calls as JSON."""
     texts = [QUESTION, write_call("key"), *PERSONS, *CITIES, *RIVERS, NOTHING, "<tool>"]
-    return build_tokenizer(texts, 0, chat_template=TEMPLATE)
+    return build_tokenizer(texts, 0, chat_template=TOOLS_TEMPLATE)
 
 
 def draw_conversation(rng: np.random.Generator) -> Conversation:

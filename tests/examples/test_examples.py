@@ -34,7 +34,7 @@ MARGINS = {
 }
 """Least rise of the held-out reward; it spans 2, 1.1, 1.1, 4.25, 2.8, 1, 1, 3 and 1.1."""
 
-OTHERS = {"frozen_lake", "guess_the_number", "list_functions", "look_up", "look_up_agent"}
+OTHERS = {"countdown_calculator", "frozen_lake", "guess_the_number", "list_functions", "look_up", "look_up_agent"}
 """Examples without a run file, which have tests of their own in tests/e2e or none."""
 
 BY_EXTRAS = {"nano_aha", "countdown_vllm_deepspeed"}

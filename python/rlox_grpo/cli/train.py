@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.rewards import RewardFn
 
-_TASKS = ("guess_the_number", "frozen_lake")
+_TASKS = ("guess_the_number", "countdown_calculator", "frozen_lake")
 """Modules of rlox_grpo.demo with a TASK."""
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Regex, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -26,17 +27,28 @@ TURNS_TEMPLATE = (
 )
 """Writes the end token behind each reply; for conversations of several turns."""
 
+TOOLS_TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>"
+    "{% if message['tool_calls'] %}{% for call in message['tool_calls'] %}"
+    '{"name": "{{ call["function"]["name"] }}", "arguments": {{ call["function"]["arguments"] | tojson }}}'
+    "{% endfor %}{% else %}{{ message['content'] }}{% endif %}"
+    "{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""As :data:`TURNS_TEMPLATE`; writes tool calls as JSON, and no list of tools."""
+
 
 def build_tokenizer(
-    texts: Iterable[str], largest: int, *, chat_template: str = CHAT_TEMPLATE
+    texts: Iterable[str], largest: int, *, chat_template: str = CHAT_TEMPLATE, phrases: Sequence[str] = ()
 ) -> PreTrainedTokenizerFast:
     """Build a tokenizer from the pieces of ``texts`` and the numbers 0 to ``largest``, sorted by text.
 
     Encoding and decoding restore every text. There is no unknown token: a piece outside the vocabulary is an error,
-    because the model was not trained on it. The chat template writes ``<role>`` and the content of each message.
+    because the model was not trained on it. The chat template writes ``<role>`` and the content of each message. Each
+    of ``phrases`` is one token wherever it stands.
     """
-    splitter = pre_tokenizers.Split(Regex(PIECE), "isolated")
+    splitter = pre_tokenizers.Split(Regex("|".join([*map(re.escape, phrases), PIECE])), "isolated")
     pieces = {piece for text in texts for piece, _ in splitter.pre_tokenize_str(text)}
     pieces |= {f"{blank}{number}" for number in range(largest + 1) for blank in ("", " ")}
-    words = [PAD, EOS, *sorted(pieces | set(ROLES))]
+    words = [PAD, EOS, *sorted(pieces | set(ROLES) | set(phrases))]
     return make_word_tokenizer(words, splitter, decoder=decoders.Fuse(), chat_template=chat_template)

@@ -15,11 +15,12 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from rlox_grpo.demo.warm_start import warm_start
+from rlox_grpo.rewards import RewardFn
 from rlox_grpo.trainer import GRPO
 
 Rows: TypeAlias = "list[dict[str, Any]]"
 Conversation: TypeAlias = "tuple[list[dict[str, Any]], str]"
-"""The messages up to a turn, and the reply of that turn."""
+"""The messages up to a turn, and the text that follows them: the reply of that turn, or the rest of the episode."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,15 @@ class EpisodeTask:
     Attributes:
         name: Of the demo.
         build_tokenizer: The tokenizer, whose vocabulary has every word of the task.
-        draw_conversation: Draws one turn of a scripted player, who is far from the optimum.
+        draw_conversation: Draws what a scripted player writes, who is far from the optimum: one turn, or the rest of
+            an episode.
         make_rows: ``make_rows(seed)`` returns the rows to train on and the held-out rows.
         compute_optimum: The best possible accuracy on the held-out rows.
-        environment: As :class:`rlox_grpo.GRPO` takes it; it scores its episodes.
+        environment: As :class:`rlox_grpo.GRPO` takes it; it scores its episodes. None: ``rewards`` score them.
+        tools: Functions that the policy may call.
+        without_tools: Functions of the same names that compute nothing. The trained policy is also evaluated with
+            these.
+        rewards: Reward functions.
         settings: ``GRPOConfig`` fields.
         warm_start: Arguments of :func:`rlox_grpo.demo.warm_start.warm_start`.
     """
@@ -42,7 +48,10 @@ class EpisodeTask:
     draw_conversation: Callable[[np.random.Generator], Conversation]
     make_rows: Callable[[int], tuple[Rows, Rows]]
     compute_optimum: Callable[[], float]
-    environment: Any
+    environment: Any = None
+    tools: Sequence[Callable[..., Any]] = ()
+    without_tools: Sequence[Callable[..., Any]] = ()
+    rewards: Sequence[RewardFn] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     warm_start: Mapping[str, Any] = field(default_factory=dict)
 
@@ -77,6 +86,8 @@ def run_task(
     print(f"report: {out / 'report.html'}")
     if "greedy_accuracy" in after:
         print(f"greedy accuracy {before['greedy_accuracy']:.3f} -> {after['greedy_accuracy']:.3f}")
+    if task.without_tools:
+        print(f"the trained policy without the tool: {evaluate_without_tools(task, out, seed, settings):.3f}")
     last = (
         f"held-out accuracy {before['accuracy']:.3f} -> {after['accuracy']:.3f} of {task.compute_optimum():.3f} "
         f"in {time.perf_counter() - start:.0f} s"
@@ -103,9 +114,21 @@ def make_trainer(
     first = warm_start(out / "warm_start", tokenizer, examples, seed=seed, **sizes)
     return GRPO(
         first,
+        list(task.rewards),
         environment=task.environment,
+        tools=list(task.tools),
         **{**task.settings, "seed": seed, "output_dir": out, **(settings or {})},
     )
+
+
+def evaluate_without_tools(task: EpisodeTask, out: Path, seed: int, settings: Mapping[str, Any] | None = None) -> float:
+    """Return the held-out accuracy of the trained policy in ``out`` with ``task.without_tools``.
+
+    The problems, samples and random draws are those of the run's own evaluations.
+    """
+    apart = {**task.settings, "seed": seed, "output_dir": out / "without_tools", **(settings or {})}
+    trainer = GRPO(out / "final", list(task.rewards), tools=list(task.without_tools), **apart)
+    return trainer.evaluate(task.make_rows(seed)[1])["accuracy"]
 
 
 def write_example(
