@@ -123,7 +123,7 @@ lint: build ## formatting, clippy, ruff, mypy, the direction of imports, the doc
 	$(RUN) ruff check .
 	$(RUN) mypy
 	$(RUN) lint-imports
-	$(RUN) mkdocs build --strict --quiet
+	$(RUN) mkdocs build --strict
 
 .PHONY: docs
 docs: build ## the documentation in site/, without a network; a warning or a broken link is an error (part of `make lint`)

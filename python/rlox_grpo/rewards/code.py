@@ -47,7 +47,9 @@ class PythonTests:
     Args:
         column: the column of the tests.
         score: ``all`` or ``fraction``.
-        cpu_seconds, wall_seconds, memory_mb: limits of one run of a program; statements of a row share one run.
+        cpu_seconds: limit of one run of a program, in processor time; statements of a row share one run.
+        wall_seconds: the same in elapsed time.
+        memory_mb: limit of the program's memory in MiB.
 
     Raises:
         SandboxError: this system cannot confine programs; the message says what is missing.
