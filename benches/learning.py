@@ -135,6 +135,8 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
             trainer = budget.trainer = GRPO(policy, **task.trainer(), **settings, **run)
             trainer.train(list(train))
             sampled, curves = budget.sampled, budget.curves
+    if sampled < completions:
+        raise SystemExit(f"{task_name}/{variant}/{seed} sampled {sampled} completions of {completions}: too few rows")
     trained = time.process_time() - begin
     found = trainer.evaluate(list(held_out), samples=sizes.samples)
     greedy = trainer.evaluate(list(held_out), greedy=True)

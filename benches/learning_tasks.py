@@ -100,7 +100,8 @@ def _prepare_guesses(folder: Path, seed: int, steps: int | None) -> tuple[Path, 
     sizes = {**task.warm_start, **({} if steps is None else {"steps": steps})}
     policy = warm_start(folder / "policy", tokenizer, examples, seed=seed, **sizes)
     train, held_out = task.make_rows(seed)
-    return policy, train, [row for row in held_out for _ in range(10)]
+    # A step takes no more prompts than there are rows: the smallest groups need four times as many.
+    return policy, [*train] * 16, [row for row in held_out for _ in range(10)]
 
 
 TASKS: dict[str, Task] = {
