@@ -123,11 +123,11 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
         learning_trl.load()
     begin = time.process_time()
     steps = math.ceil(completions / (settings["group_size"] * settings["prompts_per_step"]))
-    with TemporaryDirectory(dir=out) as folder:
+    with TemporaryDirectory(dir=out) as trained_by_trl:
         if variant in learning_trl.VARIANTS:
-            reward_fn, save_to = task.trainer()["reward_fn"], Path(folder)
+            reward_fn, save_to = task.trainer()["reward_fn"], Path(trained_by_trl)
             settings, curves = learning_trl.train(policy, train, reward_fn, variant, settings, steps, seed, save_to)
-            trainer = GRPO(folder, **task.trainer(), **task.settings, seed=seed, log_to=(), guards=False)
+            trainer = GRPO(save_to, **task.trainer(), **task.settings, seed=seed, log_to=(), guards=False)
             sampled = steps * settings["per_device_train_batch_size"]
         else:
             budget = Budget(completions, settings["group_size"])

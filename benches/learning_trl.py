@@ -81,9 +81,4 @@ def train(
     trainer.train()
     trainer.save_model(str(folder))
     log = [entry for entry in trainer.state.log_history if "reward" in entry]
-    curves = {
-        "reward/mean": "reward",
-        "policy/entropy": "entropy",
-        "completions/mean_length": "completions/mean_length",
-    }
-    return arguments, {ours: [float(f"{entry[theirs]:.4g}") for entry in log] for ours, theirs in curves.items()}
+    return arguments, {ours: [float(f"{entry[theirs]:.4g}") for entry in log] for ours, theirs in CURVES.items()}

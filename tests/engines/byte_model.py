@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
+from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.types import Prompt
 
 VOCAB = 259  # the byte tokenizer's
@@ -43,6 +45,15 @@ def log_probs(model, prompt: Prompt, token_ids, temperature: float = 1.0, limit:
     logits = model(ids).logits[0, len(prompt.token_ids) - 1 : -1, :limit] / temperature
     chosen = torch.from_numpy(np.asarray(token_ids))[:, None]
     return torch.log_softmax(logits, dim=-1).gather(1, chosen)[:, 0].numpy()
+
+
+def load_checked(engine, model, version: int) -> float:
+    """Give ``engine`` the model's weights with a canary prompt; its ``mismatch/canary_gap_max``."""
+    ids = choose_tokens(VOCAB, engine.max_length)
+    expected = log_probs(model, Prompt(np.array(ids[:1]), 0), ids[1:])
+    engine.expect_log_probs(Canary(ids, expected, "float32"))
+    engine.load_weights(collect_weights(model), version)
+    return engine.take_metrics()["mismatch/canary_gap_max"]
 
 
 @torch.no_grad()

@@ -8,15 +8,15 @@ import logging
 import numpy as np
 import pytest
 import torch
-from byte_model import END, SIZES, VOCAB, greedy, log_probs, prompt, shake
+from byte_model import END, SIZES, VOCAB, greedy, load_checked, log_probs, prompt, shake
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines import GenerationEngine, make_engine
-from rlox_grpo.rollout.engines.canary import Canary, CanaryCheck, choose_tokens
+from rlox_grpo.rollout.engines.canary import CanaryCheck
 from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 from rlox_grpo.rollout.engines.vllm.startup import check_vllm_version
 from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, collect_weights
-from rlox_grpo.types import Prompt, Sampling
+from rlox_grpo.types import Sampling
 
 # What vLLM and the libraries below it warn of when they are imported is theirs.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -192,27 +192,20 @@ def test_wrong_weights_move_nothing(synced, model, break_it, message):
 
 
 def test_the_canary_prompt_sees_which_weights_it_has(synced, model, monkeypatch):
-    def load(version):
-        ids = choose_tokens(VOCAB, synced.max_length)
-        expected = log_probs(model, Prompt(np.array(ids[:1]), 0), ids[1:])
-        synced.expect_log_probs(Canary(ids, expected, "float32"))
-        synced.load_weights(collect_weights(model), version)
-        return synced.take_metrics()["mismatch/canary_gap_max"]
-
     monkeypatch.setattr(synced, "_check", CanaryCheck())
     try:
-        assert load(6) < 1e-4
+        assert load_checked(synced, model, 6) < 1e-4
         shake(model, seed=1, scale=1e-3)
-        assert load(7) < 1e-4
+        assert load_checked(synced, model, 7) < 1e-4
         monkeypatch.setattr(synced, "_reload", list)  # reads the weights, and takes none
         shake(model, seed=2, scale=3e-5)
         with pytest.raises(EngineError, match="version 8: .*the same to the bit as those of an earlier version"):
-            load(8)
+            load_checked(synced, model, 8)
         shake(model, seed=3)
         with pytest.raises(
             EngineError, match="version 9: .*differ from the trainer's by .*check_weights_tolerance 0.01"
         ):
-            load(9)
+            load_checked(synced, model, 9)
     finally:
         synced.expect_log_probs(None)
 

@@ -15,15 +15,25 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from byte_model import END, PROMPTS, SERVED, VOCAB, greedy, log_probs, prompt, shake, share_of_low_bytes, training
+from byte_model import (
+    END,
+    PROMPTS,
+    SERVED,
+    greedy,
+    load_checked,
+    log_probs,
+    prompt,
+    shake,
+    share_of_low_bytes,
+    training,
+)
 
 from rlox_grpo.errors import EngineError
-from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
 from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, Unavailable
 from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, collect_weights
-from rlox_grpo.types import Prompt, Sampling
+from rlox_grpo.types import Sampling
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -145,22 +155,15 @@ def test_weights_of_somebody_else_are_noticed_and_replaced(engine, launcher, mod
 
 
 def test_the_canary_prompt_sees_which_weights_a_server_has(engine, model, monkeypatch):
-    def load(version):
-        ids = choose_tokens(VOCAB, engine.max_length)
-        expected = log_probs(model, Prompt(np.array(ids[:1]), 0), ids[1:])
-        engine.expect_log_probs(Canary(ids, expected, "float32"))
-        engine.load_weights(collect_weights(model), version)
-        return engine.take_metrics()["mismatch/canary_gap_max"]
-
     shake(model, seed=1, scale=1e-3)
-    assert load(6) < 1e-4
+    assert load_checked(engine, model, 6) < 1e-4
     monkeypatch.setattr(engine, "_send_file", lambda server, deadline: None)  # the server keeps what it has
     shake(model, seed=2, scale=3e-5)
     with pytest.raises(EngineError, match=f"{engine._servers[0].url}, weights of version 7: .*the same to the bit"):
-        load(7)
+        load_checked(engine, model, 7)
     shake(model, seed=3)
     with pytest.raises(EngineError, match="weights of version 8: .*differ from the trainer's by"):
-        load(8)
+        load_checked(engine, model, 8)
 
 
 def test_wrong_weights_move_nothing(engine, model):

@@ -1,9 +1,9 @@
-"""What of a LoRA's change arrives in the merged weights that an engine gets.
+"""How much of a LoRA's change is left in the merged weights that an engine gets.
 
 A merged weight W + ΔW is rounded to W's dtype. In bfloat16 an entry of ΔW below 1/512 to 1/256 of the entry of W is
-rounded away, so a young adapter arrives in part: the engine samples from a policy between the base model and the
-policy in training. If nothing of it arrives, the engine samples from the base model, and the update trains on samples
-of another policy in every step.
+rounded away. Early in training most entries are that small, and the engine samples from a policy between the base model
+and the policy in training. If every entry is rounded away, the engine samples from the base model, and each update
+trains on samples of another policy.
 """
 
 from __future__ import annotations

@@ -131,8 +131,7 @@ class EpisodeRunner:
         """
         if isinstance(engine, BackgroundEngine):
             return engine.submit(lambda own: self(own, prompts, group_sizes, sampling, seed, share)).result()
-        if not isinstance(engine, TurnEngine):
-            raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
+        turn_engine = _require_turns(engine)
         places = range(len(prompts))[share]
         sizes = [group_sizes[place] for place in places]
         if not sizes:
@@ -145,8 +144,8 @@ class EpisodeRunner:
             for one in range(size)
         ]
         running: list[Running] = []
-        with engine.open_turns(sampling, seed, live) as session:
-            run_coroutine(lambda: self._run(engine, Replies(session), keys, sampling, seed, running))
+        with turn_engine.open_turns(sampling, seed, live) as session:
+            run_coroutine(lambda: self._run(turn_engine, Replies(session), keys, sampling, seed, running))
         self.prefilled_tokens = session.prefilled_tokens
         found = iter([Played.of(one.chat, one.episode) for one in running if one.episode is not None])
         groups = [
@@ -167,8 +166,7 @@ class EpisodeRunner:
         """
         turns = self._config.partial_rollout_turns
         assert turns is not None
-        if not isinstance(engine, TurnEngine):
-            raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
+        turn_engine = _require_turns(engine)
         kept = {
             (started.draw, place): (started.prompt, episode)
             for started in groups
@@ -191,9 +189,9 @@ class EpisodeRunner:
 
         running: list[Running] = []
         asked = [(prompt, key) for key, (prompt, _) in kept.items()]
-        with engine.open_turns(sampling, seed, min(len(asked), self._max_live or len(asked))) as session:
+        with turn_engine.open_turns(sampling, seed, min(len(asked), self._max_live or len(asked))) as session:
             replies = Replies(session, gate)
-            run_coroutine(lambda: self._run(engine, replies, asked, sampling, seed, running, are_enough))
+            run_coroutine(lambda: self._run(turn_engine, replies, asked, sampling, seed, running, are_enough))
             self.prefilled_tokens = session.prefilled_tokens
         are_enough()
 
@@ -375,6 +373,12 @@ class EpisodeRunner:
                 tuple(json.loads(json.dumps(messages, default=str))) for messages in chat.branch_messages
             ),
         )
+
+
+def _require_turns(engine: GenerationEngine) -> TurnEngine:
+    if not isinstance(engine, TurnEngine):
+        raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
+    return engine
 
 
 def make_row(prompt: Prompt) -> dict[str, Any]:
