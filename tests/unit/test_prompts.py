@@ -7,9 +7,10 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from rlox_grpo.prompts import load
 from rlox_grpo.prompts.load import fingerprint_prompts, load_prompts, read_rows, refuse_too_long, shuffle_prompts
 
 
@@ -60,6 +61,23 @@ def test_an_assistant_message_at_the_end_is_continued(tokenizer):
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     (prompt,) = load_prompts([messages], tokenizer)
     assert prompt.text == "user : a assistant : b"
+
+
+def test_texts_are_tokenised_in_batches_as_one_by_one(tokenizer, monkeypatch):
+    bos = copy.deepcopy(tokenizer)
+    bos.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<eos> $A", special_tokens=[("<eos>", 0)]
+    )
+    chat = [{"role": "user", "content": "a"}]
+    prompts = ["a b", chat, [3, 4], "c", np.array(chat), "a", "b c", chat]
+    one_by_one = [load_prompts([prompt], bos)[0] for prompt in prompts]
+    assert one_by_one[0].token_ids.tolist() == [0, 2, 3]  # with the tokenizer's special token; messages without
+    monkeypatch.setattr(load, "_TEXTS_PER_CALL", 2)
+    together = load_prompts(prompts, bos)
+    assert ids(together) == ids(one_by_one)
+    assert [(p.index, p.text, p.source) for p in together] == [
+        (index, p.text, p.source) for index, p in enumerate(one_by_one)
+    ]
 
 
 def test_columns_reach_the_prompt(tokenizer):

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -67,7 +67,17 @@ def load_prompts(
     if system_prompt is not None:
         rows = [(add_system_message(source, system_prompt, index), row) for index, (source, row) in enumerate(rows)]
     refuse_unread_variables(chat_template_kwargs, tokenizer, [source for source, _ in rows])
-    return [_tokenise(source, row, index, tokenizer, chat_template_kwargs) for index, (source, row) in enumerate(rows)]
+    rows = [(source.tolist() if hasattr(source, "tolist") else source, row) for source, row in rows]
+    rendered = [_render(source, index, tokenizer, chat_template_kwargs) for index, (source, _) in enumerate(rows)]
+    loaded: list[Prompt] = []
+    for index, (token_ids, prompt, (source, row)) in enumerate(
+        zip(_tokenise(rendered, tokenizer), rendered, rows, strict=True)
+    ):
+        if not token_ids:
+            raise ValueError(f"prompts[{index}] is empty: a completion needs at least one token to start from")
+        text, source = (prompt.text, source) if isinstance(prompt, _Text) else (None, None)
+        loaded.append(Prompt(np.asarray(token_ids, dtype=np.int64), index, text, source, row))
+    return loaded
 
 
 def load_rows(
@@ -155,22 +165,22 @@ def _list_rows(
     return rows
 
 
-def _tokenise(
-    source: Any,
-    columns: Mapping[str, Any],
-    index: int,
-    tokenizer: PreTrainedTokenizerBase | None,
-    variables: Mapping[str, Any],
-) -> Prompt:
-    if hasattr(source, "tolist"):
-        source = source.tolist()
-    text: str | None = None
+class _Text(NamedTuple):
+    """A prompt's text. ``special`` is whether the tokenizer adds its own special tokens."""
+
+    text: str
+    special: bool
+
+
+def _render(
+    source: Any, index: int, tokenizer: PreTrainedTokenizerBase | None, variables: Mapping[str, Any]
+) -> _Text | list[int]:
+    """The text of a prompt, or its token ids where it is given as these."""
     if isinstance(source, str):
-        text = source
-        tokenizer = _require_tokenizer(tokenizer, index)
-        _refuse_surrogates(text, index)
-        token_ids = tokenizer(text)["input_ids"]
-    elif isinstance(source, list) and source and isinstance(source[0], Mapping):
+        _require_tokenizer(tokenizer, index)
+        _refuse_surrogates(source, index)
+        return _Text(source, special=True)
+    if isinstance(source, list) and source and isinstance(source[0], Mapping):
         tokenizer = _require_tokenizer(tokenizer, index)
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(f"prompts[{index}] is chat messages and the tokenizer has no chat_template")
@@ -186,19 +196,35 @@ def _tokenise(
             )
         except Exception as error:  # jinja2's errors, and whatever a template raises by itself
             raise ValueError(f"prompts[{index}]: the tokenizer's chat template refuses it: {error}") from error
-        text = str(rendered)
-        _refuse_surrogates(text, index)
-        # The template writes its own special tokens.
-        token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    elif isinstance(source, (list, tuple)) and all(isinstance(token, int) for token in source):
-        token_ids, source = list(source), None
-    else:
-        raise TypeError(
-            f"prompts[{index}] is {type(source).__name__}: expected a string, chat messages or a list of token ids"
-        )
-    if not token_ids:
-        raise ValueError(f"prompts[{index}] is empty: a completion needs at least one token to start from")
-    return Prompt(np.asarray(token_ids, dtype=np.int64), index, text, source, columns)
+        _refuse_surrogates(str(rendered), index)
+        return _Text(str(rendered), special=False)  # the template writes its own special tokens
+    if isinstance(source, (list, tuple)) and all(isinstance(token, int) for token in source):
+        return list(source)
+    raise TypeError(
+        f"prompts[{index}] is {type(source).__name__}: expected a string, chat messages or a list of token ids"
+    )
+
+
+_TEXTS_PER_CALL = 1024
+"""A call of the tokenizer costs more than a short text does; the texts of one call are in memory as its objects."""
+
+
+def _tokenise(rendered: Sequence[_Text | list[int]], tokenizer: PreTrainedTokenizerBase | None) -> list[list[int]]:
+    """The token ids of each prompt."""
+    token_ids = [[] if isinstance(prompt, _Text) else prompt for prompt in rendered]
+    for special in (True, False):
+        texts = [
+            (place, prompt.text)
+            for place, prompt in enumerate(rendered)
+            if isinstance(prompt, _Text) and prompt.special is special
+        ]
+        for begin in range(0, len(texts), _TEXTS_PER_CALL):
+            places, some = zip(*texts[begin : begin + _TEXTS_PER_CALL], strict=True)
+            assert tokenizer is not None  # _render
+            encoded = tokenizer(list(some), add_special_tokens=special)["input_ids"]
+            for place, row_ids in zip(places, encoded, strict=True):
+                token_ids[place] = row_ids
+    return token_ids
 
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
