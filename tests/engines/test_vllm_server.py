@@ -157,7 +157,7 @@ def test_weights_of_somebody_else_are_noticed_and_replaced(engine, launcher, mod
 def test_the_canary_prompt_sees_which_weights_a_server_has(engine, model, monkeypatch):
     shake(model, seed=1, scale=1e-3)
     assert load_checked(engine, model, 6) < 1e-4
-    monkeypatch.setattr(engine, "_send_file", lambda server, deadline: None)  # the server keeps what it has
+    monkeypatch.setattr(engine._transfer, "_send_file", lambda server, deadline: None)  # the server keeps what it has
     shake(model, seed=2, scale=3e-5)
     with pytest.raises(EngineError, match=f"{engine._servers[0].url}, weights of version 7: .*the same to the bit"):
         load_checked(engine, model, 7)

@@ -17,9 +17,9 @@ from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines import CheckedEngine
 from rlox_grpo.rollout.engines.canary import Canary, CanaryCheck, choose_tokens, find_tolerance
 from rlox_grpo.rollout.engines.vllm import engine as vllm_engine
-from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
 from rlox_grpo.rollout.engines.vllm.connection import MARK, Unavailable
 from rlox_grpo.rollout.engines.vllm.requests import read_prompt_log_probs
+from rlox_grpo.rollout.engines.vllm.transfer import WeightTransfer
 
 EXPECTED = np.array([-1.0, -2.0, -3.0, -4.0], np.float32)
 TOKENS = [3, 5, 7, 11, 13]
@@ -216,38 +216,37 @@ class Server:
         return SimpleNamespace(headers={MARK: self.mark}, json=lambda: found)
 
 
-def client_of(server):
-    engine = VLLMServerEngine.__new__(VLLMServerEngine)
-    engine._servers, engine._checks, engine._mark, engine.policy_version = [server], [CanaryCheck()], "1:a", 1
-    engine._router = SimpleNamespace(take_metrics=dict)
-    engine.expect_log_probs(canary())
-    return engine
+def make_transfer():
+    transfer = WeightTransfer(None, "10.0.0.1", is_first=False)
+    transfer.adopt("1:a", None, 1)
+    transfer.canary = canary()
+    return transfer
 
 
 def test_a_server_is_asked_for_the_prompts_log_probs():
     server = Server(EXPECTED.tolist())
-    engine = client_of(server)
-    engine._check_canary(server, 0.0)
+    transfer = make_transfer()
+    transfer.check_canary(server, 0.0)
     (asked,) = server.asked
     assert asked["prompt"] == TOKENS
     assert (asked["max_tokens"], asked["prompt_logprobs"]) == (1, 0)
-    assert engine.take_metrics() == {"mismatch/canary_gap_max": 0.0}
-    assert engine.take_metrics() == {}
-    engine.expect_log_probs(None)
-    engine._check_canary(server, 0.0)
+    assert transfer.take_metrics() == {"mismatch/canary_gap_max": 0.0}
+    assert transfer.take_metrics() == {}
+    transfer.canary = None
+    transfer.check_canary(server, 0.0)
     assert len(server.asked) == 1
 
 
 def test_a_server_with_other_weights_is_named():
     server = Server((EXPECTED - 1).tolist())
     with pytest.raises(EngineError, match=r"http://s0:1, weights of version 1: .* by 1 nats on average"):
-        client_of(server)._check_canary(server, 0.0)
+        make_transfer().check_canary(server, 0.0)
 
 
 def test_a_server_that_started_again_meanwhile_is_given_the_weights_again():
     server = Server(EXPECTED.tolist(), mark="none")
     with pytest.raises(Unavailable, match="held other weights"):
-        client_of(server)._check_canary(server, 0.0)
+        make_transfer().check_canary(server, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_ranks_hand_over_together_and_each_can_send_the_file_again(make_tiny_mod
         assert len(set(marks)) == 1  # nobody changed the weights before both were ready
         assert server.mark.startswith(f"{version}:")
     assert len(ended) == 4
-    assert first._file == second._file
+    assert first._transfer.file == second._transfer.file
     assert [path.name for path in tmp_path.glob("*/*")] == ["2.safetensors"]
     server.restart()
     ask = [[Prompt(np.array([3, 4]), 0)], 1, Sampling(4), 7]

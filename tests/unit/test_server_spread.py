@@ -51,7 +51,7 @@ def asked(make_tiny_model, monkeypatch, tmp_path):
         prompts = [Prompt(np.array([3, 4]), index) for index in range(num_prompts)]
         for rank in range(num_ranks):
             engine = client.VLLMServerEngine([*counts], model, sync_dir=str(tmp_path))
-            engine.policy_version, engine._mark = 0, "these"
+            engine.policy_version, engine._transfer.mark = 0, "these"
             share = Ranks(rank, num_ranks).share(num_prompts)
             groups = generate(engine, prompts, [2] * num_prompts, Sampling(4), 7, share)
             assert [group.prompt.index for group in groups] == [*range(num_prompts)][share]
@@ -120,7 +120,7 @@ def test_prompts_of_16_ranks_wait_for_the_engines_that_are_free(make_tiny_model,
     asked = [Prompt(np.array([3, 4]), index) for index in range(prompts)]
 
     def generate_share(rank):
-        clients[rank].policy_version, clients[rank]._mark = 0, "these"
+        clients[rank].policy_version, clients[rank]._transfer.mark = 0, "these"
         groups = clients[rank].generate(asked, group_size, Sampling(4), 7, first_prompt=rank * prompts)
         assert [group.prompt.index for group in groups] == [*range(prompts)]
         return clients[rank].take_metrics()

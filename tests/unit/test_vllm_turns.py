@@ -227,7 +227,7 @@ def test_a_reply_of_a_server_is_one_request(
     engine = client.VLLMServerEngine(urls, model, tokenizer, eos_token_ids=[9], sync_dir=str(tmp_path))
     with pytest.raises(EngineError, match="load_weights comes before open_turns"), engine.open_turns(Sampling(4), 1, 1):
         pass
-    engine.policy_version, engine._mark = 0, "these"
+    engine.policy_version, engine._transfer.mark = 0, "these"
     with engine.open_turns(Sampling(8, stop=("a",)), 7, 3) as session:
         requests = [ask(0, 0), ask(0, 1, turn=2), TurnRequest((1, 0), 1, np.array([3, 4, 5, 6]), 2, ("b",))]
         for request in requests:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,29 +19,26 @@ from torch import Tensor
 
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
-from rlox_grpo.rollout.engines.canary import CANARY_GAP, Canary, CanaryCheck
+from rlox_grpo.rollout.engines.canary import Canary
 from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.turns import TurnRequest
-from rlox_grpo.rollout.engines.vllm.auth import LOADING
-from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, Outdated, ServerConnection, Unavailable
+from rlox_grpo.rollout.engines.vllm.connection import POLL_SECONDS, Outdated, ServerConnection
 from rlox_grpo.rollout.engines.vllm.requests import (
     EXTRA,
     MODEL_NAME,
-    SCORING,
     decode_texts,
     derive_prompt_seeds,
     make_request_fields,
     read_completion,
-    read_prompt_log_probs,
     refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.vllm.routing import Router
+from rlox_grpo.rollout.engines.vllm.transfer import WeightTransfer
 from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, check_turns, make_turn_fields, read_cached
 from rlox_grpo.rollout.engines.weight_sync import (
     WeightStream,
     build_manifest,
     check_weights,
-    digest_weights,
     make_repeatable,
 )
 from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
@@ -128,25 +122,15 @@ class VLLMServerEngine:
         self.max_length = max_length or getattr(text_config, "max_position_embeddings", None)
         self._timeout = timeout
         self._expected = build_manifest(model.config)
-        self._nccl_address = nccl_address
         self._ranks = ranks or HostGroup()
         self._servers = [ServerConnection(url, REQUESTS_PER_SERVER) for url in urls]
-        self._weights: Iterable[tuple[str, Tensor]] = ()
-        self._mark = "none"
-        self._is_loading = False
         self._given: set[ServerConnection] = set()
         """Servers that had weights from here once."""
-        self._file: Path | None = None
-        self._canary: Canary | None = None
-        self._checks = [CanaryCheck() for _ in self._servers]
         self.policy_version = -1
         self.sync_seconds = 0.0
         rows = [self._check_model(server, time.monotonic() + timeout) for server in self._servers]
         self._router = Router(self._servers, min(rows), int(os.environ.get("WORLD_SIZE", "1")))
-        self._folder: Path | None = None
-        if self._ranks.rank == 0 and nccl_address is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="rlox-grpo-weights-", dir=sync_dir))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._transfer = WeightTransfer(sync_dir, nccl_address, is_first=self._ranks.rank == 0)
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
@@ -243,9 +227,10 @@ class VLLMServerEngine:
         elif is_collective:
             for _ in weights:  # every rank gathers every shard
                 pass
-        told = self._ranks.gather([self._mark, str(self._file or ""), [server.is_up for server in self._servers]])[0]
-        self._mark, self._file = told[0], Path(told[1]) if told[1] else None
-        for server, is_up in zip(self._servers, told[2], strict=True):
+        ups = [server.is_up for server in self._servers]
+        mark, file, ups = self._ranks.gather([self._transfer.mark, str(self._transfer.file or ""), ups])[0]
+        self._transfer.adopt(mark, Path(file) if file else None, version)
+        for server, is_up in zip(self._servers, ups, strict=True):
             server.is_up = is_up
         self.policy_version = version
         self.sync_seconds = time.perf_counter() - start
@@ -256,23 +241,17 @@ class VLLMServerEngine:
         Raises:
             EngineError: no server took them.
         """
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
-        self._weights, self._file = weights, None
-        self._mark = f"{version}:{digest_weights(weights)}"
+        self._transfer.hold(weights, version)
         self.policy_version = version
-        if self._folder is not None:
-            self._file = self._write_file(self._folder)
-            self._weights = ()  # a server that starts again reads the file
         deadline = time.monotonic() + self._timeout
-        self._is_loading = True
+        self._transfer.is_loading = True
         try:
             for waits in (False, True):
                 if not waits or not any(server.is_up for server in self._servers):
                     with ThreadPoolExecutor(len(self._servers)) as pool:
                         list(pool.map(partial(self._sync_or_leave_out, deadline=deadline, waits=waits), self._servers))
         finally:
-            self._is_loading = False
+            self._transfer.is_loading = False
         if not any(server.is_up for server in self._servers):
             raise EngineError(f"no server took version {version} of the weights{self._reports()}")
 
@@ -281,22 +260,18 @@ class VLLMServerEngine:
 
         Also ``mismatch/canary_gap_max`` of the servers that were given weights since.
         """
-        gaps = [check.gap for check in self._checks if check.gap is not None]
-        for check in self._checks:
-            check.gap = None
-        return {**self._router.take_metrics(), **({CANARY_GAP: max(gaps)} if gaps else {})}
+        return {**self._router.take_metrics(), **self._transfer.take_metrics()}
 
     def expect_log_probs(self, canary: Canary | None) -> None:
         """See :class:`~rlox_grpo.rollout.engines.CheckedEngine`; also of a server that starts again."""
-        self._canary = canary
+        self._transfer.canary = canary
 
     def close(self) -> None:
         """Close the connections and remove the weights' folder (so does the end of the process); the servers run on."""
         for server in self._servers:
             server.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._weights, self._file, self.policy_version = (), None, -1
+        self._transfer.close()
+        self.policy_version = -1
 
     def _body(self, token_ids: Int64Array, fields: dict[str, Any]) -> dict[str, Any]:
         without_text = range(self._vocab_limit or self._vocab_size, self._vocab_size)
@@ -340,9 +315,7 @@ class VLLMServerEngine:
         self, server: ServerConnection, body: dict[str, Any], group_size: int, sampling: Sampling, deadline: float
     ) -> tuple[list[Completion], int]:
         answer = server.post("/v1/completions", deadline, json=body)
-        held = answer.headers.get(MARK, "no mark")
-        if held != self._mark:
-            raise Unavailable(f"it held other weights ({held}) than it was given ({self._mark})")
+        self._transfer.check_mark(answer)
         found = answer.json()
         choices = sorted(found["choices"], key=lambda choice: int(choice["index"]))
         if len(choices) != group_size:
@@ -370,10 +343,10 @@ class VLLMServerEngine:
             while True:
                 try:
                     held = server.held_weights(deadline)
-                    if held != self._mark:
+                    if held != self._transfer.mark:
                         start = time.monotonic()
-                        self._push(server, deadline)
-                        is_restart = held == "none" and (not self._is_loading or server in self._given)
+                        self._transfer.send(server, deadline)
+                        is_restart = held == "none" and (not self._transfer.is_loading or server in self._given)
                         self._router.note_transfer(server, time.monotonic() - start, is_restart=is_restart)
                         self._given.add(server)
                     server.is_up, server.trouble = True, ""
@@ -391,79 +364,6 @@ class VLLMServerEngine:
         if is_waiting and not server.trouble:
             logger.warning("waiting up to %g s for %s: %s", self._timeout, server.url, error)
         server.note(error)
-
-    def _push(self, server: ServerConnection, deadline: float) -> None:
-        server.post("/pause?mode=wait", deadline)
-        if self._nccl_address is None:
-            self._send_file(server, deadline)
-        else:
-            self._send_by_nccl(server, deadline)
-        # Blocks of the cache hold keys and values of the old weights.
-        if not server.post("/reset_prefix_cache", deadline).json()["success"]:
-            raise Unavailable("it did not clear its prefix cache: requests are still running")
-        server.post("/resume", deadline, headers={MARK: self._mark})
-        self._check_canary(server, deadline)
-
-    def _check_canary(self, server: ServerConnection, deadline: float) -> None:
-        canary = self._canary
-        if canary is None:
-            return
-        dtype = str(server.post("/collective_rpc", deadline, json={"method": "rlox_dtype"}).json()["results"][0])
-        body = {**SCORING, "model": MODEL_NAME, "prompt": list(canary.token_ids)}
-        answer = server.post("/v1/completions", deadline, json=body)
-        held = answer.headers.get(MARK, "no mark")
-        if held != self._mark:
-            raise Unavailable(f"it held other weights ({held}) than it was given ({self._mark})")
-        found = read_prompt_log_probs(answer.json()["choices"][0].get("prompt_logprobs"), canary.token_ids)
-        check = self._checks[self._servers.index(server)]
-        check.compare(canary, found, self.policy_version, source=server.url, dtype=dtype)
-
-    def _send_file(self, server: ServerConnection, deadline: float) -> None:
-        call = {"method": "rlox_load", "args": [str(self._file)]}
-        results = server.post("/collective_rpc", deadline, json=call, headers={MARK: LOADING}).json()["results"]
-        refused = [result["refused"] for result in results if "refused" in result]
-        if refused:
-            raise EngineError(f"{server.url} refused the weights: {refused[0]}")
-
-    def _write_file(self, folder: Path) -> Path:
-        from safetensors.torch import save_file
-
-        unfinished = folder / f"{self.policy_version}.part"
-        save_file({name: tensor.contiguous().cpu() for name, tensor in self._weights}, unfinished)
-        file = unfinished.with_suffix(".safetensors")
-        os.replace(unfinished, file)
-        return file
-
-    def _send_by_nccl(self, server: ServerConnection, deadline: float) -> None:
-        from rlox_grpo.rollout.engines.vllm.nccl_transfer import NCCLTransfer
-
-        if self._ranks.rank != 0:
-            raise Unavailable("it holds other weights, and only rank 0 sends them by NCCL")
-
-        def post(path: str, body: dict[str, Any] | None) -> None:
-            server.post(path, deadline, json=body, headers={MARK: LOADING})
-
-        seconds = deadline - time.monotonic()
-        group, server.nccl = server.nccl, None  # put back when it has worked: a group that failed is of no more use
-        try:
-            if group is None:
-                num_workers = int(server.get("/get_world_size", deadline).json()["world_size"])
-                group = NCCLTransfer(post, num_workers, str(self._nccl_address), seconds)
-            group.send(self._weights, seconds)
-        except (TimeoutError, RuntimeError) as error:
-            raise Unavailable(f"NCCL: {error or 'no answer within the deadline'}") from error
-        server.nccl = group
-        self._refuse_changed_weights()
-
-    def _refuse_changed_weights(self) -> None:
-        """Raise Outdated where the weights that were just read are not those of the mark.
-
-        With ``async_steps`` the trainer's thread changes the policy's tensors once ``load_weights`` has returned.
-        """
-        if not self._is_loading and f"{self.policy_version}:{digest_weights(self._weights)}" != self._mark:
-            raise Outdated(
-                f"it started again, and the trainer has changed the weights of version {self.policy_version} since"
-            )
 
     def _check_model(self, server: ServerConnection, deadline: float) -> int:
         """Wait for a server that is starting; refuse one whose model is not the policy's. Returns its most rows."""

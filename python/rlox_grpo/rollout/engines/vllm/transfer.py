@@ -1,0 +1,168 @@
+"""Transfer of the policy's weights to vLLM servers: by a file or by NCCL, then the canary prompt."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.canary import CANARY_GAP, Canary, CanaryCheck
+from rlox_grpo.rollout.engines.vllm.auth import LOADING
+from rlox_grpo.rollout.engines.vllm.connection import MARK, Outdated, ServerConnection, Unavailable
+from rlox_grpo.rollout.engines.vllm.requests import MODEL_NAME, SCORING, read_prompt_log_probs
+from rlox_grpo.rollout.engines.weight_sync import digest_weights
+
+
+class WeightTransfer:
+    """The weights of one version, which :meth:`send` gives to a server.
+
+    Attributes:
+        mark: Version and content of the weights, as servers name them; ``"none"`` before the first.
+        file: The safetensors file of the weights; None by NCCL and before the first.
+        canary: The prompt that each server is asked for after a transfer; None: no check.
+        is_loading: Whether the trainer waits for the transfer. Afterwards it may change the tensors.
+    """
+
+    def __init__(self, sync_dir: str | Path | None, nccl_address: str | None, *, is_first: bool) -> None:
+        """Prepare the transfers of one rank.
+
+        Args:
+            sync_dir: A folder that trainer and servers share; None: a temporary one.
+            nccl_address: This host's address, for transfers by NCCL; None: by files.
+            is_first: Whether this is rank 0, which writes the files and sends by NCCL.
+        """
+        self.mark = "none"
+        self.file: Path | None = None
+        self.canary: Canary | None = None
+        self.is_loading = False
+        self._version = -1
+        self._weights: Iterable[tuple[str, Tensor]] = ()
+        self._nccl_address, self._is_first = nccl_address, is_first
+        self._checks: dict[ServerConnection, CanaryCheck] = {}
+        self._folder: Path | None = None
+        if is_first and nccl_address is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="rlox-grpo-weights-", dir=sync_dir))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    def hold(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take new weights, on rank 0; their file replaces that of the weights before."""
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
+        self._weights, self.file = weights, None
+        self.adopt(f"{version}:{digest_weights(weights)}", None, version)
+        if self._folder is not None:
+            self.file = self._write_file(self._folder)
+            self._weights = ()  # a server that starts again reads the file
+
+    def adopt(self, mark: str, file: Path | None, version: int) -> None:
+        """Send, from now on, the weights that rank 0 holds."""
+        self.mark, self.file, self._version = mark, file, version
+
+    def send(self, server: ServerConnection, deadline: float) -> None:
+        """Give a server the weights, and check what it computes with them.
+
+        Raises:
+            Unavailable, httpx.TransportError: the server's own failure.
+            EngineError: it refuses the weights, or computes other log-probs than the canary's.
+        """
+        server.post("/pause?mode=wait", deadline)
+        if self._nccl_address is None:
+            self._send_file(server, deadline)
+        else:
+            self._send_by_nccl(server, deadline)
+        # Blocks of the cache hold keys and values of the old weights.
+        if not server.post("/reset_prefix_cache", deadline).json()["success"]:
+            raise Unavailable("it did not clear its prefix cache: requests are still running")
+        server.post("/resume", deadline, headers={MARK: self.mark})
+        self.check_canary(server, deadline)
+
+    def check_canary(self, server: ServerConnection, deadline: float) -> None:
+        """Compare a server's log-probs of the canary with the trainer's; nothing without a canary.
+
+        Raises:
+            EngineError: the server computes with other weights.
+        """
+        canary = self.canary
+        if canary is None:
+            return
+        dtype = str(server.post("/collective_rpc", deadline, json={"method": "rlox_dtype"}).json()["results"][0])
+        body = {**SCORING, "model": MODEL_NAME, "prompt": list(canary.token_ids)}
+        answer = server.post("/v1/completions", deadline, json=body)
+        self.check_mark(answer)
+        found = read_prompt_log_probs(answer.json()["choices"][0].get("prompt_logprobs"), canary.token_ids)
+        check = self._checks.setdefault(server, CanaryCheck())
+        check.compare(canary, found, self._version, source=server.url, dtype=dtype)
+
+    def check_mark(self, answer: Any) -> None:
+        """Raise Unavailable where a server answered with other weights than these."""
+        held = answer.headers.get(MARK, "no mark")
+        if held != self.mark:
+            raise Unavailable(f"it held other weights ({held}) than it was given ({self.mark})")
+
+    def take_metrics(self) -> dict[str, float]:
+        """``mismatch/canary_gap_max`` of the servers that were given weights since the last call."""
+        gaps = [check.gap for check in self._checks.values() if check.gap is not None]
+        for check in self._checks.values():
+            check.gap = None
+        return {CANARY_GAP: max(gaps)} if gaps else {}
+
+    def close(self) -> None:
+        """Remove the weights' folder; so does the end of the process."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._weights, self.file = (), None
+
+    def _send_file(self, server: ServerConnection, deadline: float) -> None:
+        call = {"method": "rlox_load", "args": [str(self.file)]}
+        results = server.post("/collective_rpc", deadline, json=call, headers={MARK: LOADING}).json()["results"]
+        refused = [result["refused"] for result in results if "refused" in result]
+        if refused:
+            raise EngineError(f"{server.url} refused the weights: {refused[0]}")
+
+    def _write_file(self, folder: Path) -> Path:
+        from safetensors.torch import save_file
+
+        unfinished = folder / f"{self._version}.part"
+        save_file({name: tensor.contiguous().cpu() for name, tensor in self._weights}, unfinished)
+        file = unfinished.with_suffix(".safetensors")
+        os.replace(unfinished, file)
+        return file
+
+    def _send_by_nccl(self, server: ServerConnection, deadline: float) -> None:
+        from rlox_grpo.rollout.engines.vllm.nccl_transfer import NCCLTransfer
+
+        if not self._is_first:
+            raise Unavailable("it holds other weights, and only rank 0 sends them by NCCL")
+
+        def post(path: str, body: dict[str, Any] | None) -> None:
+            server.post(path, deadline, json=body, headers={MARK: LOADING})
+
+        seconds = deadline - time.monotonic()
+        group, server.nccl = server.nccl, None  # put back when it has worked: a group that failed is of no more use
+        try:
+            if group is None:
+                num_workers = int(server.get("/get_world_size", deadline).json()["world_size"])
+                group = NCCLTransfer(post, num_workers, str(self._nccl_address), seconds)
+            group.send(self._weights, seconds)
+        except (TimeoutError, RuntimeError) as error:
+            raise Unavailable(f"NCCL: {error or 'no answer within the deadline'}") from error
+        server.nccl = group
+        self._refuse_changed_weights()
+
+    def _refuse_changed_weights(self) -> None:
+        """Raise Outdated where the weights that were just read are not those of the mark.
+
+        With ``async_steps`` the trainer's thread changes the policy's tensors once ``load_weights`` has returned.
+        """
+        if not self.is_loading and f"{self._version}:{digest_weights(self._weights)}" != self.mark:
+            raise Outdated(
+                f"it started again, and the trainer has changed the weights of version {self._version} since"
+            )
