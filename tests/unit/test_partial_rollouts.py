@@ -340,7 +340,8 @@ def test_partial_rollouts_need_an_environment(model: Any, tokenizer: Any) -> Non
 @pytest.mark.parametrize("command", [["eval", "model", "--data", "rows.jsonl"], ["play", "module:environment"]])
 def test_commands_that_play_whole_episodes_refuse_the_option(command: list[str], capsys: Any) -> None:
     assert main([*command, "--partial_rollout_turns", "2"]) == 2
-    assert "--partial_rollout_turns is an option of training" in capsys.readouterr().err
+    error = f"--partial_rollout_turns is an option of training: {command[0]} does not read it"
+    assert error in capsys.readouterr().err
 
 
 def test_several_ranks_are_refused_before_a_model_is_loaded(tokenizer: Any, monkeypatch: Any) -> None:

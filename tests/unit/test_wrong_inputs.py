@@ -372,6 +372,14 @@ def test_held_out_prompts_are_named_as_such(train):
         train(["a"], eval_prompts=["b", ""])
 
 
+@pytest.mark.parametrize(("rows", "told"), [(3, 1), (4, 0), (9, 0)])
+def test_fewer_rows_than_prompts_in_a_step_warn_once(caplog, rows, told):
+    trainer = GRPO(ToyLM(), share_of_target, **options(prompts_per_step=4, max_steps=2))
+    trainer.train(PROMPTS[:1].expand(rows, -1))
+    warned = [record.message for record in caplog.records if "prompts_per_step" in record.message]
+    assert warned == ["prompts_per_step=4 is above the 3 rows of prompts: each step takes 3"] * told
+
+
 # --- options that other inputs contradict, and the run's folder ---
 
 OPTION_ROWS = [

@@ -10,6 +10,7 @@ from rlox_grpo.cli.values import (
     ENVIRONMENT_ARGS,
     Commands,
     import_environment,
+    parse_options,
     parse_overrides,
     parse_reward,
     parse_table,
@@ -66,23 +67,18 @@ def add_commands(commands: Commands) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
-    from rlox_grpo.config.records import EngineConfig, EpisodeConfig, PromptConfig, SamplingConfig
-    from rlox_grpo.config.schema import GRPOConfig
+    from rlox_grpo.config.records import EngineConfig, EpisodeConfig, PresetConfig, PromptConfig, SamplingConfig
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.rewards.registry import make_rewards
     from rlox_grpo.trainer import GRPO
 
+    records = (PresetConfig, PromptConfig, SamplingConfig, EngineConfig, EpisodeConfig)
     options = {
         "temperature": arguments.temperature,
         "max_new_tokens": arguments.max_new_tokens,
         "seed": arguments.seed,
-        **parse_overrides(rest),
+        **parse_options(rest, "eval", records),
     }
-    read = {"preset", "seed"}.union(
-        *(r.model_fields for r in (PromptConfig, SamplingConfig, EngineConfig, EpisodeConfig))
-    ) - {"partial_rollout_turns"}
-    if ignored := [name for name in options if name in GRPOConfig.model_fields and name not in read]:
-        raise ConfigError(f"--{ignored[0]} is an option of training: an evaluation does not read it")
     if not arguments.reward and arguments.environment is None:
         raise ConfigError("eval needs --reward, or --environment with one that scores its episodes")
     folders = [Path.cwd()]

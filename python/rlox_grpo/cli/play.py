@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.cli.values import ENVIRONMENT_ARGS, Commands, import_environment, parse_overrides, parse_table
+from rlox_grpo.cli.values import ENVIRONMENT_ARGS, Commands, import_environment, parse_options, parse_table
 
 
 def add_commands(commands: Commands) -> None:
@@ -32,12 +32,9 @@ def add_commands(commands: Commands) -> None:
 
 def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.records import EpisodeConfig
-    from rlox_grpo.errors import ConfigError
     from rlox_grpo.rollout.episodes.play import NoReplyError, play_episode
 
-    config = EpisodeConfig.create(**parse_overrides(rest))
-    if config.partial_rollout_turns is not None:
-        raise ConfigError("--partial_rollout_turns is an option of training: play does not read it")
+    config = EpisodeConfig.create(**parse_options(rest, "play", (EpisodeConfig,)))
     table = parse_table("--environment-args", arguments.environment_args)
     environment, tools = import_environment(arguments.environment, arguments.tools, [Path.cwd()], table)
     row = {} if arguments.data is None else _read_row(arguments.data, arguments.row)

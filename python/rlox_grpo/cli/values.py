@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from rlox_grpo.config.records import Record
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -114,3 +117,21 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
             value = {"True": True, "False": False}.get(text, text)
         overrides[key.replace("-", "_")] = value
     return overrides
+
+
+def parse_options(words: Sequence[str], command: str, records: Sequence[type[Record]]) -> dict[str, Any]:
+    """As :func:`parse_overrides`, of a command that reads only the options of ``records``.
+
+    Raises:
+        ConfigError: an option that ``command`` does not read.
+    """
+    from rlox_grpo.config.records import Options
+    from rlox_grpo.config.records.option import read_metadata
+    from rlox_grpo.errors import ConfigError
+
+    options = parse_overrides(words)
+    fields = {name: field for record in records for name, field in record.model_fields.items()}
+    read = {name for name, field in fields.items() if not read_metadata(field)["only_training"]}
+    if ignored := [name for name in options if name in Options.model_fields and name not in read]:
+        raise ConfigError(f"--{ignored[0]} is an option of training: {command} does not read it")
+    return options

@@ -32,6 +32,7 @@ from rlox_grpo.run.files import append_line, json_line, write_completions
 from rlox_grpo.run.folder import advise_resume, find_checkpoint, name_newest, prepare_folder, refuse_full_disk
 from rlox_grpo.run.guards import LAST, Watch, resume_watch, reward_collapse, write_warnings
 from rlox_grpo.run.history import checkpoint_path, newest_before
+from rlox_grpo.run.plan import Plan
 from rlox_grpo.run.progress import Progress
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.resume import compare_data, compare_rewards, refuse_changes, refuse_unknown_changes
@@ -128,12 +129,20 @@ class Run:
             "steps_trained": float(self._progress.step - self._first_step),
         }
 
-    def announce(self, total_steps: int) -> None:
-        """Say what this start does: resume at a step, or nothing as the run is complete."""
+    def announce(self, plan: Plan, *, is_new_call: bool) -> None:
+        """Say what this start does: resume at a step, or nothing as the run is complete; warn of too few rows."""
+        total_steps = plan.total_steps
         if self._progress.step >= total_steps:
             self._say(f"{self._config.output_dir} is complete: all {total_steps} steps are done, nothing to train")
         elif self.resumed_from is not None:
             self._say(f"resuming at step {self._progress.step} of {total_steps} from {self.resumed_from}")
+        elif is_new_call and plan.per_step < self._config.prompts_per_step and self._ranks.is_first:
+            logger.warning(
+                "prompts_per_step=%d is above the %d rows of prompts: each step takes %d",
+                self._config.prompts_per_step,
+                plan.per_step,
+                plan.per_step,
+            )
 
     def _say(self, line: str) -> None:
         """Log a line; without a logging configuration print it beside the console's lines."""

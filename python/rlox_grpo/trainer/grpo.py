@@ -350,7 +350,7 @@ class GRPO:
             start_draw=run.start_draw,
         )
         self._total_steps = plan.total_steps
-        run.announce(self._total_steps)
+        run.announce(plan, is_new_call=restore is None)
         self._last_metrics = run.last_metrics
         draws = stream or PromptDraws(train_prompts, self.config.seed, self.progress.draws, self.sampler.chance)
         if self.step >= self._total_steps:

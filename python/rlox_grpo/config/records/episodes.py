@@ -54,6 +54,7 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         "step waits for all its episodes.",
         ge=1,
         only_with=_EPISODES,
+        only_training=True,
         source="Kimi k1.5, arXiv:2501.12599",
     )
     tool_timeout: float | None = option(

@@ -30,6 +30,7 @@ def option(
     *,
     only_with: Condition | Sequence[Condition] = (),
     resumable: bool = False,
+    only_training: bool = False,
     hint: str = "",
     source: str = "",
     choices: Mapping[str, str] | None = None,
@@ -44,6 +45,7 @@ def option(
             default nor the preset's is an error otherwise.
         resumable: whether a resumed run may change it. Only for options that do not change what a step computes,
             beyond rounding.
+        only_training: whether evaluations and ``play`` do not read it although they read its record.
         hint: what to write instead; added to every error about this option.
         source: the paper or library that the default or the formula is from.
         choices: the meaning of each value, where the description does not give it.
@@ -55,6 +57,7 @@ def option(
             {name: wanted if wanted == SET else list(wanted) for name, wanted in c.items()} for c in conditions
         ],
         "resumable": resumable,
+        "only_training": only_training,
         "hint": hint,
         "source": source,
         "choices": dict(choices or {}),
@@ -63,7 +66,7 @@ def option(
 
 
 def read_metadata(field: FieldInfo) -> Mapping[str, Any]:
-    """Return what :func:`option` recorded: ``only_with``, ``resumable``, ``hint``, ``source``, ``choices``."""
+    """Return what :func:`option` recorded, by the names of its arguments: ``only_with``, ``source`` and so on."""
     extra = field.json_schema_extra
     return extra if isinstance(extra, dict) else {}
 
