@@ -279,6 +279,7 @@ def verl_published(x: Any, sg: Any) -> float:
 
 FORMULAS: dict[tuple[str, bool], Any] = {
     ("grpo", False): grpo,
+    ("recommended", False): grpo,
     ("deepseekmath", False): deepseekmath,
     ("dapo", False): dapo,
     ("dr_grpo", False): dr_grpo,
@@ -497,6 +498,7 @@ ENTROPY: dict[str, Any] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {**USUAL, "reference": "auto"},
+    "recommended": {**USUAL, "group_size": 4, "prompts_per_step": 32, "reference": "auto"},
     "deepseekmath": {**USUAL, "group_size": 64, "max_new_tokens": 1024, "prompt_template": "boxed"},
     "dapo": {
         **USUAL,
@@ -625,7 +627,7 @@ def test_settings_are_the_sources(name: str) -> None:
     values = PRESETS[name].values
     assert {setting: values[setting] for setting in USUAL} == SETTINGS[name]
     assert tuple(values[field] for field in ADAM) == (0.9, 0.999)
-    drops = ("grpo", "dapo", "clip_cov", "kl_cov", "simple_grpo", "cispo_open_instruct")
+    drops = ("grpo", "recommended", "dapo", "clip_cov", "kl_cov", "simple_grpo", "cispo_open_instruct")
     assert values["zero_variance"] == ("drop" if name in drops else "keep")
     assert name not in REWARDS_OF or PRESETS[name].reward == REWARDS_OF[name]
     assert set(values) <= {*USUAL, *ADAM, *CHANGES}, "every choice is tested here or by its loss"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rlox_grpo.config.presets.preset import OURS, Defect, Preset, cited
+from rlox_grpo.config.presets.preset import OURS, Choice, Defect, Preset, cited
 
 _ADAM = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 _PLAIN_SAMPLING = {"temperature": 1.0, "top_p": 1.0}
@@ -14,6 +14,31 @@ _NO_KL = {"kl_coef": 0.0, "reference": "auto"}
 _ONE_UPDATE = {"updates_per_batch": 1, "mini_batches": 1}
 _CONSTANT_LR = {"lr_schedule": "constant", "warmup_steps": 0, "min_lr_ratio": 0.0}
 
+_GRPO = cited(
+    ("arXiv:2402.03300, section 4.1.2", {**_MEAN_OF_GROUP, "ddof": 1, "loss_aggregation": "sequence_mean"}),
+    ("arXiv:2402.03300, eq. 3", {"policy_loss": "clip", "updates_per_batch": 1, "mini_batches": 1}),
+    ("arXiv:1707.06347, section 6.1", {"clip_low": 0.2, "clip_high": 0.2}),
+    ("TRL 1.16", {"std_epsilon": 1e-4, "learning_rate": 1e-6, "max_grad_norm": 1.0, **_NO_KL}),
+    ("DAPO, arXiv:2503.14476, section 3.2", {"zero_variance": "drop"}),
+    (
+        "default of this library",
+        {
+            "dual_clip": None,
+            "delta": None,
+            "mask_truncated": False,
+            "prompts_per_step": 16,
+            "group_size": 8,
+            "max_new_tokens": 512,
+            **_PLAIN_SAMPLING,
+            **_CONSTANT_LR,
+            "weight_decay": 0.0,
+            **_ADAM,
+            "prompt_template": None,
+        },
+    ),
+)
+_STUDY = "docs/concepts/learning_study.md: four times the prompts in groups of 4 instead of 16"
+
 PAPERS: Mapping[str, Preset] = MappingProxyType(
     {
         "grpo": Preset(
@@ -21,28 +46,15 @@ PAPERS: Mapping[str, Preset] = MappingProxyType(
             summary="The default of this library: the paper's objective without the KL term. Zero-variance groups "
             "are dropped.",
             reward="your own",
-            choices=cited(
-                ("section 4.1.2", {**_MEAN_OF_GROUP, "ddof": 1, "loss_aggregation": "sequence_mean"}),
-                ("eq. 3", {"policy_loss": "clip", "updates_per_batch": 1, "mini_batches": 1}),
-                ("arXiv:1707.06347, section 6.1", {"clip_low": 0.2, "clip_high": 0.2}),
-                ("TRL 1.16", {"std_epsilon": 1e-4, "learning_rate": 1e-6, "max_grad_norm": 1.0, **_NO_KL}),
-                ("DAPO, arXiv:2503.14476, section 3.2", {"zero_variance": "drop"}),
-                (
-                    "default of this library",
-                    {
-                        "dual_clip": None,
-                        "delta": None,
-                        "mask_truncated": False,
-                        "prompts_per_step": 16,
-                        "group_size": 8,
-                        "max_new_tokens": 512,
-                        **_PLAIN_SAMPLING,
-                        **_CONSTANT_LR,
-                        "weight_decay": 0.0,
-                        **_ADAM,
-                        "prompt_template": None,
-                    },
-                ),
+            choices=_GRPO,
+        ),
+        "recommended": Preset(
+            source="docs/concepts/learning_study.md",
+            summary="What learned most in this library's study: the default with 4 completions for each prompt and "
+            "more prompts in a step.",
+            reward="your own",
+            choices=MappingProxyType(
+                {**_GRPO, "group_size": Choice(4, _STUDY), "prompts_per_step": Choice(32, _STUDY)}
             ),
         ),
         "deepseekmath": Preset(
