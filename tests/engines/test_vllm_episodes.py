@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import Outcome
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.turns import TurnEngine, TurnRequest
+from rlox_grpo.rollout.engines.vllm import streams
 from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
 from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
@@ -218,6 +220,55 @@ def test_a_slow_episode_holds_up_itself_alone(served, tokenizer):
 
     play(served[1], tokenizer, wait)
     assert order == [5, 5, 5, 3, 3, 3]
+
+
+def test_a_server_streams_what_it_samples(at_server, tokenizer, monkeypatch):
+    """The agent has its first chunk before the rest of the server's stream is read; the tokens are those without it."""
+    openai = pytest.importorskip("openai")
+    _, engine = at_server
+    has_chunk, chunks, said = threading.Event(), [], []
+    read_stream = streams.read_stream
+
+    def read_when_shown(lines, deadline, tell):
+        def wait():
+            for line in lines:
+                yield line
+                if '"token_ids"' in line:  # of the first token, and later at once
+                    assert has_chunk.wait(60)
+
+        return read_stream(wait(), deadline, tell)
+
+    monkeypatch.setattr(streams, "read_stream", read_when_shown)
+
+    def agent(row, chat):
+        client = openai.OpenAI(base_url=chat.base_url, api_key=chat.api_key, max_retries=0, timeout=120)
+        prompt = [*f"{row['secret']} question".encode()]
+        stream = client.completions.create(model="policy", prompt=prompt, stream=is_streamed, max_tokens=40)
+        if not is_streamed:
+            said.append(stream.choices[0].token_ids)
+            return 1.0
+        first = next(stream)
+        has_chunk.set()
+        pieces = [first, *stream]
+        chunks.append(len(pieces))
+        said.append([one for piece in pieces for one in piece.choices[0].token_ids])
+        return 1.0
+
+    found = []
+    for is_streamed in (True, False):  # noqa: B007  read by the agent
+        runner = EpisodeRunner(agent, (), GRPOConfig.create().episodes, tokenizer)
+        (group,) = runner(engine, load_rows(ROWS[:1]), [1], Sampling(max_new_tokens=40), 7)
+        check_turns(group.completions)
+        found.append(group.completions[0].token_ids.tolist())
+        np.testing.assert_allclose(
+            group.completions[0].log_probs,
+            log_probs(at_server[0], group.prompt, group.completions[0].token_ids),
+            atol=2e-4,
+            rtol=0,
+        )
+    assert found[0] == found[1] == said[0] == said[1]
+    assert len(found[0]) > 3
+    assert chunks[0] >= 3
 
 
 @pytest.mark.parametrize("async_steps", [0, 1])

@@ -118,12 +118,12 @@ class Scripted:
 
     policy_version, max_length = 0, None
 
-    def __init__(self, tokenizer: Any, replies: Sequence[str], hold: int | None = None) -> None:
+    def __init__(self, tokenizer: Any, replies: Sequence[str], hold: int | None = None, *, tells: bool = True) -> None:
         self.end_ids = (tokenizer.eos_token_id,)
         self.prefilled_tokens = 0
         self.go_on, self.was_waited_for = threading.Event(), True
         self._replies = [[*encode(tokenizer, reply), tokenizer.eos_token_id] for reply in replies]
-        self._hold = hold
+        self._hold, self._tells = hold, tells
         self._live: dict[TurnRequest, int] = {}
 
     @contextmanager
@@ -148,7 +148,7 @@ class Scripted:
             if count == self._hold:
                 self.was_waited_for &= self.go_on.wait(20)
             ids = self._replies[request.turn % len(self._replies)]
-            if request.on_tokens is not None:
+            if request.on_tokens is not None and self._tells:
                 request.on_tokens([ids[count]])
             self._live[request] = count + 1
             if count + 1 == len(ids):
@@ -192,6 +192,55 @@ def test_the_first_chunk_comes_before_the_reply_has_ended(tokenizer: Any) -> Non
     assert engine.was_waited_for
     assert len(completion.turns) == 2
     assert not completion.branches
+
+
+def ask_ids(chat: Any, prompt: Sequence[int], **options: Any) -> Any:
+    client = openai.OpenAI(base_url=chat.base_url, api_key=chat.api_key, max_retries=0, timeout=60)
+    return client.completions.create(model="policy", prompt=list(prompt), **options)
+
+
+def test_a_completion_of_ids_streams_its_tokens_as_they_are_sampled(tokenizer: Any) -> None:
+    """Text where a character is complete, every token's id at once, and log-probs at the end."""
+    engine = Scripted(tokenizer, ["<think>wörld</think> STOP"], hold=9)
+    prompt = encode(tokenizer, "abc")
+    ids = [*encode(tokenizer, "<think>wörld</think> STOP"), tokenizer.eos_token_id]
+
+    def agent(row: Any, chat: Any) -> float:
+        stream = ask_ids(chat, prompt, stream=True, logprobs=1, stop="STOP", stream_options={"include_usage": True})
+        first = next(stream)
+        engine.go_on.set()  # the reply can end from here on
+        chunks = [first, *stream]
+        assert [chunk.object for chunk in chunks] == ["text_completion"] * len(chunks)
+        *pieces, last, usage = chunks
+        assert "".join(chunk.choices[0].text for chunk in pieces) == "<think>wörld</think> "
+        assert [one for chunk in pieces for one in chunk.choices[0].token_ids] == ids
+        assert max(len(chunk.choices[0].token_ids) for chunk in pieces) == 1
+        assert [chunk.choices[0].finish_reason for chunk in pieces] == [None] * len(pieces)
+        assert (last.choices[0].text, last.choices[0].token_ids, last.choices[0].finish_reason) == ("", [], "stop")
+        assert last.choices[0].logprobs.token_logprobs == [-1.0] * len(ids)
+        assert (usage.usage.completion_tokens, usage.usage.prompt_tokens) == (len(ids), len(prompt))
+        whole = ask_ids(chat, [*prompt, *ids, *prompt], stop="STOP")
+        assert (whole.choices[0].text, whole.choices[0].token_ids) == ("<think>wörld</think> ", ids)
+        return 1.0
+
+    completion = play(agent, engine, tokenizer)
+    assert engine.was_waited_for
+    assert len(completion.turns) == 2
+    assert not completion.branches
+
+
+def test_an_engine_that_tells_nothing_streams_a_completion_at_its_end(tokenizer: Any) -> None:
+    engine = Scripted(tokenizer, ["Hello."], tells=False)
+
+    def agent(row: Any, chat: Any) -> float:
+        *pieces, last = ask_ids(chat, encode(tokenizer, "abc"), stream=True)
+        assert [(chunk.choices[0].text, chunk.choices[0].token_ids) for chunk in pieces] == [
+            ("Hello.", [*encode(tokenizer, "Hello."), tokenizer.eos_token_id])
+        ]
+        assert last.choices[0].finish_reason == "stop"
+        return 1.0
+
+    assert play(agent, engine, tokenizer).episode.reward == 1.0
 
 
 REPLIES = (

@@ -179,3 +179,43 @@ def test_an_answer_across_a_sync_is_of_neither_weights(guard):
         return first, mark(await ask(guard))
 
     assert asyncio.run(story()) == (LOADING, "a:2")
+
+
+def streaming(parts):
+    """An application that sends a stream of events, and runs each part's coroutine before it."""
+
+    async def application(scope, receive, send):
+        kind = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        for text, before in parts:
+            await before()
+            await send({"type": "http.response.body", "body": text, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    return application
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_the_weights_stand_behind_a_stream(guard, changes):
+    """Its headers are sent before its tokens are sampled, so they do not say what sampled them."""
+    loading = {**TOKEN, "x-rlox-weights": LOADING}
+
+    async def nothing():
+        pass
+
+    async def sync():
+        whole, guard._app = guard._app, guard.application
+        await ask(guard, "/collective_rpc", loading)
+        await ask(guard, "/resume", {**TOKEN, "x-rlox-weights": "a:2"})
+        guard._app = whole
+
+    async def story():
+        await ask(guard, "/resume", {**TOKEN, "x-rlox-weights": "a:1"})
+        guard._app = streaming([(b"data: 1\n\n", nothing), (b"data: [DONE]\n\n", sync if changes else nothing)])
+        return await ask(guard, "/v1/completions")
+
+    sent = asyncio.run(story())
+    body = b"".join(part.get("body", b"") for part in sent)
+    end = LOADING if changes else "a:1"
+    assert mark(sent) == "a:1"
+    assert body.decode() == f"data: 1\n\ndata: [DONE]\n\n{auth.END_MARK}{end}\n\n"

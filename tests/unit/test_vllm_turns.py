@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,9 @@ from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm import client
 from rlox_grpo.rollout.engines.vllm import engine as vllm_engine
-from rlox_grpo.rollout.engines.vllm.connection import MARK
+from rlox_grpo.rollout.engines.vllm.auth import END_MARK
+from rlox_grpo.rollout.engines.vllm.connection import MARK, Unavailable
+from rlox_grpo.rollout.engines.vllm.streams import ask_streaming, read_stream
 from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, derive_turn_seed, read_cached
 from rlox_grpo.rollout.engines.weight_sync import build_manifest, collect_weights
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
@@ -80,7 +84,7 @@ def drain(session: ServerTurns, count: int) -> list[int]:
 def test_answers_of_servers_come_in_any_order() -> None:
     gates = {prompt: threading.Event() for prompt in range(3)}
 
-    def serve(request: TurnRequest) -> tuple[Completion, int]:
+    def serve(request: TurnRequest, tell: Any) -> tuple[Completion, int]:
         assert gates[request.episode[0]].wait(30)
         return make_completion(request), 3
 
@@ -105,7 +109,7 @@ def test_answers_of_servers_come_in_any_order() -> None:
 def test_the_answer_for_a_forgotten_episode_is_dropped() -> None:
     gate = threading.Event()
 
-    def serve(request: TurnRequest) -> tuple[Completion, int]:
+    def serve(request: TurnRequest, tell: Any) -> tuple[Completion, int]:
         assert gate.wait(30)
         if request.episode[0] == 0:
             raise EngineError("its server died")
@@ -123,7 +127,7 @@ def test_the_answer_for_a_forgotten_episode_is_dropped() -> None:
 
 
 def test_a_server_that_fails_ends_the_session() -> None:
-    def serve(request: TurnRequest) -> tuple[Completion, int]:
+    def serve(request: TurnRequest, tell: Any) -> tuple[Completion, int]:
         raise EngineError("no server answered")
 
     session = ServerTurns(serve, 1, vocab_size=50, max_length=None)
@@ -131,6 +135,120 @@ def test_a_server_that_fails_ends_the_session() -> None:
     with pytest.raises(EngineError, match="no server answered"):
         drain(session, 1)
     session.abort()
+
+
+def watch(told: list[int], prompt: int = 0) -> TurnRequest:
+    return TurnRequest((prompt, 0), 0, np.array([3]), 4, on_tokens=told.extend)
+
+
+@pytest.mark.parametrize("second", [[4, 5, 6], [4, 7, 6]])
+def test_tokens_of_a_server_are_told_once_as_they_come(second: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    """Also where a second server samples the reply again because the first one failed."""
+    gate = threading.Event()
+
+    def serve(request: TurnRequest, tell: Any) -> tuple[Completion, int]:
+        if tell is None:  # nobody watches
+            return make_completion(request), 0
+        for end in (1, 2):
+            tell([4, 5][:end])
+        assert gate.wait(30)
+        for end in (1, 2, 3):
+            tell(second[:end])
+        return Completion(np.array(second), np.zeros(3, dtype=np.float32), "stop"), 0
+
+    session = ServerTurns(serve, 2, vocab_size=50, max_length=None)
+    told: list[int] = []
+    session.submit(watch(told))
+    session.submit(ask(1))
+    assert drain(session, 1) == [1]
+    deadline = time.monotonic() + 30
+    while told != [4, 5]:
+        assert session.step() == []
+        assert time.monotonic() < deadline
+    gate.set()
+    assert drain(session, 1) == [0]
+    assert told == ([4, 5, 6] if second[1] == 5 else [4, 5])
+    assert ("another sampled other tokens" in caplog.text) == (second[1] != 5)
+    session.abort()
+
+
+def test_tokens_of_a_dropped_reply_are_not_told() -> None:
+    gate = threading.Event()
+
+    def serve(request: TurnRequest, tell: Any) -> tuple[Completion, int]:
+        if request.episode[0] == 0:
+            tell([4])
+            gate.set()
+        return make_completion(request), 0
+
+    session = ServerTurns(serve, 2, vocab_size=50, max_length=None)
+    told: list[int] = []
+    dropped = watch(told)
+    session.submit(dropped)
+    assert gate.wait(30)
+    session.drop(dropped)
+    session.submit(ask(1))
+    assert drain(session, 1) == [1]
+    assert told == []
+    session.abort()
+
+
+def make_event(ids: list[int], reason: str | None = None) -> str:
+    log_probs = {"token_logprobs": [-float(one) for one in ids]}
+    choice = {"index": 0, "text": "", "token_ids": ids, "logprobs": log_probs, "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice]})}"
+
+
+USAGE = {"prompt_tokens_details": {"cached_tokens": 3}}
+EVENTS = [
+    make_event([4]),
+    "",
+    make_event([5, 6]),
+    make_event([], "stop"),
+    f"data: {json.dumps({'choices': [], 'usage': USAGE})}",
+    "data: [DONE]",
+]
+
+
+def read(lines: list[str], told: list[list[int]], seconds: float = 60.0) -> Any:
+    return read_stream(lines, time.monotonic() + seconds, lambda ids: told.append(list(ids)))
+
+
+def test_a_stream_is_put_together() -> None:
+    told: list[list[int]] = []
+    answer, held = read([*EVENTS, f"{END_MARK}3:abc"], told)
+    (choice,) = answer["choices"]
+    assert (choice["token_ids"], choice["logprobs"]) == ([4, 5, 6], {"token_logprobs": [-4.0, -5.0, -6.0]})
+    assert (choice["finish_reason"], answer["usage"], held) == ("stop", USAGE, "3:abc")
+    assert told == [[4], [4, 5, 6]]
+    assert read(EVENTS, told)[1] == "no mark"  # a server that is not guarded
+
+
+def test_a_stream_that_fails_is_the_servers_failure_or_a_refusal() -> None:
+    with pytest.raises(Unavailable, match="broke off after 3 tokens"):
+        read(EVENTS[:-1], [])
+    with pytest.raises(Unavailable, match="within the deadline"):
+        read(EVENTS, [], seconds=-1.0)
+    for code, error in ((500, Unavailable), (400, EngineError)):
+        event = json.dumps({"error": {"message": "it is lost", "type": "x", "code": code}})
+        with pytest.raises(error, match=f"HTTP {code}.*it is lost"):
+            read([EVENTS[0], f"data: {event}", "data: [DONE]"], [])
+
+
+@pytest.mark.parametrize("mark", ["these", "others"])
+def test_nothing_is_told_of_other_weights_tokens(mark: str) -> None:
+    class Server:
+        @contextmanager
+        def stream(self, path: str, deadline: float, json: dict[str, Any]) -> Any:
+            assert json == {"prompt": [3], "stream": True, "stream_options": {"include_usage": True}}
+            lines = iter([*EVENTS, f"{END_MARK}{mark}"])
+            yield SimpleNamespace(headers={MARK: mark}, iter_lines=lambda: lines)
+
+    told: list[Any] = []
+    server: Any = Server()
+    answer, held = ask_streaming(server, {"prompt": [3]}, "these", time.monotonic() + 60, told.append)
+    assert held == mark
+    assert bool(told) == bool(answer) == (mark == "these")
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from rlox_grpo.rollout.episodes.messages import (
     MessageKey,
     bound_messages,
     cut_reply,
+    cut_stop,
     list_messages,
     make_message_key,
     refuse_late_tools,
@@ -250,9 +251,16 @@ class Chat:
         return await self._reply(line, self._bound(given, first=True), max_new_tokens, stop, keys, on_delta=on_delta)
 
     async def complete_ids(
-        self, token_ids: Int64Array, *, max_new_tokens: int | None = None, stop: str | Sequence[str] = ()
+        self,
+        token_ids: Int64Array,
+        *,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        on_delta: Callable[[Delta], None] | None = None,
     ) -> Reply:
         """Sample the reply to a conversation of token ids, ``int64 [L]``; otherwise as :meth:`complete`.
+
+        ``on_delta`` gets the reply's whole text as content, and its token ids.
 
         Raises:
             EpisodeEnded: a limit has ended the episode.
@@ -272,7 +280,7 @@ class Chat:
         text = line.template.tokenizer.decode(added.tolist(), skip_special_tokens=False)
         new = [{"role": "user", "content": text}] if len(added) or found is None else []
         keys = [("token ids", ("",), None, (), "")] * len(new)  # no message is equal to it
-        return await self._reply(line, new, max_new_tokens, stop, keys, added)
+        return await self._reply(line, new, max_new_tokens, stop, keys, added, on_delta)
 
     async def _reply(
         self,
@@ -288,6 +296,7 @@ class Chat:
 
         Where the chat template rewrites the line, the reply is in a branch. A new branch is numbered and kept here.
         """
+        is_raw = added is not None
         if added is None and line.is_rewritten_by(new):
             line, new, keys = line.begin_again(new, keys)
         own_stop = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -306,7 +315,7 @@ class Chat:
         is_new = line.branch < 0 or not line.turns
         self._lines.add(line, context)
         has_tools = self._has_tools(line)
-        pieces = on_delta and begin_pieces(line.template, context, self._end_ids, own_stop, on_delta, has_tools)
+        pieces = on_delta and begin_pieces(line.template, context, self._end_ids, own_stop, on_delta, has_tools, is_raw)
         watch = pieces.add if pieces else None
         request = TurnRequest(self._episode, line.turns, context, room, own_stop, line.branch, line.replaces, watch)
         self.waiting_since = None
@@ -326,7 +335,9 @@ class Chat:
         self._usage.replies += 1
         self._usage.add(len(sampled.token_ids))
         reply = line.take(sampled, continues=continues, with_tools=has_tools, stop=own_stop)
-        if pieces is not None:
+        if pieces is not None and is_raw:
+            pieces.finish(cut_stop(reply.text, own_stop), None, reply.token_ids.tolist())
+        elif pieces is not None:
             pieces.finish(cut_reply(reply, own_stop), reply.reasoning)
             line.accept_shown(pieces.content, pieces.reasoning)
         return reply

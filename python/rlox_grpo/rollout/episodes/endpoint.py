@@ -34,6 +34,8 @@ from rlox_grpo.rollout.episodes.openai_format import (
     make_error,
     make_error_event,
     make_last_events,
+    make_last_text_events,
+    make_text_event,
     read_chat_request,
     read_completion_request,
 )
@@ -149,15 +151,14 @@ class Endpoints:
         deadline = time.monotonic() + self._bounds.answer_seconds
         try:
             request = read(body, self._sampling)
-            if path == _CHAT and request.stream:
+            if request.stream:
                 return self._stream(episode, request, is_gone, deadline, name, created)
             future = self._submit(episode, _complete(episode.chat, request))
             reply, prompt_tokens = _wait(future, is_gone, deadline)
         except BaseException as error:  # noqa: BLE001  a cancelled future's too
             return Answer(400, self._describe(error, episode))
         make = make_chat_answer if path == _CHAT else make_completion_answer
-        answer = make(reply, request, prompt_tokens, name, created)
-        return Answer(200, answer, "text/event-stream" if request.stream else "application/json")
+        return Answer(200, make(reply, request, prompt_tokens, name, created))
 
     def _describe(self, error: BaseException, episode: _Open) -> bytes:
         """A call's error in OpenAI's form."""
@@ -190,6 +191,7 @@ class Endpoints:
         From then on the reply is sampled to its end, also where its client goes away: what is trained does not depend
         on when that is seen.
         """
+        is_raw = request.token_ids is not None
         deltas: queue.SimpleQueue[Delta | None] = queue.SimpleQueue()
         future = self._submit(episode, _complete(episode.chat, request, deltas.put))
         future.add_done_callback(lambda _: deltas.put(None))
@@ -201,7 +203,10 @@ class Endpoints:
             delta, is_first = first, True
             try:
                 while delta is not None:
-                    yield make_delta_event(delta, name, created, is_first=is_first)
+                    if is_raw:
+                        yield make_text_event(delta, name, created)
+                    else:
+                        yield make_delta_event(delta, name, created, is_first=is_first)
                     is_first = False
                     delta = deltas.get(timeout=max(0.0, deadline - time.monotonic()))
                 reply, prompt_tokens = future.result()
@@ -213,6 +218,9 @@ class Endpoints:
                 raise
             except BaseException as error:  # noqa: BLE001  a cancelled future's too
                 yield make_error_event(self._describe(error, episode))
+                return
+            if is_raw:
+                yield make_last_text_events(reply, request, prompt_tokens, name, created)
                 return
             if is_first:  # such as a reply of tool calls alone
                 yield make_delta_event(Delta(), name, created, is_first=True)
@@ -272,7 +280,9 @@ async def _complete(
     chat: Chat, request: OpenAIRequest, on_delta: Callable[[Delta], None] | None = None
 ) -> tuple[Reply, int]:
     if request.token_ids is not None:
-        reply = await chat.complete_ids(request.token_ids, max_new_tokens=request.max_new_tokens, stop=request.stop)
+        reply = await chat.complete_ids(
+            request.token_ids, max_new_tokens=request.max_new_tokens, stop=request.stop, on_delta=on_delta
+        )
         return reply, reply.prompt_tokens
     reply = await chat.complete(
         request.messages,

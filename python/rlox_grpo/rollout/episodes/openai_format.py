@@ -149,22 +149,25 @@ def make_last_events(reply: Reply, request: OpenAIRequest, prompt_tokens: int, n
     return b"".join([*events, END_OF_EVENTS])
 
 
+def make_text_event(delta: Delta, name: str, created: int) -> bytes:
+    """The event of a piece of a reply to token ids, with the ids of its tokens."""
+    return _encode_event(_make_text_chunk(name, created, delta.content, delta.token_ids))
+
+
+def make_last_text_events(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
+    """The events at the end of a stream of text: the reason of the end, log-probs and usage where asked for."""
+    last = _make_text_chunk(name, created, "", (), reply.finish_reason, _make_text_log_probs(reply, request))
+    events = [_encode_event(last)]
+    if request.with_usage:
+        events.append(_encode_event({**last, "choices": [], "usage": _make_usage(reply, prompt_tokens)}))
+    return b"".join([*events, END_OF_EVENTS])
+
+
 def make_completion_answer(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
     """The answer to a request of token ids: with ``token_ids`` of the reply, as vLLM's server gives them."""
-    log_probs = None
-    if request.with_log_probs:
-        listed = reply.log_probs.tolist()
-        log_probs = {"token_logprobs": listed, "tokens": [f"token_id:{one}" for one in reply.token_ids.tolist()]}
-    choice = {
-        "index": 0,
-        "text": cut_stop(reply.text, request.stop),
-        "token_ids": reply.token_ids.tolist(),
-        "logprobs": log_probs,
-        "finish_reason": reply.finish_reason,
-    }
-    whole = {"id": f"cmpl-{name}", "created": created, "model": MODEL, "object": "text_completion", "choices": [choice]}
-    usage = _make_usage(reply, prompt_tokens)
-    return _encode_events([whole], request, usage) if request.stream else _encode({**whole, "usage": usage})
+    text, log_probs = cut_stop(reply.text, request.stop), _make_text_log_probs(reply, request)
+    whole = _make_text_chunk(name, created, text, reply.token_ids.tolist(), reply.finish_reason, log_probs)
+    return _encode({**whole, "usage": _make_usage(reply, prompt_tokens)})
 
 
 def make_message(reply: Reply, stop: Sequence[str]) -> dict[str, Any]:
@@ -325,6 +328,20 @@ def _make_chunk(
     return _encode_event({**_make_heading(name, created, "chat.completion.chunk"), "choices": [choice]})
 
 
+def _make_text_chunk(
+    name: str, created: int, text: str, token_ids: Sequence[int], reason: str | None = None, log_probs: Any = None
+) -> dict[str, Any]:
+    choice = {"index": 0, "text": text, "token_ids": token_ids, "logprobs": log_probs, "finish_reason": reason}
+    return {"id": f"cmpl-{name}", "created": created, "model": MODEL, "object": "text_completion", "choices": [choice]}
+
+
+def _make_text_log_probs(reply: Reply, request: OpenAIRequest) -> dict[str, Any] | None:
+    if not request.with_log_probs:
+        return None
+    tokens = [f"token_id:{one}" for one in reply.token_ids.tolist()]
+    return {"token_logprobs": reply.log_probs.tolist(), "tokens": tokens}
+
+
 def _make_log_probs(reply: Reply, request: OpenAIRequest) -> dict[str, Any] | None:
     return {"content": _list_log_probs(reply), "refusal": None} if request.with_log_probs else None
 
@@ -339,13 +356,6 @@ def _list_log_probs(reply: Reply) -> list[dict[str, Any]]:
 def _make_usage(reply: Reply, prompt_tokens: int) -> dict[str, int]:
     count = len(reply.token_ids)
     return {"prompt_tokens": prompt_tokens, "completion_tokens": count, "total_tokens": prompt_tokens + count}
-
-
-def _encode_events(events: Sequence[Mapping[str, Any]], request: OpenAIRequest, usage: Mapping[str, int]) -> bytes:
-    listed = [dict(event) for event in events]
-    if request.with_usage:
-        listed.append({**listed[-1], "choices": [], "usage": usage})
-    return b"".join([*map(_encode_event, listed), END_OF_EVENTS])
 
 
 def _encode_event(event: Mapping[str, Any]) -> bytes:

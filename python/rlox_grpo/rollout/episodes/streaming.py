@@ -27,10 +27,14 @@ _LONG, _EVERY = 16, 16
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of a reply: text to append to its content and to its reasoning."""
+    """A piece of a reply: text to append to its content and to its reasoning, and tokens sampled since the last piece.
+
+    ``token_ids`` is filled in :class:`Form` ``is_raw`` alone.
+    """
 
     content: str = ""
     reasoning: str = ""
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,13 @@ class Form:
         call_format: the form of tool calls; None: nothing is read as a call.
         stop: strings that end the reply and are not shown.
         is_thinking: whether the prompt ends with ``<think>``.
+        is_raw: the whole text is content, and each piece has its tokens.
     """
 
     call_format: CallFormat | None = None
     stop: tuple[str, ...] = ()
     is_thinking: bool = False
+    is_raw: bool = False
 
 
 def find_shown(text: str, form: Form) -> Delta:
@@ -54,6 +60,8 @@ def find_shown(text: str, form: Form) -> Delta:
     ``</think>`` ends the reasoning of a reply that begins with ``<think>``, or whose prompt ends so. In other replies
     it is content, as what stands before it is shown by then.
     """
+    if form.is_raw:
+        return Delta(_hold_content(text, form))
     bare = text.lstrip()
     if THINK.startswith(bare):  # such as "<thi", or nothing
         return Delta()
@@ -91,6 +99,7 @@ class ReplyPieces:
 
     Attributes:
         content, reasoning: Shown so far.
+        is_shown: Whether a piece was shown.
     """
 
     def __init__(
@@ -109,35 +118,46 @@ class ReplyPieces:
             show: called with each piece.
         """
         self.content = self.reasoning = ""
+        self.is_shown = False
         self._tokenizer, self._end_ids, self._form, self._show = template.tokenizer, end_ids, form, show
         special = tuple(map(str, getattr(self._tokenizer, "all_special_tokens", ())))
         marks = () if form.call_format is None else MARKS[form.call_format]
         self._special = special if set(special).intersection(marks) else ()
         self._ids: list[int] = []
+        self._unseen: list[int] = []  # of a raw reply: tokens that no piece had yet
+        self._num_added = 0
         self._text = ""
         self._from = self._done = 0  # tokens that the next ones are decoded with, and those that ``_text`` has
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Add sampled tokens and show what became certain."""
+        self._num_added += len(token_ids)
+        if self._form.is_raw:
+            self._unseen += token_ids
+        found = self._find_new(token_ids)
+        self._send(self._drop_special(found.content), found.reasoning)
+
+    def _find_new(self, token_ids: Sequence[int]) -> Delta:
+        """What can be shown with these tokens; nothing where no character became complete."""
         self._ids += [token for token in token_ids if token not in self._end_ids]
         tail = len(self._ids) - self._done
         if not tail or (tail > _LONG and tail % _EVERY):
-            return
+            return Delta()
         # A tokenizer may decode a token otherwise at the beginning of a text: decode it with those before it.
         before, now = self._decode(self._ids[self._from : self._done]), self._decode(self._ids[self._from :])
         if len(now) <= len(before) or now.endswith(_REPLACEMENT):
-            return
+            return Delta()
         self._text += now[len(before) :]
         self._from, self._done = self._done, len(self._ids)
-        found = find_shown(self._text, self._form)
-        self._send(self._drop_special(found.content), found.reasoning)
+        return find_shown(self._text, self._form)
 
-    def finish(self, content: str, reasoning: str | None) -> None:
-        """Show the rest of a complete reply, whose content and reasoning are these.
+    def finish(self, content: str, reasoning: str | None, token_ids: Sequence[int] = ()) -> None:
+        """Show the rest of a complete reply, whose content and reasoning are these, and of a raw one the token ids.
 
         Nothing more is shown where the content is not what was shown and more: such as of a reply with ``</think>`` and
         no beginning of it, which is reasoning after all.
         """
+        self._unseen += token_ids[self._num_added :]
         if content.startswith(self.content):
             self._send(content, reasoning or "")
 
@@ -146,8 +166,10 @@ class ReplyPieces:
         more = content[len(self.content) :] if content.startswith(self.content) else ""
         thoughts = reasoning[len(self.reasoning) :] if reasoning.startswith(self.reasoning) else ""
         self.content, self.reasoning = self.content + more, self.reasoning + thoughts
-        if more or thoughts:
-            self._show(Delta(more, thoughts))
+        if more or thoughts or self._unseen:
+            self.is_shown = True
+            self._show(Delta(more, thoughts, tuple(self._unseen)))
+            self._unseen = []
 
     def _decode(self, ids: Sequence[int]) -> str:
         options: dict[str, Any] = {"skip_special_tokens": not self._special, "clean_up_tokenization_spaces": False}
@@ -167,8 +189,11 @@ def begin_pieces(
     stop: tuple[str, ...],
     show: Callable[[Delta], None],
     with_tools: bool,
+    is_raw: bool,
 ) -> ReplyPieces:
     """The pieces of the reply to ``context``, ``int64 [L]``; see :class:`ReplyPieces` and :class:`Form`."""
+    if is_raw:
+        return ReplyPieces(template, end_ids, Form(stop=stop, is_raw=True), show)
     before = template.tokenizer.decode(context[-_THINK_TOKENS:].tolist(), skip_special_tokens=False)
     form = Form(template.call_format if with_tools else None, stop, before.rstrip().endswith(THINK))
     return ReplyPieces(template, end_ids, form, show)
@@ -196,5 +221,5 @@ class Streams:
     async def finish(self) -> None:
         """Wait for the replies of which something was shown."""
         for pieces, ended in list(self._open.items()):
-            if pieces.content or pieces.reasoning:
+            if pieces.is_shown:
                 await ended.wait()

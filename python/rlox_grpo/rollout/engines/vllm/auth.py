@@ -16,6 +16,8 @@ from typing import Any
 TOKEN_VARIABLE = "RLOX_GRPO_SERVER_TOKEN"
 WEIGHTS_HEADER = b"x-rlox-weights"
 LOADING = "loading"
+END_MARK = ": x-rlox-weights "
+"""Begins the line behind a stream's last event, with the mark that the header of a whole answer has."""
 
 MOST_REQUESTS = 1024
 """Requests at a time; one more gets status 503, which clients try again."""
@@ -46,7 +48,8 @@ class TokenGuard:
     A client that changes the weights says so by the header ``x-rlox-weights``: ``loading`` marks them as unusable from
     the request on, any other value is theirs from the moment that the request has succeeded. Every answer carries the
     mark that stood when its request came in, and ``loading`` if it changed since. A server that was started again
-    carries ``none``, so a client notices weights that are not the ones it sent.
+    carries ``none``, so a client notices weights that are not the ones it sent. The headers of a stream of events are
+    sent before its tokens are sampled, so the mark stands once more behind its last event, in a comment.
     """
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
@@ -84,16 +87,22 @@ class TokenGuard:
         if named == LOADING:
             self._weights = LOADING
         held = self._weights
-        started = False
+        started = is_stream = False
 
         async def stamped(message: MutableMapping[str, Any]) -> None:
-            nonlocal started
+            nonlocal started, is_stream
             started = True
+            mark = held if held == self._weights else LOADING
             if message["type"] == "http.response.start":
-                mark = held if held == self._weights else LOADING
+                is_stream = any(
+                    name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+                    for name, value in message.get("headers", ())
+                )
                 if named and named != LOADING and message["status"] == 200:
                     mark = self._weights = named
                 message["headers"] = [*message.get("headers", ()), (WEIGHTS_HEADER, mark.encode("latin-1"))]
+            elif is_stream and not message.get("more_body", False):
+                message["body"] = message.get("body", b"") + f"{END_MARK}{mark}\n\n".encode("latin-1")
             await send(message)
 
         body = _BoundedBody(receive)

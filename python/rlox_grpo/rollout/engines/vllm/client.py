@@ -22,7 +22,7 @@ from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.canary import Canary
 from rlox_grpo.rollout.engines.request import check_request
 from rlox_grpo.rollout.engines.turns import TurnRequest
-from rlox_grpo.rollout.engines.vllm.connection import POLL_SECONDS, Outdated, ServerConnection
+from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, Outdated, ServerConnection
 from rlox_grpo.rollout.engines.vllm.requests import (
     EXTRA,
     MODEL_NAME,
@@ -33,8 +33,9 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.vllm.routing import Router
+from rlox_grpo.rollout.engines.vllm.streams import ask_streaming
 from rlox_grpo.rollout.engines.vllm.transfer import WeightTransfer
-from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, check_turns, make_turn_fields, read_cached
+from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, Tell, check_turns, make_turn_fields, read_cached
 from rlox_grpo.rollout.engines.weight_sync import (
     WeightStream,
     build_manifest,
@@ -191,10 +192,10 @@ class VLLMServerEngine:
             raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before open_turns")
         check_turns(sampling, seed, has_tokenizer=self._tokenizer is not None)
 
-        def ask(request: TurnRequest) -> tuple[Completion, int]:
+        def ask(request: TurnRequest, tell: Tell | None) -> tuple[Completion, int]:
             body = self._body(request.token_ids, make_turn_fields(sampling, request, seed, self._end_ids))
             (completion,), cached = self._ask_any(
-                request.episode[0], body, 1, sampling, time.monotonic() + self._timeout, stays=True
+                request.episode[0], body, 1, sampling, time.monotonic() + self._timeout, stays=True, tell=tell
             )
             return completion, cached
 
@@ -292,6 +293,7 @@ class VLLMServerEngine:
         deadline: float,
         *,
         stays: bool = False,
+        tell: Tell | None = None,
     ) -> tuple[list[Completion], int]:
         """Ask until a server answers; also says how many tokens of the prompt it had cached."""
         for attempt in range(2 * len(self._servers)):
@@ -301,7 +303,7 @@ class VLLMServerEngine:
                 if server is None:
                     break
                 try:
-                    completions, cached = self._ask(server, body, group_size, sampling, deadline)
+                    completions, cached = self._ask(server, body, group_size, sampling, deadline, tell)
                 except server.failures as error:
                     server.note(error)
                     others = [other for other in self._servers if other.is_up and other is not server]
@@ -312,11 +314,20 @@ class VLLMServerEngine:
         raise EngineError(f"no server answered within {self._timeout:g} s{self._reports()}")
 
     def _ask(
-        self, server: ServerConnection, body: dict[str, Any], group_size: int, sampling: Sampling, deadline: float
+        self,
+        server: ServerConnection,
+        body: dict[str, Any],
+        group_size: int,
+        sampling: Sampling,
+        deadline: float,
+        tell: Tell | None,
     ) -> tuple[list[Completion], int]:
-        answer = server.post("/v1/completions", deadline, json=body)
-        self._transfer.check_mark(answer)
-        found = answer.json()
+        if tell is not None:
+            found, held = ask_streaming(server, body, self._transfer.mark, deadline, tell)
+        else:
+            answer = server.post("/v1/completions", deadline, json=body)
+            found, held = answer.json(), answer.headers.get(MARK, "no mark")
+        self._transfer.check_mark(held)
         choices = sorted(found["choices"], key=lambda choice: int(choice["index"]))
         if len(choices) != group_size:
             raise EngineError(f"{server.url}: {len(choices)} completions instead of {group_size}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
@@ -75,6 +77,18 @@ class ServerConnection:
             EngineError: a request that it refuses, which another server would refuse too.
         """
         return self._usable(path, self._client.post(path, timeout=self._limits(deadline), **content))
+
+    @contextmanager
+    def stream(self, path: str, deadline: float, **content: Any) -> Iterator[Any]:
+        """The answer to a POST before its body is read, for each part of which the server has until the deadline.
+
+        Raises:
+            Unavailable, httpx.TransportError, EngineError: as :meth:`post`.
+        """
+        with self._client.stream("POST", path, timeout=self._limits(deadline), **content) as answer:
+            if answer.status_code >= 400:
+                answer.read()
+            yield self._usable(path, answer)
 
     def held_weights(self, deadline: float) -> str:
         """Return the mark of the weights that the server holds.

@@ -96,14 +96,13 @@ class WeightTransfer:
         dtype = str(server.post("/collective_rpc", deadline, json={"method": "rlox_dtype"}).json()["results"][0])
         body = {**SCORING, "model": MODEL_NAME, "prompt": list(canary.token_ids)}
         answer = server.post("/v1/completions", deadline, json=body)
-        self.check_mark(answer)
+        self.check_mark(answer.headers.get(MARK, "no mark"))
         found = read_prompt_log_probs(answer.json()["choices"][0].get("prompt_logprobs"), canary.token_ids)
         check = self._checks.setdefault(server, CanaryCheck())
         check.compare(canary, found, self._version, source=server.url, dtype=dtype)
 
-    def check_mark(self, answer: Any) -> None:
+    def check_mark(self, held: str) -> None:
         """Raise Unavailable where a server answered with other weights than these."""
-        held = answer.headers.get(MARK, "no mark")
         if held != self.mark:
             raise Unavailable(f"it held other weights ({held}) than it was given ({self.mark})")
 

@@ -6,11 +6,12 @@ values of an episode's earlier turns, in whole blocks.
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,6 +25,11 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     refuse_low_temperature,
 )
 from rlox_grpo.types import Completion, Sampling
+
+logger = logging.getLogger(__name__)
+
+Tell: TypeAlias = Callable[[Sequence[int]], None]
+"""Takes all tokens of a reply that were sampled so far."""
 
 _WAIT_SECONDS = 0.01
 """How long one look for servers' answers may hold up the environments."""
@@ -186,7 +192,7 @@ class ServerTurns:
 
     def __init__(
         self,
-        ask: Callable[[TurnRequest], tuple[Completion, int]],
+        ask: Callable[[TurnRequest, Tell | None], tuple[Completion, int]],
         max_requests: int,
         *,
         vocab_size: int,
@@ -195,7 +201,8 @@ class ServerTurns:
         """Begin without requests.
 
         Args:
-            ask: samples one reply, and says how many tokens of its conversation were cached; called in threads.
+            ask: samples one reply, and says how many tokens of its conversation were cached; called in threads. Where
+                somebody watches the reply, it gets a function that takes all tokens so far.
             max_requests: in flight at once.
             vocab_size: rows of the model's embedding.
             max_length: tokens of a conversation, or None.
@@ -203,7 +210,7 @@ class ServerTurns:
         self.prefilled_tokens = 0
         self._ask, self._vocab_size, self._max_length = ask, vocab_size, max_length
         self._threads = ThreadPoolExecutor(max_requests, "rlox_grpo turns")
-        self._answers: queue.SimpleQueue[tuple[TurnRequest, tuple[Completion, int] | BaseException]]
+        self._answers: queue.SimpleQueue[tuple[TurnRequest, list[int] | tuple[Completion, int] | BaseException]]
         self._answers = queue.SimpleQueue()
         self._under_way: set[TurnRequest] = set()
 
@@ -218,7 +225,7 @@ class ServerTurns:
         self._threads.submit(self._serve, request)
 
     def step(self) -> list[tuple[TurnRequest, SampledTurn]]:
-        """Wait a moment for answers; return the replies that ended.
+        """Wait a moment for answers and new tokens; return the replies that ended.
 
         Raises:
             EngineError: no server answered, or one refused.
@@ -232,6 +239,10 @@ class ServerTurns:
                 return finished
             wait = 0.0
             if request not in self._under_way:  # dropped
+                continue
+            if isinstance(answer, list):
+                if request.on_tokens is not None:
+                    request.on_tokens(answer)
                 continue
             self._under_way.remove(request)
             if isinstance(answer, BaseException):
@@ -253,8 +264,21 @@ class ServerTurns:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _serve(self, request: TurnRequest) -> None:
+        told: list[int] = []
+
+        def tell(token_ids: Sequence[int]) -> None:
+            """Tell what is new. A server that is asked again after another had failed begins at the first token."""
+            if list(token_ids[: len(told)]) == told:
+                new = list(token_ids[len(told) :])
+                told.extend(new)
+                if new:
+                    self._answers.put((request, new))
+
         try:
-            self._answers.put((request, self._ask(request)))
+            completion, cached = self._ask(request, None if request.on_tokens is None else tell)
+            if completion.token_ids[: len(told)].tolist() != told:
+                logger.warning("a reply was shown in part by a server that failed, and another sampled other tokens")
+            self._answers.put((request, (completion, cached)))
         except BaseException as error:  # noqa: BLE001  raised by step
             self._answers.put((request, error))
 
