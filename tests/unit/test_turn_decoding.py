@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlox_grpo.model.packed_attention import packed_attention
 from rlox_grpo.rollout.engines.hf.engine import HFEngine, NonFiniteLogitsError
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnEngine, TurnRequest
 from rlox_grpo.types import Prompt, Sampling
@@ -166,3 +167,41 @@ def test_logits_that_are_not_finite_are_named(make_tiny_model: Any) -> None:
         model.get_output_embeddings().weight.fill_(float("nan"))
     with engine.open_turns(SAMPLING, SEED, 2) as session, pytest.raises(NonFiniteLogitsError, match=r"prompts\[1\]"):
         run(session, [ask((1, 0), PROMPTS[0])])
+
+
+def test_masked_rows_share_heads_without_copies(make_tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of different lengths have a mask, for which transformers copies keys and values for each query head."""
+    from transformers.integrations import sdpa_attention
+
+    copied: list[tuple[int, ...]] = []
+    whole = sdpa_attention.repeat_kv
+
+    def repeat(states: torch.Tensor, times: int) -> torch.Tensor:
+        copied.append(tuple(states.shape))
+        return whole(states, times)
+
+    model = make_tiny_model("qwen2")
+    assert model.config.num_key_value_heads < model.config.num_attention_heads
+    engine = HFEngine(model, eos_token_ids=[])
+    monkeypatch.setattr(sdpa_attention, "repeat_kv", repeat)
+    with engine.open_turns(SAMPLING, SEED, 6) as session:
+        turns = run(session, [ask(episode, PROMPTS[episode[0]]) for episode in EPISODES])
+    assert (len(turns), copied) == (len(EPISODES), [])
+
+
+@pytest.mark.parametrize("length", [1, 7])
+def test_shared_heads_are_the_same_bits_as_copies(length: int) -> None:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(3, 8, length, 32, generator=generator)
+    key, value = (torch.randn(3, 2, 60, 32, generator=generator)[:, :, 5:45] for _ in range(2))
+    mask = torch.arange(40) >= torch.tensor([0, 7, 20])[:, None]
+    module: Any = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 4, True
+    given = (module, query, key, value, mask[:, None, None].expand(-1, 1, length, -1))
+    with torch.no_grad():
+        expected, _ = sdpa_attention_forward(*given, scaling=0.2)
+        found, _ = packed_attention(*given, scaling=0.2)
+    assert found.equal(expected)
+    assert found.stride() == expected.stride()

@@ -109,6 +109,12 @@ def packed_attention(
     if packed_layout is None and shared_prefix is None and row_slots is None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+        rest = (softcap, options.get("position_bias"), options.get("dropout") or None)
+        if attention_mask is not None and _repeats_heads(query, key) and not any(one is not None for one in rest):
+            attended = nn.functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
+            )
+            return attended.transpose(1, 2).contiguous(), None
         plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
         output: tuple[Tensor, Tensor | None] = plain(
             module,
@@ -145,6 +151,15 @@ def packed_attention(
     else:
         out = _masked_attention(query, key, value, packed_layout, scale, window)
     return out, None
+
+
+def _repeats_heads(query: Tensor, key: Tensor) -> bool:
+    """Whether transformers would copy keys and values for each query head that shares them, and need not.
+
+    It copies them for every masked call, as a GPU's fast kernels take no mask with shared heads. The CPU's does, and
+    gives the same bits. A decoding step reads all keys for one token, so copies would take most of its time.
+    """
+    return query.device.type == "cpu" and query.shape[1] != key.shape[1] and not torch.is_grad_enabled()
 
 
 def _tree_attention(
