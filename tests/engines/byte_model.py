@@ -23,6 +23,13 @@ SERVED = {**SIZES, "intermediate_size": 512, "tie_word_embeddings": True}
 """Of the demo's half a million parameters; on the CPU vLLM samples from an output layer of its own."""
 
 
+CHATML = (
+    "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
+"""A chat template without tokens of its own."""
+
+
 def prompt(length: int, index: int = 0) -> Prompt:
     """``length`` bytes that depend on the index alone."""
     return Prompt(np.random.default_rng([7, index]).integers(3, VOCAB, length), index=index)

@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 import pytest
-from byte_model import END, SERVED, SIZES, log_probs, training
+from byte_model import CHATML, END, SERVED, SIZES, log_probs, training
 
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import Outcome
@@ -25,10 +25,6 @@ from rlox_grpo.types import Prompt, Sampling
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-CHATML = (
-    "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}a{% endif %}"
-)
 ROWS = [{"secret": 3}, {"secret": 5}]
 SAMPLING = Sampling(max_new_tokens=6)
 

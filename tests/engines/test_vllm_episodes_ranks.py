@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from byte_model import SERVED
+from byte_model import CHATML, SERVED
 
 from ranked import torchrun
 
@@ -19,10 +19,6 @@ pytest.importorskip("openai")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-CHATML = (
-    "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}a{% endif %}"
-)
 SCRIPT = str(Path(__file__).with_name("agent_run.py"))
 SAME_STEPS, STEPS = 3, 8
 
