@@ -139,6 +139,36 @@ def test_an_engine_loads_the_weights_of_when_they_were_handed_over(make_tiny_mod
     engine.close()
 
 
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_a_rank_whose_engine_does_not_read_the_weights_keeps_none(make_tiny_model, reads, is_sharded):
+    """As with shared servers, to which rank 0 hands the weights; it takes part in the gather all the same."""
+    model = make_tiny_model("qwen2")
+    gathered = []
+
+    def gather():
+        for name, parameter in model.named_parameters():
+            gathered.append(name)
+            yield name, parameter.detach().clone()
+
+    inner = Reader()
+    inner.reads_weights = reads
+    engine = BackgroundEngine(inner)
+    engine.submit(lambda _: inner.busy.wait())
+    with CountedBytes() as counted:
+        engine.load_weights(WeightStream(model, gather if is_sharded else None), 1)
+        kept = counted.live
+        engine.keep_weights()
+    assert len(gathered) == (len(list(model.parameters())) if is_sharded else 0)
+    whole = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    assert kept == (whole if reads and is_sharded else 0)
+    assert counted.live >= whole if reads else counted.live == 0
+    inner.busy.set()
+    engine.submit(lambda _: None).result()
+    assert bool(inner.read) is reads
+    engine.close()
+
+
 def test_the_built_in_engine_takes_one_merged_weight_at_a_time(make_tiny_model):
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6}
     model, own = adapted(make_tiny_model("qwen2", **sizes)), make_tiny_model("qwen2", **sizes)

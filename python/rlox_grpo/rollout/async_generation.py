@@ -131,10 +131,16 @@ class BackgroundEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Queue the load of ``weights``; call :meth:`keep_weights` before they change.
 
-        Weights that are gathered from shards are gathered here, as every rank's trainer does so at once.
+        Weights that are gathered from shards are gathered here, as every rank's trainer does so at once. A rank whose
+        engine does not read them (``reads_weights``) keeps none of them.
         """
-        is_collective = isinstance(weights, WeightStream) and weights.is_collective
-        handover = _Handover(list(weights) if is_collective else make_repeatable(weights), self._last)
+        reads = getattr(self._engine, "reads_weights", True)
+        given: Iterable[tuple[str, Tensor]]
+        if isinstance(weights, WeightStream) and weights.is_collective:
+            given = [pair for pair in weights if reads]
+        else:
+            given = make_repeatable(weights) if reads else ()
+        handover = _Handover(given, self._last)
         self.policy_version, canary = version, self._canary
 
         def load(engine: GenerationEngine) -> None:

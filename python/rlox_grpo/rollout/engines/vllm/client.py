@@ -70,6 +70,7 @@ class VLLMServerEngine:
     Attributes:
         exact: False: vLLM's kernels are not the trainer's.
         takes_weights: True.
+        reads_weights: Whether this rank hands the weights to the servers: rank 0 does, for all.
         policy_version: Version of the weights that it samples from; −1 before the first.
         max_length: Tokens that a prompt and its completion may have together.
         sync_seconds: How long the last ``load_weights`` took, writing the file included.
@@ -124,6 +125,7 @@ class VLLMServerEngine:
         self._timeout = timeout
         self._expected = build_manifest(model.config)
         self._ranks = ranks or HostGroup()
+        self.reads_weights = self._ranks.rank == 0
         self._servers = [ServerConnection(url, REQUESTS_PER_SERVER) for url in urls]
         self._given: set[ServerConnection] = set()
         """Servers that had weights from here once."""
@@ -221,7 +223,7 @@ class VLLMServerEngine:
         start = time.perf_counter()
         is_collective = isinstance(weights, WeightStream) and weights.is_collective
         self._ranks.gather(None)  # with async_steps another rank may still sample from the old weights
-        if self._ranks.rank == 0:
+        if self.reads_weights:
             given = list(weights) if is_collective else make_repeatable(weights)
             check_weights(given, self._expected)
             self._hand_over(given, version)
