@@ -173,7 +173,7 @@ def _build_extension(tree: Path, base: str) -> None:
     target = ROOT / "target/base"
     command = ["cargo", "build", "--release", "--locked", "--features", "python", "--target-dir", str(target)]
     subprocess.run(command, cwd=tree, check=True)
-    [library] = [path for path in (target / "release").glob("*_native.so") if path.is_file()]
+    [library] = [path for path in (target / "release").glob("librlox_grpo.*") if path.suffix in (".so", ".dylib")]
     shutil.copy2(library, package / "_native.abi3.so")
 
 
