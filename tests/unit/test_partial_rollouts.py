@@ -345,6 +345,6 @@ def test_commands_that_play_whole_episodes_refuse_the_option(command: list[str],
 
 
 def test_several_ranks_are_refused_before_a_model_is_loaded(tokenizer: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("rlox_grpo.trainer.grpo.join_ranks", lambda *_, **__: SimpleNamespace(size=2))
+    monkeypatch.setattr("rlox_grpo.trainer.parts.join_ranks", lambda *_, **__: SimpleNamespace(size=2))
     with pytest.raises(ConfigError, match="partial_rollout_turns=1 needs one rank, and there are 2"):
         GRPO("no model", environment=talk, tokenizer=tokenizer, partial_rollout_turns=1)

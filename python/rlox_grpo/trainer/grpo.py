@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from rlox_grpo.config.schema import GRPOConfig, choose_config
-from rlox_grpo.distributed.ranks import join_ranks
 from rlox_grpo.distributed.signals import StopRequest, stop_on_signal
-from rlox_grpo.errors import CheckpointError, ConfigError
-from rlox_grpo.model.load import load_policy
 from rlox_grpo.model.memory_plan import check_fit
 from rlox_grpo.model.precision import resolve_dtype
 from rlox_grpo.prompts.load import PromptDraws, PromptsLike, fingerprint_prompts
 from rlox_grpo.prompts.stream import StreamDraws, is_stream
-from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
-from rlox_grpo.rewards.environment import EnvironmentReward
-from rlox_grpo.rewards.registry import list_rewards
+from rlox_grpo.rewards import RewardFn
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
-from rlox_grpo.rollout.engines import make_engine
-from rlox_grpo.rollout.episodes.run import EpisodeRunner
-from rlox_grpo.rollout.generate import Generate, generate
-from rlox_grpo.rollout.sampler import Sampler
+from rlox_grpo.rollout.generate import generate
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.console import select_main
 from rlox_grpo.run.export import export_policy
@@ -45,10 +34,11 @@ from rlox_grpo.run.report.text import make_table, number
 from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, digest_rewards
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.evaluator import Evaluator
+from rlox_grpo.trainer.parts import make_parts
 from rlox_grpo.trainer.step import StepTaker
+from rlox_grpo.trainer.under_way import take_up_rollouts
 from rlox_grpo.types import Prompt
-from rlox_grpo.update.learner import Learner
-from rlox_grpo.update.own_optimizer import OptimizerFactory, refuse_unread_options
+from rlox_grpo.update.own_optimizer import OptimizerFactory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,72 +86,21 @@ class GRPO:
         **options: Any,
     ) -> None:
         self.config = resolve_dtype(choose_config(config, options))
-        several_turns = environment is not None or bool(tools)
-        self.config.refuse_ignored(
-            ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools)
-        )
-        if several_turns and self.config.tensor_parallel_size > 1:
-            raise ConfigError(
-                "environment= and tools= need tensor_parallel_size=1: the ranks that share a vLLM model "
-                "would have to sample the same replies at the same time"
-            )
-        if optimizer is not None:
-            refuse_unread_options(self.config, optimizer)
         self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
-        self.reward_fns: list[RewardFn] = in_workers(
-            list_rewards(reward_fn), self.config.reward_timeout, self.config.reward_workers, self.config.on_reward_error
-        )
-        self.ranks = join_ranks(self.config.rank_timeout, engine_size=self.config.tensor_parallel_size)
-        if self.ranks.size > 1 and self.config.partial_rollout_turns is not None:
-            raise ConfigError(
-                f"partial_rollout_turns={self.config.partial_rollout_turns} needs one rank, and there are "
-                f"{self.ranks.size}: leave it out, or train on one"
-            )
-        self.policy = load_policy(model, tokenizer, self.config, num_ranks=self.ranks.size)
-        self.ranks.broadcast(self.policy.model, self.policy.masters)
-        self.model = self.policy.model
-        for function in self.reward_fns:
-            if isinstance(function, RewardModel):
-                function.load(next(self.model.parameters()).device)
-        sampled_by = self.policy
-        if self.config.async_steps > 0:
-            # Their thread's own: a call with padding or truncation, as in a reward function, sets a fast tokenizer's
-            # state, and a call in another thread would be truncated too.
-            sampled_by = replace(self.policy, tokenizer=copy.deepcopy(self.policy.tokenizer))
-        self.episodes = (
-            EpisodeRunner(environment, tools, self.config.episodes, sampled_by.tokenizer, self.config.prompts)
-            if several_turns
-            else None
-        )
-        if self.episodes is not None and self.episodes.rewrites_history and self.config.turn_credit == "turn":
-            raise ConfigError(
-                "turn_credit='turn' needs episodes of one row, but the chat template rewrites history, which opens "
-                "branches: set history='keep' or turn_credit='episode'"
-            )
-        if self.episodes is not None and self.episodes.environment.has_reward:
-            self.reward_fns.insert(0, EnvironmentReward(self.episodes.environment.name))
-        weights = reward_weights(self.reward_fns, self.config.reward_weights)
-        play: Generate = self.episodes or generate
-        self.sampler = Sampler(
-            make_engine(self.config, sampled_by, self.ranks),
-            self.config.sampling,
-            self.ranks,
-            seed=self.config.seed,
-            generate=play,
-            player=None if self.config.partial_rollout_turns is None else self.episodes,
-        )
-        self.engine = self.sampler.engine
-        self.learner = Learner(
+        parts = make_parts(
             self.config,
-            self.policy,
-            weights,
+            model,
+            reward_fn,
             ref_model,
-            exact_engine=self.engine.exact and self.sampler.partial is None,
-            ranks=self.ranks,
+            environment=environment,
+            tools=tools,
+            tokenizer=tokenizer,
             optimizer=optimizer,
-            max_sampled_tokens=None if self.episodes is None else self.config.count_most_sampled_tokens(),
         )
+        self.ranks, self.policy, self.model = parts.ranks, parts.policy, parts.policy.model
+        self.reward_fns, self.episodes = parts.reward_fns, parts.episodes
+        self.sampler, self.engine, self.learner = parts.sampler, parts.sampler.engine, parts.learner
         self.prompts = PromptReader(
             self.config, self.policy.tokenizer, self.reward_fns, self.episodes, max_length=self.engine.max_length
         )
@@ -179,7 +118,12 @@ class GRPO:
             episodes=self.episodes,
         )
         self._evaluate = Evaluator(
-            self.config, self.sampler, self.reward_fns, self.ranks, play, self._step_taker.sync_engine
+            self.config,
+            self.sampler,
+            self.reward_fns,
+            self.ranks,
+            self.episodes or generate,
+            self._step_taker.sync_engine,
         )
         self._total_steps = 1
         self._last_metrics: Mapping[str, float] = {}
@@ -358,30 +302,7 @@ class GRPO:
         self._unfinished = run.start_step, run.start_draw
         if stream is not None:
             stream.skip_to(self.progress.draws)
-        failed = sorted(set(chain(*self.ranks.gather(self.sampler.ahead.list_failed()))))
-        if failed:  # an earlier call of train ended by them
-            self._step_taker.sync_engine(again=True)
-            self.sampler.retry(failed, self.step)
-        if run.batches_under_way:
-            self._step_taker.sync_engine()  # batches whose completions were lost are sampled again, here
-        if run.batches_under_way and self.sampler.partial is not None:
-            raise CheckpointError(
-                f"{run.resumed_from} has {len(run.batches_under_way)} batches under way, sampled with async_steps, and "
-                "partial_rollout_turns is set here: restore async_steps"
-            )
-        self.sampler.ahead.restore(
-            run.batches_under_way,
-            train_prompts,
-            lambda lost, place: self.sampler.ask(lost, self.step + place),
-            self.ranks.share,
-        )
-        if self.sampler.partial is not None and run.partial_rollouts is not None:
-            self.sampler.partial.restore(run.partial_rollouts, train_prompts)
-        elif run.partial_rollouts is not None and run.partial_rollouts["groups"]:
-            raise CheckpointError(
-                f"{run.resumed_from} has {len(run.partial_rollouts['groups'])} prompts whose episodes are under way, "
-                "and partial_rollout_turns is None here: set it as it was"
-            )
+        take_up_rollouts(run, self.sampler, self.ranks, train_prompts, self._step_taker, self.step)
         if self.episodes is not None:
             self.episodes.on_ended = run.show_episodes
         return run, plan, draws, held_out

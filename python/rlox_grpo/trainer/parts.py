@@ -1,0 +1,128 @@
+"""Builds the parts of a trainer from its arguments: ranks, policy, rewards, episodes, engine, learner."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.distributed.ranks import Ranks, join_ranks
+from rlox_grpo.errors import ConfigError
+from rlox_grpo.model.load import Policy, load_policy
+from rlox_grpo.rewards import RewardFn, RewardModel, in_workers, reward_weights
+from rlox_grpo.rewards.environment import EnvironmentReward
+from rlox_grpo.rewards.registry import list_rewards
+from rlox_grpo.rollout.engines import make_engine
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.rollout.generate import generate
+from rlox_grpo.rollout.sampler import Sampler
+from rlox_grpo.update.learner import Learner
+from rlox_grpo.update.own_optimizer import OptimizerFactory, refuse_unread_options
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer trains with.
+
+    Attributes:
+        ranks: the processes that share a step.
+        policy: the model in training and its tokenizer.
+        reward_fns: score the completions.
+        episodes: runs the episodes of an environment or of tools; None: completions are single replies.
+        sampler: samples the batch of each step.
+        learner: takes the optimizer steps.
+    """
+
+    ranks: Ranks
+    policy: Policy
+    reward_fns: list[RewardFn]
+    episodes: EpisodeRunner | None
+    sampler: Sampler
+    learner: Learner
+
+
+def make_parts(
+    config: GRPOConfig,
+    model: str | Path | nn.Module,
+    reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path],
+    ref_model: nn.Module | None,
+    *,
+    environment: Any,
+    tools: Sequence[Callable[..., Any]],
+    tokenizer: PreTrainedTokenizerBase | None,
+    optimizer: OptimizerFactory | None,
+) -> Parts:
+    """Build the parts; the arguments are those of :class:`rlox_grpo.GRPO`.
+
+    Raises:
+        ConfigError: options and arguments that conflict.
+        ValueError: a model, tokenizer and reward functions that do not fit together.
+    """
+    several_turns = environment is not None or bool(tools)
+    config.refuse_ignored(ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools))
+    if several_turns and config.tensor_parallel_size > 1:
+        raise ConfigError(
+            "environment= and tools= need tensor_parallel_size=1: the ranks that share a vLLM model "
+            "would have to sample the same replies at the same time"
+        )
+    if optimizer is not None:
+        refuse_unread_options(config, optimizer)
+    reward_fns = in_workers(
+        list_rewards(reward_fn), config.reward_timeout, config.reward_workers, config.on_reward_error
+    )
+    ranks = join_ranks(config.rank_timeout, engine_size=config.tensor_parallel_size)
+    if ranks.size > 1 and config.partial_rollout_turns is not None:
+        raise ConfigError(
+            f"partial_rollout_turns={config.partial_rollout_turns} needs one rank, and there are {ranks.size}: "
+            "leave it out, or train on one"
+        )
+    policy = load_policy(model, tokenizer, config, num_ranks=ranks.size)
+    ranks.broadcast(policy.model, policy.masters)
+    for function in reward_fns:
+        if isinstance(function, RewardModel):
+            function.load(next(policy.model.parameters()).device)
+    sampled_by = policy
+    if config.async_steps > 0:
+        # Their thread's own: a call with padding or truncation, as in a reward function, sets a fast tokenizer's
+        # state, and a call in another thread would be truncated too.
+        sampled_by = replace(policy, tokenizer=copy.deepcopy(policy.tokenizer))
+    episodes = (
+        EpisodeRunner(environment, tools, config.episodes, sampled_by.tokenizer, config.prompts)
+        if several_turns
+        else None
+    )
+    if episodes is not None and episodes.rewrites_history and config.turn_credit == "turn":
+        raise ConfigError(
+            "turn_credit='turn' needs episodes of one row, but the chat template rewrites history, which opens "
+            "branches: set history='keep' or turn_credit='episode'"
+        )
+    if episodes is not None and episodes.environment.has_reward:
+        reward_fns.insert(0, EnvironmentReward(episodes.environment.name))
+    weights = reward_weights(reward_fns, config.reward_weights)
+    sampler = Sampler(
+        make_engine(config, sampled_by, ranks),
+        config.sampling,
+        ranks,
+        seed=config.seed,
+        generate=episodes or generate,
+        player=None if config.partial_rollout_turns is None else episodes,
+    )
+    learner = Learner(
+        config,
+        policy,
+        weights,
+        ref_model,
+        exact_engine=sampler.engine.exact and sampler.partial is None,
+        ranks=ranks,
+        optimizer=optimizer,
+        max_sampled_tokens=None if episodes is None else config.count_most_sampled_tokens(),
+    )
+    return Parts(ranks, policy, reward_fns, episodes, sampler, learner)
