@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import CheckpointError
 from rlox_grpo.run.checkpoint import read_state
 from rlox_grpo.run.files import (
@@ -57,6 +58,30 @@ def find_checkpoint(folder: Path | None, resume: str) -> tuple[Path | None, list
     if resume == "never" and checkpoints(root):
         raise CheckpointError(f"{folder} holds a run and resume='never': choose another output_dir")
     return choose_newest(root, _find_damage)
+
+
+def agree_on_checkpoint(
+    ranks: Ranks, folder: Path | None, resume: str, *, holds_step: bool
+) -> tuple[Path | None, list[Path]]:
+    """What :func:`find_checkpoint` returns on rank 0, on every rank; nothing where the trainer ``holds_step`` of a run.
+
+    Rank 0 writes the folder; the others must be able to read it.
+
+    Raises:
+        CheckpointError: as :func:`find_checkpoint`, on every rank.
+    """
+    path: Path | None = None
+    damaged: list[Path] = []
+    trouble = ""
+    if ranks.is_first and not holds_step:
+        try:
+            path, damaged = find_checkpoint(folder, resume)
+        except CheckpointError as error:
+            trouble = str(error)
+    found, broken, trouble = ranks.gather([str(path or ""), [str(one) for one in damaged], trouble])[0]
+    if trouble:
+        raise CheckpointError(trouble)
+    return Path(found) if found else None, [Path(one) for one in broken]
 
 
 def _find_damage(checkpoint: Path) -> str:

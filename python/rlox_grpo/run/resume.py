@@ -15,7 +15,7 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, list_unknown_options
 from rlox_grpo.errors import CheckpointError, ConfigError, suggest_nearest
 from rlox_grpo.rewards.calls import RewardFn, function_name
 from rlox_grpo.rewards.environment import EnvironmentReward
@@ -99,6 +99,42 @@ def _is_other(before: str | None, now: str | None) -> bool:
     if "adamw" not in (before, now) and all(of_code) and not _comparable(before or "", now or ""):
         return False
     return before != now
+
+
+def refuse_other_run(
+    checkpoint: Any,
+    state: Mapping[str, Any],
+    config: GRPOConfig,
+    rewards: Sequence[tuple[str, str | None]],
+    data: Mapping[str, Any],
+) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
+    """Compare a checkpoint's configuration, rewards and data with those of this start.
+
+    Args:
+        checkpoint: its path, for the message.
+        state: its ``state.json``.
+        config: every option of this start.
+        rewards: each reward function's name, and a digest of its source or None.
+        data: fingerprints of the data.
+
+    Returns:
+        The options that differ, each with its old and its new value, and ``"rewards"`` where other things differ;
+        these in words.
+
+    Raises:
+        CheckpointError: a difference that is neither resumable nor named in ``resume_changes``.
+    """
+    options = find_changed_options(state["config"], config)
+    others = [
+        *list_unknown_options(state["config"]),
+        *compare_rewards(state, rewards),
+        *compare_data(state["data"], data),
+    ]
+    fixed = {name: values for name, values in options.items() if not is_resumable(name)}
+    refuse_changes(checkpoint, fixed, others, config.resume_changes)
+    if others:
+        options["rewards"] = ([*state["rewards"]], others)
+    return options, others
 
 
 def refuse_changes(

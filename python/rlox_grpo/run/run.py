@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from rlox_grpo.config.choices import SinkName
-from rlox_grpo.config.schema import GRPOConfig, find_changed_options, is_resumable, list_unknown_options
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.load import Policy
@@ -28,24 +28,21 @@ from rlox_grpo.run.checkpoint import (
     read_state,
     save_checkpoint,
 )
+from rlox_grpo.run.collapse import choose_restore
 from rlox_grpo.run.files import append_line, json_line, write_completions
-from rlox_grpo.run.folder import advise_resume, find_checkpoint, name_newest, prepare_folder, refuse_full_disk
-from rlox_grpo.run.guards import LAST, Watch, resume_watch, reward_collapse, write_warnings
-from rlox_grpo.run.history import checkpoint_path, newest_before
+from rlox_grpo.run.folder import advise_resume, agree_on_checkpoint, name_newest, prepare_folder, refuse_full_disk
+from rlox_grpo.run.guards import Watch, resume_watch, reward_collapse, write_warnings
+from rlox_grpo.run.history import checkpoint_path
 from rlox_grpo.run.plan import Plan
 from rlox_grpo.run.progress import Progress
 from rlox_grpo.run.report import write_report
-from rlox_grpo.run.resume import compare_data, compare_rewards, refuse_changes, refuse_unknown_changes
+from rlox_grpo.run.resume import refuse_other_run, refuse_unknown_changes
 from rlox_grpo.run.sinks import make_sinks
 from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS
 from rlox_grpo.types import Float32Array, ScoredGroup
 from rlox_grpo.update.learner import Learner
 
 logger = logging.getLogger(__name__)
-
-
-LEAST_FACTOR = 1 / 32
-"""``on_collapse="restore"`` halves the learning rate five times; a run that still collapses has another cause."""
 
 
 class Run:
@@ -102,7 +99,12 @@ class Run:
         self._writes = self._folder is not None and self._ranks.is_first
         refuse_unknown_changes(config.resume_changes)
         self._ranks.refuse_differences("ranks of one run differ", {**self._config.model_dump(mode="json"), **data})
-        checkpoint, damaged = self._agree_on_checkpoint() if restore is None else (restore, [])
+        holds_step = self._progress.step > 0  # a second call of train() continues with its own step
+        checkpoint, damaged = (
+            agree_on_checkpoint(self._ranks, self._folder, config.resume, holds_step=holds_step)
+            if restore is None
+            else (restore, [])
+        )
         factor = self._learner.learning_rate_factor
         changed = self._resume(checkpoint) if checkpoint is not None else {}
         if restore is not None:
@@ -211,23 +213,7 @@ class Run:
         """
         found: Path | None = None
         if self._has_collapsed and self._folder is not None and self._writes:
-            before = self._progress.step - LAST  # the guard compares the last steps with those before them
-            found = newest_before(self._folder / "checkpoints", before)
-            rate = self._learner.learning_rate_factor
-            if rate <= LEAST_FACTOR:
-                found = None
-                logger.warning("the reward has collapsed again, at %g of the learning rate: training goes on", rate)
-            elif found is None:
-                logger.warning(
-                    "the reward has collapsed, and no checkpoint of step %d or earlier is left to restore: training "
-                    "goes on; lower checkpoint_steps or raise keep_checkpoints",
-                    before,
-                )
-            else:
-                logger.warning(
-                    "the reward has collapsed at step %d: restoring %s and going on with %g of the learning rate",
-                    *(self._progress.step, found, rate / 2),
-                )
+            found = choose_restore(self._folder, self._progress.step, self._learner.learning_rate_factor)
         answer = self._ranks.gather("" if found is None else str(found))[0]
         return Path(answer) if answer else None
 
@@ -360,28 +346,12 @@ class Run:
         model = self._policy.model
         return str(getattr(model, "name_or_path", "") or type(model).__name__)
 
-    def _agree_on_checkpoint(self) -> tuple[Path | None, list[Path]]:
-        """The checkpoint to continue from, if any, and newer ones that are damaged, as rank 0 finds them.
-
-        Rank 0 writes the folder; the others must be able to read it.
-        """
-        answer: dict[str, Any] = {"path": None, "damaged": [], "error": None}
-        if self._ranks.is_first:
-            try:
-                holds_step = self._progress.step > 0  # a second call of train() continues with its own step
-                path, damaged = (None, []) if holds_step else find_checkpoint(self._folder, self._config.resume)
-                answer = {"path": path and str(path), "damaged": [str(one) for one in damaged], "error": None}
-            except CheckpointError as error:
-                answer["error"] = str(error)
-        answer = self._ranks.gather(answer)[0]
-        if answer["error"] is not None:
-            raise CheckpointError(answer["error"])
-        return answer["path"] and Path(answer["path"]), [Path(path) for path in answer["damaged"]]
-
     def _resume(self, checkpoint: Path) -> dict[str, tuple[Any, Any]]:
         """Load the checkpoint; returns the options that differ, each with its old and its new value."""
         state = read_state(checkpoint)
-        changed = self._refuse_other_run(checkpoint, state)
+        changed, permitted = refuse_other_run(checkpoint, state, self._config, self._rewards, self._data)
+        if permitted and self._ranks.is_first:
+            logger.warning("resuming with a change that resume_changes permits: %s", "; ".join(permitted))
         load_weights(checkpoint, self._policy.model, self._learner.updater.masters)
         moments = load_optimizer(checkpoint)
         reference = load_reference(checkpoint) if self._learner.reference is not None else {}
@@ -413,21 +383,6 @@ class Run:
                 *(before, self._model_name()),
             )
         return changed
-
-    def _refuse_other_run(self, checkpoint: Path, state: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Raise CheckpointError when the checkpoint is of another configuration, data or rewards."""
-        options = find_changed_options(state["config"], self._config)
-        others = [
-            *list_unknown_options(state["config"]),
-            *compare_rewards(state, self._rewards),
-            *compare_data(state["data"], self._data),
-        ]
-        fixed = {name: values for name, values in options.items() if not is_resumable(name)}
-        refuse_changes(checkpoint, fixed, others, self._config.resume_changes)
-        if others and self._ranks.is_first:
-            logger.warning("resuming with a change that resume_changes permits: %s", "; ".join(others))
-            options["rewards"] = ([*state["rewards"]], others)
-        return options
 
     def _write_report(self) -> None:
         if self._folder is not None and self._writes:
