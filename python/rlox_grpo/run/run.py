@@ -141,9 +141,7 @@ class Run:
         elif is_new_call and plan.per_step < self._config.prompts_per_step and self._ranks.is_first:
             logger.warning(
                 "prompts_per_step=%d is above the %d rows of prompts: each step takes %d",
-                self._config.prompts_per_step,
-                plan.per_step,
-                plan.per_step,
+                *(self._config.prompts_per_step, plan.per_step, plan.per_step),
             )
 
     def _say(self, line: str) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 from torch import Tensor
 
 from rlox_grpo.distributed.host_group import HostGroup
@@ -29,7 +28,7 @@ from rlox_grpo.rollout.engines.vllm.requests import (
     decode_texts,
     derive_prompt_seeds,
     make_request_fields,
-    read_completion,
+    read_choices,
     refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.vllm.routing import Router
@@ -330,20 +329,7 @@ class VLLMServerEngine:
             answer = server.post("/v1/completions", deadline, json=body)
             found, held = answer.json(), answer.headers.get(MARK, "no mark")
         self._transfer.check_mark(held)
-        choices = sorted(found["choices"], key=lambda choice: int(choice["index"]))
-        if len(choices) != group_size:
-            raise EngineError(f"{server.url}: {len(choices)} completions instead of {group_size}")
-        completions = [
-            read_completion(
-                np.asarray(choice["token_ids"], np.int64),
-                choice["logprobs"]["token_logprobs"],
-                str(choice["finish_reason"]),
-                sampling,
-                self._vocab_limit,
-                server.url,
-            )
-            for choice in choices
-        ]
+        completions = read_choices(found["choices"], group_size, sampling, self._vocab_limit, server.url)
         return completions, read_cached(found.get("usage"))
 
     def _sync_or_leave_out(self, server: ServerConnection, deadline: float, waits: bool) -> None:

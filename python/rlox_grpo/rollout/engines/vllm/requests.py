@@ -101,6 +101,29 @@ def read_completion(
     return Completion(token_ids, values, "stop" if finish_reason == "stop" else "length")
 
 
+def read_choices(
+    choices: Sequence[Any], group_size: int, sampling: Sampling, vocab_limit: int | None, source: str
+) -> list[Completion]:
+    """Convert the choices of a server's answer to the trainer's form, in their order, without their texts.
+
+    Raises:
+        EngineError: as :func:`read_completion`, or not ``group_size`` choices.
+    """
+    if len(choices) != group_size:
+        raise EngineError(f"{source}: {len(choices)} completions instead of {group_size}")
+    return [
+        read_completion(
+            np.asarray(choice["token_ids"], np.int64),
+            choice["logprobs"]["token_logprobs"],
+            str(choice["finish_reason"]),
+            sampling,
+            vocab_limit,
+            source,
+        )
+        for choice in sorted(choices, key=lambda choice: int(choice["index"]))
+    ]
+
+
 def read_output(output: Any, sampling: Sampling, vocab_limit: int | None) -> Completion:
     """Convert one output of vLLM's Python interface, with flat log-probs, to the trainer's form.
 
