@@ -136,6 +136,20 @@ pub fn is_letter(c: char) -> bool {
     c.is_alphabetic() && !is_ideograph(c)
 }
 
+/// Whether a Chinese word for a power of ten or a part starts `text`, so that the number before it is none by itself: 5千 is
+/// 5,000. A unit is none: 千克 is a kilogram and 分钟 a minute.
+#[must_use]
+pub fn starts_with_scale(text: &str) -> bool {
+    let mut letters = text.chars();
+    let (first, next) = (letters.next(), letters.next().unwrap_or(' '));
+    match first {
+        Some('千') => !"克米瓦卡焦帕赫伏安升".contains(next),
+        Some('分') => next == '之',
+        Some('十' | '百' | '万' | '亿') => true,
+        _ => false,
+    }
+}
+
 /// `text` without leading and trailing [`is_space`].
 #[must_use]
 pub fn strip(text: &str) -> &str {
@@ -162,6 +176,21 @@ mod tests {
         assert_eq!(score_batch(&Length, &texts), expected);
         assert_eq!(score_batch(&Length, &texts[..2]).scores, expected.scores[..2]);
         assert!(score_batch(&Length, &[] as &[&str]).scores.is_empty());
+    }
+
+    #[test]
+    fn units_are_no_scales() {
+        for (text, expected) in [
+            ("千", true),
+            ("千元", true),
+            ("千克", false),
+            ("分之一", true),
+            ("分钟", false),
+            ("分", false),
+            ("颗", false),
+        ] {
+            assert_eq!(starts_with_scale(text), expected, "{text}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use memchr::memchr2_iter;
 
 use super::super::number::{self, Token as Number};
+use super::super::{is_letter, starts_with_scale};
 use super::boxes::LONGEST_BOX;
 use super::pieces::{Kind, Piece, pieces};
 
@@ -14,10 +15,25 @@ const FARTHEST: usize = 256;
 pub(super) fn last_value(text: &str) -> Option<&str> {
     let formula = last_formula(text);
     match (formula, number::last(text)) {
-        (Some((start, end)), Some(number)) if number.start < end => Some(&text[start..end]),
+        (Some((start, end)), Some(number)) if number.start < end => Some(with_percent(text, start, end)),
         (_, Some(number)) => unmarked(text, &number),
-        (Some((start, end)), None) => Some(&text[start..end]),
+        (Some((start, end)), None) => Some(with_percent(text, start, end)),
         (None, None) => None,
+    }
+}
+
+/// The content of a formula; with its delimiters where a percent sign stands behind them: `$28$ %`.
+fn with_percent(text: &str, start: usize, end: usize) -> &str {
+    let opening = if text[..start].ends_with("$$") || text[..start].ends_with(['(', '[']) { 2 } else { 1 };
+    let after = &text[end..];
+    let closing = if after.starts_with("$$") || after.starts_with('\\') { 2 } else { 1 };
+    let rest = after[closing..].trim_start_matches(' ');
+    let sign = ["\\%", "%", "percent", "pct"].iter().find(|sign| rest.starts_with(**sign));
+    match sign {
+        Some(sign) if !rest[sign.len()..].starts_with(char::is_alphanumeric) => {
+            &text[start - opening..text.len() - rest.len() + sign.len()]
+        }
+        _ => &text[start..end],
     }
 }
 
@@ -80,7 +96,7 @@ fn unmarked<'t>(text: &'t str, number: &Number) -> Option<&'t str> {
     let digits = number.start + first_digit(&text[number.start..number.end]);
     let pieces = pieces(text, from..to, digits..number.end);
     // 5万 is fifty thousand, and 百分之50 is a half.
-    let scaled = text[number.end..].starts_with(['十', '百', '千', '万', '亿', '分']);
+    let scaled = starts_with_scale(&text[number.end..]);
     if scaled || text[..digits].ends_with("分之") {
         return None;
     }
@@ -108,12 +124,41 @@ fn unmarked<'t>(text: &'t str, number: &Number) -> Option<&'t str> {
         return None;
     }
     let (start, end) = match &pieces[result..=last] {
-        [_] => (number.start, number.end),
+        [_] => (groups_before(text, from, number.start, digits), number.end),
         [sign, _] if sign.kind == Kind::Operator && last == at => (number.start, number.end),
         [first, .., last] => (first.start, last.end),
         [] => return None,
     };
     Some(&text[start..end + half_of_day(&text[start..end], &text[end..])])
+}
+
+/// Where the thousands of a number start that are set off by spaces: `1 000`, `12 500`. The number starts at `start`, and its
+/// digits at `digits`.
+fn groups_before(text: &str, from: usize, start: usize, digits: usize) -> usize {
+    let count = |bytes: &[u8]| bytes.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    if start != digits || count(&text.as_bytes()[digits..]) != 3 {
+        return start;
+    }
+    let mut first = start;
+    while let Some(before) = text[from..first].strip_suffix([' ', '\u{a0}', '\u{202f}']) {
+        let group = before.bytes().rev().take_while(u8::is_ascii_digit).count();
+        let lead = &before[..before.len() - group];
+        match group {
+            // Digits, letters and marks before the group make it part of something else.
+            1..=3 if !lead.ends_with(|c: char| is_letter(c) || ".,:/-−_^\\$€£".contains(c)) => {
+                first = from + lead.len();
+            }
+            _ => return start,
+        }
+        if group < 3 || !lead.ends_with([' ', '\u{a0}', '\u{202f}']) || !ends_with_group(lead) {
+            break;
+        }
+    }
+    if text[first..].starts_with('0') { start } else { first }
+}
+
+fn ends_with_group(text: &str) -> bool {
+    text.trim_end_matches([' ', '\u{a0}', '\u{202f}']).ends_with(|c: char| c.is_ascii_digit())
 }
 
 /// The length of ` p.m.` behind a time such as `3` or `3:30`; without it the time would be another.

@@ -1,7 +1,7 @@
 //! Labels of choices: `B`, `(B)`, `option b`, `(B) 12`. A label is text, and may be a symbol as well.
 
 use super::super::Status;
-use super::ast::{Ast, Node, NodeId};
+use super::ast::{Ast, Constant, Node, NodeId};
 use super::lexer::token::{Bracket, Kind, Token};
 
 /// The letter of an answer that is a label and nothing else: `(b)`, `B)`, `option B`.
@@ -90,8 +90,12 @@ fn label(ast: &mut Ast, id: NodeId) -> Result<Option<NodeId>, Status> {
         Node::Symbol(symbol) => ast.name(*symbol).to_owned(),
         Node::Text(text) if text.len() == 1 => {
             let text = text.clone();
-            let symbol = ast.intern(&text)?;
-            let symbol = ast.push(Node::Symbol(symbol))?;
+            let letter = ast.intern(&text)?;
+            // `\text{e}` is upright, as Euler's number often is.
+            let symbol = match &*text {
+                "e" => ast.push(Node::Constant { value: Constant::E, letter: Some(letter) })?,
+                _ => ast.push(Node::Symbol(letter))?,
+            };
             return ast.push(Node::Either(vec![id, symbol])).map(Some);
         }
         _ => return Ok(None),

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use super::lexer::command::is_command;
+
 /// `text` with every mathematical character spelled out; borrowed when it is ASCII. Linear, at most about eight bytes for each
 /// byte. Characters of other scripts stay: they are words.
 #[must_use]
@@ -32,6 +34,56 @@ pub fn spelled_out(text: &str) -> Cow<'_, str> {
         }
     }
     Cow::Owned(out)
+}
+
+/// `text` as it was before an escape too many or too few: `\\\\frac{1}{2}`, where every backslash is doubled and a command follows
+/// one, and the control character that became of `\f` in `\frac`. Other texts stay as they are.
+#[must_use]
+pub fn unescaped(text: &str) -> Cow<'_, str> {
+    let control = |c: char| match c {
+        '\x07' => Some('a'),
+        '\x08' => Some('b'),
+        '\x0b' => Some('v'),
+        '\x0c' => Some('f'),
+        _ => None,
+    };
+    if text.contains(|c| control(c).is_some()) {
+        let mut out = String::with_capacity(text.len() + 8);
+        let mut rest = text.chars().peekable();
+        while let Some(c) = rest.next() {
+            match control(c).filter(|_| rest.peek().is_some_and(char::is_ascii_lowercase)) {
+                Some(letter) => {
+                    // Of `\\` and a form feed the backslash is one already.
+                    if !out.ends_with('\\') {
+                        out.push('\\');
+                    }
+                    out.push(letter);
+                }
+                None => out.push(c),
+            }
+        }
+        return Cow::Owned(out);
+    }
+    if is_doubled(text) { Cow::Owned(text.replace("\\\\", "\\")) } else { Cow::Borrowed(text) }
+}
+
+/// Whether every backslash is doubled, and a known command follows one. A line break before a word is none.
+fn is_doubled(text: &str) -> bool {
+    const WORDS: [&str; 8] = ["and", "or", "to", "in", "not", "min", "max", "mod"];
+    let bytes = text.as_bytes();
+    let (mut at, mut command) = (0, false);
+    while let Some(found) = memchr::memchr(b'\\', &bytes[at..]) {
+        at += found;
+        let run = bytes[at..].iter().take_while(|byte| **byte == b'\\').count();
+        if run % 2 == 1 {
+            return false;
+        }
+        at += run;
+        let length = bytes[at..].iter().take_while(|byte| byte.is_ascii_alphabetic()).count();
+        let name = &text[at..at + length];
+        command |= run == 2 && length > 1 && !WORDS.contains(&name) && is_command(name);
+    }
+    command
 }
 
 fn script(out: &mut String, open: &str, first: char, mut more: impl FnMut() -> Option<char>) {

@@ -34,7 +34,8 @@ pub fn parse(text: &str) -> Result<Ast, Status> {
     if text.len() > LONGEST_ANSWER {
         return Err(Status::Undecided);
     }
-    let text = unwrapped(text);
+    let text = notation::unescaped(text);
+    let text = unwrapped(&text);
     if let Some(number) = plain_number(text) {
         return Ok(Ast::leaf(number));
     }

@@ -62,13 +62,27 @@ pub fn first(text: &str) -> Result<Number, Status> {
 pub fn last(text: &str) -> Option<Token> {
     let digit = text.bytes().rposition(|byte| byte.is_ascii_digit())?;
     let line = text[..digit].rfind('\n').map_or(0, |at| at + 1);
-    let mut found = None;
-    let mut from = line;
-    while let Some(token) = next(&text[line..], from - line, false) {
-        from = line + token.end;
-        found = Some(Token { start: line + token.start, end: from, ..token });
-    }
-    found
+    let last_from = |start: usize| {
+        let mut found = None;
+        let mut from = start;
+        while let Some(token) = next(&text[line..], from - line, false) {
+            from = line + token.end;
+            found = Some(Token { start: line + token.start, end: from, ..token });
+        }
+        found
+    };
+    let near = parting(&text.as_bytes()[line..digit]).and_then(|at| last_from(line + at));
+    near.or_else(|| last_from(line))
+}
+
+/// The last sign in `text` that is part of no number, so that a line of numbers is not read from its start.
+fn parting(text: &[u8]) -> Option<usize> {
+    text.iter().enumerate().rposition(|(at, byte)| match byte {
+        b'=' | b'(' | b')' | b';' | b':' | b'?' | b'<' | b'>' | b'|' | b'&' => true,
+        // Not the sign of an exponent.
+        b'+' => at > 0 && text[at - 1].is_ascii_digit(),
+        _ => false,
+    })
 }
 
 /// The next number at or after `from`. With `leads`, the text is a statement by itself: a leading `- 5` is a negative

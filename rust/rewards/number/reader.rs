@@ -41,7 +41,7 @@ impl<'t> Reader<'t> {
         let mut face = if fraction_command(self.rest()).is_some() { self.fraction_command()? } else { self.plain()? };
         let after = self.at;
         self.skip_spaces();
-        let percent = self.take("%") || self.take("\\%") || self.word("percent");
+        let percent = self.take("%") || self.take("\\%") || self.word("percent") || self.word("pct");
         if !percent {
             let words = [
                 ("hundred", 100u64),

@@ -1,6 +1,6 @@
 //! Text around a number: marks and units that leave its value unchanged.
 
-use super::super::{is_ideograph, is_letter, is_space, strip};
+use super::super::{is_ideograph, is_letter, is_space, starts_with_scale, strip};
 use super::reader::run;
 
 /// Single letters that are units directly after a number. Any other letter is algebra or a magnitude (`5k`).
@@ -72,7 +72,7 @@ pub(super) fn closes(text: &str) -> bool {
 /// Whether the text after a number changes its value: an operator, a list, a range, algebra.
 pub(super) fn continues(text: &str) -> bool {
     // 5万 is fifty thousand.
-    if text.starts_with(['十', '百', '千', '万', '亿', '分', '半']) {
+    if starts_with_scale(text) || text.starts_with('半') {
         return true;
     }
     let emphasis = text.trim_start_matches('*');

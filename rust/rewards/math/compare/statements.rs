@@ -32,8 +32,8 @@ impl Comparer<'_> {
                     _ => stated,
                 }
             }
-            // `a + b = 5` is an equation; as an answer to 5 it says what a + b is.
-            (Value::Equality { names, .. }, _) if is_formula(names) => Equality::Different,
+            // `a + b = 5` is an equation; as an answer to 5 it says what a + b is. `a : b = 2 : 3` is no equation to solve.
+            (Value::Equality { names, sides, .. }, _) if is_formula(names) && !is_ratio(sides) => Equality::Different,
             (Value::Equality { names, sides, .. }, _) => match stated(names, sides, self.gold, self) {
                 Some(value) => match (answer, is_member_of(names, answer, self.answer)) {
                     (_, Some(set)) => self.values(value, set),
@@ -183,6 +183,11 @@ fn is_y(names: &[Name], others: &[Name]) -> bool {
 
 fn is_formula(names: &[Name]) -> bool {
     names.iter().any(|name| name.kind == NameKind::Formula)
+}
+
+/// Whether the statement is about a ratio: `AE : EB = 2 : 3`.
+fn is_ratio(sides: &[Value]) -> bool {
+    matches!(sides.first(), Some(Value::Ratio { .. }))
 }
 
 /// What an equality states: its last side, where the sides before are names, or equal to it for sure.

@@ -36,6 +36,12 @@ pub enum Action {
     End,
 }
 
+/// Whether `\name` is known here.
+#[must_use]
+pub fn is_command(name: &str) -> bool {
+    action(name) != Action::Emit(Kind::Unknown)
+}
+
 /// The meaning of `\name`, letters only.
 pub fn action(name: &str) -> Action {
     use Action::{Emit, Skip, SkipArgument, Space};

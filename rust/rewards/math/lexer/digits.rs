@@ -53,6 +53,9 @@ impl<'t> Lexer<'t> {
                 }
                 return self.emit(Kind::Word(&self.text[start..end]), end - start);
             }
+        } else if self.bytes.get(end..end + 2) == Some(b"./") && self.digits_at(end + 2) > 0 && lead > 0 {
+            // `1./3`: a decimal without decimals.
+            return self.emit(Kind::Number(&self.text[start..end]), end + 1 - start);
         } else if self.ordinal(end) {
             return self.emit(Kind::Word(&self.text[start..end + 2]), end + 2 - start);
         }

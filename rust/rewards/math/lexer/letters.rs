@@ -1,5 +1,6 @@
 //! Letters, which are words, names or products of variables.
 
+use super::super::super::starts_with_scale;
 use super::super::ast::Constant;
 use super::super::word;
 use super::command;
@@ -18,6 +19,7 @@ impl<'t> Lexer<'t> {
         }
         // `5万元` is fifty thousand of something.
         if let Some(first) = rest.chars().next().filter(|c| word::magnitude(c.encode_utf8(&mut [0; 4])).is_some())
+            && starts_with_scale(rest)
             && matches!(self.last(), Some(Kind::Number(_) | Kind::Word(_)))
         {
             return self.emit(Kind::Word(&rest[..first.len_utf8()]), first.len_utf8());
@@ -44,7 +46,7 @@ impl<'t> Lexer<'t> {
         match self.style {
             Style::Bold => return self.product(run),
             Style::Upright => {
-                return match command::function(run) {
+                return match command::function(run).filter(|_| !self.upright_unit(run)) {
                     Some(kind) => self.emit(kind, length),
                     None => self.word(length),
                 };
@@ -68,6 +70,15 @@ impl<'t> Lexer<'t> {
         } else {
             self.product(run);
         }
+    }
+
+    /// Whether a function's name is a unit: `11 \mathrm{lb}`, `5 \mathrm{min}`.
+    fn upright_unit(&self, run: &str) -> bool {
+        let rest = self.rest();
+        matches!(run, "lb" | "min")
+            && self.last().is_some_and(|kind| kind.ends_value())
+            && rest[run.len()..].starts_with(['}', '/'])
+            && !rest[run.len() + 1..].trim_start().starts_with(['(', '{', '_'])
     }
 
     /// `y-intercept` in prose.

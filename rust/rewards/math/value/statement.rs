@@ -274,6 +274,12 @@ impl Reader<'_> {
 
     fn equality(&mut self, mut sides: Vec<Value>) -> Result<Value, Fail> {
         let count = sides.len();
+        // Of a ratio no time is said: `AB : CD = 7:32`.
+        if let [Value::Ratio { .. }, last @ Value::Time { ratio: Some(_), .. }] = &mut sides[..]
+            && let Value::Time { ratio: Some(ratio), .. } = last
+        {
+            *last = (**ratio).clone();
+        }
         let mut names: Vec<Name> = sides[..count - 1].iter().map_while(|side| self.name_of(side)).collect();
         if names.len() + 1 < count {
             // `A = ½bh = 12`: the name comes first and the last side counts; `12 = x` names last.
@@ -292,6 +298,7 @@ impl Reader<'_> {
                     (Value::Ratio { value: Some(first), .. }, Value::Ratio { value: Some(last), .. }) => {
                         self.formula(*first, *last)
                     }
+                    (Value::Ratio { value: Some(first), .. }, Value::Number(last)) => self.formula(*first, last.id),
                     // `B^{-1} = (…)`: what is no number cannot be moved to the other side.
                     (Value::Number(first), Value::Matrix { .. } | Value::List { .. } | Value::Region(_)) => {
                         Some(Name {
