@@ -7,8 +7,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from rlox_grpo.distributed.ray_cluster.head import cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import (
     Node,
     Place,
@@ -71,10 +73,8 @@ def joined_cluster(address: str) -> Iterator[Any]:
             ray.init(address=address, **quiet)
     except Exception as error:  # Ray raises bare ones, as where a busy machine starts its processes too slowly
         raise ConfigError(f"--ray {address}: no Ray cluster can be joined: {error}") from error
-    try:
+    with cleaned_up(ray.shutdown):
         yield ray
-    finally:
-        ray.shutdown()
 
 
 def _require_answer(address: str) -> None:
@@ -152,7 +152,7 @@ def reserved_room(ray: Any, sizes: Sizes) -> Iterator[Room]:
     require_room(nodes, needs)
     resources = [need.resources for need in needs for _ in range(need.count)]
     group = placement_group(resources, strategy="PACK")
-    try:
+    with cleaned_up(partial(remove_placement_group, group)):
         if not group.wait(ROOM_WITHIN_S):
             free = ray.available_resources()
             raise ConfigError(
@@ -165,5 +165,3 @@ def reserved_room(ray: Any, sizes: Sizes) -> Iterator[Room]:
         places = number_ranks({bundle: node_of_bundle[bundle] for bundle in range(sizes.trainers)}, nodes)
         servers = place_servers(node_of_bundle, nodes, needs, sizes.trainers)
         yield Room(group, places, servers, resources, describe(places, needs, servers))
-    finally:
-        remove_placement_group(group)

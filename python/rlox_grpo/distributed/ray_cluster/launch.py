@@ -16,6 +16,7 @@ from typing import Any
 
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
 from rlox_grpo.distributed.ray_cluster.cluster import Room, joined_cluster, list_nodes, reserved_room
+from rlox_grpo.distributed.ray_cluster.head import Head, cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import Place, Sizes, make_rank_variables
 from rlox_grpo.distributed.ray_cluster.rank_process import Ending, RankProcess
 from rlox_grpo.distributed.ray_cluster.servers import RunningServers, Servers, running_servers
@@ -77,7 +78,8 @@ def launch_ranks(
         ConfigError: no cluster, or one that cannot hold the ranks; the message has the numbers.
         EngineError: an engine or the reference did not start, and the message has the last lines of its log; or the
             reference's node was lost.
-        RankError: a rank failed or died; the message has its number, its node, and the last lines of its log.
+        RankError: a rank failed or died; the message has its number, its node, and the last lines of its log. Or the
+            cluster's head node was lost (HeadLostError).
         KeyboardInterrupt: the ranks were asked to stop, wrote a checkpoint and stopped.
     """
     with (
@@ -94,7 +96,7 @@ def launch_ranks(
         with running_servers(ray, room, servers, environment, folder, say) as served:
             words = [*arguments, *servers.find(served.urls, room)]
             actors = [_make_actor(ray, room, place) for place in room.places]
-            try:
+            with cleaned_up(partial(_kill_actors, ray, actors)):
                 threads = {"OMP_NUM_THREADS": f"{sizes.cpus_per_trainer}"}
                 try:
                     running, store = _start(ray, actors, room.places, words, run_id, folder, {**threads, **environment})
@@ -105,9 +107,6 @@ def launch_ranks(
                     ) from error
                 watched = _Watched(room.places, actors, running)
                 _watch(ray, watched, served, partial(_publish, store), rank_timeout, say)
-            finally:
-                for actor in actors:
-                    ray.kill(actor)
         how = (
             "nothing was saved: the run has no output_dir"
             if log_folder is None
@@ -117,6 +116,11 @@ def launch_ranks(
         if served.is_fatal and any(ending.status == STOPPED for ending in watched.endings.values()):
             raise EngineError(end)
         _raise_failure(watched, end)
+
+
+def _kill_actors(ray: Any, actors: Sequence[Any]) -> None:
+    for actor in actors:
+        ray.kill(actor)
 
 
 def _make_actor(ray: Any, room: Room, place: Place) -> Any:
@@ -177,13 +181,15 @@ def _watch(
     """Wait until all ranks have ended; after the first failure the others have a deadline."""
     deadline: float | None = None
     told = False
+    head = Head(ray.get_runtime_context().gcs_address)
     with stop_on_signal() as stop:
         while watched.running:
             done, _ = ray.wait(list(watched.running), timeout=POLL_S)
             _show_output(ray, watched, say)
             for reference in done:
                 _note_ending(ray, watched, reference)
-            served.follow(publish, say)
+            if head.require():
+                served.follow(publish, say)
             if (stop or served.is_fatal) and not told:
                 told = True
                 for rank in watched.running.values():
@@ -194,6 +200,8 @@ def _watch(
             if deadline is not None and time.monotonic() > deadline:
                 watched.lost |= _kill(ray, watched, rank_timeout + END_WITHIN_S)
                 break
+    while not head.require(at_once=True):  # Ray's calls below would wait for it
+        time.sleep(POLL_S)
     _note_dead_nodes(ray, watched)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlox_grpo.distributed.addresses import LOST
 from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes
+from rlox_grpo.distributed.ray_cluster.head import cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import ServerPlace
 from rlox_grpo.distributed.ray_cluster.server_process import HOST, PORT, STOP_S, ServerProcess, find_port
 from rlox_grpo.errors import EngineError
@@ -80,6 +81,14 @@ class RunningServers:
         """The actors that have a node."""
         return [actor for index, actor in enumerate(self.actors) if index not in self._moving]
 
+    def end(self) -> None:
+        """Stop the servers that have a node, and kill all actors."""
+        if reachable := self.list_reachable():
+            stops = [actor.stop.remote() for actor in reachable]
+            self.ray.wait(stops, num_returns=len(stops), timeout=2 * STOP_S)
+        for actor in self.actors:
+            self.ray.kill(actor)
+
     def _begin_move(self, index: int, publish: Callable[[str, str], None], say: Callable[[str], None]) -> None:
         place = self.places[index]
         self.losses.append(f"{_name(place)} on {place.node.address} was lost with its node")
@@ -119,7 +128,7 @@ def running_servers(
         EngineError: a server did not start; the message has the last lines of its log.
     """
     running = RunningServers(ray, room.servers)
-    try:
+    with cleaned_up(running.end):
         waiting = []
         for place in room.servers:
             actor, port = _start(ray, room, place, servers.commands[place.kind], environment, folder)
@@ -130,11 +139,6 @@ def running_servers(
             _wait(ray, place, reference, _log(folder, place))
             say(f"{_name(place)} on {place.node.address} is ready: {running.urls[place.kind][place.index]}\n")
         yield running
-    finally:
-        if reachable := running.list_reachable():
-            ray.wait([actor.stop.remote() for actor in reachable], num_returns=len(reachable), timeout=2 * STOP_S)
-        for actor in running.actors:
-            ray.kill(actor)
 
 
 def _start(
