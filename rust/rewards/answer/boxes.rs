@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use memchr::{memchr3_iter, memmem};
 
-use super::super::{is_space, strip};
+use super::super::is_space;
 
 /// Longest content of a box in bytes; a longer box is ignored.
 pub(super) const LONGEST_BOX: usize = 16 * 1024;
@@ -120,7 +120,8 @@ pub fn all_boxes(text: &str) -> Option<Cow<'_, str>> {
 
 /// What stands in a box, with its sign.
 fn content<'t>(text: &'t str, found: &Boxed) -> Cow<'t, str> {
-    let inside = strip(&text[found.start..found.end]);
+    // A form feed may be what became of `\f`: see `unescaped`.
+    let inside = text[found.start..found.end].trim_matches(|c| is_space(c) && !matches!(c, '\x0b' | '\x0c'));
     let sign = if inside.is_empty() { "" } else { sign(&text[..found.command]) };
     let suffix = if inside.is_empty() || inside.ends_with('%') || inside.contains("circ") || inside.contains('°') {
         ""

@@ -309,6 +309,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn doubled_backslashes_are_single_where_a_command_follows() {
+        for (text, expected) in [
+            (r"\\frac{1}{2}", r"\frac{1}{2}"),
+            (r"\\left(1\\right)", r"\left(1\right)"),
+            (r"1 \\ 2", r"1 \\ 2"),
+            (r"1 \\and 2", r"1 \\and 2"),
+            (r"\\frac12 \frac13", r"\\frac12 \frac13"),
+            (r"\begin{matrix}1\\2\end{matrix}", r"\begin{matrix}1\\2\end{matrix}"),
+            ("\x0crac{1}{2}", r"\frac{1}{2}"),
+            ("\\\x0crac{1}{2}", r"\frac{1}{2}"),
+            ("1\x0c", "1\x0c"),
+        ] {
+            assert_eq!(unescaped(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
     fn notation_is_spelled_out() {
         for (text, expected) in [
             ("3/4", "3/4"),

@@ -237,4 +237,36 @@ mod tests {
         }
         assert!(last("none, H2O").is_none());
     }
+
+    #[test]
+    fn the_last_number_is_that_of_the_whole_line() {
+        for text in [
+            "1+1+12",
+            "1e+5",
+            "2 x 10^{+3}",
+            "a=-3",
+            "a = - 3",
+            "(-3)",
+            "x=x2",
+            "5=\\frac{1}{0} million",
+            "1;2 3/4",
+            "3:-4",
+            "1+x2",
+            "7 = y_2",
+            "5)-3",
+            "5|-3",
+            "1<-2.5%",
+            "2+3 1/2",
+            "9+ 5 million",
+        ] {
+            let mut from = 0;
+            let mut whole = None;
+            while let Some(token) = next(text, from, false) {
+                from = token.end;
+                whole = Some(token);
+            }
+            let spans = [last(text), whole].map(|token| token.map(|token| (token.start, token.end, token.number)));
+            assert_eq!(format!("{:?}", spans[0]), format!("{:?}", spans[1]), "{text}");
+        }
+    }
 }
