@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlox_grpo import GRPO, GRPOConfig
-from rlox_grpo.config.generation_kwargs import HONOURED
+from rlox_grpo.config.generation_kwargs import list_honoured
 from rlox_grpo.errors import CheckpointError, ConfigError
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.vllm.requests import EXTRA, make_request_fields
@@ -87,6 +87,11 @@ def test_refused(given, changes, message):
         GRPOConfig.create(generation_kwargs=given, **changes)
 
 
+def test_an_engine_without_parameters_of_its_own_honours_those_of_sampling():
+    assert list_honoured("another") == list_honoured("hf")
+    assert set(list_honoured("another")) == {"top_p", "top_k", "min_p", "stop", "stop_token_ids"}
+
+
 def test_a_value_out_of_range_is_refused_before_sampling():
     with pytest.raises(ValueError, match=r"top_p is 3, expected above 0"):
         completions_of(generation_kwargs={"top_p": 3})
@@ -102,7 +107,7 @@ def test_vllm_gets_every_parameter_by_its_name(changes):
     fields = make_request_fields(make_sampling(config.sampling), 4, 0, (5,))
     for name, value in {**given, "stop_token_ids": [5, 9], "stop": ["end"]}.items():
         assert fields[name] == value, name
-    assert set(HONOURED[config.engine]) == {"top_p", "top_k", "min_p", "stop", "stop_token_ids", *EXTRA}
+    assert set(list_honoured(config.engine)) == {"top_p", "top_k", "min_p", "stop", "stop_token_ids", *EXTRA}
 
 
 def test_an_engine_called_directly_refuses_what_it_does_not_know():

@@ -18,14 +18,7 @@ _VLLM: Mapping[str, str] = {
 }
 """vLLM applies these before it computes log-probs, so that those stay the log-probs of what was sampled from."""
 
-HONOURED: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "hf": {**_FILTERS, "stop_token_ids": "ids"},
-        "vllm": {**_FILTERS, "stop_token_ids": "ids", **_VLLM},
-        "vllm_server": {**_FILTERS, "stop_token_ids": "ids", **_VLLM},
-    }
-)
-"""Engine → the parameters that it honours and their types."""
+_OF_ONE_ENGINE: Mapping[str, Mapping[str, str]] = MappingProxyType({"vllm": _VLLM, "vllm_server": _VLLM})
 
 _OPTIONS: Mapping[str, str] = {
     "temperature": "temperature, which the update reads too",
@@ -48,6 +41,11 @@ _KINDS: Mapping[str, str] = {
 }
 
 
+def list_honoured(engine: str) -> dict[str, str]:
+    """The parameters that an engine honours and their types: those of ``Sampling`` in every engine, and its own."""
+    return {**_FILTERS, "stop_token_ids": "ids", **_OF_ONE_ENGINE.get(engine, {})}
+
+
 def check_generation_kwargs(engine: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
     """Yield an error for each parameter that ``engine`` would ignore or refuse.
 
@@ -56,7 +54,7 @@ def check_generation_kwargs(engine: str, given: Mapping[str, Any], options: Mapp
         given: ``generation_kwargs``.
         options: the options of sampling that differ from their defaults.
     """
-    honoured = HONOURED[engine]
+    honoured = list_honoured(engine)
     for name, value in given.items():
         if name in _OPTIONS:
             yield f"generation_kwargs has {name!r}: set {_OPTIONS[name]}"
