@@ -6,18 +6,12 @@ import threading
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-import chatml
 from rlox_grpo import GRPO
 from rlox_grpo.errors import EpisodeError
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 
 ROWS = [{"word": "a"}]
 OPTIONS = {"group_size": 2, "prompts_per_step": 1, "max_new_tokens": 3, "max_turns": 1, "log_to": ()}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(byte_tokenizer):
-    return chatml.make_tokenizer(byte_tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -28,11 +28,6 @@ HEAD = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 NEXT = "\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.fixture(scope="module")
-def tokenizer(byte_tokenizer: Any) -> Any:
-    return chatml.make_tokenizer(byte_tokenizer)
-
-
 class Policy:
     """Says ``replies`` in their order, each with its end token unless it ends with ``…``; keeps what it was shown."""
 

@@ -52,11 +52,6 @@ for text in (f"{row['secret']} one", "two", "three"):
 
 
 @pytest.fixture(scope="module")
-def tokenizer(byte_tokenizer: Any) -> Any:
-    return chatml.make_tokenizer(byte_tokenizer)
-
-
-@pytest.fixture(scope="module")
 def model(make_tiny_model: Any, tokenizer: Any) -> Any:
     return make_tiny_model("qwen2", vocab_size=len(tokenizer), max_position_embeddings=2048)
 

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import test_episodes
 
-import chatml
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.errors import ConfigError, EpisodeError
@@ -32,11 +31,6 @@ from rlox_grpo.rollout.episodes.tools import ToolLimits
 from rlox_grpo.types import Sampling
 
 ROWS = test_episodes.ROWS
-
-
-@pytest.fixture(scope="module")
-def tokenizer(byte_tokenizer: Any) -> Any:
-    return chatml.make_tokenizer(byte_tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -33,11 +33,6 @@ ROWS = [{"secret": 3, "top": 9}, {"secret": 5, "top": 9}]
 
 
 @pytest.fixture(scope="module")
-def tokenizer(byte_tokenizer: Any) -> Any:
-    return chatml.make_tokenizer(byte_tokenizer)
-
-
-@pytest.fixture(scope="module")
 def model(make_tiny_model: Any, tokenizer: Any) -> Any:
     return make_tiny_model("qwen2", vocab_size=len(tokenizer), max_position_embeddings=1024)
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import chatml
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.cli import main
 from rlox_grpo.environments import Outcome
@@ -29,11 +28,6 @@ from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 LENGTHS = (3, 1, 2, 1, 1, 1)
 SAMPLING = Sampling(max_new_tokens=4)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(byte_tokenizer: Any) -> Any:
-    return chatml.make_tokenizer(byte_tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import chatml
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
@@ -74,11 +73,6 @@ def test_most_of_a_text_is_shown_at_once() -> None:
     assert find_shown("<think>hm\n", Form()) == Delta("", "hm")
     assert find_shown("hm", Form(is_thinking=True)) == Delta("", "hm")
     assert find_shown("<think>hm</think>\n\nSo", Form()) == Delta("So", "hm")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(byte_tokenizer: Any) -> Any:
-    return chatml.make_tokenizer(byte_tokenizer)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import test_episodes
 
-import chatml
 import stub_vllm
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import EngineError
@@ -261,11 +260,6 @@ def engine(make_tiny_model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
     engine.load_weights(collect_weights(model), version=2)
     yield engine
     engine.close()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(byte_tokenizer: Any) -> Any:
-    return chatml.make_tokenizer(byte_tokenizer)
 
 
 def play(engine: Any, tokenizer: Any, environment: Any) -> tuple[Any, int]:
