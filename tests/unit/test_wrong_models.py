@@ -118,6 +118,25 @@ def test_a_hub_id_without_network(monkeypatch):
         GRPO("owner/name", score_length, log_to=())
 
 
+def test_a_hub_that_does_not_answer_is_one_line_and_one_error(monkeypatch, caplog):
+    """huggingface_hub's own retries of a closed port, without the pauses between them."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import _http
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
+    )
+    pauses = []
+    monkeypatch.setattr(_http.time, "sleep", pauses.append)
+    with pytest.raises(ValueError, match="model='owner/name' cannot be loaded: .*there is no such folder either"):
+        GRPO("owner/name", score_length, log_to=())
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("huggingface_hub")]
+    assert len(pauses) > 0
+    assert len(lines) == 1
+    assert "thrown while requesting HEAD http://127.0.0.1:9/owner/name" in lines[0]
+
+
 @pytest.mark.parametrize(
     ("given", "absent", "message"),
     [

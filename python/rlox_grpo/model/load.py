@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,7 +219,8 @@ def _load_pretrained(
     if config.load_in_4bit:
         settings["quantization_config"] = make_settings(torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
     try:
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, **settings)
+        with _one_line_of_retries():
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, **settings)
     except (OSError, ValueError) as error:
         there = (
             "" if Path(source).exists() else "; there is no such folder either: without network access, pass a folder"
@@ -229,6 +231,25 @@ def _load_pretrained(
     if tokenizer is None:
         raise ValueError(f"model={source!r} has no tokenizer beside it: pass tokenizer=")
     return model, tokenizer
+
+
+@contextmanager
+def _one_line_of_retries() -> Iterator[None]:
+    """Let huggingface_hub log the first of its failed requests; it writes two lines for each of its six tries."""
+    failed = 0
+
+    def keep(record: logging.LogRecord) -> bool:
+        nonlocal failed
+        text = record.getMessage()
+        failed += "thrown while requesting" in text
+        return not (text.startswith("Retrying in") or (failed > 1 and "thrown while requesting" in text))
+
+    requests = logging.getLogger("huggingface_hub.utils._http")
+    requests.addFilter(keep)
+    try:
+        yield
+    finally:
+        requests.removeFilter(keep)
 
 
 def _load_adapter(
