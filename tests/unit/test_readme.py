@@ -112,6 +112,20 @@ def test_the_pages_run(tmp_path: Path, tiny_model: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_module_example_learns_without_a_warning(tmp_path: Path) -> None:
+    """Its seed is fixed, and neither Python's warnings nor a guard of the run writes a line."""
+    (program,) = (
+        code
+        for _, code in find_blocks((ROOT / "README.md").read_text(encoding="utf-8"), "python")
+        if "share of 7s" in code
+    )
+    (tmp_path / "example.py").write_text(program, encoding="utf-8")
+    done = warm.run(0, tmp_path / "example.py")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert float(line.removeprefix("share of 7s: ")) > 0.9
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_that_do_not_run_compile(page: str) -> None:
     for line, code in find_blocks((ROOT / page).read_text(encoding="utf-8"), "python"):
