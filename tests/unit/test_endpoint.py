@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ import pytest
 
 import chatml
 from rlox_grpo import GRPO
+from rlox_grpo.distributed import http_server
 from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import EpisodeError
 from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
@@ -307,6 +309,29 @@ def test_requests_are_refused_before_their_body_is_read(model: Any, tokenizer: A
         assert post(chat, "/v1/other", b"{}")[0] == 404
         assert post(chat, "/v1/chat/completions", b"{")[0] == 400
         chat.turn("a")
+        return 1.0
+
+    play(environment, model, tokenizer, ROWS[:1])
+
+
+def test_a_request_may_take_as_long_as_a_step_of_the_engine(model: Any, tokenizer: Any, monkeypatch: Any) -> None:
+    """The engine's step holds up the event loop of an agent whose request is half sent."""
+    late = 0.0
+    monkeypatch.setattr(http_server, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late))
+
+    def environment(row: Any, chat: Any) -> float:
+        nonlocal late
+        url = urlsplit(chat.base_url)
+        body = b'{"model": "policy", "messages": [{"role": "user", "content": "a"}]}'
+        with socket.create_connection((url.hostname or "", url.port or 0), timeout=60) as connection:
+            connection.sendall(
+                f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {chat.api_key}\r\n".encode()
+            )
+            late += 120
+            for part in (b"Content-Length: %d\r\n" % len(body), b"\r\n" + body):
+                time.sleep(0.1)  # what came before is read by then; the test passes without it too
+                connection.sendall(part)
+            assert connection.recv(12) == b"HTTP/1.1 200"
         return 1.0
 
     play(environment, model, tokenizer, ROWS[:1])

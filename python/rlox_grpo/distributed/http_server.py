@@ -250,6 +250,7 @@ def make_bounded_server(
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+        request_queue_size = limits.connections  # the system resets what waits beyond it; the default is 5
 
         def process_request(self, request: Any, client_address: Any) -> None:
             if open_connections.acquire(blocking=False):

@@ -79,9 +79,14 @@ class Endpoints:
             bounds: of the server.
         """
         self._sampling = sampling
-        # An answer takes as long as the policy's reply, which may wait for others.
+        # An answer takes as long as the policy's reply, which may wait for others. An agent of this process sends its
+        # request from the event loop that the engine's steps hold up, and vLLM's first ones compile.
         self._bounds = bounds or Bounds(
-            connections=min(4096, 64 + 8 * max_episodes), body_bytes=2**24, body_seconds=30.0, answer_seconds=3600.0
+            connections=min(4096, 64 + 8 * max_episodes),
+            body_bytes=2**24,
+            header_seconds=600.0,
+            body_seconds=600.0,
+            answer_seconds=3600.0,
         )
         self._server: ThreadingHTTPServer | None = None
         self._open: dict[str, _Open] = {}
