@@ -155,11 +155,11 @@ def test_a_thread_of_gloo_that_needs_python_late_does_not_abort_the_exit(tmp_pat
 
 
 def test_ranks_restore_a_checkpoint_after_a_collapse_as_one_process_does(tmp_path):
-    changes = {"broken_at": 17, "on_collapse": "restore", "max_steps": 24, "learning_rate": 0.01, "log_completions": 0}
+    changes = {"broken_at": 17, "on_collapse": "restore", "max_steps": 24, "learning_rate": 0.002, "log_completions": 0}
     for ranks, folder in ((1, tmp_path / "one"), (2, tmp_path / "two")):
         folder.mkdir()
         done = launch(ranks, str(folder), json.dumps(changes))
         assert done.returncode == 0, done.stderr
         rates = [row["update/learning_rate"] for row in read_jsonl(folder / "metrics.jsonl")]
-        assert rates == [0.01] * 10 + [0.005] * 14
+        assert rates == [0.002] * 10 + [0.001] * 14
     assert difference(tmp_path / "one", tmp_path / "two") < SAME_WEIGHTS

@@ -20,6 +20,7 @@ from rlox_grpo.model.packed_attention import NAME as PACKED
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 from rlox_grpo.update.torch_updater import TorchUpdater
+from versions import skip_if_not_packed
 
 SHAPES = [(5, [4, 1, 7]), (9, [3, 6]), (1, [4, 5, 4])]  # the longest row is past mistral's window of 8
 PACKED_BUDGET = 14  # cuts the first two groups
@@ -124,6 +125,7 @@ PACKING = ["qwen2", "qwen3", "llama", "mistral", "phi3", "gpt2", "gemma3_text"]
 
 @pytest.mark.parametrize("architecture", PACKING)
 def test_a_step(make_tiny_model: Any, architecture: str) -> None:
+    skip_if_not_packed(architecture)
     model = make_tiny_model(architecture)
     assert make_forward(copy.deepcopy(model)).shares_prompts
     assert_same_steps(model)

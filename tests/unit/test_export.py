@@ -12,6 +12,7 @@ from rlox_grpo.demo.examples import format_prompt, solutions
 from rlox_grpo.demo.run import LARGEST, problems
 from rlox_grpo.demo.tokenizer import build_tokenizer
 from rlox_grpo.demo.warm_start import make_model, teach
+from versions import REBUILDS_TOKENIZERS
 
 SETTINGS = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "log_to": ()}
 TEXTS = ["20 cats & 3.50 dogs", "Naïve café 答案是 99。\n\tx^2", "<eos>", " leading", "a" * 50, "🙂 e\u0301"]
@@ -100,6 +101,7 @@ def test_a_byte_tokenizer_and_a_model_without_an_end_token_of_its_own(make_tiny_
         assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 1
 
 
+@pytest.mark.skipif(not REBUILDS_TOKENIZERS, reason="transformers 4 reads the saved tokenizer")
 def test_a_type_whose_tokenizer_is_rebuilt_is_warned_of(make_tiny_model, tmp_path, caplog):
     tokenizer = build_tokenizer(LARGEST)
     trainer = GRPO(make_tiny_model("qwen2", vocab_size=len(tokenizer)), score_length, tokenizer=tokenizer, log_to=())

@@ -12,6 +12,7 @@ from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.engines.hf import engine as hf_engine
 from rlox_grpo.rollout.engines.hf.engine import HFEngine, NonFiniteLogitsError
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
+from versions import skip_if_not_packed
 
 CACHED = ["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox"]
 VOCAB = 97
@@ -115,6 +116,7 @@ def test_log_probs_equal_a_fresh_forward_and_rows_do_not_decide_tokens(make_tiny
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "mistral", "phi3", "gpt2"])
 def test_shared_and_copied_prompts_give_the_same_rows(make_tiny_model: Any, architecture: str) -> None:
+    skip_if_not_packed(architecture)
     model = make_tiny_model(architecture)
     sampling = Sampling(20, stop_token_ids=tuple(range(5, 15)))
     engine = HFEngine(model, max_rows=7)
@@ -189,6 +191,8 @@ def distinct_beginnings(groups: list[RolloutGroup]) -> list[int]:
     [(name, False) for name in CACHED] + [(name, True) for name in CACHED if name != "gemma2"],
 )
 def test_rows_that_agree_so_far_are_run_as_one(make_tiny_model: Any, architecture: str, share_prefixes: bool) -> None:
+    if share_prefixes:
+        skip_if_not_packed(architecture)
     model = make_tiny_model(architecture)
     engine = HFEngine(model)
     assert engine.shares_prefixes or not share_prefixes

@@ -53,6 +53,8 @@ class Hub(BaseHTTPRequestHandler):
         return self._answer({"error": f"unknown {self.path}"}, 404)
 
     def do_GET(self):
+        if self.path.startswith("/api/models/me/my-model/revision/"):
+            return self._answer({"id": "me/my-model", "xetEnabled": False})
         self._answer({"error": f"unknown {self.path}"}, 404)
 
     def _answer(self, content, status=200):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rlox_grpo import _native
 from rlox_grpo.advantages import broadcast_advantages
 from rlox_grpo.batch import pad, share_prefixes
+from versions import NAMES_ARGUMENTS
 
 HUGE = 1 << 50  # values that no address space of 47 bits holds
 MANY_ROWS, LONG_ROW = 1 << 22, 1 << 25  # whose product is no less
@@ -83,12 +84,13 @@ CLAIMS = range(1 << 60)  # a sequence whose length is a claim: allocating it wou
     ],
 )
 def test_sequences_that_only_claim_a_length(call: Callable[[], Any]) -> None:
-    with pytest.raises(TypeError, match="(?s)not an instance of 'list'.*'(completions|golds|groups)'"):
+    named = ".*'(completions|golds|groups)'" if NAMES_ARGUMENTS else ""
+    with pytest.raises(TypeError, match=f"(?s)not an instance of 'list'{named}"):
         call()
 
 
 def test_a_list_argument_names_the_element() -> None:
-    with pytest.raises(TypeError, match="(?s)element 1: .*'golds'"):
+    with pytest.raises(TypeError, match="(?s)element 1: " + (".*'golds'" if NAMES_ARGUMENTS else "")):
         _native.score_exact(["x", "y"], ["x", 3], None, True)  # type: ignore[list-item]
 
 

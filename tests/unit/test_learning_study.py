@@ -90,6 +90,7 @@ def test_a_cell_that_another_process_runs_is_left_to_it(study, tmp_path):
 
 
 def test_trl_trains_a_cell_of_the_study(study, tmp_path):
+    pytest.importorskip("trl")
     from safetensors.torch import load_file
 
     task = study.TASKS["countdown"]

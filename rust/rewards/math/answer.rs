@@ -10,7 +10,7 @@ use super::parse;
 use super::value::{Choices, Fail, Reading, has_approximations, has_dummies, read};
 
 /// Units of [`Fuel`] for reading one answer and comparing it with its gold: where all are used, 1 to 2 ms of one core.
-pub const ANSWER_FUEL: u64 = 110_000;
+pub const ANSWER_FUEL: u64 = 125_000;
 /// Units for reading a gold, which happens once.
 const GOLD_FUEL: u64 = 600_000;
 /// Readings of one answer.
