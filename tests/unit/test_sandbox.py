@@ -408,7 +408,7 @@ def test_folders_that_refuse_their_owner_are_removed() -> None:
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_output_is_bounded(stream: str) -> None:
     result = run(f"import sys\nwhile True: sys.{stream}.write('x' * 100000)")
-    assert result.ended == "exit"
+    assert result.ended in ("exit", "files")  # its output counts as a file: the limit or the look at its files is first
     assert result.code != 0
     assert max(len(result.stdout), len(result.stderr)) <= 256 << 10
     assert result.cut == (stream == "stdout")
