@@ -170,9 +170,9 @@ fn a_hostile_megabyte_is_linear() {
             with_rules(|name, rule| {
                 let begin = Instant::now();
                 rule.score(0, &text);
-                // A linear scan takes milliseconds, even unoptimised; quadratic work over 1 MiB takes minutes.
+                // A linear scan takes milliseconds, even unoptimised; quadratic work over 1 MiB takes minutes. Busy machines are slow.
                 assert!(
-                    begin.elapsed() < Duration::from_secs(2),
+                    begin.elapsed() < Duration::from_secs(20),
                     "{name} on {start:?} + {piece:?}: {:?}",
                     begin.elapsed()
                 );

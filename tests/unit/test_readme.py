@@ -29,8 +29,8 @@ NOT_HERE = ("# sketch", "# trl")
 """First lines of blocks that are compiled alone: what needs more than this machine, and what test_trl.py runs."""
 NEEDS_CONFINEMENT = {"docs/guides/code_rewards.md"}
 """Its blocks run programs in the sandbox, which not every system has."""
-NEEDS_BITSANDBYTES = {"docs/guides/lora.md"}
-"""Its QLoRA block needs the extra 'qlora', which the environment of `make test-oldest` lacks."""
+OPTIONAL = ("bitsandbytes", "gymnasium", "openai", "trl")
+"""What a page's program may need and `make test-oldest` lacks; an option of lora.md loads the first."""
 FENCE = r"^( *)```{language}(?: +title=\"[^\"]*\")? *\n(.*?)^\1``` *$"
 
 # The pages name real models and sizes. A folder of the model's name holds a tiny one, and sizes are cut.
@@ -101,7 +101,9 @@ def test_the_pages_run(tmp_path: Path, tiny_model: Path) -> None:
         program = runnable((ROOT / page).read_text(encoding="utf-8"))
         if page in ELSEWHERE or not program.strip() or (page in NEEDS_CONFINEMENT and find_missing() is not None):
             continue
-        if page in NEEDS_BITSANDBYTES and importlib.util.find_spec("bitsandbytes") is None:
+        needed = {*re.findall(r"^ *(?:import|from) (\w+)", program, re.MULTILINE)}
+        needed |= {"bitsandbytes"} if "load_in_4bit" in program else set()
+        if any(importlib.util.find_spec(name) is None for name in needed.intersection(OPTIONAL)):
             continue
         folder = tmp_path / page.removesuffix(".md")
         (folder / MODEL).parent.mkdir(parents=True)

@@ -377,7 +377,7 @@ def test_fewer_rows_than_prompts_in_a_step_warn_once(caplog, rows, told):
     trainer = GRPO(ToyLM(), share_of_target, **options(prompts_per_step=4, max_steps=2))
     trainer.train(PROMPTS[:1].expand(rows, -1))
     warned = [record.message for record in caplog.records if "prompts_per_step" in record.message]
-    assert warned == ["prompts_per_step=4 is above the 3 rows of prompts: each step takes 3"] * told
+    assert warned == ["prompts_per_step=4 is above the number of rows, 3: each step takes 3 prompts"] * told
 
 
 # --- options that other inputs contradict, and the run's folder ---

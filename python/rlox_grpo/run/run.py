@@ -140,7 +140,7 @@ class Run:
             self._say(f"resuming at step {self._progress.step} of {total_steps} from {self.resumed_from}")
         elif is_new_call and plan.per_step < self._config.prompts_per_step and self._ranks.is_first:
             logger.warning(
-                "prompts_per_step=%d is above the %d rows of prompts: each step takes %d",
+                "prompts_per_step=%d is above the number of rows, %d: each step takes %d prompts",
                 *(self._config.prompts_per_step, plan.per_step, plan.per_step),
             )
 
