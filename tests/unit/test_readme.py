@@ -29,7 +29,7 @@ NOT_HERE = ("# sketch", "# trl")
 """First lines of blocks that are compiled alone: what needs more than this machine, and what test_trl.py runs."""
 NEEDS_CONFINEMENT = {"docs/guides/code_rewards.md"}
 """Its blocks run programs in the sandbox, which not every system has."""
-OPTIONAL = ("bitsandbytes", "gymnasium", "openai", "trl")
+OPTIONAL = ("bitsandbytes", "gymnasium", "openai", "rlox", "trl")
 """What a page's program may need and `make test-oldest` lacks; an option of lora.md loads the first."""
 FENCE = r"^( *)```{language}(?: +title=\"[^\"]*\")? *\n(.*?)^\1``` *$"
 
