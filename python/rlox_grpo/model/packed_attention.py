@@ -109,8 +109,8 @@ def packed_attention(
     if packed_layout is None and shared_prefix is None and row_slots is None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        rest = (softcap, options.get("position_bias"), options.get("dropout") or None)
-        if attention_mask is not None and _repeats_heads(query, key) and not any(one is not None for one in rest):
+        is_plain = softcap is None and options.get("position_bias") is None and not options.get("dropout")
+        if attention_mask is not None and is_plain and _repeats_heads(query, key):
             attended = nn.functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
             )

@@ -142,11 +142,8 @@ def make_last_events(reply: Reply, request: OpenAIRequest, prompt_tokens: int, n
         _make_chunk({"tool_calls": [{"index": place, **call}]}, name, created) for place, call in enumerate(calls)
     ]
     events.append(_make_chunk({}, name, created, _find_reason(reply), _make_log_probs(reply, request)))
-    if request.with_usage:
-        usage = _make_usage(reply, prompt_tokens)
-        heading = _make_heading(name, created, "chat.completion.chunk")
-        events.append(_encode_event({**heading, "choices": [], "usage": usage}))
-    return b"".join([*events, END_OF_EVENTS])
+    heading = _make_heading(name, created, "chat.completion.chunk")
+    return b"".join([*events, _end_stream(heading, reply, request, prompt_tokens)])
 
 
 def make_text_event(delta: Delta, name: str, created: int) -> bytes:
@@ -157,10 +154,7 @@ def make_text_event(delta: Delta, name: str, created: int) -> bytes:
 def make_last_text_events(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
     """The events at the end of a stream of text: the reason of the end, log-probs and usage where asked for."""
     last = _make_text_chunk(name, created, "", (), reply.finish_reason, _make_text_log_probs(reply, request))
-    events = [_encode_event(last)]
-    if request.with_usage:
-        events.append(_encode_event({**last, "choices": [], "usage": _make_usage(reply, prompt_tokens)}))
-    return b"".join([*events, END_OF_EVENTS])
+    return _encode_event(last) + _end_stream(last, reply, request, prompt_tokens)
 
 
 def make_completion_answer(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
@@ -326,6 +320,12 @@ def _make_chunk(
 ) -> bytes:
     choice = {"index": 0, "delta": delta, "logprobs": log_probs, "finish_reason": reason}
     return _encode_event({**_make_heading(name, created, "chat.completion.chunk"), "choices": [choice]})
+
+
+def _end_stream(chunk: Mapping[str, Any], reply: Reply, request: OpenAIRequest, prompt_tokens: int) -> bytes:
+    """The usage where asked for, in a copy of ``chunk`` without choices, and the mark of the end."""
+    usage = {**chunk, "choices": [], "usage": _make_usage(reply, prompt_tokens)}
+    return (_encode_event(usage) if request.with_usage else b"") + END_OF_EVENTS
 
 
 def _make_text_chunk(

@@ -132,7 +132,7 @@ class VLLMServerEngine:
         self.sync_seconds = 0.0
         rows = [self._check_model(server, time.monotonic() + timeout) for server in self._servers]
         self._router = Router(self._servers, min(rows), int(os.environ.get("WORLD_SIZE", "1")))
-        self._transfer = WeightTransfer(sync_dir, nccl_address, is_first=self._ranks.rank == 0)
+        self._transfer = WeightTransfer(sync_dir, nccl_address, is_first=self.reads_weights)
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
