@@ -100,7 +100,7 @@ class Completion:
 
     An episode of several turns is one completion. Its tokens are the policy's turns and, between them, observations:
     tokens that the environment or the chat template wrote. Only sampled tokens are trained on and counted as length.
-    :mod:`rlox_grpo.turns` reads the last two fields.
+    :mod:`rlox_grpo.groups` reads the last two fields.
 
     Attributes:
         token_ids: ``int64 [T]``, as sampled, the end tokens and the observations included.

@@ -13,6 +13,7 @@ from byte_model import CHATML, END, SERVED, SIZES, log_probs, training
 
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import Outcome
+from rlox_grpo.groups import check_turns
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.turns import TurnEngine, TurnRequest
 from rlox_grpo.rollout.engines.vllm import streams
@@ -20,7 +21,6 @@ from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
 from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
-from rlox_grpo.turns import check_turns
 from rlox_grpo.types import Prompt, Sampling
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

@@ -13,8 +13,8 @@ import pytest
 
 import lake
 from rlox_grpo import GRPO
+from rlox_grpo.groups import list_rows
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
-from rlox_grpo.turns import list_rows
 
 pytestmark = pytest.mark.agents
 

@@ -20,14 +20,13 @@ import torch
 
 from rlox_grpo.batch import build_batch, microbatches
 from rlox_grpo.batch.build import drop_end_tokens
-from rlox_grpo.groups import compute_turn_returns
+from rlox_grpo.groups import compute_turn_returns, count_sampled, count_turns, find_end_tokens, select_sampled
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.loss.kl import sequence_kl
 from rlox_grpo.loss.objective import aggregate
 from rlox_grpo.model.prefix_tree import build_prefix_tree
 from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group
 from rlox_grpo.run.episode_metrics import episode_metrics
-from rlox_grpo.turns import count_sampled, count_turns, find_end_tokens, select_sampled
 from rlox_grpo.types import Batch, Completion, Episode, Prompt, RolloutGroup, ScoredGroup
 
 MASK = [[1, 1, 0, 1, 0], [0, 0, 0, 1, 1], [1, 0, 0, 0, 0]]

@@ -13,6 +13,7 @@ import pytest
 import chatml
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import EpisodeEnded
+from rlox_grpo.groups import check_turns, list_rows
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
@@ -21,7 +22,6 @@ from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.episodes.template import Template
-from rlox_grpo.turns import check_turns, list_rows
 from rlox_grpo.types import Episode, Prompt, Sampling
 
 HEAD = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

@@ -23,9 +23,9 @@ from rlox_grpo import GRPO
 from rlox_grpo.distributed import http_server
 from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import EpisodeError
+from rlox_grpo.groups import check_turns, list_rows
 from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
 from rlox_grpo.rollout.episodes.endpoint import CALLS_AFTER_END
-from rlox_grpo.turns import check_turns, list_rows
 from rlox_grpo.types import Completion
 
 openai = pytest.importorskip("openai")

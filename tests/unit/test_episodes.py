@@ -20,13 +20,13 @@ import chatml
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply
 from rlox_grpo.errors import ConfigError, EpisodeError
+from rlox_grpo.groups import check_turns
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rewards import RewardError, score
 from rlox_grpo.rewards.environment import EnvironmentReward
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.serialize import decode_group, encode_group
-from rlox_grpo.turns import check_turns
 from rlox_grpo.types import Batch, RolloutGroup, Sampling
 
 ROWS = [{"secret": 3, "top": 9}, {"secret": 5, "top": 9}]

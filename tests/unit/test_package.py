@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import inspect
 import json
+import re
 import subprocess
 import sys
 import types
@@ -149,3 +150,10 @@ def test_only_advantages_batch_and_rewards_import_the_extension() -> None:
 )
 def test_documented_import_paths_hold(module: str, names: list[str]) -> None:
     assert set(names) <= set(vars(importlib.import_module(module)))
+
+
+def test_the_table_of_contributing_has_each_module_and_package_of_the_top_level() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| path in `python/rlox_grpo` |")[2].partition("\n\n")[0]
+    named = {name.strip("/") for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    there = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert named == there - {"__init__.py", "__pycache__"}

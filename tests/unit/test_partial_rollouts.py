@@ -18,12 +18,12 @@ from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.cli import main
 from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import ConfigError, EpisodeError
+from rlox_grpo.groups import check_turns
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.partial_rollouts import PartialRollouts
-from rlox_grpo.turns import check_turns
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 LENGTHS = (3, 1, 2, 1, 1, 1)

@@ -16,6 +16,7 @@ import chatml
 from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.environments import EpisodeEnded
 from rlox_grpo.errors import ConfigError
+from rlox_grpo.groups import list_rows
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
@@ -25,7 +26,6 @@ from rlox_grpo.rollout.episodes.proof import find_rewrite
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.episodes.template import Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
-from rlox_grpo.turns import list_rows
 from rlox_grpo.types import Sampling
 
 trl = pytest.importorskip("trl")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.groups import list_rows
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.engines.vllm.turns import EngineTurns
@@ -20,7 +21,6 @@ from rlox_grpo.rollout.episodes.parsing import MARKS, parse_reply
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.episodes.streaming import Delta, Form, ReplyPieces, find_shown
 from rlox_grpo.rollout.episodes.template import Template
-from rlox_grpo.turns import list_rows
 from rlox_grpo.types import Sampling
 
 openai = pytest.importorskip("openai")

@@ -13,13 +13,13 @@ from rlox_grpo import GRPO
 from rlox_grpo.batch import build_batch
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.errors import ConfigError, NonFiniteError
+from rlox_grpo.groups import check_turns, count_sampled, count_turns, mark_sampled, number_turns, select_sampled
 from rlox_grpo.rewards import CosineLength, ExactAnswer, Overlong, ReasoningLength, Repetition, score
 from rlox_grpo.rollout.generate import refill_groups
 from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.files import write_completions
 from rlox_grpo.run.metrics import step_metrics
 from rlox_grpo.run.report.samples import training_samples
-from rlox_grpo.turns import check_turns, count_sampled, count_turns, mark_sampled, number_turns, select_sampled
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup
 from rlox_grpo.update.learner import Learner
 from toy import ToyLM

@@ -235,7 +235,7 @@ def drop_end_tokens(
     Args:
         batches: all micro-batches of an optimizer step, or this rank's.
         ends: for each ``row_index`` the offsets of the completion's end tokens; see
-            :func:`rlox_grpo.turns.find_end_tokens`.
+            :func:`rlox_grpo.groups.find_end_tokens`.
         ranks: the ranks that have the step's other micro-batches.
         branch_ends: those of branches, by ``row_index`` and ``branch_index``.
     """

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import rlox_grpo._native as _native
 from rlox_grpo.batch.ragged import check_at_least, concatenate
-from rlox_grpo.turns import count_turns, list_rows, mark_sampled, number_turns
+from rlox_grpo.groups import count_turns, list_rows, mark_sampled, number_turns
 from rlox_grpo.types import Batch, BoolArray, Completion, Float32Array, Int64Array, RolloutGroup, ScoredGroup
 
 if TYPE_CHECKING:

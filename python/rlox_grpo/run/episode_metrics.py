@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlox_grpo.turns import count_sampled, list_rows
+from rlox_grpo.groups import count_sampled, list_rows
 from rlox_grpo.types import ScoredGroup
 
 

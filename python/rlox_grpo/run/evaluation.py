@@ -8,13 +8,12 @@ from typing import Any, Literal
 import numpy as np
 
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.groups import RIGHT
+from rlox_grpo.groups import RIGHT, count_sampled
 from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.generate import Generate, generate
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.episode_metrics import episode_metrics
-from rlox_grpo.turns import count_sampled
 from rlox_grpo.types import Prompt, Sampling, ScoredGroup
 
 

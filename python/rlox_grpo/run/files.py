@@ -15,7 +15,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from rlox_grpo.turns import count_sampled, list_rows
+from rlox_grpo.groups import count_sampled, list_rows
 from rlox_grpo.types import Completion, Float32Array, ScoredGroup
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.groups import has_zero_variance
+from rlox_grpo.groups import count_sampled, has_zero_variance, select_sampled
 from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.rewards.verdicts import RARE
-from rlox_grpo.turns import count_sampled, select_sampled
 from rlox_grpo.types import Float32Array, Int64Array, ScoredGroup, UpdateStats
 
 REPETITION_SAMPLES = 64

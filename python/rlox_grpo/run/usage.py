@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rlox_grpo.turns import count_sampled
+from rlox_grpo.groups import count_sampled
 from rlox_grpo.types import ScoredGroup
 
 if sys.platform != "win32":

@@ -17,7 +17,13 @@ from rlox_grpo.batch.build import drop_end_tokens, make_dummy_batch, microbatche
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
-from rlox_grpo.groups import compute_group_offsets, compute_turn_returns, describe_sample, select_by_variance
+from rlox_grpo.groups import (
+    compute_group_offsets,
+    compute_turn_returns,
+    describe_sample,
+    find_end_tokens,
+    select_by_variance,
+)
 from rlox_grpo.loss.covariance import SELECTING, covariance_masks
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
 from rlox_grpo.loss.kl import make_kl, sequence_kl
@@ -31,7 +37,6 @@ from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.score_norm import score_norms
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.reference.protocol import refuse_distributions
-from rlox_grpo.turns import find_end_tokens
 from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.learning_rate import learning_rate_at
 from rlox_grpo.update.own_optimizer import OptimizerFactory
