@@ -8,13 +8,16 @@ kill each published checkpoint is as it was written; at the end no leftovers. ``
 for each finished run; a second start skips those, and the same seed draws the same times.
 
 Single processes are forked from this one, which has imported torch already, so that a kill falls into the run and not
-into its imports. Of two ranks the launcher, one rank or all processes are killed.
+into its imports. Of two ranks the launcher, one rank or all processes are killed. The kinds with vLLM need its extra:
+run them in the environment of ``make test-engines`` (``.venv-engines/bin/python``). Kills of vLLM's servers are in
+``tests/engines/test_vllm_server_kills.py``.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import random
@@ -58,6 +61,23 @@ def train_tiny(folder: Path, **changes: Any) -> None:
     trainer.train(ranked.PROMPTS)
 
 
+def train_vllm(folder: Path, **changes: Any) -> None:
+    """A run of the demo's untrained model, sampled by vLLM in the run's process."""
+    from rlox_grpo.demo.run import LARGEST
+    from rlox_grpo.demo.tokenizer import build_tokenizer
+    from rlox_grpo.demo.warm_start import make_model
+
+    tokenizer = build_tokenizer(LARGEST)
+    torch.manual_seed(0)
+    options = ranked.options(folder, **{**TINY, "engine": "vllm", "engine_max_length": 64, **changes})
+
+    def share_of_even(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+    trainer = GRPO(make_model(tokenizer), share_of_even, tokenizer=tokenizer, **options)
+    trainer.train([f"{number} + {number}" for number in range(8)])
+
+
 FORKED: dict[str, Callable[[Path], None]] = {
     "toy": train_toy,
     "evaluations": lambda folder: train_toy(folder, held_out=True, eval_steps=2),
@@ -74,6 +94,8 @@ FORKED: dict[str, Callable[[Path], None]] = {
     "episodes in workers": lambda folder: played.train(
         folder, environment=played.Count, max_steps=4, turn_timeout=30.0, episode_workers=4
     ),
+    "vllm": train_vllm,
+    "vllm async": lambda folder: train_vllm(folder, async_steps=1),
 }
 """Kind → what its process runs."""
 
@@ -84,6 +106,8 @@ MOST_KILLS = 8
 """Kills of one run, after which it may finish: where a start is as long as the training, most fall into the start."""
 
 KINDS = (*FORKED, "two ranks")
+HERE = [kind for kind in KINDS if not kind.startswith("vllm") or importlib.util.find_spec("vllm") is not None]
+"""Kinds whose packages are installed."""
 
 
 MARK = "KILLED_RUN"
@@ -268,12 +292,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated (default: all)")
+    parser.add_argument("--kinds", default=",".join(HERE), help="comma-separated (default: all)")
     parser.add_argument("--out", type=Path, default=Path("runs/kills"))
     options = parser.parse_args()
     kinds = options.kinds.split(",")
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        parser.error(f"unknown kinds {unknown}: known are {', '.join(KINDS)}")
+    if unknown := [kind for kind in kinds if kind not in HERE]:
+        parser.error(f"unknown kinds {unknown}, or vLLM is not installed: known are {', '.join(KINDS)}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     return 1 if campaign(kinds, options.kills, options.seed, options.out) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -25,10 +26,13 @@ def nodes(folder):
 
 @pytest.fixture
 def strike(nodes, folder):
-    """``strike(name, layout, ranks, what, how)``: a run whose host with ``what`` meets ``how`` in step 3; the host."""
+    """``strike(name, layout, ranks, what, how)``: a run whose host with ``what`` meets ``how`` in step 3; the host.
+
+    With ``until`` the step goes on when the command has said that, or after a minute.
+    """
     struck = []
 
-    def strike(name, layout, ranks, what, how, *options):
+    def strike(name, layout, ranks, what, how, *options, until=""):
         mark = folder / f"{name}_mark"
         own = {"RLOX_GRPO_MARK": str(mark), **HELD}
         process = nodes.train("--layout", layout, *SAVED, name, *options, **own)
@@ -42,8 +46,12 @@ def strike(nodes, folder):
         placement = first + "".join(process.stdout.readline() for _ in range(int(first.split(" on ")[1].split()[0])))
         struck.append(nodes.find(placement, what))
         how(struck[-1])
-        for path in marks:
-            path.unlink()
+        go_on = threading.Timer(60.0 * bool(until), lambda: [path.unlink(missing_ok=True) for path in marks])
+        go_on.start()
+        while until and until not in placement and (line := process.stdout.readline()):
+            placement += line
+        go_on.function()
+        go_on.cancel()
         said, error = process.communicate(timeout=DEADLINE_S)
         return struck[-1], process.returncode, placement + said, error
 
@@ -77,7 +85,10 @@ def test_an_engine_of_a_lost_node_starts_again_on_another_node(strike, calm, nod
 
 def test_where_no_node_has_room_for_a_lost_engine_another_one_answers(strike, calm, nodes, folder):
     layout = "{trainers=1, cpus_per_trainer=2, engines=2, cpus_per_engine=2}"
-    place, status, said, error = strike("left", layout, 1, "engine 0", nodes.lose, "--engine_max_length", "64")
+    options = ("--engine_max_length", "64")
+    place, status, said, error = strike(
+        "left", layout, 1, "engine 0", nodes.lose, *options, until="was lost with its node"
+    )
     assert status == 0, error
     assert f"engine 0 on {nodes.hosts[place].address} was lost with its node; it starts again when" in said
     assert "engine 0 starts again" not in said
