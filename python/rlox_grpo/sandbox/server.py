@@ -53,12 +53,13 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 @dataclass(eq=False)
 class Process:
-    """One confined process of a job."""
+    """One confined process of a job. ``given`` are the device and inode of the files that it began with."""
 
     pid: int
     pidfd: int
     folder: str
     report: int
+    given: frozenset[tuple[int, int]]
     done: dict[str, Any] | None = None
     killed: bool = False
 
@@ -181,7 +182,8 @@ class Server:
         if pid == 0:
             self._become(role, own, bounds, folder, writing, server)
         os.close(writing)
-        process = Process(pid, os.pidfd_open(pid), folder, reading)
+        given = frozenset((found.st_dev, found.st_ino) for found in map(os.fstat, own))
+        process = Process(pid, os.pidfd_open(pid), folder, reading, given)
         job.processes.append(process)
         selector.register(process.pidfd, selectors.EVENT_READ, (job, process))
 
@@ -287,14 +289,18 @@ def _refuses(pid: int, number: int) -> bool:
 
 
 def _measure(process: Process, enough: int) -> int:
-    """Bytes in a process's folder, and in files that it removed and holds open; stops at ``enough``."""
+    """Bytes in a process's folder, and in files that it removed and holds open; stops at ``enough``.
+
+    Its output is not among them: a limit of its own bounds each file.
+    """
     total = 0
     waiting = [process.folder]
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{process.pid}/fd"):
             with contextlib.suppress(OSError):
                 found = os.stat(f"/proc/{process.pid}/fd/{name}")
-                if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
+                removed = stat.S_ISREG(found.st_mode) and found.st_nlink == 0
+                if removed and (found.st_dev, found.st_ino) not in process.given:
                     total += found.st_blocks * 512
     while waiting and total <= enough:
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
