@@ -93,9 +93,9 @@ test-environments: $(filter .uv/bin/uv,$(UV)) ## environments of other packages,
 	  $(UV) sync --locked --extra openenv --extra skyrl-gym --group openrlhf $(REBUILD)
 	UV_PROJECT_ENVIRONMENT=$(OTHERS)/verifiers $(UV) sync --locked --extra verifiers $(REBUILD)
 	UV_PROJECT_ENVIRONMENT=$(OTHERS)/agents $(UV) sync --locked --group agents $(REBUILD)
-	$(OTHERS)/openenv/bin/python -m pytest -m openenv tests/environments
-	$(OTHERS)/verifiers/bin/python -m pytest -m verifiers tests/environments
-	$(OTHERS)/agents/bin/python -m pytest -m agents tests/environments
+	$(OTHERS)/openenv/bin/python -m pytest tests/environments/test_{openenv,openrlhf,skyrl_gym}.py
+	$(OTHERS)/verifiers/bin/python -m pytest tests/environments/test_verifiers.py
+	$(OTHERS)/agents/bin/python -m pytest tests/environments/test_smolagents.py
 
 # Ray too: it is large, and a cluster takes half a minute to start. DeepSpeed: training ranks in shards under Ray.
 CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +88,23 @@ def test_train_resume_and_eval_with_an_environment(folder, capsys, monkeypatch):
         assert f"\n{name} " in f"\n{shown}", shown
     assert main(["eval", *arguments, *environment, "--max_turns", "1"]) == 0
     assert "episode/stop/max_turns   1.0000" in capsys.readouterr().out
+
+
+def test_the_guides_agent_in_another_process_trains(tmp_path, monkeypatch):
+    pytest.importorskip("openai")
+    guide = (Path(__file__).parents[2] / "docs/guides/openai_agents.md").read_text()
+    section = guide.split("\n## An agent in another process\n")[1]
+    run_file, agent = (section.split(f"```{language}\n")[1].split("```")[0] for language in ("toml", "python"))
+    worded.save(tmp_path / "Qwen/Qwen2.5-0.5B-Instruct", TEMPLATE)
+    rows = [{"question": f"{n} +", "answer": str(n)} for n in range(1, 5)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "run.toml").write_text(run_file)
+    (tmp_path / "my_agent.py").write_text(agent)
+    monkeypatch.chdir(tmp_path)
+    sizes = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "output_dir": "run"}
+    assert main(["train", "run.toml", *(f"--{name}={value}" for name, value in sizes.items()), "--log_to=[]"]) == 0
+    episodes = [json.loads(line) for line in (tmp_path / "run/completions/step_000001.jsonl").read_text().splitlines()]
+    assert [episode["stop_reason"] for episode in episodes] == ["completed"] * 4
 
 
 def test_a_resume_notices_another_environment_and_an_edited_one(folder, capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import socket
 import subprocess
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 import lake
+import rlox_grpo
 from rlox_grpo.config.records import EpisodeConfig
 from rlox_grpo.rollout.episodes.play import play_episode
 
@@ -46,6 +49,33 @@ def play() -> Any:
             environment, row or {}, lambda: next(source), said.append, config=EpisodeConfig.create(**options)
         )
         return outcome, [line.removeprefix("user: ") for line in said if line.startswith("user: ")]
+
+    return run
+
+
+@pytest.fixture
+def run_guide(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> Any:
+    """``run_guide(page, heading, changes)``: the first program of a guide's section, one small step; its episodes.
+
+    ``changes`` are replaced in its text. ``names`` are there before it; ``model`` takes the place of the tests' policy.
+    """
+
+    def run(page: str, heading: str, changes: Any = (), names: Any = (), model: Any = model) -> Any:
+        section = (FOLDER.parents[1] / "docs/guides" / page).read_text().split(f"\n## {heading}\n")[1]
+        code = section.split("```python\n")[1].split("```")[0]
+        for old, new in dict(changes).items():
+            assert old in code
+            code = code.replace(old, new)
+
+        def start(_: str, **options: Any) -> Any:
+            sizes = {"group_size": 2, "prompts_per_step": 2, "max_steps": 1, "max_new_tokens": 1, "log_to": ()}
+            given = {**options, **sizes, "call_format": "json", "output_dir": tmp_path}
+            return whole(copy.deepcopy(model), tokenizer=tokenizer, **given)
+
+        whole = rlox_grpo.GRPO
+        monkeypatch.setattr(rlox_grpo, "GRPO", start)
+        exec(compile(code, f"{page}, {heading}", "exec"), dict(names))  # noqa: S102
+        return [json.loads(line) for line in (tmp_path / "completions/step_000001.jsonl").read_text().splitlines()]
 
     return run
 

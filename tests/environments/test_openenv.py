@@ -10,8 +10,6 @@ import lake
 from rlox_grpo.environments import from_openenv
 from rlox_grpo.errors import ConfigError
 
-pytestmark = pytest.mark.openenv
-
 
 def test_the_game_trains_to_the_same_weights(
     server: str, expected: Any, model: Any, tokenizer: Any, tmp_path: Any
@@ -22,6 +20,14 @@ def test_the_game_trains_to_the_same_weights(
     episodes, weights = lake.train(environment, model, tokenizer, tmp_path, rows, turn_timeout=60.0)
     assert episodes == expected[0]
     assert all(one.equal(other) for one, other in zip(weights, expected[1], strict=True))
+
+
+def test_the_guides_lines_train(server: str, run_guide: Any) -> None:
+    episodes = run_guide(
+        "other_environments.md", "OpenEnv", {"http://127.0.0.1:8000": server, "sessions=8": "sessions=3"}
+    )
+    assert {episode["stop_reason"] for episode in episodes} <= {"completed", "max_turns"}
+    assert len(episodes) == 4
 
 
 def test_an_episode(server: str, play: Any) -> None:

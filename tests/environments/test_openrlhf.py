@@ -20,8 +20,6 @@ import lake
 from rlox_grpo.environments import from_openrlhf
 from rlox_grpo.errors import ConfigError
 
-pytestmark = pytest.mark.openenv
-
 
 @pytest.fixture(scope="module")
 def agents() -> Any:
@@ -45,7 +43,7 @@ def walk(agents: Any) -> Any:
             self.steps = 0
 
         async def reset(self, states: Any, **given: Any) -> Any:
-            self.lake = lake.Lake(states["label"])
+            self.lake = lake.Lake(int(states["label"]))
             return {"observation": f"{states['observation']} {self.lake.place}"}
 
         async def step(self, states: Any, **given: Any) -> Any:
@@ -70,6 +68,13 @@ def test_the_game_trains_to_the_same_weights(
     episodes, weights = lake.train(from_openrlhf(walk), model, tokenizer, tmp_path, rows)
     assert episodes == expected[0]
     assert all(one.equal(other) for one, other in zip(weights, expected[1], strict=True))
+
+
+def test_the_guides_lines_train(walk: Any, run_guide: Any, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "my_agent", SimpleNamespace(AgentInstance=walk))
+    episodes = run_guide("other_environments.md", "OpenRLHF")
+    assert {episode["stop_reason"] for episode in episodes} <= {"completed", "max_turns"}
+    assert len(episodes) == 2
 
 
 def test_openrlhfs_executor_plays_the_same_episode(agents: Any, walk: Any, tokenizer: Any, play: Any) -> None:

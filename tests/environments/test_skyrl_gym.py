@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 import lake
 from rlox_grpo.environments import from_skyrl_gym
 from rlox_grpo.errors import ConfigError
-
-pytestmark = pytest.mark.openenv
-
-skyrl_gym = pytest.importorskip("skyrl_gym")
-from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput  # noqa: E402
 
 
 class Walk(BaseTextEnv):
@@ -42,6 +38,11 @@ def test_the_game_trains_to_the_same_weights(expected: Any, model: Any, tokenize
     episodes, weights = lake.train(from_skyrl_gym(Walk), model, tokenizer, tmp_path, rows)
     assert episodes == expected[0]
     assert all(one.equal(other) for one, other in zip(weights, expected[1], strict=True))
+
+
+def test_the_guides_lines_train(run_guide: Any) -> None:
+    episodes = run_guide("other_environments.md", "SkyRL-gym")
+    assert [episode["stop_reason"] for episode in episodes] == ["completed"] * 2
 
 
 def test_registered_environments(play: Any) -> None:

@@ -10,17 +10,13 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
+from smolagents.agents import EMPTY_PROMPT_TEMPLATES
 
 import lake
 from rlox_grpo import GRPO
 from rlox_grpo.groups import list_rows
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
-
-pytestmark = pytest.mark.agents
-
-smolagents = pytest.importorskip("smolagents")
-from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool  # noqa: E402
-from smolagents.agents import EMPTY_PROMPT_TEMPLATES  # noqa: E402
 
 STEPS = 3
 # The package's own prompts have 10,000 characters, each a token of the tests' policy.
@@ -123,6 +119,13 @@ def test_an_agent_trains_unchanged_on_what_it_saw(make: Any, long_model: Any, to
     assert len({completion.episode.reward for completion in completions}) > 1, seen
     moved = zip(trainer.model.parameters(), long_model.parameters(), strict=True)
     assert any(not one.equal(other) for one, other in moved)
+
+
+def test_the_guides_lines_train(long_model: Any, run_guide: Any) -> None:
+    short = {"verbosity_level=0": "verbosity_level=0, prompt_templates=PROMPTS"}
+    names = {"PROMPTS": PROMPTS}
+    episodes = run_guide("openai_agents.md", "An agent of smolagents", short, names, model=long_model)
+    assert [episode["stop_reason"] for episode in episodes] == ["completed"] * 2
 
 
 def list_sampled(completion: Any, tokenizer: Any) -> list[str]:

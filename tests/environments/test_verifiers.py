@@ -15,7 +15,6 @@ from rlox_grpo.environments import from_verifiers
 from rlox_grpo.errors import ConfigError, EpisodeError
 
 pytestmark = [
-    pytest.mark.verifiers,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
@@ -46,6 +45,14 @@ def test_the_game_trains_to_the_same_weights(
     assert episodes == expected[0]
     assert all(one.equal(other) for one, other in zip(weights, expected[1], strict=True))
     assert not [name for name in os.environ if name.startswith("RLOX_GRPO_API_KEY")]
+
+
+def test_the_guides_lines_train(run_guide: Any) -> None:
+    """With a harness of the tests: the guide's needs a network at its first start."""
+    given = f'"verifiers_lake", tasks=2, agent={AGENT!r}'
+    episodes = run_guide("other_environments.md", "verifiers", {'"my_taskset", tasks=500': given})
+    assert {episode["stop_reason"] for episode in episodes} <= {"completed", "max_turns"}
+    assert len(episodes) == 4
 
 
 def evaluate(environment: Any, model: Any, tokenizer: Any, row: Any, **options: Any) -> Any:

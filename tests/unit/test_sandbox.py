@@ -565,6 +565,22 @@ def test_many_threads_share_it() -> None:
     assert found == {number: f"{number}\n" for number in range(8)}
 
 
+def test_of_512_programs_each_ends_by_its_own_limit_and_nothing_is_left() -> None:
+    late = {
+        0: ("import time; time.sleep(600)", Limits(wall_seconds=0.3), "wall"),
+        1: ("while True: pass", QUICK, "cpu"),
+    }
+    sandbox = get_sandbox()
+    running, expected = [], []
+    for number in range(512):
+        code, limits, ended = late.get(number % 128, (f"print({number})", QUICK, "exit"))
+        running.append(sandbox.submit_script(code, limits=limits))
+        expected.append((ended, f"{number}\n" if ended == "exit" else ""))
+    assert [(one.result().ended, one.result().stdout) for one in running] == expected
+    assert _list_children(sandbox._server.pid) == []
+    assert os.listdir(sandbox._work) == []
+
+
 def test_the_tool_shows_what_a_program_printed_and_how_it_ended() -> None:
     python = python_tool(QUICK)
 
