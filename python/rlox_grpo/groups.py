@@ -83,6 +83,14 @@ def find_end_tokens(completion: Completion, end_ids: Collection[int] = ()) -> li
     return ends + last_sampled[-1:] if completion.finish_reason == "stop" else ends
 
 
+def find_stale_tokens(completion: Completion, oldest: int) -> list[int]:
+    """Return the offsets of the turns that a version before ``oldest`` sampled, their observations included."""
+    if not completion.versions:
+        return []
+    versions = np.asarray(completion.versions)[number_turns(completion)]
+    return [int(place) for place in np.flatnonzero(versions < oldest)]
+
+
 def check_turns(completions: Sequence[Completion]) -> None:
     """Check ``sampled`` and ``turns`` of each completion against its tokens.
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from rlox_grpo.batch import build_batch, microbatches
-from rlox_grpo.batch.build import drop_end_tokens
+from rlox_grpo.batch.build import drop_tokens
 from rlox_grpo.groups import compute_turn_returns, count_sampled, count_turns, find_end_tokens, select_sampled
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.loss.kl import sequence_kl
@@ -116,7 +116,7 @@ def test_end_tokens_of_branches_are_dropped():
     whole = groups()[0].group.completions
     ends = [find_end_tokens(completion, {6}) for completion in whole]
     assert ends == [[1, 3], [0]]
-    found = drop_end_tokens(parts, ends, branch_ends={(0, 1): find_end_tokens(whole[0].branches[0], {6})})
+    found = drop_tokens(parts, ends, branches_dropped={(0, 1): find_end_tokens(whole[0].branches[0], {6})})
     masks = [part.loss_mask[place].int().tolist() for part, place in in_order(found)]
     assert [sum(mask) for mask in masks] == [1, 1, 0]
     assert [int(part.sequence_lengths[place]) for part, place in in_order(found)] == [2, 2, 0]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rlox_grpo.advantages import make_advantages
-from rlox_grpo.batch.build import drop_end_tokens
+from rlox_grpo.batch.build import drop_tokens
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.presets.page import GROUPS
 from rlox_grpo.errors import ConfigError
@@ -375,7 +375,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         ref_log_probs=tensors["ref"],
     )
     if not config.train_end_token:
-        (batch,) = drop_end_tokens(
+        (batch,) = drop_tokens(
             [batch],
             [[length - 1] if ended else [] for length, ended in zip(x.mask[kept].sum(1), ENDED[kept], strict=True)],
         )

@@ -104,6 +104,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, byte
         max_new_tokens=3,
         max_steps=1,
         partial_rollout_turns=1,
+        drop_stale=0,
         output_dir=folder,
         log_to=(),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
 from collections.abc import Iterator
@@ -18,13 +19,14 @@ from rlox_grpo import GRPO, GRPOConfig
 from rlox_grpo.cli import main
 from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import ConfigError, EpisodeError
-from rlox_grpo.groups import check_turns
+from rlox_grpo.groups import check_turns, number_turns
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.partial_rollouts import PartialRollouts
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
+from rlox_grpo.update.learner import Learner
 
 LENGTHS = (3, 1, 2, 1, 1, 1)
 SAMPLING = Sampling(max_new_tokens=4)
@@ -215,6 +217,45 @@ def test_log_probs_are_those_of_the_version_that_sampled_the_turn(tokenizer: Any
                 assert np.abs(one.log_probs[own] - other).max() > 1e-2
     finally:
         model.load_state_dict(before)
+
+
+@pytest.mark.parametrize("limit", [None, 1, 0])
+def test_stale_replies_leave_the_loss_and_its_denominators(
+    tokenizer: Any, model: Any, monkeypatch: Any, tmp_path: Any, limit: int | None
+) -> None:
+    """The prompts of length 3 and 2 are trained in the step of their last reply, with replies of the steps before."""
+    seen: list[Any] = []
+    build = Learner.batches
+
+    def keep(learner: Learner, scored: Any, advantages: Any, step: int) -> Any:
+        seen.append((step, [one for group in scored for one in group.group.completions]))
+        parts = build(learner, scored, advantages, step)
+        seen[-1] += (parts,)
+        return parts
+
+    monkeypatch.setattr(Learner, "batches", keep)
+    trainer = GRPO(
+        copy.deepcopy(model), environment=talk, tokenizer=tokenizer, group_size=2, prompts_per_step=2, max_steps=3,
+        max_new_tokens=4, max_turns=4, partial_rollout_turns=1, drop_stale=limit, zero_variance="keep", log_to=(),
+        output_dir=tmp_path,
+    )  # fmt: skip
+    trainer.train([{"length": length} for length in LENGTHS])
+    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    ages = set()
+    for (step, completions, parts), logged in zip(seen, metrics, strict=True):
+        kept = []
+        for one in completions:
+            age = step - np.asarray(one.versions)[number_turns(one)]
+            ages |= {*age.tolist()}
+            kept.append(one.sampled & (age <= (9 if limit is None else limit)))
+        tokens, sequences = sum(map(np.count_nonzero, kept)), sum(own.any() for own in kept)
+        for batch in (batch for part in parts for batch in part):
+            assert (batch.num_loss_tokens, batch.num_sequences) == (tokens, sequences)
+            for mask, row in zip(batch.loss_mask, batch.row_index.tolist(), strict=True):
+                assert np.flatnonzero(mask.numpy()).tolist() == np.flatnonzero(kept[row]).tolist()
+        share = 1 - tokens / sum(np.count_nonzero(one.sampled) for one in completions)
+        assert logged.get("rollout/dropped_stale_share") == (None if limit is None else pytest.approx(share))
+    assert ages == {0, 1, 2}
 
 
 @pytest.mark.parametrize("options", [{}, {"max_live_episodes": 3}, {"partial": 2}])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlox_grpo import GRPO
-from rlox_grpo.batch.build import build_batch, drop_end_tokens
+from rlox_grpo.batch.build import build_batch, drop_tokens
 from rlox_grpo.loss.kl import sequence_kl
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 from toy import PROMPTS, ToyLM, options, share_of_target
@@ -153,10 +153,10 @@ def batch_with(mask):
 
 def test_without_end_tokens():
     batch = batch_with(torch.tensor([[True, True], [True, False]]))
-    (found,) = drop_end_tokens([batch], [[1], []])
+    (found,) = drop_tokens([batch], [[1], []])
     assert found.loss_mask.tolist() == [[True, False], [True, False]]
     assert (found.num_loss_tokens, found.num_sequences) == (2.0, 2.0)
-    (found,) = drop_end_tokens([batch], [[1], [0]])  # the second row has nothing left
+    (found,) = drop_tokens([batch], [[1], [0]])  # the second row has nothing left
     assert found.loss_mask.tolist() == [[True, False], [False, False]]
     assert (found.num_loss_tokens, found.num_sequences) == (1.0, 1.0)
     assert batch.loss_mask.sum() == 3

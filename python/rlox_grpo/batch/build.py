@@ -224,20 +224,20 @@ def microbatches(
     ]
 
 
-def drop_end_tokens(
+def drop_tokens(
     batches: Sequence[Batch],
-    ends: Sequence[Sequence[int]],
+    dropped: Sequence[Sequence[int]],
     ranks: Ranks | None = None,
-    branch_ends: Mapping[tuple[int, int], Sequence[int]] = MappingProxyType({}),
+    branches_dropped: Mapping[tuple[int, int], Sequence[int]] = MappingProxyType({}),
 ) -> list[Batch]:
-    """Return the micro-batches without end tokens in loss and denominators.
+    """Return the micro-batches without some tokens in loss and denominators.
 
     Args:
         batches: all micro-batches of an optimizer step, or this rank's.
-        ends: for each ``row_index`` the offsets of the completion's end tokens; see
-            :func:`rlox_grpo.groups.find_end_tokens`.
+        dropped: for each ``row_index`` their offsets in the completion; see
+            :func:`rlox_grpo.groups.find_end_tokens` and :func:`rlox_grpo.groups.find_stale_tokens`.
         ranks: the ranks that have the step's other micro-batches.
-        branch_ends: those of branches, by ``row_index`` and ``branch_index``.
+        branches_dropped: those of branches, by ``row_index`` and ``branch_index``.
     """
     masks, numbers = [], []
     for batch in batches:
@@ -245,9 +245,9 @@ def drop_end_tokens(
         numbers.append(rows)
         branches = [0] * len(rows) if batch.branch_index is None else batch.branch_index.cpu().tolist()
         places = [
-            (place, end)
+            (place, token)
             for place, (row, branch) in enumerate(zip(rows, branches, strict=True))
-            for end in (branch_ends.get((row, branch), ()) if branch else ends[row])
+            for token in (branches_dropped.get((row, branch), ()) if branch else dropped[row])
         ]
         mask = batch.loss_mask.clone()
         if places:

@@ -18,6 +18,7 @@ from rlox_grpo.rollout.engines import CheckedEngine, MeasuredEngine
 from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
 from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
+from rlox_grpo.rollout.episodes.partial import measure_dropped
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Rollout, refill_groups
 from rlox_grpo.rollout.sampler import Sampler
@@ -107,7 +108,7 @@ class StepTaker:
         with clock("advantages"):
             advantages = learner.advantages(scored, step, total_steps)
         with clock("batch"):
-            parts = learner.batches(scored, advantages)
+            parts = learner.batches(scored, advantages, step)
         with clock("log_probs"):
             parts = learner.with_log_probs(parts, scored)
         with clock("weight_sync"):
@@ -174,7 +175,7 @@ class StepTaker:
         learning_rate: float,
     ) -> dict[str, float]:
         """Return the metrics of the step just taken, reduced over ranks; ``seconds`` of each stage on this rank."""
-        progress, by_turn = self._progress, self._config.turn_credit == "turn"
+        progress, by_turn, limit = self._progress, self._config.turn_credit == "turn", self._config.drop_stale
         prompt_tokens, completion_tokens = count_tokens(rollout.groups)
         progress.prompt_tokens += prompt_tokens
         progress.completion_tokens += completion_tokens
@@ -200,7 +201,8 @@ class StepTaker:
             **self._learner.kl_weight.finish(metrics, len(advantages)),
             **combined(everywhere),
             **rollout.metrics(),
-            **measure_staleness([scored.group for scored in rollout.groups], progress.step - 1),
+            **measure_staleness(groups := [scored.group for scored in rollout.groups], progress.step - 1),
+            **({} if limit is None else measure_dropped(groups, progress.step - 1 - limit)),
             **({} if self._sampler.partial is None else self._sampler.partial.metrics(progress.step - 1)),
             **self._sampler.pass_rates.metrics(),
             **episode_metrics(rollout.groups),

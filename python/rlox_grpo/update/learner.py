@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.advantages import make_advantages, make_turn_advantages
-from rlox_grpo.batch.build import drop_end_tokens, make_dummy_batch, microbatches
+from rlox_grpo.batch.build import drop_tokens, make_dummy_batch, microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
@@ -22,6 +22,7 @@ from rlox_grpo.groups import (
     compute_turn_returns,
     describe_sample,
     find_end_tokens,
+    find_stale_tokens,
     select_by_variance,
 )
 from rlox_grpo.loss.covariance import SELECTING, covariance_masks
@@ -37,7 +38,7 @@ from rlox_grpo.model.precision import cast_frozen_layers, stores_bfloat16
 from rlox_grpo.model.score_norm import score_norms
 from rlox_grpo.reference.local import make_reference
 from rlox_grpo.reference.protocol import refuse_distributions
-from rlox_grpo.types import Batch, Float32Array, LossOutput, ScoredGroup, UpdateStats
+from rlox_grpo.types import Batch, Completion, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.learning_rate import learning_rate_at
 from rlox_grpo.update.own_optimizer import OptimizerFactory
 from rlox_grpo.update.token_baseline import with_token_advantages
@@ -146,8 +147,8 @@ class Learner:
         }
         return self._normalised(self._rewards(scored), compute_group_offsets(scored), components)
 
-    def batches(self, scored: Sequence[ScoredGroup], advantages: Float32Array) -> list[list[Batch]]:
-        """Return the micro-batches of each mini-batch.
+    def batches(self, scored: Sequence[ScoredGroup], advantages: Float32Array, step: int) -> list[list[Batch]]:
+        """Return the micro-batches of each mini-batch; ``step`` counts from 0.
 
         Zero-variance groups are left out, unless ``zero_variance="keep"``: no forward pass, and not in denominators.
         So are those that ``reward_variance_share`` leaves out.
@@ -166,20 +167,26 @@ class Learner:
                 continue
             groups, part_rows = [scored[index] for index in part], np.concatenate([rows[index] for index in part])
             batches = self._microbatches(groups, advantages[part_rows], train_truncated=not self._config.mask_truncated)
-            if not self._config.train_end_token:
+            if not self._config.train_end_token or self._config.drop_stale is not None:
                 whole = [completion for group in groups for completion in group.group.completions]
-                ends = [find_end_tokens(completion, self._end_ids) for completion in whole]
-                branch_ends = {
-                    (row, branch): find_end_tokens(own, self._end_ids)
+                dropped = [self._find_dropped(completion, step) for completion in whole]
+                branches_dropped = {
+                    (row, branch): self._find_dropped(own, step)
                     for row, completion in enumerate(whole)
                     for branch, own in enumerate(completion.branches, 1)
                 }
-                batches = drop_end_tokens(batches, ends, self._ranks, branch_ends)
+                batches = drop_tokens(batches, dropped, self._ranks, branches_dropped)
             # Rows keep their numbers in the whole step, so that an error names the right sample.
             numbers = torch.from_numpy(part_rows)
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
             parts.append([batch if len(batch.row_index) else make_dummy_batch(groups[0], batch) for batch in batches])
         return parts
+
+    def _find_dropped(self, row: Completion, step: int) -> list[int]:
+        """Offsets of a row's tokens that are left out of the loss."""
+        config = self._config
+        ends = [] if config.train_end_token else find_end_tokens(row, self._end_ids)
+        return ends if config.drop_stale is None else ends + find_stale_tokens(row, step - config.drop_stale)
 
     def with_log_probs(self, parts: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup]) -> list[list[Batch]]:
         """Add what stays fixed during the updates: log-probs, importance weights and masks, and token advantages.

@@ -57,6 +57,14 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         only_training=True,
         source="Kimi k1.5, arXiv:2501.12599",
     )
+    drop_stale: int | None = option(
+        None,
+        "Leave replies out of the loss and its denominators that weights more than this many steps old sampled. None: "
+        "all replies are trained.",
+        ge=0,
+        only_with={"partial_rollout_turns": SET},
+        only_training=True,
+    )
     tool_timeout: float | None = option(
         None,
         "Timeout of a tool's call, in seconds; the policy gets an error message. Sync tools run in worker processes.",

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox_grpo.groups import find_stale_tokens, list_rows
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.groups import Played
 from rlox_grpo.rollout.episodes.line import ChatTokens
@@ -171,6 +172,14 @@ def measure_carried(groups: Iterable[StartedGroup], version: int) -> dict[str, f
         "rollout/carried_episodes": float(len(begun)),
         "rollout/carried_staleness_max": float(max(oldest, default=0)),
     }
+
+
+def measure_dropped(groups: Iterable[RolloutGroup], oldest: int) -> dict[str, float]:
+    """``rollout/dropped_stale_share``: the sampled tokens of versions before ``oldest``, as a share of all."""
+    rows = [row for group in groups for completion in group.completions for row in list_rows(completion)]
+    flags = [np.ones(len(row.token_ids), np.bool_) if row.sampled is None else row.sampled for row in rows]
+    dropped = sum(int(own[find_stale_tokens(row, oldest)].sum()) for row, own in zip(rows, flags, strict=True))
+    return {"rollout/dropped_stale_share": dropped / max(1, sum(int(own.sum()) for own in flags))}
 
 
 def encode_started(started: StartedGroup) -> dict[str, Any]:
