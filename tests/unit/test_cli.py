@@ -252,6 +252,36 @@ def test_options_lists_those_with_a_word(capsys):
     assert main(["options", "no_such_word"]) == 2
 
 
+def test_options_lists_those_of_a_value_a_stage_or_a_source(capsys):
+    for word, listed, left_out in (
+        ("gspo_token", "policy_loss", "kl_coef"),
+        ("sampling", "group_size", "kl_coef"),
+        ("TR-DPO", "reference_mix", "kl_coef"),
+    ):
+        assert main(["options", word]) == 0
+        found = capsys.readouterr().out
+        assert f"\n  {listed} = " in found
+        assert f"\n  {left_out} = " not in found
+    assert main(["options", "grpo_zero"]) == 2
+    assert "'grpo_zero' is a preset: set preset='grpo_zero'; `rlox-grpo presets grpo_zero`" in capsys.readouterr().err
+
+
+def test_options_takes_several_names(capsys):
+    shown = []
+    for name in ("clip_high", "lora"):
+        assert main(["options", name]) == 0
+        shown.append(capsys.readouterr().out)
+    assert main(["options", "clip-high", "lora"]) == 0
+    assert capsys.readouterr().out == "\n".join(shown)
+    assert main(["options", "lerning_rate", "clip_high", "beta"]) == 2
+    both = capsys.readouterr()
+    assert both.out.strip() == shown[0].strip()
+    assert both.err == (
+        "rlox-grpo: unknown option 'lerning_rate': did you mean 'learning_rate'?\n"
+        "unknown option 'beta': did you mean 'kl_coef'? (TRL's beta)\n"
+    )
+
+
 def test_output_that_nobody_reads_any_more_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)

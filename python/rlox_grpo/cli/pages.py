@@ -18,7 +18,7 @@ def add_commands(commands: Commands) -> None:
     report.set_defaults(run=_report)
 
     options = commands.add_parser("options", help="list the options of a run: default, values, meaning")
-    options.add_argument("name", nargs="?", help="show this option in full, or list the options with this word")
+    options.add_argument("name", nargs="*", help="show these options in full, or list the options with this word")
     options.add_argument("--markdown", action="store_true", help="all of them as docs/reference/options.md")
     options.set_defaults(run=_options)
 
@@ -47,13 +47,20 @@ def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 def _options(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.options_page import describe_option, list_options, options_page
+    from rlox_grpo.errors import ConfigError
 
-    if arguments.name is not None:
-        print(describe_option(arguments.name))
-    elif arguments.markdown:
+    if arguments.markdown:
         print(options_page(), end="")
-    else:
+    elif not arguments.name:
         print(list_options())
+    unknown: list[str] = []
+    for index, name in enumerate(arguments.name):
+        try:
+            print("\n" * (index > 0) + describe_option(name))
+        except ConfigError as error:
+            unknown.append(str(error))
+    if unknown:
+        raise ConfigError("\n".join(unknown))
 
 
 def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
