@@ -2,7 +2,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import time
 from html import unescape
 from html.parser import HTMLParser
@@ -20,7 +19,7 @@ from rlox_grpo.run.report.charts import Chart, _running_means, _thin, compare, d
 from rlox_grpo.run.report.text import MAX_CHARACTERS, escape, model_text, number, visible
 
 UPLOT = Path(find_spec("uplot").origin).parent / "static" / "uPlot.iife.js"
-VOID = {"meta", "link", "br", "img", "input"}
+VOID = {"meta", "link", "br", "img", "input", "wbr"}
 HOSTILE = "</pre></style></script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&amp;"
 UNPRINTABLE = "a\x00b\x1b[31m\r\x85\ud800\u202eevil\u2066\u2028 שלום 👩‍🔬"
 
@@ -530,118 +529,6 @@ def test_long_text_is_cut_and_says_so():
     html = model_text("x" * (MAX_CHARACTERS + 1500))
     assert html.count("x") < MAX_CHARACTERS + 10
     assert "1,500 more characters" in html
-
-
-@pytest.mark.browser
-def test_a_browser_shows_it_and_runs_no_foreign_script(tmp_path):
-    path = write_report(write_run(tmp_path / "run", hostile=HOSTILE))
-    title, dom = in_chromium(tmp_path, path)
-    assert title == "run · rlox_grpo"
-    charts, closed = dom.count('<figure class="chart">'), dom.partition("<details><summary><h3>")[2].count("<figure")
-    assert dom.count("<canvas") == charts - closed > 12  # those in a closed <details> are drawn when it opens
-    # The same page with a script of a stranger's: the page's policy keeps it from running.
-    foreign = tmp_path / "foreign.html"
-    foreign.write_text(path.read_text().replace("</body>", "<script>document.title = 'owned'</script></body>"))
-    assert in_chromium(tmp_path, foreign)[0] == "run · rlox_grpo"
-
-
-POINTER = """<script>addEventListener("load", () => requestAnimationFrame(() => setTimeout(() => {
-  const plot = document.querySelector(".plot .u-over"), box = plot.getBoundingClientRect();
-  const at = (x) => ({ clientX: box.left + x * box.width, clientY: box.top + 20, bubbles: true });
-  plot.dispatchEvent(new MouseEvent("mouseenter", at(0.5)));
-  plot.dispatchEvent(new MouseEvent("mousemove", at(0.5)));
-}, 200)));</script></body>"""
-
-
-@pytest.mark.browser
-def test_the_pointer_shows_values(tmp_path, whole_run):
-    html = write_report(whole_run).read_text(encoding="utf-8")
-    page = tmp_path / "pointer.html"
-    page.write_text(without_policy(html).replace("</body>", POINTER), encoding="utf-8")
-    dom = in_chromium(tmp_path, page)[1]
-    assert re.search(r"<bdi>accuracy</bdi> <b>4\d\.\d%</b>", dom)  # in the middle; 7\d% at the end
-    assert dom.count('<li class="at quiet">step 60</li>') > 12  # in every chart that has this step
-
-
-MEASURE = """<script>addEventListener("load", () => {
-  for (const closed of document.querySelectorAll("details:has(.message)")) closed.open = true;
-  const shown = [...document.querySelectorAll(".message")], page = document.documentElement;
-  const style = (what) => getComputedStyle(document.querySelector(what));
-  const wide = shown.filter((one) => one.getBoundingClientRect().right > page.clientWidth).length;
-  const list = [shown.length, page.clientWidth, page.scrollWidth, wide, shown.filter((one) => one.offsetHeight > 20)
-    .length, style(".message.sampled").borderLeftWidth, style("body").backgroundColor, style("body").color];
-  document.title = list.join("|");
-});</script></body>"""
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 520])
-def test_a_browser_shows_a_conversation(tmp_path, width, dark):
-    """Every message is visible, nothing is wider than the page, and dark mode has light text on a dark page."""
-    run = write_run(tmp_path / "run")
-    call = {"type": "function", "function": {"name": "search", "arguments": {"query": "x" * 300}}}
-    messages = [
-        {"role": "user", "content": "long " * 200},
-        {"role": "assistant", "content": "looking", "tool_calls": [call]},
-        {"role": "tool", "name": "search" * 20, "content": "y" * 500 + "<script>document.title = 'owned'</script>"},
-        {"role": "assistant", "content": "done"},
-    ]
-    row = {"step": 1, "prompt": "p", "completion": "c", "rewards": {"r": 1.0}, "reward": 1.0, "advantage": 0.5}
-    newest = sorted((run / "completions").glob("step_*.jsonl"))[-1]
-    newest.write_text("".join(json.dumps({**row, "messages": messages, "length": n}) + "\n" for n in range(4)))
-    page = tmp_path / "page.html"
-    html = without_policy(write_report(run).read_text(encoding="utf-8"))
-    page.write_text(html.replace("</body>", MEASURE), encoding="utf-8")
-    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    title, _ = in_chromium(tmp_path, page, f"--window-size={width},900", scheme)
-    count, inside, scrolled, wide, visible, border, ground, text = title.split("|")
-    assert int(count) == int(visible) >= 16
-    assert (int(scrolled), int(wide)) == (int(inside), 0)
-    assert border == "2px"
-    ground, text = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ground, text))
-    assert (ground < 200 and text > 500) if dark else (ground > 500 and text < 200)
-
-
-EXTREMES = {
-    "constant 1e300": [1e300] * 50,
-    "both ends": [1.7e308, -1.7e308] * 25,
-    "tiny": [5e-324] * 50,
-    "tiny and huge": [1e-300, 1e300] * 25,
-    "zeros": [0.0] * 50,
-    "nothing": [None] * 50,
-    "one value": [None] * 49 + [1.0],
-    "constant but for rounding": [1.0, 1.0 - 2**-53] * 25,
-}
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("num_steps", [50, 1])
-def test_a_browser_draws_values_of_any_size(tmp_path, num_steps):
-    rows = [{"step": k, **{key: values[-1 - k] for key, values in EXTREMES.items()}} for k in range(num_steps)]
-    rows = [{**row, "reward/mean": row["both ends"], "time/update_s": row["tiny and huge"]} for row in rows]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = write_report(tmp_path)
-    page.write_text(page.read_text().replace("<details>", "<details open>"))
-    dom = in_chromium(tmp_path, page)[1]
-    assert dom.count("<canvas") == dom.count('<figure class="chart">') == len(EXTREMES) + 2
-
-
-def without_policy(html):
-    return re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
-
-
-def in_chromium(tmp_path, page, *more):
-    """Title and document of a page after its scripts have run."""
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    shown = subprocess.run(
-        [*command, *more, "--virtual-time-budget=3000", "--dump-dom", page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return re.search("<title>(.*?)</title>", shown.stdout)[1], shown.stdout
 
 
 HUGE = "1" + "0" * 400

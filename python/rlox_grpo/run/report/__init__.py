@@ -19,7 +19,7 @@ from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.report.curves import curves
 from rlox_grpo.run.report.read import Run, known, read_run
 from rlox_grpo.run.report.samples import before_and_after, training_samples
-from rlox_grpo.run.report.text import escape, number
+from rlox_grpo.run.report.text import breakable, escape, number
 
 __all__ = ["watch_report", "write_comparison", "write_report"]
 
@@ -246,7 +246,7 @@ def _table(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) ->
         return ""
     head = "".join(f'<th scope="col"><bdi>{escape(column)}</bdi></th>' for column in columns)
     body = "".join(
-        f'<tr><th scope="row"><bdi>{escape(name)}</bdi></th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+        f'<tr><th scope="row"><bdi>{breakable(name)}</bdi></th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
         for name, cells in rows
     )
     return (

@@ -28,7 +28,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.run.report.text import escape, number, visible
+from rlox_grpo.run.report.text import breakable, escape, number, visible
 
 Values = Sequence[float | None]
 _Floats = NDArray[np.float64]
@@ -71,7 +71,7 @@ def draw(chart: Chart, first: int, last: int) -> str:
     """Return the HTML of one chart whose axis goes from step ``first`` to step ``last``."""
     label = escape(f"{chart.title} from step {first} to {last}. {_in_words(chart)}")
     return (
-        f'<figure class="chart"><figcaption><h3>{escape(chart.title)}</h3><p class="quiet">{escape(chart.note)}</p>'
+        f'<figure class="chart"><figcaption><h3>{breakable(chart.title)}</h3><p class="quiet">{escape(chart.note)}</p>'
         f"{_legend(chart)}</figcaption>"
         f'<div class="plot" role="img" aria-label="{label}" data-chart="{escape(_points(chart, first, last))}"></div>'
         f"{_table(chart)}</figure>"

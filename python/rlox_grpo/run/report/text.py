@@ -26,6 +26,11 @@ def escape(value: object) -> str:
     return html.escape(visible(value), quote=True)
 
 
+def breakable(name: str) -> str:
+    """Return the HTML of a name, as :func:`escape`, which a narrow page may break behind a slash."""
+    return escape(name).replace("/", "/<wbr>")
+
+
 def visible(value: object) -> str:
     """Spell out control characters, bidirectional overrides, lone surrogates and other invisible characters.
 
