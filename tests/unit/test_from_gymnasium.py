@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -319,3 +321,13 @@ def test_without_its_package_an_adapter_names_the_extra(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"{function} needs {extra}: pip install {extra} \(the extra '{extra}'"):
         getattr(rlox_grpo.environments, function)(argument)
+
+
+def test_the_guides_name_the_versions_that_the_lock_file_pins() -> None:
+    root = Path(__file__).parents[2]
+    lock, guides = (root / "uv.lock").read_text(), root / "docs/guides"
+    named = re.findall(r"`from_(\w+)`\]\(\S+ \| [^|]+ \| ([\d.]+) \|", (guides / "other_environments.md").read_text())
+    named += re.findall(r"\[(smolagents)\]\S+ \(tested with ([\d.]+)\)", (guides / "openai_agents.md").read_text())
+    assert len(named) == 6
+    for package, version in named:
+        assert f'name = "{package.replace("_", "-")}"\nversion = "{version}"\n' in lock, package
