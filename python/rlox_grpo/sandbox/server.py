@@ -273,11 +273,20 @@ def _keep_only(places: dict[int, int]) -> None:
 
 
 def _kill(process: Process) -> None:
-    """Kill a process; ``killed`` stays False for one that has ended already, and is not reaped yet."""
-    if process.done is None and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+    """Kill a process; ``killed`` stays False for one that has ended, or that the kernel is ending already.
+
+    The kernel closes the sockets of a process that something else killed some time before it has ended.
+    """
+    if process.done is None and not _is_ending(process.pid):
         process.killed = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a process that is not reaped yet has begun to end: PF_EXITING (linux/sched.h), the third flag bit."""
+    with open(f"/proc/{pid}/stat") as stat_file:
+        return bool(int(stat_file.read().rpartition(")")[2].split()[6]) & 4)
 
 
 def _refuses(pid: int, number: int) -> bool:
