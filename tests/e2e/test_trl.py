@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import pickle
 import re
@@ -15,7 +16,9 @@ import pytest
 import torch
 
 from rlox_grpo.config.foreign_names import TRL
+from rlox_grpo.config.records import EpisodeConfig
 from rlox_grpo.rewards import Countdown, ExactAnswer, GSM8KAnswer, Overlong, Repetition, TagFormat
+from rlox_grpo.rollout.episodes.play import play_episode
 
 pytest.importorskip("trl", reason="TRL 1.16 needs Python 3.11")
 
@@ -326,3 +329,44 @@ def test_the_run_on_the_migration_page(tiny: dict[str, Any], arguments: Any, tmp
         option = TRL.get(name, name)
         assert f"{option}={theirs[name]}" in ours.replace("1e-5", "1e-05"), name  # both sides ask for the same
     assert theirs["per_device_train_batch_size"] == 8 * 4
+
+
+def test_the_environment_of_the_guide_is_played_by_trl_and_here(
+    tiny: dict[str, Any], arguments: Any, make_tiny_model: Any, monkeypatch: Any
+) -> None:
+    """Four replies of three more each; the model writes no calls, so they are replaced where TRL reads them."""
+    import trl
+    from trl.trainer import grpo_trainer
+
+    page = (PAGE.parents[1] / "guides" / "other_environments.md").read_text(encoding="utf-8")
+    code = page.split("\n## TRL\n")[1].split("```python\n")[1].split("```")[0]
+    scope: dict[str, Any] = {}
+    exec(code[code.index("class ") : code.index("trainer = ")], scope)  # noqa: S102  our own page
+    reach_ten = scope["ReachTen"]
+    call = {"name": "add", "arguments": {"amount": 3}}
+    outcome = play_episode(
+        reach_ten, {"start": 1}, iter([json.dumps(call)] * 3 + ["done"]).__next__, (said := []).append,
+        config=EpisodeConfig.create(max_turns=4, call_format="json"),
+    )  # fmt: skip
+    shown = [line for line in said if "The total is" in line]
+    assert [re.findall(r"total is (\d+)", line) for line in shown] == [["1"], ["4"], ["7"], ["10"]]
+    assert outcome.reward == 1.0
+
+    answer = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    monkeypatch.setattr(grpo_trainer, "parse_response", lambda *_, **__: copy.deepcopy(answer))
+    template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
+    tiny["processing_class"].chat_template = template.read_text(encoding="utf-8")
+    tiny["model"] = make_tiny_model("qwen2", vocab_size=259, eos_token_id=1, max_position_embeddings=4096)
+    rows = [{"prompt": [{"role": "user", "content": "Play. "}], "start": 1}] * 2
+    trainer = GRPOTrainer(
+        **tiny, environment_factory=reach_ten, train_dataset=Dataset.from_list(rows),
+        args=arguments(
+            max_steps=1, num_generations=2, per_device_train_batch_size=2, max_completion_length=1024,
+            max_tool_calling_iterations=3, generation_kwargs={"max_new_tokens": 4},
+        ),
+    )  # fmt: skip
+    trainer.train()
+    (logged,) = steps(trainer)
+    assert logged["reward"] == 1.0
+    assert {environment.total for environment in trainer.environments} == {10}
