@@ -11,6 +11,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from rlox_grpo import GRPO
 from rlox_grpo.errors import CheckpointError, ConfigError
@@ -98,7 +99,7 @@ PROMPT_ROWS = [
         "a number",
         lambda: [3],
         TypeError,
-        r"prompts\[0\] is int: expected a string, chat messages or a list of token ids",
+        r"prompts\[0\] is int: expected a string, chat messages .* or a list of token ids",
     ),
     (
         "role usr",
@@ -149,7 +150,28 @@ PROMPT_ROWS = [
         FileNotFoundError,
         "the prompts' file 'trian.parquet' does not exist",
     ),
-    (".xlsx", lambda: "data.xlsx", ValueError, "prompts are read from .jsonl, .parquet and .csv files"),
+    (".xlsx", lambda: "data.xlsx", ValueError, "prompts='data.xlsx': prompts are read from .jsonl, .parquet and .csv"),
+    ("a text", lambda: "What is 2+2?", ValueError, "prompts='What is 2.2.': .* pass a list for prompts of your own"),
+    ("a hub id", lambda: "owner/name", ValueError, "prompts='owner/name': .* or datasets.load_dataset"),
+    ("True", lambda: True, TypeError, "prompts is bool: expected a list of rows, a data set or a file's path"),
+    (
+        "one message",
+        lambda: [{"prompt": USER}],
+        TypeError,
+        r"prompts\[0\] is dict: .* chat messages \(a list of dicts\)",
+    ),
+    (
+        "an image",
+        lambda: chat({"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image"}]}),
+        ValueError,
+        r"prompts\[0\], message 0 has a part of the type 'image': models are text only, leave it out",
+    ),
+    (
+        "ShareGPT's messages",
+        lambda: chat({"from": "human", "value": "x"}),
+        ValueError,
+        r"prompts\[0\], message 0 has no 'role'; it has 'from', 'value'",
+    ),
 ]
 
 
@@ -166,6 +188,26 @@ def test_a_broken_json_line(train, tmp_path):
     path.write_text('{"prompt": "a"}\n{"prompt": \n')
     with pytest.raises(ValueError, match=r"b\.jsonl, line 2: not JSON"):
         train(path)
+
+
+def test_an_array_in_a_json_file(train, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"prompt": "a"}]')
+    with pytest.raises(ValueError, match=r"a\.json, line 1: expected an object, got list; write one object a line"):
+        train(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompt_column": "question"}, r"prompt_column='question': prompts\[0\] has no 'question' .* 'solution'$"),
+        ({"columns": {"answer": "solutoin"}}, "columns={'answer': 'solutoin'}: .* it has 'prompt', 'solution'$"),
+        ({"columns": {"solution": "answer"}}, "; write the new name first: columns={'answer': 'solution'}"),
+    ],
+)
+def test_columns_that_rows_lack(train, given, message):
+    with pytest.raises(ValueError, match=message):
+        train([{"prompt": "a", "solution": "4"}], **given)
 
 
 def test_chat_without_a_template_and_text_without_a_tokenizer(byte_tokenizer):
@@ -220,6 +262,18 @@ def contains(completions):
 
 def equals(completions):
     return [float(text == "4") for text in completions]
+
+
+def takes_nothing():
+    return [1.0]
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return 1.0
+
+
+def reads_messages(completions):
+    return [float(len(completion[0]["content"])) for completion in completions]
 
 
 def of_one_completion(completion):
@@ -327,6 +381,37 @@ REWARD_ROWS = [
     ),
     ("a rule's name", ["gsm8k"], ["a"], ConfigError, r"reward_fn\[0\] is 'gsm8k', .* pass .*rewards.GSM8KAnswer\(\)"),
     ("a number", [3], ["a"], TypeError, r"reward_fn\[0\] is int: expected a callable or a path"),
+    ("a class", MathAnswer, ["a"], TypeError, r"reward_fn\[0\] is the class MathAnswer: pass an instance, MathAnswer"),
+    ("no function", None, ["a"], TypeError, "reward_fn is None: expected a reward function, a list of them, or an env"),
+    ("no arguments", takes_nothing, ["a"], RewardError, "takes_nothing takes no argument: give it completions"),
+    (
+        "two dimensions",
+        lambda completions: torch.ones(len(completions), 1),
+        ["a"],
+        RewardError,
+        r"returned Tensor of shape \(2, 1\), expected one score for each completion",
+    ),
+    (
+        "a dict for each",
+        lambda completions: [{"score": 1.0} for _ in completions],
+        ["a"],
+        RewardError,
+        "returned {'score': 1.0} for sample 0, expected a number or None",
+    ),
+    (
+        "verl's function",
+        compute_score,
+        [{"prompt": "a", "data_source": "gsm8k", "ground_truth": "4"}],
+        RewardError,
+        "compute_score requires solution_str; given are completion_ids, completions, data_source, ground_truth",
+    ),
+    (
+        "TRL's function for messages on text prompts",
+        reads_messages,
+        ["a"],
+        RewardError,
+        r"reads_messages raised TypeError: string ind.*; the prompts are text, .* leave out \[0\]\['content'\]",
+    ),
     ("a module", [torch.nn.Linear(1, 1)], ["a"], TypeError, r"reward_fn\[0\] is a model: pass its path"),
 ]
 
@@ -382,6 +467,11 @@ def test_fewer_rows_than_prompts_in_a_step_warn_once(caplog, rows, told):
 
 # --- options that other inputs contradict, and the run's folder ---
 
+
+class Callback:
+    def on_step(self, step, metrics): ...
+
+
 OPTION_ROWS = [
     # label, options, error, message
     ("learning_rte", {"learning_rte": 1.0}, ConfigError, "did you mean 'learning_rate'"),
@@ -410,8 +500,37 @@ OPTION_ROWS = [
         "a dict for config",
         {"config": {"group_size": 4}},
         ConfigError,
-        "config is dict: expected a GRPOConfig; give the options as keywords",
+        "config is dict: expected a rlox_grpo.GRPOConfig; give the options as keywords",
     ),
+    ("a number as text", {"learning_rate": "1e-5"}, ConfigError, "learning_rate: .* a valid number, got '1e-5'"),
+    (
+        "loss_aggregation dapo",
+        {"loss_aggregation": "dapo"},
+        ConfigError,
+        "got 'dapo'; GRPO's is .* DAPO's 'token_mean'",
+    ),
+    ("data in the constructor", {"train_dataset": []}, ConfigError, "'train_dataset' .TRL's.: pass it to train.. as"),
+    ("epochs in the constructor", {"n_epochs": 2}, ConfigError, "unknown option 'n_epochs': pass it to train()"),
+    ("device", {"device": "cuda"}, ConfigError, "unknown option 'device': there is none: a model goes to"),
+    (
+        "a class as callback",
+        {"callbacks": [Callback]},
+        TypeError,
+        r"callbacks\[0\] is the class Callback: pass an inst",
+    ),
+    (
+        "transformers' callback",
+        {"callbacks": [TrainerCallback()]},
+        TypeError,
+        r"callbacks\[0\] is TrainerCallback, a callback of transformers: .* write on_step\(step, metrics\)",
+    ),
+    (
+        "options by position",
+        {"ref_model": {"group_size": 4}},
+        TypeError,
+        "ref_model is dict: expected a torch.nn.Module",
+    ),
+    ("a tokenizer's path", {"tokenizer": "owner/name"}, TypeError, "tokenizer='owner/name' is a path: pass .*AutoTok"),
 ]
 
 

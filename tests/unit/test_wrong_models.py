@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from rlox_grpo import GRPO
+from rlox_grpo.errors import ConfigError
 from toy import ToyLM, options, share_of_target
 
 SETTINGS = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 4, "max_steps": 1, "log_to": ()}
@@ -92,6 +93,15 @@ MODEL_ROWS = [
     ),
     ("missing folder", lambda: "./chatt", ValueError, r"model='\./chatt': no such folder"),
     ("missing absolute folder", lambda: "/no/such", ValueError, "model='/no/such': no such folder"),
+    (
+        "a file",
+        lambda: __file__,
+        ValueError,
+        "model='.*' cannot be loaded: .*; it is a file: pass the folder that holds",
+    ),
+    ("None", lambda: None, TypeError, "model is NoneType: expected a path, a hub id or a torch.nn.Module"),
+    ("weights alone", lambda: decoder().state_dict(), TypeError, "model is OrderedDict: expected a path"),
+    ("a class", lambda: Qwen2Model, TypeError, "model is the class Qwen2Model: expected a path"),
 ]
 
 
@@ -189,6 +199,26 @@ def test_no_end_token_is_warned_of(make_tiny_model, tokenizer, caplog):
     GRPO(copy.deepcopy(plain), score_length, tokenizer=tokenizer, **SETTINGS)
     GRPO(ToyLM(), share_of_target, **options())  # tokens in, tokens out
     assert "no end token" not in caplog.text
+
+
+def test_the_folder_of_a_run_names_its_newest_checkpoint(tmp_path):
+    for step in (1, 12):
+        (tmp_path / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
+    with pytest.raises(ValueError, match="it is the folder of a run: pass '.*checkpoints.step_000012'"):
+        GRPO(tmp_path, score_length, log_to=())
+
+
+@pytest.mark.parametrize("targets", ["q_proj", ["query"]])
+def test_lora_without_a_layer_names_those_that_there_are(model, tokenizer, targets):
+    with pytest.raises(ConfigError, match=r"lora_target_modules=.* names no layer .*\(q_proj, k_proj, .*'all-linear'"):
+        GRPO(
+            copy.deepcopy(model),
+            score_length,
+            tokenizer=tokenizer,
+            lora_rank=2,
+            lora_target_modules=targets,
+            **SETTINGS,
+        )
 
 
 def test_a_folder_without_a_tokenizer(model, tmp_path):

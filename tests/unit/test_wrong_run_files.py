@@ -61,6 +61,22 @@ ROWS = [
         'resume: input should be a valid string, got False; write "never" to start anew, "auto" to continue',
     ),
     ("resume false as a word", MODEL + REWARD, ("--resume", "false"), 'got False; write "never" to start anew'),
+    (
+        "a table of options",
+        MODEL + "[sampling]\ngroup_size = 4\n" + REWARD,
+        (),
+        "unknown key 'sampling': there is no table [sampling]; write its options without it, above [[rewards]]",
+    ),
+    ("a misspelt table", MODEL + '[[reward]]\nname = "gsm8k"\n', (), "unknown key 'reward': did you mean 'rewards'?"),
+    ("a number as text", MODEL + 'group_size = "8"\n' + REWARD, (), "group_size: input should be a valid integer, got"),
+    ("Python's True", MODEL + "guards = True\n" + REWARD, (), "guards = True; write guards = true"),
+    ("Python's None", MODEL + "stop = None\n" + REWARD, (), "stop = None; TOML has no None: leave stop out"),
+    (
+        "a data set's key",
+        MODEL + 'dataset = "a.jsonl"\n' + REWARD,
+        (),
+        "'dataset': pass it to train() as prompts; in a run file it is train_data",
+    ),
     ("a reward's name", MODEL + '[[rewards]]\nname = "gsm8"\n', (), "did you mean 'gsm8k'"),
     ("a missing model folder", MODEL + REWARD, (), "model='./no-such-model': no such folder"),
     # These are right: what is refused is the folder of the model, which is looked for after the options are read.

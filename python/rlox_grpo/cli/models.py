@@ -44,7 +44,11 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     if arguments.ranks < 1 or arguments.prompt_tokens < 1:
         raise ConfigError(f"--ranks {arguments.ranks}, --prompt-tokens {arguments.prompt_tokens}: expected at least 1")
     config = GRPOConfig.create(**{"dtype": "bfloat16", **parse_overrides(rest)})
-    shape = read_shape(AutoConfig.from_pretrained(arguments.model), config.lora_target_modules)
+    try:
+        settings = AutoConfig.from_pretrained(arguments.model)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"MODEL {arguments.model!r} cannot be read: {' '.join(str(error).split())}") from error
+    shape = read_shape(settings, config.lora_target_modules)
     found = find_gpu_bytes() or 80 * GIB
     gpu_bytes = found if arguments.gpu_memory is None else int(arguments.gpu_memory * GIB)
     print(f"{arguments.model}: {shape.parameters / 1e9:.2f} billion parameters; GPU memory {gpu_bytes / GIB:.1f} GiB")

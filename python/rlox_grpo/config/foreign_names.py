@@ -152,7 +152,7 @@ TRL: Mapping[str, str] = {
     "save_total_limit": "keep_checkpoints",
     "torch_compile_backend": "torch_compile",
     "torch_compile_mode": "torch_compile",
-    "use_cpu": "there is none: the model stays on the device where you put it",
+    "use_cpu": "there is none: CUDA_VISIBLE_DEVICES='' hides the GPU",
     "use_liger_kernel": "there is none: log-probs are computed without all the logits at once",
     "warmup_ratio": "warmup_steps",
     "accelerator_config": _ACCELERATE,
@@ -213,6 +213,18 @@ TRL: Mapping[str, str] = {
 }
 """Options of TRL's ``GRPOConfig``, ``GRPOTrainer`` and ``TrainingArguments`` → an option of ours, or what to do."""
 
+_OTHER: Mapping[str, str] = {
+    "data": "pass it to train() as prompts; in a run file it is train_data",
+    "dataset": "pass it to train() as prompts; in a run file it is train_data",
+    "device": "there is none: a model goes to this process's GPU if there is one",
+    "eval_data": "pass it to train() as eval_prompts; it is a key of run files",
+    "eval_prompts": "pass it to train()",
+    "n_epochs": "pass it to train(); it is a key of run files too",
+    "prompts": "pass it to train()",
+    "train_data": "pass it to train() as prompts; it is a key of run files",
+}
+"""Names that belong elsewhere → where."""
+
 _RUN_FILE_KEYS = ("launcher", "layout")
 """Keys of run files that are no options: a GRPO object lives in the processes that make it."""
 
@@ -238,6 +250,8 @@ def advise(name: str, known: Iterable[str]) -> str:
             return (
                 f": did you mean {advice!r}? ({library}'s {name})" if advice in known else f" ({library}'s): {advice}"
             )
+    if name in _OTHER:
+        return f": {_OTHER[name]}"
     close = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
     return f": did you mean {close[0]!r}?" if close else "; `rlox-grpo options` lists the options"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,8 +60,8 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     """
     document = {**read_toml(path), **overrides}
     known = [*Origin.model_fields, *GRPOConfig.model_fields]
-    if unknown := [f"{path}: unknown key {name!r}{advise(name, known)}" for name in document if name not in known]:
-        raise ConfigError("\n".join(unknown))
+    if unknown := [name for name in document if name not in known]:
+        raise ConfigError("\n".join(_describe_unknown(path, name, document[name], known) for name in unknown))
     if isinstance(document.get("layout"), dict):
         document["layout"] = _read_layout(path, document["layout"])
         document = {**_place_options(path, document["layout"], document), **document}
@@ -74,6 +74,13 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any]) -> tuple[Origi
     return origin, GRPOConfig.create(
         **{name: value for name, value in document.items() if name in GRPOConfig.model_fields}
     )
+
+
+def _describe_unknown(path: str | Path, name: str, value: Any, known: Sequence[str]) -> str:
+    advice = advise(name, known)
+    if isinstance(value, Mapping) and "did you mean" not in advice:
+        advice = f": there is no table [{name}]; write its options without it, above [[rewards]]"
+    return f"{path}: unknown key {name!r}{advice}"
 
 
 def _read_layout(path: str | Path, table: Mapping[str, Any]) -> Layout:

@@ -100,8 +100,10 @@ def choose_config(config: GRPOConfig | None, options: Mapping[str, Any]) -> GRPO
     if config is None:
         return GRPOConfig.create(**options)
     if not isinstance(config, GRPOConfig):
+        # TRL's class has the name of ours.
+        name = f"{type(config).__module__}.{type(config).__qualname__}".removeprefix("builtins.")
         raise ConfigError(
-            f"config is {type(config).__name__}: expected a GRPOConfig; give the options as keywords, or "
+            f"config is {name}: expected a rlox_grpo.GRPOConfig; give the options as keywords, or "
             "config=GRPOConfig.create(**options)"
         )
     if options:
@@ -157,7 +159,14 @@ def _show_line(text: str, error: str) -> str:
         return ""
     line = lines[int(found[1]) - 1].strip()[:80]
     bare = re.fullmatch(r"([\w-]+)\s*=\s*([A-Za-z./~][^\"'\[\]{}#]*)", line)
-    return f": {line}" + ("" if bare is None else f'; text needs quotes: {bare[1]} = "{bare[2].strip()}"')
+    if bare is None:
+        return f": {line}"
+    value = bare[2].strip()
+    if value in ("True", "False"):
+        return f": {line}; write {bare[1]} = {value.lower()}"
+    if value in ("None", "null"):
+        return f": {line}; TOML has no {value}: leave {bare[1]} out"
+    return f': {line}; text needs quotes: {bare[1]} = "{value}"'
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -71,12 +71,14 @@ def load_policy(
         num_ranks: number of ranks that share sharded weights.
 
     Raises:
+        TypeError: if the model is neither a path nor a module, or if the tokenizer is a path.
         ValueError: if the path has no model or tokenizer, if tokenizer and model do not match, or if the model is not
             a causal language model.
         ConfigError: if ``lora_rank`` is set and the model already has an adapter, or if ``load_in_4bit`` is set
             without an adapter or with a model object.
         ImportError: if LoRA is used and peft is not installed.
     """
+    _check_types(model, tokenizer)
     if config.load_in_4bit:
         _refuse_4_bits(model, config)
     if isinstance(model, (str, Path)):
@@ -116,6 +118,17 @@ def load_policy(
         )
     vocabulary = _count_sampled_vocabulary(model, tokenizer)
     return Policy(model, tokenizer, end_tokens, vocabulary, find_max_positions(model), recomputes, masters)
+
+
+def _check_types(model: Any, tokenizer: Any) -> None:
+    """Raise TypeError for a model or a tokenizer that is no such object, with what to pass."""
+    if not isinstance(model, (str, Path, nn.Module)):
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"model is {given}: expected a path, a hub id or a torch.nn.Module")
+    if isinstance(tokenizer, (str, Path)):
+        raise TypeError(
+            f"tokenizer={str(tokenizer)!r} is a path: pass transformers.AutoTokenizer.from_pretrained(path)"
+        )
 
 
 def _refuse_4_bits(model: str | Path | nn.Module, config: GRPOConfig) -> None:
@@ -225,6 +238,10 @@ def _load_pretrained(
         there = (
             "" if Path(source).exists() else "; there is no such folder either: without network access, pass a folder"
         )
+        if Path(source).is_file():
+            there = "; it is a file: pass the folder that holds config.json and the weights"
+        elif newest := sorted(Path(source).glob("checkpoints/step_*")):
+            there = f"; it is the folder of a run: pass {str(newest[-1])!r}"
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"model={source!r} cannot be loaded: {reason}{there}") from error
     tokenizer = tokenizer or _load_tokenizer(source)
@@ -308,7 +325,17 @@ def _add_lora(model: nn.Module, config: GRPOConfig) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     torch.manual_seed(config.seed)
-    adapted: nn.Module = peft.get_peft_model(model, settings)
+    try:
+        adapted: nn.Module = peft.get_peft_model(model, settings)
+    except ValueError as error:
+        if "not found in the base model" not in str(error):
+            raise
+        linear = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear))
+        layers = dict.fromkeys(name.rpartition(".")[2] for name in linear)
+        raise ConfigError(
+            f"lora_target_modules={targets!r} names no layer of the model: give a list of its linear layers "
+            f"({', '.join(layers)}), 'all-linear', or a regular expression for whole paths"
+        ) from error
     return adapted
 
 

@@ -119,6 +119,8 @@ def _list_rows(
     if isinstance(prompts, (str, Path)):
         prompts = read_rows(prompts)
     table: Any = prompts
+    if not hasattr(table, "__iter__") and not hasattr(table, "__getitem__"):
+        raise TypeError(f"prompts is {type(table).__name__}: expected a list of rows, a data set or a file's path")
     if hasattr(table, "to_dict") and hasattr(table, "iterrows"):  # a pandas frame, which iterates over column names
         table = table.to_dict("records")
     if isinstance(table, Mapping):
@@ -201,7 +203,8 @@ def _render(
     if isinstance(source, (list, tuple)) and all(isinstance(token, int) for token in source):
         return list(source)
     raise TypeError(
-        f"prompts[{index}] is {type(source).__name__}: expected a string, chat messages or a list of token ids"
+        f"prompts[{index}] is {type(source).__name__}: expected a string, chat messages (a list of dicts) or a list of "
+        "token ids"
     )
 
 
@@ -240,6 +243,10 @@ def _check_messages(messages: Sequence[Any], index: int, template: str) -> None:
         for key in ("role", "content"):
             if message.get(key) is None and not (key == "content" and message.get("tool_calls")):
                 raise ValueError(f"{where} has no {key!r}; it has {', '.join(map(repr, message)) or 'nothing'}")
+        parts = message.get("content")
+        kinds = [part.get("type") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+        if unread := [kind for kind in kinds if kind != "text"]:
+            raise ValueError(f"{where} has a part of the type {unread[0]!r}: models are text only, leave it out")
         role = message["role"]
         if role not in ROLES and str(role) not in template:
             raise ValueError(f"{where} has the role {role!r}: expected one of {', '.join(ROLES)}")
@@ -274,7 +281,10 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """
     path = Path(path)
     if path.suffix not in (".jsonl", ".json", ".parquet", ".csv"):
-        raise ValueError(f"{path}: prompts are read from .jsonl, .parquet and .csv files")
+        raise ValueError(
+            f"prompts={str(path)!r}: prompts are read from .jsonl, .parquet and .csv files; pass a list for prompts of "
+            "your own, or datasets.load_dataset(…, split=…) for a data set of the hub"
+        )
     if not path.exists():
         raise FileNotFoundError(f"the prompts' file {str(path)!r} does not exist (here is {Path.cwd()})")
     if path.suffix == ".parquet":
@@ -291,9 +301,11 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+                raise ValueError(f"{path}, line {number}: not JSON ({error}); write one object a line") from None
             if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
+                raise ValueError(
+                    f"{path}, line {number}: expected an object, got {type(row).__name__}; write one object a line"
+                )
             rows.append(row)
     return rows
 

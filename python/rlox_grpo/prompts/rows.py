@@ -22,9 +22,14 @@ def rename_columns(row: Mapping[str, Any], renamed: Mapping[str, str], index: in
     """
     if not renamed:
         return row
-    for name in renamed.values():
+    for new, name in renamed.items():
         if name not in row:
-            raise ValueError(f"prompts[{index}] has no {name!r} column; it has {', '.join(map(repr, row))}")
+            option = f"prompt_column={name!r}" if new == "prompt" else f"columns={{{new!r}: {name!r}}}"
+            is_turned = new in row and new != "prompt"
+            turned = f"; write the new name first: columns={{{name!r}: {new!r}}}" if is_turned else ""
+            raise ValueError(
+                f"{option}: prompts[{index}] has no {name!r} column; it has {', '.join(map(repr, row))}{turned}"
+            )
     kept = {name: value for name, value in row.items() if name not in renamed.values()}
     return {**kept, **{new: row[name] for new, name in renamed.items()}}
 

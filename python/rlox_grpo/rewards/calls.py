@@ -87,6 +87,10 @@ def select_arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list
         rest = {p.name: given[p.name] for p in parameters if p.name in given}
         taken = len(missing) or 2
         return both[: min(room, taken)], rest
+    if not parameters:
+        raise RewardError(
+            f"reward function {function_name(function)} takes no argument: give it completions, and columns by name"
+        )
     raise RewardError(
         f"reward function {function_name(function)} requires {', '.join(missing)}; given are "
         f"{', '.join(sorted(given))}: rename the argument, give it a default, or add the column to the prompts"
@@ -247,8 +251,10 @@ def to_list(name: str, result: Any) -> list[Any]:
         return list(result.tolist())
     if isinstance(result, Sequence) and not isinstance(result, (str, bytes)):
         return list(result)
+    shape = getattr(result, "shape", ())
+    what = f"{type(result).__name__} of shape {tuple(shape)}" if shape else repr(result)[:200]
     raise RewardError(
-        f"reward function {name} returned {result!r}, expected one score for each completion: it is called once with "
+        f"reward function {name} returned {what}, expected one score for each completion: it is called once with "
         "the list of all completions and returns a list of as many numbers"
     )
 

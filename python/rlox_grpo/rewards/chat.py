@@ -8,6 +8,23 @@ from typing import Any
 HINT = "the prompts are chat messages, so each completion is a list of messages: the text is [0]['content']"
 """Added to the error of a function that got chat messages and may expect text."""
 
+_TEXT_HINT = (
+    "the prompts are text, so each completion is a text too: leave out [0]['content'], or give prompts as chat messages"
+)
+
+
+def hint_at_kind(completion: Any, error: Exception) -> str:
+    """Return ``; `` and what a completion is, for the error of a function that may expect the other kind, else nothing.
+
+    Args:
+        completion: as the function got it.
+        error: what the function raised.
+    """
+    if isinstance(completion, list):
+        return f"; {HINT}"
+    takes_messages = any(text in str(error) for text in ("string ind", "'str' object has no attribute"))
+    return f"; {_TEXT_HINT}" if isinstance(completion, str) and takes_messages else ""
+
 
 class ChatCompletion(list[Mapping[str, Any]]):
     """A completion of a chat prompt: a list of messages that raises TypeError when it is compared with text.

@@ -71,8 +71,10 @@ def list_rewards(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Pa
 
     Raises:
         ConfigError: the name of a rule, which only run files know.
-        TypeError: what is neither a callable nor a path, and a model without its tokenizer; names the index.
+        TypeError: what is neither a callable nor a path, a class, and a model without its tokenizer; names the index.
     """
+    if reward_fn is None:
+        raise TypeError("reward_fn is None: expected a reward function, a list of them, or an environment instead")
     several = [reward_fn] if callable(reward_fn) or isinstance(reward_fn, (str, Path)) else list(reward_fn)
     functions: list[RewardFn] = []
     for index, given in enumerate(several):
@@ -81,6 +83,8 @@ def list_rewards(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Pa
                 f"reward_fn[{index}] is {given!r}, the name of a rule in run files: pass the rule itself, by "
                 f"rlox_grpo.rewards.{getattr(RULES[given], '__qualname__', given)}()"
             )
+        if isinstance(given, type):
+            raise TypeError(f"reward_fn[{index}] is the class {given.__name__}: pass an instance, {given.__name__}(…)")
         if hasattr(given, "named_parameters"):
             raise TypeError(
                 f"reward_fn[{index}] is a model: pass its path, or RewardModel(path) of rlox_grpo.rewards, as its "

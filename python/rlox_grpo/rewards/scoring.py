@@ -28,7 +28,7 @@ from rlox_grpo.rewards.calls import (
     split_measures,
     to_list,
 )
-from rlox_grpo.rewards.chat import HINT, ChatCompletion, forget_reading, took_lengths_alone
+from rlox_grpo.rewards.chat import HINT, ChatCompletion, forget_reading, hint_at_kind, took_lengths_alone
 from rlox_grpo.rewards.columns import SAMPLED
 from rlox_grpo.rewards.environment import EnvironmentReward, add_turn_rewards
 from rlox_grpo.rewards.verdicts import (
@@ -112,8 +112,8 @@ def score(
                 positional, keywords = select_arguments(function, given)
                 forget_reading(given["completions"])
                 result = attempt(name, partial(function, *positional, **keywords))
-                if isinstance(result, RewardError) and isinstance(given["completions"][0], list):
-                    result = _add_hint_about_chat(result)
+                if isinstance(result, RewardError):
+                    result = _add_hint(result, given["completions"][0])
                 if inspect.isawaitable(result):
                     waiting.append(Waiting(name, result))
                     continue
@@ -175,7 +175,7 @@ def _score_by_workers(
         try:
             function.refuse_errors(found)
         except RewardError as error:
-            hint = f"; {HINT}" if isinstance(given["completions"][0], list) else ""
+            hint = hint_at_kind(given["completions"][0], error)
             raise RewardError(f"{error}; {_describe_row(groups, error.row or 0)}{hint}", error.row) from None
     failed = np.flatnonzero(found.codes)
     if len(failed):
@@ -190,9 +190,9 @@ def _score_by_workers(
     return _Part(check_scores(name, found.scores, len(found.scores)), outcomes=found.codes)
 
 
-def _add_hint_about_chat(error: RewardError) -> RewardError:
-    """Add a hint to the error of a function that got chat messages and may expect text."""
-    told = RewardError(f"{error}; {HINT}", error.row)
+def _add_hint(error: RewardError, completion: Any) -> RewardError:
+    """Return the error with a hint where the function may expect another kind of completion."""
+    told = RewardError(f"{error}{hint_at_kind(completion, error)}", error.row)
     told.__cause__ = error.__cause__
     return told
 

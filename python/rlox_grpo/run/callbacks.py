@@ -23,9 +23,16 @@ class Callbacks:
         """Check that each callback has a method of :data:`EVENTS`.
 
         Raises:
-            TypeError: an object without any of them; names its index.
+            TypeError: a class, a callback of transformers, or an object without any of them; names its index.
         """
         for index, callback in enumerate(callbacks):
+            if isinstance(callback, type):
+                raise TypeError(f"callbacks[{index}] is the class {callback.__name__}: pass an instance")
+            if hasattr(callback, "on_step_end") and not hasattr(callback, "on_step"):
+                raise TypeError(
+                    f"callbacks[{index}] is {type(callback).__name__}, a callback of transformers: its methods are not "
+                    "called here; write on_step(step, metrics), on_evaluation(step, metrics) or on_save(step, path)"
+                )
             if not any(callable(getattr(callback, event, None)) for event in EVENTS):
                 raise TypeError(
                     f"callbacks[{index}] is {type(callback).__name__}: expected an object with a method "

@@ -64,8 +64,11 @@ def make_parts(
 
     Raises:
         ConfigError: options and arguments that conflict.
+        TypeError: an argument of another type than its own.
         ValueError: a model, tokenizer and reward functions that do not fit together.
     """
+    if ref_model is not None and not isinstance(ref_model, nn.Module):
+        raise TypeError(f"ref_model is {type(ref_model).__name__}: expected a torch.nn.Module; give options by keyword")
     several_turns = environment is not None or bool(tools)
     config.refuse_ignored(ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools))
     if several_turns and config.tensor_parallel_size > 1:

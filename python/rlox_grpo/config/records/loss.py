@@ -129,6 +129,7 @@ class LossConfig(Record, title="Loss"):
         "sequence_mean",
         "How token losses become one number; rlox_grpo.loss.aggregate has the formulas.",
         source="DeepSeekMath, arXiv:2402.03300, eq. 3",
+        hint="GRPO's is 'sequence_mean', DAPO's 'token_mean', Dr. GRPO's 'fixed_length'",
     )
     entropy_coef: float = option(0.0, "Weight of the entropy bonus, per token; below 0 it is a penalty.")
     top_entropy_share: float = option(
