@@ -45,6 +45,23 @@ TWELVE = {
 """The questions that had no answer, or half of one, when a newcomer tried the documentation."""
 
 MORE = {
+    "hugging face datasets": "guides/data",
+    "temperature top_p": "guides/hyperparameters",
+    "early stopping": "guides/callbacks",
+    "completion[0] content": "guides/rewards",
+    "num_generations": "migration/from_trl",
+    "save_steps": "migration/from_trl",
+    "compute_score verl": "migration/from_verl",
+    "reward function signature": "guides/rewards",
+    "lora_target_modules": "guides/lora",
+    "wandb project": "guides/logging",
+    "resume after kill": "guides/resume",
+    "reward stays at zero": "guides/debugging",
+    "learning rate warmup": "guides/hyperparameters",
+    "load trained model in transformers": "guides/save_and_load",
+    "ray cluster": "guides/several_gpus",
+    "8-bit optimizer": "guides/memory",
+    "several names options command": "reference/command_line",
     "install": "start/install",
     "pytorch module without tokenizer": "start/own_model",
     "rename columns": "guides/data",
