@@ -313,7 +313,9 @@ def test_the_launcher_of_run_files_is_no_option(name):
 
 
 def test_a_configuration_that_is_a_dict():
-    with pytest.raises(ConfigError, match=r"config is dict: expected a GRPOConfig; give the options as keywords"):
+    with pytest.raises(
+        ConfigError, match=r"config is dict: expected a rlox_grpo.GRPOConfig; give the options as keywords"
+    ):
         GRPO("model", len, config={"group_size": 4})
 
 
