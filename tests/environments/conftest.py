@@ -74,7 +74,7 @@ def run_guide(model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> A
 
         whole = rlox_grpo.GRPO
         monkeypatch.setattr(rlox_grpo, "GRPO", start)
-        exec(compile(code, f"{page}, {heading}", "exec"), dict(names))  # noqa: S102
+        exec(compile(code, f"{page}, {heading}", "exec"), {"__name__": "guide", **dict(names)})  # noqa: S102
         return [json.loads(line) for line in (tmp_path / "completions/step_000001.jsonl").read_text().splitlines()]
 
     return run
