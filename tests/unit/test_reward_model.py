@@ -198,3 +198,9 @@ def test_settings_are_checked_pickled_and_digested(folder):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert model.__name__ == "judge"
+
+
+def test_a_function_without_a_module_has_no_source_to_digest():
+    names = {"__name__": None}
+    exec("def reward(completions): return [1.0] * len(completions)", names)  # noqa: S102
+    assert digest_reward(names["reward"]) is None

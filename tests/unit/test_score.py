@@ -249,6 +249,7 @@ def test_a_cause_is_kept_and_waiting_coroutines_are_closed() -> None:
         (GROUPS, [], None, "reward_fn is empty"),
         (GROUPS, [lengths], [1.0, 2.0], "reward_weights has 2 values for 1 reward functions"),
         (GROUPS, [lengths], [math.nan], "the weight of lengths is nan"),
+        (GROUPS, [Countdown(weight=True)], None, "the weight of countdown is True, expected a finite number"),
         ([group([GOOD, None])], [lengths], None, "completion 1 has no text while others have"),
         ([group([GOOD], a=1), group([GOOD], index=7)], [lengths], None, r"prompts\[7\] has no column 'a'"),
         ([group([GOOD], prompts=1)], [lengths], None, "a column is named 'prompts'"),

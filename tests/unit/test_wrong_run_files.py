@@ -32,8 +32,8 @@ ROWS = [
         "an option below the rewards",
         MODEL + REWARD + "learning_rate = 1e-5\n",
         (),
-        "rewards[0] (gsm8k): GSM8KAnswer.__init__() got an unexpected keyword argument 'learning_rate'; in a run file, "
-        "options of the run stand above the first [[rewards]]",
+        "rewards[0] (gsm8k): GSM8KAnswer.__init__() got an unexpected keyword argument 'learning_rate'; its "
+        "arguments are weight, percent, undecided; in a run file, options of the run stand above the first [[rewards]]",
     ),
     (
         "one table in place of a list of tables",

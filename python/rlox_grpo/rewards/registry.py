@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -128,13 +129,15 @@ def _make_rule(place: str, table: Any, folders: Sequence[str | Path]) -> Sequenc
     try:
         made = REWARDS[name](**arguments)
     except (TypeError, ValueError) as error:
-        hint = "; in a run file, options of the run stand above the first [[rewards]]" if _is_unknown(error) else ""
-        raise ConfigError(f"{place} ({name}): {error}{hint}") from None
+        raise ConfigError(f"{place} ({name}): {error}{_list_arguments(name, error)}") from None
     return made if isinstance(made, tuple) else [made]
 
 
-def _is_unknown(error: Exception) -> bool:
-    return isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
+def _list_arguments(name: str, error: Exception) -> str:
+    if not isinstance(error, TypeError) or "unexpected keyword argument" not in str(error):
+        return ""
+    known = ", ".join(inspect.signature(REWARDS[name]).parameters)
+    return f"; its arguments are {known}; in a run file, options of the run stand above the first [[rewards]]"
 
 
 def _make_one_rule(place: str, table: Any, folders: Sequence[str | Path]) -> RewardFn:

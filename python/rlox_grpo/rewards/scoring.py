@@ -309,7 +309,7 @@ def reward_weights(functions: Sequence[RewardFn], weights: Sequence[float] | Non
     if len(weights) != len(functions):
         raise ConfigError(f"reward_weights has {len(weights)} values for {len(functions)} reward functions")
     for name, weight in zip(make_unique_names(functions), weights, strict=True):
-        if not isinstance(weight, (int, float)) or not math.isfinite(weight):
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise ValueError(f"the weight of {name} is {weight!r}, expected a finite number")
     return [float(weight) for weight in weights]
 

@@ -185,7 +185,7 @@ def digest_reward(function: Any) -> str | None:
     if isinstance(code, CodeType) and code.co_name == "<lambda>":
         version = ".".join(map(str, sys.version_info[:2]))
         return f"python{version}:{_sha256(_code_text(code))}"
-    if target.__module__.split(".")[0] == __package__.split(".")[0] and fields:
+    if (target.__module__ or "").split(".")[0] == __package__.split(".")[0] and fields:
         return f"rule:{_sha256(fields)}"  # a rule of this library: its options
     try:
         source = inspect.getsource(target)
