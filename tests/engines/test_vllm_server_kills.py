@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from statistics import median
 
 import psutil
 import pytest
-from byte_model import training
+from byte_model import CHATML, training
 from safetensors.torch import load_file
 
 from ranked import torchrun
@@ -85,7 +87,7 @@ class ReferenceServer:
 class Training:
     """One folder's run, started as often as it takes."""
 
-    def __init__(self, folder: Path, launcher, reference: ReferenceServer, max_steps: int) -> None:
+    def __init__(self, folder: Path, program: list[str], launcher, reference: ReferenceServer, max_steps: int) -> None:
         self.folder, self._starts = folder, 0
         options = training(
             engine="vllm_server",
@@ -106,8 +108,7 @@ class Training:
             rank_timeout=20.0,
             output_dir=str(folder),
         )
-        script = str(Path(__file__).with_name("byte_run.py"))
-        self._command = [*torchrun(2), script, str(launcher.model), json.dumps(options)]
+        self._command = [*torchrun(2), *program, json.dumps(options)]
 
     def start(self) -> None:
         self._starts += 1
@@ -162,15 +163,24 @@ def server_processes(launcher) -> list[psutil.Process]:
     return [own, *(part for part in parts if "resource_tracker" not in " ".join(part.cmdline()))]
 
 
-def test_whatever_is_killed_the_run_ends_as_one_that_was_not(launcher, reference, tmp_path):
+@pytest.mark.parametrize(("script", "kinds"), [("byte_run.py", VICTIMS), ("agent_run.py", ("vLLM server",))])
+def test_whatever_is_killed_the_run_ends_as_one_that_was_not(
+    script, kinds, launcher, reference, byte_tokenizer, tmp_path
+):
+    """``agent_run.py``: episodes of an ``openai`` agent over the endpoint."""
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.chat_template = CHATML
+    shutil.copytree(launcher.model, tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    program = [str(Path(__file__).with_name(script)), str(tmp_path / "model")]
     seed = int(os.environ.get("RLOX_GRPO_KILL_SEED", secrets.randbits(32)))
     draw = random.Random(seed)
-    victims = [*VICTIMS] * ROUNDS
+    victims = [*kinds] * ROUNDS
     draw.shuffle(victims)
     print(f"\nRLOX_GRPO_KILL_SEED={seed}: {', '.join(victims)}")
     max_steps = STEPS_A_KILL * len(victims) + 2
-    whole = Training(tmp_path / "whole", launcher, reference, max_steps)
-    run = Training(tmp_path / "killed", launcher, reference, max_steps)
+    whole = Training(tmp_path / "whole", program, launcher, reference, max_steps)
+    run = Training(tmp_path / "killed", program, launcher, reference, max_steps)
     begun = time.monotonic()
     whole.start()
     assert whole.wait_for_end() == 0, whole.said()
