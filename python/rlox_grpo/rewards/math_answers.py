@@ -50,7 +50,7 @@ class MathAnswer:
         unsolved: ``"wrong"``: ``2x = 10`` and ``x^2 < 4``, which may only restate the problem, do not answer ``x = 5``
             and ``-2 < x < 2``; ``"right"``: they do.
 
-    Columns: ``answer``: bare answers, or solutions that box theirs or state it after ``####``.
+    Columns: ``answer``: bare answers, or solutions that box theirs, or state it after ``####`` or "answer is".
     """
 
     weight: float = 1.0

@@ -168,6 +168,18 @@ fn suffix(after: &str) -> (&'static str, usize) {
     }
 }
 
+/// The last box as so many percent, where a word behind it says so: `\boxed{28} percent`.
+#[must_use]
+pub fn percent_box(text: &str) -> Option<String> {
+    let found = boxes(text).into_iter().max_by_key(|found| found.start)?;
+    let rest = text[found.end + 1..].trim_start_matches([' ', '$']);
+    let rest = rest.strip_prefix("\\text{").unwrap_or(rest).trim_start_matches(' ');
+    let after = ["percent", "pct"].iter().find_map(|word| rest.strip_prefix(word))?;
+    let inside = &text[found.start..found.end];
+    let plain = !after.starts_with(char::is_alphabetic) && !inside.contains('%');
+    plain.then(|| format!("{inside}\\%"))
+}
+
 fn without_suffix(joint: &str) -> &str {
     &joint[suffix(joint).1..]
 }
@@ -235,6 +247,12 @@ fn is_joint(text: &str) -> bool {
     while !rest.is_empty() {
         let marks =
             ["$", "\\(", "\\)", "\\[", "\\]", "\\text{", "}", "\\quad", "\\qquad", "\\,", "\\;", "\\ ", "~", "*"];
+        // `\boxed{2} for part (a) and \boxed{3}`
+        let part = rest.strip_prefix("for ").map(|rest| rest.strip_prefix("part ").unwrap_or(rest));
+        if let Some([b'(', b'a'..=b'h' | b'A'..=b'H', b')']) = part.and_then(|part| part.as_bytes().get(..3)) {
+            rest = &part.unwrap_or_default()[3..];
+            continue;
+        }
         let words = ["and", "or", ",", ";", "、", "，", "和", "或"];
         let word = words.iter().find(|word| rest.starts_with(**word));
         joins |= word.is_some();
@@ -281,6 +299,10 @@ mod tests {
             (r"$\alpha=\boxed{2}$ and $b=\boxed{3}$", r"\alpha=2, b=3"),
             (r"$x=\boxed{3}$", "3"),
             (r"\boxed{20}\% and \boxed{30}\%", r"20\%, 30\%"),
+            (r"$\boxed{2} \text{ for part (a) and } \boxed{3}$", "2, 3"),
+            (r"\boxed{2} for (a), \boxed{3} for (b)", "2, 3"),
+            (r"\boxed{2} for part (a). \boxed{3}", "3"),
+            (r"\boxed{2} for n=3 and \boxed{3}", "3"),
             (r"$\boxed{2}$ 和 $\boxed{3}$", "2, 3"),
         ] {
             assert_eq!(listed_boxes(text).as_deref(), Some(expected), "{text}");
@@ -303,6 +325,20 @@ mod tests {
             (r"\boxed{5} cm", "5"),
         ] {
             assert_eq!(listed_boxes(text).as_deref(), Some(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_word_behind_a_box_says_percent() {
+        for (text, expected) in [
+            (r"$\boxed{28}$ pct", Some(r"28\%")),
+            (r"\boxed{1} or $\boxed{28}\text{ percent}$.", Some(r"28\%")),
+            (r"\boxed{28} percentage points", None),
+            (r"\boxed{28\%} percent", None),
+            (r"\boxed{28} of 100 percent", None),
+            ("28 percent", None),
+        ] {
+            assert_eq!(percent_box(text).as_deref(), expected, "{text}");
         }
     }
 

@@ -72,7 +72,10 @@ pub(in super::super) fn last_formula(text: &str) -> Option<(usize, usize)> {
                 continue;
             }
         }
-        if opens {
+        // `how many $? about 1$`: a dollar that ends a clause is money and opens nothing.
+        let money =
+            dollar && length == 1 && b"?!.,;:".contains(&next) && bytes.get(at + 2).is_none_or(u8::is_ascii_whitespace);
+        if opens && !money {
             open = Some((skip_to, dollar));
         }
     }
@@ -303,6 +306,8 @@ mod tests {
         assert_eq!(last("pays $5 and $10"), None);
         assert_eq!(last(r"\$5 $x$ \$7"), Some("x"));
         assert_eq!(last("$.$"), None);
+        assert_eq!(last("how many $? just about 1$"), None);
+        assert_eq!(last("prices in $. So $x$ is"), Some("x"));
     }
 
     #[test]

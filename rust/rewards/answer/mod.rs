@@ -15,7 +15,7 @@ use memchr::memmem;
 
 use super::strip;
 
-pub use boxes::{all_boxes, boxed, listed_boxes};
+pub use boxes::{all_boxes, boxed, listed_boxes, percent_box};
 pub(super) use formula::last_formula;
 use formula::last_value;
 pub use spoken::said;

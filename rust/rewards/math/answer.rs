@@ -84,6 +84,13 @@ impl Answer {
         Self { text: text.trim().to_owned(), ast, readings, stop }
     }
 
+    /// This gold, or another one: `20` where a word behind its box says percent.
+    #[must_use]
+    pub fn or(mut self, other: Self) -> Self {
+        self.readings.extend(other.readings);
+        self
+    }
+
     /// Whether it has a value, if only as words.
     #[must_use]
     pub fn has_value(&self) -> bool {

@@ -64,7 +64,28 @@ pub fn unescaped(text: &str) -> Cow<'_, str> {
         }
         return Cow::Owned(out);
     }
-    if is_doubled(text) { Cow::Owned(text.replace("\\\\", "\\")) } else { Cow::Borrowed(text) }
+    if is_doubled(text) {
+        return Cow::Owned(text.replace("\\\\", "\\"));
+    }
+    // Outside of tables no line starts with the name of a fraction: `\\dfrac{1}{2} + \frac{1}{72}`.
+    if text.contains("\\\\") && text.contains("frac{") && !text.contains("\\begin") {
+        return Cow::Owned(single_before_fractions(text));
+    }
+    Cow::Borrowed(text)
+}
+
+fn single_before_fractions(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("\\\\") {
+        let after = rest[at..].trim_start_matches('\\');
+        let run = rest.len() - at - after.len();
+        let fraction = ["frac{", "dfrac{", "tfrac{"].iter().any(|name| after.starts_with(name));
+        out.push_str(&rest[..at + if run == 2 && fraction { 1 } else { run }]);
+        rest = after;
+    }
+    out.push_str(rest);
+    out
 }
 
 /// Whether every backslash is doubled, and a known command follows one. A line break before a word is none.
@@ -316,6 +337,9 @@ mod tests {
             (r"1 \\ 2", r"1 \\ 2"),
             (r"1 \\and 2", r"1 \\and 2"),
             (r"\\frac12 \frac13", r"\\frac12 \frac13"),
+            (r"\\dfrac{1}{2} + \frac{1}{72}", r"\dfrac{1}{2} + \frac{1}{72}"),
+            (r"1 \\\frac{1}{2} \\ 2", r"1 \\\frac{1}{2} \\ 2"),
+            (r"\begin{pmatrix}\frac{1}{2}\\frac{1}{3}", r"\begin{pmatrix}\frac{1}{2}\\frac{1}{3}"),
             (r"\begin{matrix}1\\2\end{matrix}", r"\begin{matrix}1\\2\end{matrix}"),
             ("\x0crac{1}{2}", r"\frac{1}{2}"),
             ("\\\x0crac{1}{2}", r"\frac{1}{2}"),

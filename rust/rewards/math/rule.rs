@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use rayon::prelude::*;
 
-use super::super::answer::{all_boxes, stated};
+use super::super::answer::{after_thinking, all_boxes, percent_box, said, stated};
 use super::super::{RewardRule, Scores, Status, Verdict};
 use super::answer::{ANSWER_FUEL, Answer};
 use super::compare::Options;
@@ -24,7 +24,7 @@ pub struct MathAnswer {
 }
 
 impl MathAnswer {
-    /// A gold is a bare answer, or a solution that boxes it or states it after its last `####`.
+    /// A gold is a bare answer, or a solution that boxes it, or states it after its last `####` or "answer is".
     ///
     /// # Errors
     /// [`KernelError::BadGold`] for a gold that cannot be read or has no value.
@@ -52,11 +52,33 @@ impl MathAnswer {
     }
 }
 
-fn read_gold(gold: &str) -> Result<Answer, Status> {
-    if let Some(answer) = all_boxes(gold) {
-        return Answer::gold(&answer);
+impl MathAnswer {
+    /// Whether the word behind the box of an answer makes it equal to the gold.
+    fn is_percent(&self, gold: &Answer, stated: &str, completion: &str, fuel: &Fuel) -> bool {
+        let answer = as_percent(stated, after_thinking(completion)).and_then(|text| Answer::read(&text, fuel).ok());
+        answer.is_some_and(|answer| gold.equals(&answer, &self.options, fuel) == Equality::Equal)
     }
-    Answer::gold(gold.rsplit_once("####").map_or(gold, |(_, answer)| answer))
+}
+
+/// `28` as `28\%` where the text boxes it alone and says percent behind the box.
+fn as_percent(stated: &str, text: &str) -> Option<String> {
+    percent_box(text).filter(|percent| percent.strip_suffix("\\%").is_some_and(|inside| inside.trim() == stated.trim()))
+}
+
+fn read_gold(text: &str) -> Result<Answer, Status> {
+    if let Some(answer) = all_boxes(text) {
+        let gold = Answer::gold(&answer)?;
+        return Ok(match as_percent(&answer, text).and_then(|percent| Answer::gold(&percent).ok()) {
+            Some(percent) => gold.or(percent),
+            None => gold,
+        });
+    }
+    let answer = text.rsplit_once("####").map_or(text, |(_, answer)| answer);
+    Answer::gold(answer).or_else(|status| match said(text).next_back() {
+        // A solution in prose.
+        Some(answer) if status == Status::Unparseable => Answer::gold(answer),
+        _ => Err(status),
+    })
 }
 
 /// Why a gold was refused.
@@ -94,7 +116,7 @@ impl RewardRule for MathAnswer {
         };
         match gold.equals(&answer, &self.options, &fuel) {
             Equality::Equal => Verdict::right(true),
-            Equality::Different => Verdict::right(false),
+            Equality::Different => Verdict::right(self.is_percent(gold, &text, completion, &fuel)),
             Equality::Undecided => Verdict::none(Status::Undecided),
         }
     }
@@ -187,7 +209,9 @@ mod tests {
     fn golds_are_read_once_and_checked() {
         let rule = MathAnswer::new(&["1/2", "x", "1/2"], Options::default()).unwrap();
         assert_eq!((rule.golds.len(), rule.gold_of_row.as_slice()), (2, &[0, 1, 0][..]));
-        for bad in ["", "1/0", "\\frac{1}{0}"] {
+        let prose = "We add $1 + 1$ [twice]. The final answer is $4$. Note: it is checked.";
+        assert!(MathAnswer::new(&[prose], Options::default()).is_ok());
+        for bad in ["", "1/0", "\\frac{1}{0}", "We add $a$ to $[2$ and 3 to $4$"] {
             let result = MathAnswer::new(&["1", bad], Options::default());
             assert!(matches!(result, Err(KernelError::BadGold { index: 1, .. })), "{bad}");
         }

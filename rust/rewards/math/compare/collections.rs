@@ -32,7 +32,12 @@ impl Comparer<'_> {
     fn lists(&self, left: &[Value], p: Shape, right: &[Value], q: Shape) -> Equality {
         let strict = !self.options.brackets_optional;
         match (p.is_ordered(), q.is_ordered()) {
-            (false, false) => self.unordered(left, right, p == Shape::Set || q == Shape::Set),
+            (false, false) => {
+                // A point that is listed twice is one.
+                let point = |value: &Value| matches!(value, Value::List { shape: Shape::Tuple, .. });
+                let points = || left.iter().chain(right).all(point);
+                self.unordered(left, right, p == Shape::Set || q == Shape::Set || points())
+            }
             (true, true) => {
                 // With two items round and square brackets are different intervals.
                 let brackets =

@@ -46,6 +46,14 @@ impl Comparer<'_> {
             (Value::System { any: false, .. }, Value::List { items, shape: Shape::Bare | Shape::Set }) => {
                 match indexed(&left) {
                     Some((_, values)) => self.unordered_refs(&values, &items.iter().collect::<Vec<_>>()),
+                    // `x = 2, p = 3` as the values in the gold's order.
+                    None if matches!(answer, Value::List { shape: Shape::Bare, .. }) => match point(&left, false) {
+                        Some(values) if values.len() == items.len() => values
+                            .iter()
+                            .zip(items)
+                            .fold(Equality::Equal, |all, (gold, item)| all.and(self.values(gold, item))),
+                        _ => Equality::Different,
+                    },
                     None => Equality::Different,
                 }
             }
@@ -76,13 +84,17 @@ impl Comparer<'_> {
                 }
             }
             // `x = 1, y = 2` as the point (1, 2): in the order of the names, x before y.
-            (Value::System { any: false, .. }, Value::List { items, shape: Shape::Tuple }) => match point(&left) {
-                Some(values) if values.len() == items.len() => {
-                    values.iter().zip(items).fold(Equality::Equal, |all, (gold, item)| all.and(self.values(gold, item)))
+            (Value::System { any: false, .. }, Value::List { items, shape: Shape::Tuple }) => {
+                match point(&left, true) {
+                    Some(values) if values.len() == items.len() => values
+                        .iter()
+                        .zip(items)
+                        .fold(Equality::Equal, |all, (gold, item)| all.and(self.values(gold, item))),
+                    _ => Equality::Different,
                 }
-                _ => Equality::Different,
-            },
-            (Value::List { items, shape: Shape::Tuple }, Value::System { any: false, .. }) => match point(&right) {
+            }
+            (Value::List { items, shape: Shape::Tuple }, Value::System { any: false, .. }) => match point(&right, true)
+            {
                 Some(values) if values.len() == items.len() => values
                     .iter()
                     .zip(items)
@@ -130,16 +142,18 @@ fn split_domains(value: &Value) -> (Vec<&Value>, Vec<&Value>) {
     }
 }
 
-/// Values of `x = …, y = …` in the order of the names.
-fn point<'v>(statements: &[&'v Value]) -> Option<Vec<&'v Value>> {
+/// Values of `x = …, y = …`, whose names differ: in the order of the names, or as written.
+fn point<'v>(statements: &[&'v Value], by_name: bool) -> Option<Vec<&'v Value>> {
     let mut named = Vec::with_capacity(statements.len());
     for statement in statements {
         let Value::Equality { names, sides, .. } = statement else { return None };
         let ([name], [_, value]) = (&names[..], &sides[..]) else { return None };
         named.push((&name.spelling, value));
     }
+    let written: Vec<&Value> = named.iter().map(|(_, value)| *value).collect();
     named.sort_by_key(|(name, _)| *name);
-    named.windows(2).all(|pair| pair[0].0 != pair[1].0).then(|| named.into_iter().map(|(_, value)| value).collect())
+    let differ = named.windows(2).all(|pair| pair[0].0 != pair[1].0);
+    differ.then(|| if by_name { named.into_iter().map(|(_, value)| value).collect() } else { written })
 }
 
 /// The letter of `x_1 = …, x_2 = …`, whose indices differ, and its values.

@@ -109,7 +109,7 @@ impl<'t> Lexer<'t> {
             if here.starts_with(|c: char| c.is_ascii_digit()) {
                 break;
             }
-            if let Some(mark) = ["{,}", ","].iter().find(|mark| here.starts_with(**mark)).filter(|_| !comma) {
+            if let Some(mark) = ["{,}", "{, }", ","].iter().find(|mark| here.starts_with(**mark)).filter(|_| !comma) {
                 comma = true;
                 braced |= mark.len() > 1;
                 length += mark.len();
@@ -122,7 +122,7 @@ impl<'t> Lexer<'t> {
         }
         let text = &rest[..length];
         // `1, 2` is a list, and so is `1,\ 2`.
-        let list = comma && wide && !negative;
+        let list = comma && wide && !negative && !braced;
         (length > 0 && self.digits_at(start + length) > 0 && !list)
             .then_some(Mark { text, doubtful: comma && !braced && !negative })
     }

@@ -57,8 +57,9 @@ impl<'t> Parser<'_, 't> {
             )
         };
         LETTER_UNITS.contains(&name)
-            && matches!(self.previous(), Some(Kind::Number(_)))
-            && (self.space_at(0) || self.kind_at(1) == Some(Kind::Slash))
+            && matches!(self.previous(), Some(Kind::Number(digits))
+                // A coefficient has no thousands marks: `1,000.99m^2`.
+                if self.space_at(0) || self.kind_at(1) == Some(Kind::Slash) || digits.contains(','))
             && ends(self.kind_at(1))
     }
 
@@ -277,6 +278,11 @@ impl<'t> Parser<'_, 't> {
     fn noun(&mut self, anything: bool) -> Option<Unit> {
         if !anything {
             return None;
+        }
+        // `17 of those apples` counts something else, `17 such numbers` does not.
+        let determiner = matches!(self.peek(), Some(Kind::Word("any" | "such" | "these" | "those")));
+        if determiner && matches!(self.kind_at(1), Some(Kind::Word(text)) if !word::is_function_word(text)) {
+            self.at += 1;
         }
         let mut noun = None;
         while let Some(Kind::Word(text)) = self.peek() {

@@ -150,6 +150,14 @@ impl<'t> Parser<'_, 't> {
         } else {
             None
         };
+        // `\sqrt{}{3}`: the braces of the missing index.
+        let group = Kind::Open(Bracket::Group);
+        if index.is_none()
+            && [self.peek(), self.kind_at(1), self.kind_at(2)]
+                == [Some(group), Some(Kind::Close(Bracket::Group)), Some(group)]
+        {
+            self.at += 2;
+        }
         let radicand = self.argument_or_brackets()?;
         self.push(Node::Root { index, radicand })
     }

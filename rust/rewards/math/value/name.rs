@@ -46,8 +46,17 @@ impl Reader<'_> {
         // A tangent repeats its angle.
         let simple = if found.functions { angles() } else { points || !repeated && !found.powers };
         let several = letters.len() > 1 || found.size || found.functions && !letters.is_empty();
+        // The length of a segment is a name of its own: nobody solves `|AB| = 1`.
+        let segment = points && !repeated && letters.len() == 2 && self.is_size_of_product(left);
+        let kind = if segment { NameKind::Letter } else { NameKind::Formula };
         (plain && several && (constant && simple || differential && letters.len() > 1))
-            .then(|| Name { spelling: format!("{:x}", self.exprs.residue(left).key()), kind: NameKind::Formula })
+            .then(|| Name { spelling: format!("{:x}", self.exprs.residue(left).key()), kind })
+    }
+
+    fn is_size_of_product(&self, id: Id) -> bool {
+        let Kind::Function(Op::Abs, inner) = self.exprs.kind(id) else { return false };
+        let [Kind::Product(factors)] = [self.exprs.kind(inner[0])] else { return false };
+        factors.iter().all(|factor| matches!(self.exprs.kind(*factor), Kind::Symbol(_)))
     }
 
     /// Whether a side of an inequality is a number, or a letter or its absolute value up to a factor.
