@@ -143,6 +143,8 @@ fn split_domains(value: &Value) -> (Vec<&Value>, Vec<&Value>) {
 }
 
 /// Values of `x = …, y = …`, whose names differ: in the order of the names, or as written.
+///
+/// As written there are none for `y = …, x = …`: letters that follow one another are listed in the alphabet's order.
 fn point<'v>(statements: &[&'v Value], by_name: bool) -> Option<Vec<&'v Value>> {
     let mut named = Vec::with_capacity(statements.len());
     for statement in statements {
@@ -152,8 +154,17 @@ fn point<'v>(statements: &[&'v Value], by_name: bool) -> Option<Vec<&'v Value>> 
     }
     let written: Vec<&Value> = named.iter().map(|(_, value)| *value).collect();
     named.sort_by_key(|(name, _)| *name);
-    let differ = named.windows(2).all(|pair| pair[0].0 != pair[1].0);
-    differ.then(|| if by_name { named.into_iter().map(|(_, value)| value).collect() } else { written })
+    if named.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+        return None;
+    }
+    let follow = |one: &str, next: &str| matches!((one.as_bytes(), next.as_bytes()), ([a], [b]) if a + 1 == *b);
+    let neighbours = named.windows(2).all(|pair| follow(pair[0].0, pair[1].0));
+    let by_names: Vec<&Value> = named.into_iter().map(|(_, value)| value).collect();
+    if by_name {
+        return Some(by_names);
+    }
+    let is_sorted = written.iter().zip(&by_names).all(|(one, other)| std::ptr::eq(*one, *other));
+    (is_sorted || !neighbours).then_some(written)
 }
 
 /// The letter of `x_1 = …, x_2 = …`, whose indices differ, and its values.
