@@ -82,6 +82,21 @@ def test_a_run_with_partial_rollouts_that_is_killed_ends_at_the_same_weights(tmp
     assert max(step["mismatch/weight_max"] for step in steps) > 1.5  # older turns are corrected
 
 
+def test_ranks_play_the_partial_rollouts_of_one_process(tmp_path):
+    """Of 4 ranks some have no episode to play in a round while others go on."""
+    options = {"partial_rollout_turns": 2, "max_steps": 4}
+    for ranks in (0, 2, 4):
+        done = launch(ranks, tmp_path / str(ranks), {"WAITS": "1"}, **options)
+        assert done.returncode == 0, done.stderr
+    for ranks in ("2", "4"):
+        assert episodes(tmp_path / "0") == episodes(tmp_path / ranks)
+        assert list_versions(tmp_path / "0") == list_versions(tmp_path / ranks)
+        assert difference(tmp_path / "0", tmp_path / ranks) < SAME_WEIGHTS
+        for one, other in zip(*(read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("0", ranks)), strict=True):
+            for name in ("rollout/carried_episodes", "rollout/staleness_max"):
+                assert one[name] == other[name]
+
+
 def test_a_run_that_is_stopped_after_each_step_goes_on_with_its_episodes(tmp_path):
     class Stop:
         def on_step(self, step, metrics):

@@ -8,7 +8,6 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -377,9 +376,3 @@ def test_commands_that_play_whole_episodes_refuse_the_option(command: list[str],
     assert main([*command, "--partial_rollout_turns", "2"]) == 2
     error = f"--partial_rollout_turns is an option of training: {command[0]} does not read it"
     assert error in capsys.readouterr().err
-
-
-def test_several_ranks_are_refused_before_a_model_is_loaded(tokenizer: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("rlox_grpo.trainer.parts.join_ranks", lambda *_, **__: SimpleNamespace(size=2))
-    with pytest.raises(ConfigError, match="partial_rollout_turns=1 needs one rank, and there are 2"):
-        GRPO("no model", environment=talk, tokenizer=tokenizer, partial_rollout_turns=1)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.rollout.async_generation import Pending
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.episodes.partial import (
@@ -29,9 +30,14 @@ class Player(Protocol):
     prefilled_tokens: int
 
     def go_on(
-        self, engine: GenerationEngine, groups: Sequence[StartedGroup], sampling: Sampling, seed: int, needed: int
+        self,
+        engine: GenerationEngine,
+        groups: Sequence[StartedGroup],
+        sampling: Sampling,
+        seed: int,
+        are_enough: Callable[[int], bool],
     ) -> None:
-        """Play ``groups`` until ``needed`` have ended."""
+        """Play ``groups`` in rounds, until all have ended or ``are_enough``, of those that have, between two rounds."""
         ...
 
 
@@ -40,10 +46,13 @@ class PartialRollouts:
 
     Step t has drawn the prompts of steps 0 to t + 1, and trains as many groups as it has prompts of its own: the first
     of those that have ended. So each prompt is trained once, and the last step trains what is left.
+
+    Every rank knows all groups. A rank plays its share of those that have not ended, the ranks count the ended ones
+    between two rounds, and exchange what they played. So the rounds are those of one process.
     """
 
-    def __init__(self, player: Player, seed: int) -> None:
-        self._player, self._seed = player, seed
+    def __init__(self, player: Player, seed: int, ranks: Ranks | None = None) -> None:
+        self._player, self._seed, self._ranks = player, seed, ranks or Ranks()
         self._groups: list[StartedGroup] = []
         self._counts: deque[int] = deque()  # prompts of this step, and of the next one
         self._drawn = 0
@@ -57,7 +66,7 @@ class PartialRollouts:
         sampling: Sampling,
         count_group: Callable[[Prompt], int],
     ) -> Pending:
-        """Play until the groups of ``step`` have ended; the same batch again until :meth:`done`.
+        """Play until the groups of ``step`` have ended; the same batch again until :meth:`done`. Every rank calls this.
 
         Args:
             step: from 0, each in turn.
@@ -79,13 +88,41 @@ class PartialRollouts:
             self._counts.append(len(prompts))
         needed, prefilled = self._counts[0] if self._counts else 0, 0
         if len(self._list_ended()) < needed:
-            self._player.go_on(engine, self._groups, sampling, self._seed, needed)
-            prefilled = self._player.prefilled_tokens
+            prefilled = self._play(engine, sampling, needed)
         taken = self._list_ended()[:needed]
-        groups = [replace(group, prefilled_tokens=prefilled / needed) for _, group in taken]
+        mine = taken[self._ranks.share(len(taken))]
+        groups = [replace(group, prefilled_tokens=prefilled / needed) for _, group in mine]
         pending = Pending.done([started.prompt for started, _ in taken], groups)
         self._taken = pending, [started for started, _ in taken]
         return pending
+
+    def _play(self, engine: GenerationEngine, sampling: Sampling, needed: int) -> int:
+        """Play on until ``needed`` groups have ended; returns the prefilled tokens of all ranks."""
+        ranks = self._ranks
+        places = [place for place, started in enumerate(self._groups) if started.group is None]
+        own = ranks.share(len(places))
+        mine = [self._groups[place] for place in places[own]]
+        before, is_over = len(self._groups) - len(places), False
+
+        def agree(count: int, *, has_played_all: bool = False) -> bool:
+            """Whether the step's groups have ended; each rank asks once a round."""
+            nonlocal is_over
+            told = ranks.gather([count, has_played_all])
+            is_over = before + sum(count for count, _ in told) >= needed or all(played_all for _, played_all in told)
+            return is_over
+
+        if mine:
+            self._player.go_on(engine, mine, sampling, self._seed, agree)
+        while not is_over:  # the rounds of other ranks
+            agree(sum(started.group is not None for started in mine), has_played_all=True)
+        prefilled = self._player.prefilled_tokens if mine else 0
+        if ranks.size == 1:
+            return prefilled
+        told = ranks.gather([[encode_started(started) for started in mine], prefilled])
+        played = list(zip(places, (record for part, _ in told for record in part), strict=True))
+        for place, record in played[: own.start] + played[own.stop :]:
+            self._groups[place] = decode_started(record, self._groups[place].prompt)
+        return sum(prefilled for _, prefilled in told)
 
     def done(self) -> None:
         """Remove the groups of a step after its update."""

@@ -46,7 +46,8 @@ class Sampler:
         self.sampling = make_sampling(config)
         self.pass_rates = PassRates()
         self.ahead = Ahead()
-        self.partial = None if player is None else PartialRollouts(player, derive_seed(seed, "partial rollouts", 0))
+        draws = derive_seed(seed, "partial rollouts", 0)
+        self.partial = None if player is None else PartialRollouts(player, draws, ranks)
         self._config = config
         self._generate = generate
 

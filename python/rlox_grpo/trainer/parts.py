@@ -82,11 +82,6 @@ def make_parts(
         list_rewards(reward_fn), config.reward_timeout, config.reward_workers, config.on_reward_error
     )
     ranks = join_ranks(config.rank_timeout, engine_size=config.tensor_parallel_size)
-    if ranks.size > 1 and config.partial_rollout_turns is not None:
-        raise ConfigError(
-            f"partial_rollout_turns={config.partial_rollout_turns} needs one rank, and there are {ranks.size}: "
-            "leave it out, or train on one"
-        )
     policy = load_policy(model, tokenizer, config, num_ranks=ranks.size)
     ranks.broadcast(policy.model, policy.masters)
     for function in reward_fns:

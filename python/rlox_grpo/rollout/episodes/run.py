@@ -155,11 +155,17 @@ class EpisodeRunner:
         return [replace(group, prefilled_tokens=self.prefilled_tokens / len(groups)) for group in groups]
 
     def go_on(
-        self, engine: GenerationEngine, groups: Sequence[StartedGroup], sampling: Sampling, seed: int, needed: int
+        self,
+        engine: GenerationEngine,
+        groups: Sequence[StartedGroup],
+        sampling: Sampling,
+        seed: int,
+        are_enough: Callable[[int], bool],
     ) -> None:
-        """Play ``groups``, ``partial_rollout_turns`` replies of each episode a round, until ``needed`` have ended.
+        """Play ``groups``, ``partial_rollout_turns`` replies of each episode a round.
 
-        Their replies and ends are kept in ``groups``, also where this raises.
+        Until all have ended, or ``are_enough``, of the number that have, which is called between two rounds. Their
+        replies and ends are kept in ``groups``, also where this raises.
 
         Raises:
             EpisodeError: the environment raised, and ``on_environment_error="stop"``.
@@ -175,7 +181,7 @@ class EpisodeRunner:
         }
         gate = Gate(turns, engine.policy_version, {key: episode for key, (_, episode) in kept.items()})
 
-        def are_enough() -> bool:
+        def count_ended() -> int:
             for one in running:
                 if one.episode is not None and kept[one.key][1].played is None:
                     kept[one.key][1].played = Played.of(one.chat, one.episode)
@@ -185,15 +191,19 @@ class EpisodeRunner:
                     versions = [version for one in played for row in one.rows for version in row.versions]
                     version = min(versions, default=engine.policy_version)
                     started.group = make_group(started.prompt, played, self._tokenizer, version)
-            return sum(started.group is not None for started in groups) >= needed
+            return sum(started.group is not None for started in groups)
 
         running: list[Running] = []
         asked = [(prompt, key) for key, (prompt, _) in kept.items()]
         with turn_engine.open_turns(sampling, seed, min(len(asked), self._max_live or len(asked))) as session:
             replies = Replies(session, gate)
-            run_coroutine(lambda: self._run(turn_engine, replies, asked, sampling, seed, running, are_enough))
+            run_coroutine(
+                lambda: self._run(
+                    turn_engine, replies, asked, sampling, seed, running, lambda: are_enough(count_ended())
+                )
+            )
             self.prefilled_tokens = session.prefilled_tokens
-        are_enough()
+        count_ended()
 
     def _give_tools(self, functions: Sequence[Callable[..., Any]]) -> tuple[Template, Tools]:
         """The template that shows these tools, tried out, and the tools of one episode."""
