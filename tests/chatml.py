@@ -59,7 +59,7 @@ def play_rows(
 def count_trained_tokens(trainer: Any, scored: Any, num_sequences: int) -> int:
     """Loss tokens of the trainer's batches, each of which has the log-prob that the sampler gave it."""
     tokens = 0
-    for part in trainer.learner.batches(scored, trainer.learner.advantages(scored, 0, 1)):
+    for part in trainer.learner.batches(scored, trainer.learner.advantages(scored, 0, 1), 0):
         for batch in part:
             log_probs, _ = trainer.learner._forward(batch)
             mask = batch.loss_mask

@@ -56,14 +56,15 @@ def test_ranks_play_the_episodes_of_one_process(async_steps, whole, tmp_path):
     assert difference(whole[async_steps], tmp_path) < SAME_WEIGHTS
 
 
-def test_a_run_with_partial_rollouts_that_is_killed_ends_at_the_same_weights(tmp_path):
+@pytest.mark.parametrize(("async_steps", "dies_at"), [(0, (100, 90)), (1, (210, 70)), (2, (258,))])
+def test_a_run_with_partial_rollouts_that_is_killed_ends_at_the_same_weights(async_steps, dies_at, tmp_path):
     """Killed while episodes of two versions are under way, and in their replay."""
-    options = {"partial_rollout_turns": 2, "max_steps": 4}
-    for name, dies_at in (("whole", ()), ("killed", (100, 90))):
-        for reply in dies_at:
+    options = {"partial_rollout_turns": 2, "max_steps": 4, "async_steps": async_steps}
+    for name, kills in (("whole", ()), ("killed", dies_at)):
+        for reply in kills:
             done = launch(0, tmp_path / name, {"DIE_AT": str(reply)}, **options)
             assert done.returncode == -9, done.stderr
-        if dies_at:
+        if kills:
             assert 0 < len(checkpoints(tmp_path / name / "checkpoints")) < 4
         done = launch(0, tmp_path / name, **options)
         assert done.returncode == 0, done.stderr
@@ -79,16 +80,20 @@ def test_a_run_with_partial_rollouts_that_is_killed_ends_at_the_same_weights(tmp
     assert [step["rollout/staleness_max"] for step in steps] == [
         max(place - min(turns) for turns in step) for place, step in enumerate(versions)
     ]
+    # The versions of a group are at least so old.
+    youngest = [min(place - max(turns) for turns in step) for place, step in enumerate(versions)]
+    assert youngest == [min(place, async_steps) for place in range(4)]
     assert max(step["mismatch/weight_max"] for step in steps) > 1.5  # older turns are corrected
 
 
-def test_ranks_play_the_partial_rollouts_of_one_process(tmp_path):
+@pytest.mark.parametrize(("async_steps", "several"), [(0, ("2", "4")), (1, ("2",))])
+def test_ranks_play_the_partial_rollouts_of_one_process(async_steps, several, tmp_path):
     """Of 4 ranks some have no episode to play in a round while others go on."""
-    options = {"partial_rollout_turns": 2, "max_steps": 4}
-    for ranks in (0, 2, 4):
+    options = {"partial_rollout_turns": 2, "max_steps": 4, "async_steps": async_steps}
+    for ranks in (0, *map(int, several)):
         done = launch(ranks, tmp_path / str(ranks), {"WAITS": "1"}, **options)
         assert done.returncode == 0, done.stderr
-    for ranks in ("2", "4"):
+    for ranks in several:
         assert episodes(tmp_path / "0") == episodes(tmp_path / ranks)
         assert list_versions(tmp_path / "0") == list_versions(tmp_path / ranks)
         assert difference(tmp_path / "0", tmp_path / ranks) < SAME_WEIGHTS
@@ -97,16 +102,17 @@ def test_ranks_play_the_partial_rollouts_of_one_process(tmp_path):
                 assert one[name] == other[name]
 
 
-def test_a_run_that_is_stopped_after_each_step_goes_on_with_its_episodes(tmp_path):
+@pytest.mark.parametrize("async_steps", [0, 1])
+def test_a_run_that_is_stopped_after_each_step_goes_on_with_its_episodes(async_steps, tmp_path):
     class Stop:
         def on_step(self, step, metrics):
             trainer.stop()
 
-    options = {"partial_rollout_turns": 2, "max_steps": 4}
+    options = {"partial_rollout_turns": 2, "max_steps": 4, "async_steps": async_steps}
     played.train(tmp_path / "whole", **options)
     trainer = played.make(tmp_path / "stopped", callbacks=[Stop()], **options)
     trainer.train(played.ROWS)
-    changes = {"max_steps": 4, "resume_changes": ["partial_rollout_turns"]}
+    changes = {"max_steps": 4, "async_steps": async_steps, "resume_changes": ["partial_rollout_turns"]}
     with pytest.raises(
         CheckpointError, match="prompts whose episodes are under way, and partial_rollout_turns is None"
     ):

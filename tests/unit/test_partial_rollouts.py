@@ -20,6 +20,7 @@ from rlox_grpo.environments import Outcome
 from rlox_grpo.errors import ConfigError, EpisodeError
 from rlox_grpo.groups import check_turns, number_turns
 from rlox_grpo.prompts.load import load_rows
+from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
@@ -338,6 +339,46 @@ def test_an_environment_that_raises_names_its_row_and_the_step_can_be_tried_agai
     assert len(engine.sampled) == len(set(engine.sampled)) == 2 * 6
 
 
+def test_batches_ahead_of_one_that_failed_are_played_after_it(tokenizer: Any) -> None:
+    """Prompts are drawn once each, also where the run goes on from what was saved after the failure."""
+    broken, drawn = True, []
+
+    async def fail(row: Any, chat: Any) -> float:
+        for _ in range(row["length"]):
+            await chat.turn("go on")
+        if broken and row["length"] == 2:
+            raise RuntimeError("no network")
+        return 1.0
+
+    prompts, engine = rows((1, 2, 3, 1)), BackgroundEngine(StubEngine(tokenizer))
+    pool = PartialRollouts(make_runner(tokenizer, fail), seed=3, ahead=2)
+
+    def draw(step: int) -> list[Prompt]:
+        drawn.append(step)
+        return prompts[step : step + 1]
+
+    def take(pool: PartialRollouts, step: int) -> list[int]:
+        return [prompt.index for prompt in pool.next_batch(step, draw, engine, SAMPLING, lambda _: 2).prompts]
+
+    assert take(pool, 0) == [0]
+    pool.done()
+    with pytest.raises(EpisodeError, match=r"prompts\[1\], episode 0, turn 2: RuntimeError: no network"):
+        take(pool, 1)
+    broken = False
+    later = PartialRollouts(make_runner(tokenizer, fail), seed=3, ahead=2)
+    later.restore(json.loads(json.dumps(pool.state())), prompts)
+    for one in (pool, later):
+        found = []
+        for step in (1, 2, 3):
+            found += take(one, step)
+            one.done()
+        assert found == [1, 3, 2]
+        assert one.next_batch(4, draw, engine, SAMPLING, lambda _: 2).prompts == []
+    engine._thread.shutdown()
+    assert drawn[:4] == [0, 1, 2, 3]
+    assert not any(prompts[step : step + 1] for step in drawn[4:])
+
+
 def test_a_round_does_not_wait_for_an_agent_that_swallows_its_stop(tokenizer: Any) -> None:
     async def stubborn(row: Any, chat: Any) -> float:
         for _ in range(row["length"]):
@@ -357,7 +398,6 @@ def test_a_round_does_not_wait_for_an_agent_that_swallows_its_stop(tokenizer: An
     ("options", "message"),
     [
         ({"partial_rollout_turns": 8}, "partial_rollout_turns=8 with max_turns=8: every episode ends in the step"),
-        ({"partial_rollout_turns": 1, "async_steps": 1}, "partial_rollout_turns=1 with async_steps=1"),
         ({"partial_rollout_turns": 1, "zero_variance": "refill"}, "partial_rollout_turns=1 does not: choose one"),
     ],
 )

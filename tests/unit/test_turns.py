@@ -192,7 +192,7 @@ def test_equal_rewards_that_differ_by_turn_are_trained(tmp_path):
     ]
     advantages = learner.advantages(groups, 0, 1)
     np.testing.assert_array_equal(advantages, [[0, -0.5], [0, 0.5], [0, 0], [0, 0], [0, np.nan], [0, np.nan]])
-    (part,) = learner.batches(groups, advantages)
+    (part,) = learner.batches(groups, advantages, 0)
     assert torch.cat([batch.row_index for batch in part]).tolist() == [0, 1]  # the other groups teach nothing
     before = model(torch.tensor([[1, 2, 3, 1], [1, 2, 4, 1]])).detach().log_softmax(-1)
     (stats,) = learner.update([part], groups, 0, 1)
@@ -220,7 +220,7 @@ def test_the_rows_of_shorter_episodes_have_no_place_for_later_turns(tmp_path):
 def test_a_loss_that_is_not_finite_names_its_rows_with_advantages_by_turn():
     learner, _ = learner_of()
     groups = [paid_by_turn([[1, 0], [0, 1]])]
-    batch = learner.batches(groups, learner.advantages(groups, 0, 1))[0][0]
+    batch = learner.batches(groups, learner.advantages(groups, 0, 1), 0)[0][0]
     wrong = replace(batch, advantages=torch.where(torch.arange(2)[:, None] == 1, torch.nan, batch.advantages))
     with pytest.raises(NonFiniteError, match=r"not finite in rows \[1\]; row 1 is completion 1 of prompts\[0\]"):
         learner.update([[wrong]], groups, 0, 1)

@@ -229,11 +229,6 @@ def _check_partial_rollouts(options: Options, turns: int) -> Iterator[str]:
             f"partial_rollout_turns={turns} with max_turns={options.max_turns}: every episode ends in the step in "
             "which it begins; set partial_rollout_turns below max_turns, or leave it out"
         )
-    if options.async_steps > 0:
-        yield (
-            f"partial_rollout_turns={turns} with async_steps={options.async_steps}: both sample before the update; "
-            "choose one of them"
-        )
     if options.zero_variance == "refill":
         yield (
             f"zero_variance='refill' plays the episodes of further prompts to their end, and partial_rollout_turns="

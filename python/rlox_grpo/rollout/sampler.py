@@ -47,7 +47,7 @@ class Sampler:
         self.pass_rates = PassRates()
         self.ahead = Ahead()
         draws = derive_seed(seed, "partial rollouts", 0)
-        self.partial = None if player is None else PartialRollouts(player, draws, ranks)
+        self.partial = None if player is None else PartialRollouts(player, draws, ranks, config.async_steps)
         self._config = config
         self._generate = generate
 

@@ -159,19 +159,11 @@ def _digest(request: TurnRequest) -> str:
     return digest.hexdigest()[:32]
 
 
-def measure_carried(groups: Iterable[StartedGroup], version: int) -> dict[str, float]:
-    """``rollout/carried_episodes`` and ``rollout/carried_staleness_max`` of episodes that go on after a step."""
-    begun = [
-        episode
-        for started in groups
-        for episode in started.episodes
-        if started.group is None and episode.played is None and episode.replies
-    ]
-    oldest = [version - found for started in groups if started.group is None for found in started.versions]
-    return {
-        "rollout/carried_episodes": float(len(begun)),
-        "rollout/carried_staleness_max": float(max(oldest, default=0)),
-    }
+def count_carried(groups: Iterable[StartedGroup]) -> tuple[int, int | None]:
+    """The episodes that have begun and not ended, and the oldest version of the groups under way; None without any."""
+    under_way = [started for started in groups if started.group is None]
+    begun = [one for started in under_way for one in started.episodes if one.played is None and one.replies]
+    return len(begun), min((version for started in under_way for version in started.versions), default=None)
 
 
 def measure_dropped(groups: Iterable[RolloutGroup], oldest: int) -> dict[str, float]:
