@@ -36,6 +36,13 @@ ROWS = [
         "arguments are weight, percent, undecided; in a run file, options of the run stand above the first [[rewards]]",
     ),
     (
+        "an unknown key of the layout",
+        MODEL + REWARD + "[layout]\nnodes = 2\n",
+        (),
+        "[layout] unknown option 'nodes'; expected trainers, cpus_per_trainer, engines, cpus_per_engine, "
+        "tensor_parallel_size, colocate, reference",
+    ),
+    (
         "one table in place of a list of tables",
         MODEL + '[rewards]\nname = "gsm8k"\n',
         (),

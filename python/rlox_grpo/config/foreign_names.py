@@ -228,6 +228,7 @@ _OTHER: Mapping[str, str] = {
 _RUN_FILE_KEYS = ("launcher", "layout")
 """Keys of run files that are no options: a GRPO object lives in the processes that make it."""
 
+_FEW = 10
 _NEAR = 0.8
 """Similarity from which a name is suggested: ``group_sze`` has 0.95 with ``group_size``, ``save_steps`` 0.74 with
 ``max_steps``."""
@@ -252,8 +253,10 @@ def advise(name: str, known: Iterable[str]) -> str:
             )
     if name in _OTHER:
         return f": {_OTHER[name]}"
-    close = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
-    return f": did you mean {close[0]!r}?" if close else "; `rlox-grpo options` lists the options"
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR):
+        return f": did you mean {close[0]!r}?"
+    # A table of few keys, such as [layout], has no page of its own.
+    return f"; expected {', '.join(known)}" if len(known) < _FEW else "; `rlox-grpo options` lists the options"
 
 
 def _advise_on_verls_key(key: str, known: Iterable[str]) -> str:
