@@ -267,14 +267,15 @@ def test_a_server_streams_what_it_samples(at_server, tokenizer, monkeypatch):
     assert chunks[0] >= 3
 
 
-@pytest.mark.parametrize("async_steps", [0, 1])
+@pytest.mark.parametrize(("async_steps", "rounds_of"), [(0, None), (1, None), (1, 2)])
 @pytest.mark.parametrize("engine", ["vllm", "vllm_server"])
-def test_training_and_resuming(engine, async_steps, make_tiny_model, tokenizer, request, tmp_path):
+def test_training_and_resuming(engine, async_steps, rounds_of, make_tiny_model, tokenizer, request, tmp_path):
     def train(folder, **options):
         model = make_tiny_model("qwen2", **SERVED)
         servers = engine == "vllm_server"
         where = {"server_urls": (request.getfixturevalue("launcher").url,)} if servers else {}
         changes = {"engine": engine, "max_steps": 3, "async_steps": async_steps, "engine_max_length": 128, **where}
+        changes |= {"partial_rollout_turns": rounds_of}
         changes |= {"group_size": 4, "prompts_per_step": 2, "max_new_tokens": 4, "output_dir": folder, "max_turns": 3}
         trainer = GRPO(
             model,
