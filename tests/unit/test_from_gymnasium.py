@@ -26,6 +26,7 @@ gymnasium = pytest.importorskip("gymnasium")
 spaces = gymnasium.spaces
 
 LAKE = ("left", "down", "right", "up")
+TAXI = max(name for name in gymnasium.registry if name.startswith("Taxi-v"))
 
 
 def play(environment: Any, replies: Any, row: Any = None, **options: Any) -> tuple[Outcome, list[str]]:
@@ -46,15 +47,13 @@ def play(environment: Any, replies: Any, row: Any = None, **options: Any) -> tup
         # CliffWalking: up, 11 times right, down; each step costs 1.
         ("CliffWalking-v1", ["0"] + ["1"] * 11 + ["2"], "36", -13.0, "completed"),
         # Taxi: 3 steps south, -1 each, until the environment's own limit.
-        ("Taxi-v4", ["0"] * 3, None, -3.0, "truncated"),
+        (TAXI, ["0"] * 3, None, -3.0, "truncated"),
         # Blackjack: stick.
         ("Blackjack-v1", ["0"], None, None, "completed"),
     ],
 )
 def test_toy_text_environments_play(name: str, replies: Any, first: Any, reward: Any, reason: str) -> None:
-    options: dict[str, Any] = {"FrozenLake-v1": {"is_slippery": False}, "Taxi-v4": {"max_episode_steps": 3}}.get(
-        name, {}
-    )
+    options: dict[str, Any] = {"FrozenLake-v1": {"is_slippery": False}, TAXI: {"max_episode_steps": 3}}.get(name, {})
     environment = from_gymnasium(name, **options)
     assert environment.__name__ == name
     outcome, shown = play(environment, replies, {"seed": 4}, max_turns=20)
@@ -116,7 +115,7 @@ def test_hooks() -> None:
 
 
 def test_the_seed_is_the_rows_or_the_episodes() -> None:
-    environment = from_gymnasium("Taxi-v4", max_episode_steps=1)
+    environment = from_gymnasium(TAXI, max_episode_steps=1)
     firsts = {play(environment, ["0"], {"seed": seed})[1][0] for seed in (1, 1, 2, 3)}
     assert len(firsts) == 3
     assert play(environment, ["0"])[1] == play(environment, ["0"], {"seed": 0})[1]  # chat.seed is 0 here

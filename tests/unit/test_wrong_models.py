@@ -142,9 +142,8 @@ def test_a_hub_that_does_not_answer_is_one_line_and_one_error(monkeypatch, caplo
     with pytest.raises(ValueError, match="model='owner/name' cannot be loaded: .*there is no such folder either"):
         GRPO("owner/name", score_length, log_to=())
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("huggingface_hub")]
-    assert len(pauses) > 0
-    assert len(lines) == 1
-    assert "thrown while requesting HEAD http://127.0.0.1:9/owner/name" in lines[0]
+    assert len(lines) == bool(pauses)  # huggingface_hub 0.x does not try again
+    assert all("thrown while requesting HEAD http://127.0.0.1:9/owner/name" in line for line in lines)
 
 
 @pytest.mark.parametrize(
