@@ -317,23 +317,29 @@ def test_an_environment_that_answers_otherwise_gets_new_replies_from_there(token
         assert own == [-1.0 - version for version in one.versions]
 
 
-def test_an_environment_that_raises_names_its_row_and_the_step_can_be_tried_again(tokenizer: Any) -> None:
-    broken = True
+def make_failing() -> tuple[Any, list[str]]:
+    """An environment that raises in rows of length 2, until the list is empty."""
+    broken = ["no network"]
 
     async def fail(row: Any, chat: Any) -> float:
         for _ in range(row["length"]):
             await chat.turn("go on")
         if broken and row["length"] == 2:
-            raise RuntimeError("no network")
+            raise RuntimeError(*broken)
         return 1.0
 
+    return fail, broken
+
+
+def test_an_environment_that_raises_names_its_row_and_the_step_can_be_tried_again(tokenizer: Any) -> None:
+    fail, broken = make_failing()
     engine, prompts = StubEngine(tokenizer), rows((1, 2, 3))
     pool = PartialRollouts(make_runner(tokenizer, fail), seed=3)
     (first,) = play(pool, engine, prompts, per_step=1, steps=range(1))
     assert first[0].prompt.index == 0
     with pytest.raises(EpisodeError, match=r"prompts\[1\], episode 0, turn 2: RuntimeError: no network"):
         play(pool, engine, prompts, per_step=1, steps=range(1, 2))
-    broken = False
+    broken.clear()
     later = play(pool, engine, prompts, per_step=1, steps=range(1, 3))
     assert [group.prompt.index for groups in later for group in groups] == [1, 2]
     assert len(engine.sampled) == len(set(engine.sampled)) == 2 * 6
@@ -341,15 +347,7 @@ def test_an_environment_that_raises_names_its_row_and_the_step_can_be_tried_agai
 
 def test_batches_ahead_of_one_that_failed_are_played_after_it(tokenizer: Any) -> None:
     """Prompts are drawn once each, also where the run goes on from what was saved after the failure."""
-    broken, drawn = True, []
-
-    async def fail(row: Any, chat: Any) -> float:
-        for _ in range(row["length"]):
-            await chat.turn("go on")
-        if broken and row["length"] == 2:
-            raise RuntimeError("no network")
-        return 1.0
-
+    (fail, broken), drawn = make_failing(), []
     prompts, engine = rows((1, 2, 3, 1)), BackgroundEngine(StubEngine(tokenizer))
     pool = PartialRollouts(make_runner(tokenizer, fail), seed=3, ahead=2)
 
@@ -364,7 +362,7 @@ def test_batches_ahead_of_one_that_failed_are_played_after_it(tokenizer: Any) ->
     pool.done()
     with pytest.raises(EpisodeError, match=r"prompts\[1\], episode 0, turn 2: RuntimeError: no network"):
         take(pool, 1)
-    broken = False
+    broken.clear()
     later = PartialRollouts(make_runner(tokenizer, fail), seed=3, ahead=2)
     later.restore(json.loads(json.dumps(pool.state())), prompts)
     for one in (pool, later):
