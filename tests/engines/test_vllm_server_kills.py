@@ -138,8 +138,10 @@ class Training:
         except subprocess.TimeoutExpired:
             pytest.fail(f"still running after {DEADLINE:g} s: {self.said()}")
 
-    def newest_checkpoint(self) -> Path:
-        return checkpoints(self.folder / "checkpoints")[-1]
+    def newest_checkpoint(self) -> tuple[int, Path | None]:
+        """Its step and folder; 0 and None where a rank died before the first one was complete."""
+        found = checkpoints(self.folder / "checkpoints")
+        return (int(found[-1].name[-6:]), found[-1]) if found else (0, None)
 
     def close(self) -> None:
         """End what is left of it."""
@@ -219,12 +221,12 @@ def test_whatever_is_killed_the_run_ends_as_one_that_was_not(
                 assert re.search(rf"{victim} \(\S+, process {rank.pid}\) has given no sign of life", run.said()), (
                     run.said()
                 )
-            newest = run.newest_checkpoint()
+            newest, place = run.newest_checkpoint()
             if victim.startswith("rank"):
-                under_way.add(int(newest.name[-6:]))
-            gap = difference(newest, undisturbed[int(newest.name[-6:]) - 1])
-            print(f"{what}, after step {done}: {time.monotonic() - begun:.1f} s; {newest.name} differs by {gap:.1e}")
-            assert int(newest.name[-6:]) >= done - 1  # only what was under way is lost
+                under_way.add(newest)
+            gap = 0.0 if place is None else difference(place, undisturbed[newest - 1])
+            print(f"{what}, after step {done}: {time.monotonic() - begun:.1f} s; step {newest} differs by {gap:.1e}")
+            assert newest >= done - 1  # only what was under way is lost
             assert gap < SAME_WEIGHTS
             if run.process.poll() is not None:
                 run.start()
@@ -238,5 +240,5 @@ def test_whatever_is_killed_the_run_ends_as_one_that_was_not(
     assert {*range(1, max_steps + 1)} - {*recorded} <= under_way
     expected = completions(whole.folder)
     assert completions(run.folder) == {step: expected[step] for step in recorded}
-    assert difference(run.newest_checkpoint(), undisturbed[-1]) < SAME_WEIGHTS
+    assert difference(checkpoints(run.folder / "checkpoints")[-1], undisturbed[-1]) < SAME_WEIGHTS
     assert difference(undisturbed[-1], undisturbed[0]) > 20 * SAME_WEIGHTS
