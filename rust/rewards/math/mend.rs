@@ -81,7 +81,7 @@ impl<'t> Edits<'t> {
                 closing.map(|(at, _)| *at).collect()
             }
         });
-        let even = if add { depths.iter().all(|(_, depth)| *depth >= 0) } else { true };
+        let even = !add || depths.iter().all(|(_, depth)| *depth >= 0);
         even.then(|| Self { text, add, brackets: are_brackets_whole(text, false), places: places.collect() })
     }
 

@@ -162,10 +162,9 @@ class EpisodeRunner:
         seed: int,
         are_enough: Callable[[int], bool],
     ) -> None:
-        """Play ``groups``, ``partial_rollout_turns`` replies of each episode a round.
+        """Play ``groups``, ``partial_rollout_turns`` replies of each episode a round, until all have ended.
 
-        Until all have ended, or ``are_enough``, of the number that have, which is called between two rounds. Their
-        replies and ends are kept in ``groups``, also where this raises.
+        Or until ``are_enough(ended)`` between two rounds. Replies and ends are kept in ``groups``, also on an error.
 
         Raises:
             EpisodeError: the environment raised, and ``on_environment_error="stop"``.
@@ -193,15 +192,14 @@ class EpisodeRunner:
                     started.group = make_group(started.prompt, played, self._tokenizer, version)
             return sum(started.group is not None for started in groups)
 
+        def stops() -> bool:
+            return are_enough(count_ended())
+
         running: list[Running] = []
         asked = [(prompt, key) for key, (prompt, _) in kept.items()]
         with turn_engine.open_turns(sampling, seed, min(len(asked), self._max_live or len(asked))) as session:
             replies = Replies(session, gate)
-            run_coroutine(
-                lambda: self._run(
-                    turn_engine, replies, asked, sampling, seed, running, lambda: are_enough(count_ended())
-                )
-            )
+            run_coroutine(lambda: self._run(turn_engine, replies, asked, sampling, seed, running, stops))
             self.prefilled_tokens = session.prefilled_tokens
         count_ended()
 

@@ -47,13 +47,9 @@ impl Comparer<'_> {
                 match indexed(&left) {
                     Some((_, values)) => self.unordered_refs(&values, &items.iter().collect::<Vec<_>>()),
                     // `x = 2, p = 3` as the values in the gold's order.
-                    None if matches!(answer, Value::List { shape: Shape::Bare, .. }) => match point(&left, false) {
-                        Some(values) if values.len() == items.len() => values
-                            .iter()
-                            .zip(items)
-                            .fold(Equality::Equal, |all, (gold, item)| all.and(self.values(gold, item))),
-                        _ => Equality::Different,
-                    },
+                    None if matches!(answer, Value::List { shape: Shape::Bare, .. }) => {
+                        self.values_in_order(point(&left, false), Some(items.iter().collect()))
+                    }
                     None => Equality::Different,
                 }
             }
@@ -85,22 +81,11 @@ impl Comparer<'_> {
             }
             // `x = 1, y = 2` as the point (1, 2): in the order of the names, x before y.
             (Value::System { any: false, .. }, Value::List { items, shape: Shape::Tuple }) => {
-                match point(&left, true) {
-                    Some(values) if values.len() == items.len() => values
-                        .iter()
-                        .zip(items)
-                        .fold(Equality::Equal, |all, (gold, item)| all.and(self.values(gold, item))),
-                    _ => Equality::Different,
-                }
+                self.values_in_order(point(&left, true), Some(items.iter().collect()))
             }
-            (Value::List { items, shape: Shape::Tuple }, Value::System { any: false, .. }) => match point(&right, true)
-            {
-                Some(values) if values.len() == items.len() => values
-                    .iter()
-                    .zip(items)
-                    .fold(Equality::Equal, |all, (value, item)| all.and(self.values(item, value))),
-                _ => Equality::Different,
-            },
+            (Value::List { items, shape: Shape::Tuple }, Value::System { any: false, .. }) => {
+                self.values_in_order(Some(items.iter().collect()), point(&right, true))
+            }
             // `(x, y) = (1, 2)`
             (Value::System { any: false, .. }, Value::Equality { sides, .. }) => match &sides[..] {
                 [Value::List { items: names, .. }, Value::List { items, shape: Shape::Tuple }]
@@ -120,6 +105,17 @@ impl Comparer<'_> {
                 }
                 _ => Equality::Different,
             },
+            _ => Equality::Different,
+        }
+    }
+
+    /// Whether values are equal one by one; those that are absent equal nothing.
+    fn values_in_order(&self, golds: Option<Vec<&Value>>, answers: Option<Vec<&Value>>) -> Equality {
+        match (golds, answers) {
+            (Some(golds), Some(answers)) if golds.len() == answers.len() => golds
+                .iter()
+                .zip(answers)
+                .fold(Equality::Equal, |all, (gold, answer)| all.and(self.values(gold, answer))),
             _ => Equality::Different,
         }
     }
