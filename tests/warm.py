@@ -1,13 +1,15 @@
 """Processes that start at once: forked from one that has imported torch, transformers and this library.
 
-A new interpreter needs seconds to import them, and the tests start dozens. :func:`run` takes the place of
-``torch.distributed.run`` where a test is about what the ranks do, and not about their launcher or their exit.
+A new interpreter needs 8 s of processor time to import them, 12 s with vLLM, and the tests start dozens. :func:`run`
+takes the place of ``torch.distributed.run`` where a test is about what the ranks do, and not about their launcher or
+their exit.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import json
 import os
 import runpy
@@ -34,8 +36,16 @@ class Ended(NamedTuple):
     """All that its processes printed."""
 
 
-def run(ranks: int, script: Path, *arguments: str, **environment: str) -> Ended:
-    """Run a script on so many ranks of this machine, or in a plain process (0), and wait for its end."""
+def run(ranks: int, script: Path, *arguments: object, loaded: tuple[str, ...] = (), **environment: str) -> Ended:
+    """Run a script on so many ranks of this machine, or in a plain process (0), and wait for its end.
+
+    Args:
+        ranks: Number of processes; 0 is one without torchrun's variables.
+        script: Runs as ``python script arguments``.
+        arguments: Its arguments.
+        loaded: Modules that are imported before the fork, too. Each set of them has a process of its own.
+        environment: Variables of the script.
+    """
     if sys.platform != "linux":  # elsewhere a process that has imported torch is not safe to fork
         return _run_anew(ranks, script, *arguments, **environment)
     with tempfile.NamedTemporaryFile(prefix="warm_", suffix=".log") as log:
@@ -47,7 +57,7 @@ def run(ranks: int, script: Path, *arguments: str, **environment: str) -> Ended:
             "folder": os.getcwd(),
             "log": log.name,
         }
-        process = _warm_process()
+        process = _warm_process(loaded)
         process.stdin.write(json.dumps(request).encode() + b"\n")
         ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S + 2 * TERM_S)
         answer = process.stdout.readline() if ready else b""
@@ -56,7 +66,7 @@ def run(ranks: int, script: Path, *arguments: str, **environment: str) -> Ended:
         return Ended(json.loads(answer), said)
 
 
-def _run_anew(ranks: int, script: Path, *arguments: str, **environment: str) -> Ended:
+def _run_anew(ranks: int, script: Path, *arguments: object, **environment: str) -> Ended:
     from ranked import torchrun
 
     ended = subprocess.run(
@@ -72,10 +82,10 @@ def _run_anew(ranks: int, script: Path, *arguments: str, **environment: str) -> 
 
 
 @functools.cache
-def _warm_process() -> subprocess.Popen:
+def _warm_process(loaded: tuple[str, ...]) -> subprocess.Popen:
     """Start the process that forks; it ends when its standard input is closed."""
     process = subprocess.Popen(
-        [sys.executable, __file__],
+        [sys.executable, __file__, *loaded],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
@@ -103,10 +113,15 @@ def serve() -> None:
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
     import rlox_grpo
+    from rlox_grpo.rollout.engines.vllm.startup import set_environment
 
     torch.set_num_threads(1)
     os.fsync = os.fstat  # as in tests/conftest.py: no wait for the disk
     assert rlox_grpo.GRPO  # loads the trainer
+    if any(module.startswith("vllm.") for module in sys.argv[1:]):
+        set_environment()  # vLLM reads it when it is imported
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     for line in sys.stdin:
         launcher = os.fork()
         if launcher == 0:

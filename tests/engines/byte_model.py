@@ -23,6 +23,15 @@ SERVED = {**SIZES, "intermediate_size": 512, "tie_word_embeddings": True}
 """Of the demo's half a million parameters; on the CPU vLLM samples from an output layer of its own."""
 
 
+VLLM_MODULES = (
+    "vllm.entrypoints.llm",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.model_executor.models.qwen2",
+)
+"""What a rank with vLLM imports, for ``warm.run(..., loaded=VLLM_MODULES)``."""
+
+
 CHATML = (
     "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}a{% endif %}"

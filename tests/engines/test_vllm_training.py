@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from byte_model import PROMPTS, SIZES, log_probs, prompt, share_of_low_bytes, training
+from byte_model import PROMPTS, SIZES, VLLM_MODULES, log_probs, prompt, share_of_low_bytes, training
 
+import warm
 from ranked import torchrun
 from rlox_grpo import GRPO
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-ON_TWO_RANKS = [*torchrun(2), str(Path(__file__).with_name("byte_run.py"))]
+SCRIPT = Path(__file__).with_name("byte_run.py")
 
 
 def options(**changes):
@@ -120,13 +121,7 @@ def test_two_ranks_sample_from_the_trainers_weights(changes, make_tiny_model, by
     make_tiny_model("qwen2", **SIZES).save_pretrained(tmp_path / "model")
     byte_tokenizer.save_pretrained(tmp_path / "model")
     given = options(output_dir=str(tmp_path / "run"), max_steps=4, prompts_per_step=7, **changes)
-    trained = subprocess.run(
-        [*ON_TWO_RANKS, str(tmp_path / "model"), json.dumps(given)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    trained = warm.run(2, SCRIPT, tmp_path / "model", json.dumps(given), loaded=VLLM_MODULES)
     assert trained.returncode == 0, trained.stderr
     assert "Traceback" not in trained.stderr
     steps = steps_of(tmp_path / "run")
@@ -140,13 +135,8 @@ def test_a_sync_that_fails_on_one_rank_starts_vllm_again_on_all(make_tiny_model,
     make_tiny_model("qwen2", **SIZES).save_pretrained(tmp_path / "model")
     byte_tokenizer.save_pretrained(tmp_path / "model")
     changes = {"updater": "deepspeed", "zero_stage": 2, "max_steps": 4, "rank_timeout": 30.0}
-    trained = subprocess.run(
-        [*ON_TWO_RANKS, str(tmp_path / "model"), json.dumps(options(output_dir=str(tmp_path / "run"), **changes))],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "BREAK_SYNC": "2"},
-    )
+    given = json.dumps(options(output_dir=str(tmp_path / "run"), **changes))
+    trained = warm.run(2, SCRIPT, tmp_path / "model", given, loaded=VLLM_MODULES, BREAK_SYNC="2")
     assert trained.returncode == 0, trained.stderr
     assert len(re.findall(r"the sync of version 2 failed \(rank 1: .*\): vLLM is started again", trained.stderr)) == 2
     assert "Traceback" not in trained.stderr
@@ -157,12 +147,20 @@ def test_a_sync_that_fails_on_one_rank_starts_vllm_again_on_all(make_tiny_model,
 
 @pytest.mark.deepspeed
 def test_an_adapter_in_shards_reaches_the_engine_merged_and_whole(make_tiny_model, byte_tokenizer, tmp_path):
-    """ZeRO 3 on two ranks, each with an engine of its own; the trainer's log-probs are those of the merged weights."""
+    """ZeRO 3 on two ranks, each with an engine of its own; the trainer's log-probs are those of the merged weights.
+
+    By torchrun, as the test is about the exit too.
+    """
     make_tiny_model("qwen2", **SIZES).save_pretrained(tmp_path / "model")
     byte_tokenizer.save_pretrained(tmp_path / "model")
     changes = {"updater": "deepspeed", "zero_stage": 3, "lora_rank": 4, "learning_rate": 0.03, "max_steps": 4}
     trained = subprocess.run(
-        [*ON_TWO_RANKS, str(tmp_path / "model"), json.dumps(options(output_dir=str(tmp_path / "run"), **changes))],
+        [
+            *torchrun(2),
+            str(SCRIPT),
+            str(tmp_path / "model"),
+            json.dumps(options(output_dir=str(tmp_path / "run"), **changes)),
+        ],
         capture_output=True,
         text=True,
         timeout=500,
