@@ -18,6 +18,26 @@ from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 TOKEN = "a-token-of-the-tests-that-nobody-guesses"
 
 
+FIRST = (
+    "test_vllm_server_kills.py",
+    "test_deepspeed.py",
+    "test_deepspeed_start.py",
+    "test_two_hosts.py",
+    "test_vllm_episodes.py",
+    "test_vllm_episodes_ranks.py",
+    "test_vllm_server.py",
+    "test_vllm_training.py",
+    "test_vllm_engine.py",
+)
+"""The files that take longest, and DeepSpeed's before vLLM runs in the process of a worker; the others come after."""
+
+
+def pytest_collection_modifyitems(items):
+    """Put the longest files first: pytest-xdist hands them out in this order, and the short ones fill the end."""
+    places = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
+
+
 def pytest_xdist_make_scheduler(config, log):
     """For ``pytest -n 2``: the files that share the server in one worker, the others file by file.
 
