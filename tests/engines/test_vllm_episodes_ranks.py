@@ -5,21 +5,20 @@ from __future__ import annotations
 import copy
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from byte_model import CHATML, SERVED
+from byte_model import CHATML, SERVED, VLLM_MODULES
 
-from ranked import torchrun
+import warm
+from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 
 pytest.importorskip("openai")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-SCRIPT = str(Path(__file__).with_name("agent_run.py"))
+SCRIPT = Path(__file__).with_name("agent_run.py")
 SAME_STEPS, STEPS = 3, 8
 
 
@@ -44,19 +43,15 @@ def test_an_agent_trains_on_two_ranks_as_on_one(engine, make_tiny_model, byte_to
     make_tiny_model("qwen2", **SERVED).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     options = {"engine": engine, "max_turns": 2, "max_new_tokens": 8, "engine_max_length": 128}
+    token = {}
     if engine == "vllm_server":
         options["server_urls"] = [request.getfixturevalue("launcher").url]
+        token[TOKEN_VARIABLE] = os.environ[TOKEN_VARIABLE]
     found = []
-    for launcher, steps in (([sys.executable], SAME_STEPS), (torchrun(2), STEPS)):
+    for ranks, steps in ((0, SAME_STEPS), (2, STEPS)):
         folder = tmp_path / str(len(found))
         words = {**options, "max_steps": steps, "output_dir": str(folder), "log_completions": 100}
-        run = subprocess.run(
-            [*launcher, SCRIPT, str(tmp_path / "model"), json.dumps(words)],
-            capture_output=True,
-            text=True,
-            timeout=900,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        run = warm.run(ranks, SCRIPT, tmp_path / "model", json.dumps(words), loaded=VLLM_MODULES, **token)
         assert run.returncode == 0, run.stderr
         found.append(folder)
     one, two = (read_jsonl(folder / "metrics.jsonl") for folder in found)
