@@ -106,6 +106,8 @@ def _warm_process(loaded: tuple[str, ...]) -> subprocess.Popen:
 
 def serve() -> None:
     """Fork a launcher for each request, one after another, and answer with its status."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a module prints when it is imported is no answer
     import peft  # noqa: F401
     import safetensors.torch  # noqa: F401
     import torch.distributed.fsdp
@@ -125,11 +127,12 @@ def serve() -> None:
     for line in sys.stdin:
         launcher = os.fork()
         if launcher == 0:
+            answers.close()
             os.setsid()
             os._exit(_launch(**json.loads(line)) & 0xFF)
         _, status = os.waitpid(launcher, 0)
         code = os.waitstatus_to_exitcode(status)
-        print(code if code < 128 else code - 256, flush=True)
+        print(code if code < 128 else code - 256, file=answers, flush=True)
 
 
 def _launch(ranks: int, script: str, arguments: list[str], environment: dict[str, str], folder: str, log: str) -> int:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import ranked
+import warm
 
 pytestmark = [
     pytest.mark.deepspeed,
@@ -51,13 +52,7 @@ RUNS = {
 
 def launched(ranks, *arguments, **environment):
     """Train by ``tests/ranked.py`` on so many ranks, one run after another in the same processes."""
-    return subprocess.run(
-        [*(ranked.torchrun(ranks) if ranks > 1 else [sys.executable]), str(TESTS / "ranked.py"), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+    return warm.run(ranks, TESTS / "ranked.py", *arguments, loaded=("deepspeed",), **environment)
 
 
 def launch(ranks, *arguments, **environment):
@@ -77,7 +72,10 @@ def difference(left, right):
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    """A folder of each of ``RUNS``, all trained on two ranks in one launch, and ``extensions`` for compiled ones."""
+    """A folder of each of ``RUNS``, all trained on two ranks in one launch, and ``extensions`` for compiled ones.
+
+    By torchrun: the interpreters are new ones, so that a compiler would be asked for here.
+    """
     root = tmp_path_factory.mktemp("two")
     words = []
     for name, changes in RUNS.items():
@@ -85,7 +83,19 @@ def two_ranks(tmp_path_factory):
         if "resume" in changes:
             options["resume"] = str(checkpoint(root / changes["resume"]))
         words += [root / name, json.dumps(options)]
-    launch(2, *words, TORCH_EXTENSIONS_DIR=str(root / "extensions"), CXX="/nonexistent")
+    done = subprocess.run(
+        [*ranked.torchrun(2), str(TESTS / "ranked.py"), *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_EXTENSIONS_DIR": str(root / "extensions"),
+            "CXX": "/nonexistent",
+        },
+    )
+    assert done.returncode == 0, done.stderr
     return root
 
 
