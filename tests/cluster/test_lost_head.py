@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tiny_run import SAVED, environment, same
+from tiny_run import SAVED, environment, list_processes, same
+from tiny_run import wait_until as wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -26,26 +27,7 @@ RAY += ["--runtime-env-agent-port=52467", "--metrics-export-port=52468"]  # besi
 SERVICE, NODE = f"--gcs_server_port={PORT}", f":{PORT} "
 """Words of this cluster's processes alone."""
 STARTS = 4
-
-
-def list_processes(*words):
-    found = {}
-    for place in Path("/proc").iterdir():
-        if place.name.isdecimal():
-            try:
-                command = (place / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
-            if all(word in command for word in words):
-                found[int(place.name)] = command
-    return found
-
-
-def wait_until(is_true):
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+wait_until = partial(wait_for, seconds=DEADLINE_S)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from tiny_run import SAVED, SERVED, same
@@ -38,7 +39,9 @@ def calm(run):
 
 def test_each_engine_is_measured_and_has_a_log(calm, folder):
     assert "2 trainers, 2 engines on 2 of the cluster's nodes" in calm
-    assert "engine 1 on " in calm
+    for index in range(2):
+        start = rf"engine {index} on (\S+) is starting; its log: {folder}/calm/logs/engine_{index}.log\n"
+        assert re.search(rf"{start}(.*\n)*engine {index} on \1 is ready: http://\1:", calm), calm
     steps = metrics(folder / "calm")
     for index in range(2):
         assert all(step[f"engines/{index}/tokens_per_s"] > 0 for step in steps)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import DRIVER, RUN, SAVED, environment, same, weights
+from tiny_run import DRIVER, RUN, SAVED, environment, list_processes, same, wait_until, weights
 
 pytestmark = pytest.mark.cluster
 
@@ -47,14 +47,14 @@ def test_ray_takes_the_steps_of_torchrun(train, cluster, folder, by_torchrun):
     assert sorted(path.name for path in (folder / "ray" / "logs").iterdir()) == ["rank_0.log", "rank_1.log"]
 
 
-def test_one_rank_takes_the_steps_of_one_process(train, cluster, folder, by_torchrun):
+def test_one_rank_takes_the_steps_of_one_process(train_without_ray, cluster, folder):
     """Started by the key of the run file, at the address of the environment."""
     text = (folder / "run.toml").read_text().replace("trainers = 2", "trainers = 1")
     (folder / "one.toml").write_text(f'launcher = "ray"\n{text}')
     command = [sys.executable, "-m", "rlox_grpo.cli", "train"]
     kept = {**environment(), "RAY_ADDRESS": cluster}
     subprocess.run([*command, "one.toml", *SAVED, "ray_one"], cwd=folder, env=kept, check=True, timeout=300)
-    subprocess.run([*command, "plain.toml", *SAVED, "alone"], cwd=folder, env=environment(), check=True, timeout=300)
+    train_without_ray(0, *SAVED, "alone")
     assert same(folder / "alone", folder / "ray_one")
 
 
@@ -106,6 +106,7 @@ def test_whatever_ends_a_run_the_same_command_continues_it(train, cluster, folde
     killing = environment(RLOX_GRPO_DIE_AT="2", RLOX_GRPO_HOW="kill_driver")
     killed = subprocess.run([sys.executable, "-c", DRIVER, *words], cwd=folder, env=killing, timeout=300)
     assert killed.returncode == -signal.SIGKILL
+    wait_until(lambda: not list_processes("rlox_grpo.cli train", f"{SAVED[-1]} ended"), ENDED_WITHIN_S)
     deadline = time.monotonic() + ENDED_WITHIN_S
     while True:
         done = train("--ray", cluster, *SAVED, "ended", RLOX_GRPO_DIE_AT="2", RLOX_GRPO_HOW="term_driver")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
-from tiny_run import RUN, SAVED, SERVED, STAND_IN, environment, same
-
-from ranked import torchrun
+from tiny_run import SAVED, SERVED, STAND_IN, same
 
 pytestmark = [
     pytest.mark.cluster,
@@ -23,10 +20,8 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_sharded_update_takes_the_steps_of_torchrun(name, train, cluster, folder):
-    (folder / "sharded.toml").write_text(RUN.split("[layout]")[0])
-    words = ["-m", "rlox_grpo.cli", "train", "sharded.toml", *OPTIONS[name], *SHORT, f"{name}_torchrun"]
-    subprocess.run([*torchrun(2), *words], cwd=folder, env=environment(), check=True, timeout=400)
+def test_a_sharded_update_takes_the_steps_of_torchrun(name, train, train_without_ray, cluster, folder):
+    train_without_ray(2, *OPTIONS[name], *SHORT, f"{name}_torchrun")
     done = train("--ray", cluster, *OPTIONS[name], *SHORT, f"{name}_ray")
     assert done.returncode == 0, done.stderr
     assert same(folder / f"{name}_torchrun", folder / f"{name}_ray")

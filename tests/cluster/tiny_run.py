@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ STAND_IN = {"VLLM_STAND_IN": "1"}
 """In the environment of a command: its engines are stand_in/vllm instead of vLLM."""
 RAY_PATH = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).with_name("stand_in"))]))
 """``PYTHONPATH`` of the nodes."""
+RAY_NODE = {"PYTHONPATH": RAY_PATH, "RAY_prestart_worker_first_driver": "0"}
+"""In the environment of ``ray start``: a node starts the processes that a run asks for, and none in advance."""
 
 DRIVER = """
 import os, sys
@@ -116,6 +119,28 @@ def write_files(folder: Path, make_tiny_model: Callable[..., Any], tokenizer: An
 def environment(**changes):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD_SIZE", "MASTER"))}
     return {**kept, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", **changes}
+
+
+def list_processes(*words: str) -> dict[int, str]:
+    """Processes whose command lines have all ``words``, with their command lines."""
+    found = {}
+    for place in Path("/proc").iterdir():
+        if place.name.isdecimal():
+            try:
+                command = (place / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+            if all(word in command for word in words):
+                found[int(place.name)] = command
+    return found
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float) -> None:
+    """Return when that is so; an assertion fails after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def weights(run: Path):

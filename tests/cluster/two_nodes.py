@@ -21,9 +21,10 @@ def named_ports() -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    head = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": STORE, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={**head, **named_ports()})
-    cluster.add_node(num_cpus=2, num_gpus=2, object_store_memory=STORE, **named_ports())
+    node = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": STORE, "include_log_monitor": False}
+    head = {**node, **named_ports(), "include_dashboard": False, "no_monitor": True}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(**node, **named_ports())
     print(cluster.address, flush=True)
     sys.stdin.read()
     cluster.shutdown()

@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 import ranked
+import stub_vllm
 import warm
+from rlox_grpo.rollout.engines.vllm import engine as vllm_engine
 
 pytestmark = [
     pytest.mark.deepspeed,
@@ -217,3 +219,27 @@ def test_the_deepspeed_launcher(tmp_path):
 
 def test_no_compiler_is_asked_for(two_ranks):
     assert not list((two_ranks / "extensions").glob("**/*"))
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_engine_gets_the_weights_that_the_ranks_model_has_unless_they_are_in_shards(stage, tmp_path, monkeypatch):
+    """A double stands for vLLM. At stages 1 and 2 nothing is gathered for it: each rank has the bfloat16 model."""
+    monkeypatch.setitem(sys.modules, "vllm", stub_vllm.make_module())
+    monkeypatch.setattr(vllm_engine, "check_vllm_version", lambda: None)
+    loads, load = [], vllm_engine.VLLMEngine.load_weights
+
+    def look(engine, stream, version):
+        found = [(name, tensor.clone()) for name, tensor in stream]
+        loads.append((stream.is_collective, {tensor.dtype for _, tensor in found}))
+        if stage < 3:
+            own = trained_model.state_dict()
+            assert all(torch.equal(tensor, own[name]) for name, tensor in found)
+        load(engine, stream, version)
+
+    monkeypatch.setattr(vllm_engine.VLLMEngine, "load_weights", look)
+    trained_model = ranked.tiny_policy()
+    options = {"engine": "vllm", "updater": "deepspeed", "zero_stage": stage, "dtype": "bfloat16", "max_steps": 2}
+    ranked.train(tmp_path, source=trained_model, **options)
+    kinds = {(True, torch.float32)} if stage == 3 else {(False, torch.bfloat16)}
+    assert len(loads) == 2
+    assert {(is_collective, *dtypes) for is_collective, dtypes in loads} == kinds

@@ -21,7 +21,6 @@ def started(make_tiny_model, monkeypatch, tmp_path):
     """``started(*words)``: the command and the environment that ``rlox-grpo serve`` would become."""
     make_tiny_model("qwen2", tie_word_embeddings=False).save_pretrained(tmp_path)
     monkeypatch.setattr(serve, "check_vllm_version", lambda: None)
-    monkeypatch.setattr(serve, "_has_gpu", lambda: False)
 
     def run(*words):
         found = []
@@ -34,7 +33,7 @@ def started(make_tiny_model, monkeypatch, tmp_path):
     return run
 
 
-def test_serve_becomes_vllms_server_with_the_token_in_its_environment(started, monkeypatch):
+def test_serve_becomes_vllms_server_with_the_token_in_its_environment(started, monkeypatch, capsys):
     monkeypatch.setenv(TOKEN_VARIABLE, "secret words")
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     command, environment = started("--max-length", "64", "--dtype", "bfloat16", "--tensor-parallel-size", "2")
@@ -46,6 +45,61 @@ def test_serve_becomes_vllms_server_with_the_token_in_its_environment(started, m
     assert "secret" not in command
     assert environment[TOKEN_VARIABLE] == environment["VLLM_API_KEY"] == "secret words"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment
+    assert "vLLM is starting; it will listen on 127.0.0.1:0" in capsys.readouterr().err  # its own first line comes late
+
+
+def test_the_server_itself_finds_what_depends_on_its_device(started, monkeypatch):
+    """``rlox-grpo serve`` becomes the server before torch is imported, which the server does in any case."""
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret words")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    monkeypatch.setattr(serve, "_has_gpu", lambda: False)
+    command, environment = started()
+    assert "--dtype" not in command
+    assert "--enforce-eager" not in command
+    assert "TORCHDYNAMO_DISABLE" not in environment
+    monkeypatch.setattr(sys, "argv", command.split()[2:])
+    monkeypatch.setattr(server_process.os, "environ", dict(os.environ))
+    server_process.use_device_settings()
+    words = " ".join(sys.argv)
+    assert words.startswith(f"{server_process.__name__} --dtype float32 --enforce-eager --no-enable-chunked-prefill ")
+    assert "--distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor --model " in words
+    assert server_process.os.environ["TORCHDYNAMO_DISABLE"] == "1"
+    assert server_process.os.environ["VLLM_CPU_KVCACHE_SPACE"] == "7"  # the user's
+
+
+def test_the_user_s_settings_of_a_server_win(monkeypatch):
+    monkeypatch.setattr(serve, "_has_gpu", lambda: False)
+    words, _ = serve.find_device_settings(["--dtype", "bfloat16", "--tensor-parallel-size", "2"])
+    assert words == ["--enforce-eager", "--no-enable-chunked-prefill"]
+    monkeypatch.setattr(serve, "_has_gpu", lambda: True)
+    words, variables = serve.find_device_settings(["--dtype", "bfloat16"])
+    assert words == ["--weight-transfer-config", '{"backend": "nccl"}']
+    assert not variables
+
+
+def test_a_model_that_cannot_be_read_ends_the_server_in_words(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(serve, "_has_gpu", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["server", "--model", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit) as ended:
+        server_process.use_device_settings()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("rlox-grpo: ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="execve")
+def test_serve_needs_no_torch(tmp_path):
+    """An import of torch and transformers takes seconds, and the server that it becomes imports them again."""
+    program = (
+        "import os, sys\n"
+        "from rlox_grpo.rollout.engines.vllm import serve\n"
+        "serve.check_vllm_version = lambda: None\n"
+        "os.execve = lambda *given: print('torch' in sys.modules, 'transformers' in sys.modules)\n"
+        "from rlox_grpo.cli import main\n"
+        "main(['serve', 'model', '--port', '0'])\n"
+    )
+    environment = {**os.environ, TOKEN_VARIABLE: "secret"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "False False\n", done.stderr
 
 
 def test_serve_without_a_token_says_how_to_make_one(monkeypatch, capsys):
@@ -72,13 +126,18 @@ def test_a_server_that_hangs_as_it_stops_ends(monkeypatch):
     assert statuses == [1]
 
 
-ENGINES = """
-import multiprocessing, os, time
+ENGINE = """
+import os, time
 
 def engine():
     print(os.getpid(), flush=True)
     time.sleep(600)
+"""
+SERVER = """
+import multiprocessing, time
+from vllm.engine import engine
 
+print("the server is imported", flush=True)
 if __name__ == "__main__":
     children = [multiprocessing.get_context(how).Process(target=engine) for how in ("spawn", "fork")]
     for child in children:
@@ -97,10 +156,16 @@ def is_alive(process):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_the_engines_of_a_killed_server_end(tmp_path):
-    """A program stands for vLLM's server, with engines that multiprocessing spawns and forks."""
+    """A program stands for vLLM's server, with engines that multiprocessing spawns and forks.
+
+    Spawned engines do not import the server, which would take vLLM's seconds.
+    """
     package = tmp_path / "vllm" / "entrypoints" / "openai"
     package.mkdir(parents=True)
-    (package / "api_server.py").write_text(ENGINES)
+    for folder in (tmp_path / "vllm", package.parent, package):
+        (folder / "__init__.py").touch()  # else an installed vLLM would be found first
+    (package / "api_server.py").write_text(SERVER)
+    (tmp_path / "vllm" / "engine.py").write_text(ENGINE)
     (tmp_path / "uvicorn" / "protocols" / "http").mkdir(parents=True)
     (tmp_path / "uvicorn" / "__init__.py").write_text("class Server:\n    shutdown = None\n")
     (tmp_path / "uvicorn" / "protocols" / "http" / "auto.py").write_text("class AutoHTTPProtocol:\n    pass\n")
@@ -108,6 +173,7 @@ def test_the_engines_of_a_killed_server_end(tmp_path):
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout.readline() == "the server is imported\n"
         engines = [server.stdout.readline().strip() for _ in range(2)]
         assert all(is_alive(engine) for engine in engines)
         server.kill()

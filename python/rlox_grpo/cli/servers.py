@@ -39,20 +39,19 @@ def add_commands(commands: Commands) -> None:
 def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.rollout.engines.vllm.serve import serve
 
-    serve(**_command_options(arguments), vllm_arguments=rest)
+    serve(**_command_options(arguments), vllm_arguments=rest)  # dtype auto: its process finds out
 
 
 def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.distributed.launcher import end_with_launcher
+    from rlox_grpo.model.precision import choose_dtype
     from rlox_grpo.reference.server import serve
 
     end_with_launcher()
-    serve(**_command_options(arguments))
+    dtype = choose_dtype() if arguments.dtype == "auto" else arguments.dtype
+    serve(**{**_command_options(arguments), "dtype": dtype})
 
 
 def _command_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the command itself by name, with the precision of ``--dtype auto``."""
-    from rlox_grpo.model.precision import choose_dtype
-
-    options = {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "traceback")}
-    return {**options, "dtype": choose_dtype() if arguments.dtype == "auto" else arguments.dtype}
+    """Return the options of the command itself by name."""
+    return {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "traceback")}

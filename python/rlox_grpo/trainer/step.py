@@ -132,7 +132,8 @@ class StepTaker:
             updater, engine = self._learner.updater, self._sampler.engine
             updater.start()
             self._changes = self._expect_log_probs()
-            weights = WeightStream(self._model, updater.weights if updater.is_sharded else None, changes=self._changes)
+            whole = updater.weights if updater.is_model_sharded else None
+            weights = WeightStream(self._model, whole, changes=self._changes)
             engine.load_weights(weights if engine.takes_weights else (), version=step)
             self._ranks.gather(None)  # wait until every engine has them
             self._engine_step = step

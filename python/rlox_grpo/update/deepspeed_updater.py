@@ -67,7 +67,7 @@ class DeepSpeedUpdater:
         self._groups = partial(parameter_groups, config=optimizer)
         self._plain_forward = forward
         self.forward = Forward(lambda batch: self._engine()(batch), forward.shares_prompts)
-        self.is_sharded = sharding.zero_stage > 0
+        self.is_sharded, self.is_model_sharded = sharding.zero_stage > 0, sharding.zero_stage == 3
         self.masters: Mapping[str, Tensor] = {}  # made from the model, at its first use
         self.peak_learning_rate = optimizer.learning_rate
         self._started: Any = None

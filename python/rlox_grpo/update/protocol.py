@@ -22,6 +22,8 @@ class Updater(Protocol):
         forward: The policy's forward pass under this updater.
         is_sharded: Whether a rank holds only a part of the weights or moments. Then ``state_dict``, ``weights`` and
             ``forward`` are collectives.
+        is_model_sharded: Whether a rank's model lacks weights. Else it has all that a forward pass computes with, also
+            where the optimizer's state is in shards.
         masters: Float32 weights that the steps change, by the parameter's name, if the model holds rounded copies. A
             checkpoint is loaded into both.
         peak_learning_rate: The option ``learning_rate``, or that of the user's own optimizer.
@@ -29,6 +31,7 @@ class Updater(Protocol):
 
     forward: Forward
     is_sharded: bool
+    is_model_sharded: bool
     masters: Mapping[str, Tensor]
     peak_learning_rate: float
 

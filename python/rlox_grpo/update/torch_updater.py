@@ -56,7 +56,7 @@ class TorchUpdater:
         ranks: Ranks | None = None,
     ) -> None:
         self._ranks = ranks or Ranks()
-        self.is_sharded = shards is not None
+        self.is_sharded = self.is_model_sharded = shards is not None
         if self.is_sharded and offload:
             raise ValueError("offload is for parameters that are whole on each rank: shards is set too")
         if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -142,7 +142,7 @@ def running_servers(
     Args:
         environment: variables that are added to those of the servers' actors.
         folder: of their logs.
-        say: takes a line for each server.
+        say: takes a line for each server that is starting, and one when it is ready.
 
     Raises:
         EngineError: a server did not start; the message has the last lines of its log.
@@ -157,6 +157,7 @@ def running_servers(
             running.actors.append(actor)
             waiting.append(actor.wait_until_listening.remote(START_S))
             running.urls.setdefault(place.kind, []).append(f"http://{place.node.address}:{port}")
+            say(f"{_name(place)} on {place.node.address} is starting; its log: {_log(folder, place)}\n")
         for place, reference in zip(room.servers, waiting, strict=True):
             _wait(ray, place, reference, _log(folder, place))
             say(f"{_name(place)} on {place.node.address} is ready: {running.urls[place.kind][place.index]}\n")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from rlox_grpo.types import Int64Array
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 # Tokens decoded beyond the bytes of the longest stop string: a character is cut at the head of the tail, or tokens
 # without text stand in between.
@@ -38,6 +39,8 @@ class StopStrings:
         return [any(string in text for string in self._strings) for text in decode(self._tokenizer, tails)]
 
     def _completing_tokens(self, vocab_size: int) -> Tensor:
+        import torch  # `rlox-grpo serve` imports this module by way of the requests and needs no torch
+
         # A decoder may strip the space that a first token begins with: nothing can be said of a single token then.
         if any(string.endswith(" ") for string in self._strings):
             return torch.ones(vocab_size, dtype=torch.bool)

@@ -317,6 +317,7 @@ class VLLMEngine:
     def _start(self) -> None:
         set_environment()
         choose_runner(len(self._without_text))
+        logger.info("vLLM is starting in this process, which takes from ten seconds to minutes")
         from vllm import LLM
 
         self._joined_groups = dist.is_initialized()

@@ -6,12 +6,16 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NoReturn
 
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.requests import MODEL_NAME
 from rlox_grpo.rollout.engines.vllm.startup import check_vllm_version
+
+_IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Keeps the model in the engine's process. On the CPU vLLM would start another for it, to bind OpenMP's threads."""
 
 
 def serve(
@@ -26,13 +30,14 @@ def serve(
         model: A path or hub id with its tokenizer; the trainer replaces its weights.
         host: The address to listen on. Beyond 127.0.0.1 keep to a private network: the token travels unencrypted.
         port: The port to listen on.
-        dtype: vLLM's arithmetic, as the trainer's ``dtype``.
+        dtype: vLLM's arithmetic, as the trainer's ``dtype``; ``auto``: bfloat16 where a GPU computes in it, else
+            float32.
         max_length: Longest prompt with its completion.
         vllm_arguments: More arguments of vLLM's server, such as ``--tensor-parallel-size 2``.
 
     Raises:
         ImportError: vLLM is missing or too old; names the extra.
-        ValueError: no token; or on the CPU, a model of more than text whose output layer is its embeddings.
+        ValueError: no token.
         OSError: the port is in use.
     """
     check_vllm_version()
@@ -43,42 +48,60 @@ def serve(
             f"export {TOKEN_VARIABLE}=$(openssl rand -hex 32)"
         )
     _refuse_taken(host, port)
-    own_output_layer = [] if _has_gpu() else _own_output_layer(model)
-    command = _command(model, host, port, dtype, max_length, [*own_output_layer, *vllm_arguments])
+    command = _command(model, host, port, dtype, max_length, vllm_arguments)
+    print(f"rlox-grpo: vLLM is starting; it will listen on {host}:{port}", file=sys.stderr, flush=True)
     os.execve(command[0], command, _environment(token))
+
+
+def find_device_settings(words: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
+    """Arguments and variables of vLLM's server that depend on whether this machine has a GPU.
+
+    The server's own process asks for them: it imports torch and transformers in any case.
+
+    Args:
+        words: the server's arguments, which win over those that are returned if they come after them.
+
+    Raises:
+        ValueError: on the CPU, a model of more than text whose output layer is its embeddings.
+        OSError: the model cannot be read.
+    """
+    from rlox_grpo.model.precision import choose_dtype
+
+    found = [] if "--dtype" in words else ["--dtype", choose_dtype()]
+    if _has_gpu():
+        return [*found, "--weight-transfer-config", json.dumps({"backend": "nccl"})], {}
+    # vLLM 0.32 winds a seeded request's generator back after each part of its prompt; the CPU's cannot.
+    found += ["--enforce-eager", "--no-enable-chunked-prefill"]
+    if not {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"}.intersection(words):
+        found += ["--distributed-executor-backend", _IN_ENGINE]
+    variables = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each server binds itself to the same cores
+        "TORCHDYNAMO_DISABLE": "1",  # else the first request for log-probs waits for a C++ compiler
+    }
+    models = [after for word, after in pairwise(words) if word == "--model"]
+    return [*found, *(_own_output_layer(models[0]) if models else [])], variables
 
 
 def _command(
     model: str, host: str, port: int, dtype: str, max_length: int | None, vllm_arguments: Sequence[str]
 ) -> list[str]:
     command = [sys.executable, "-m", "rlox_grpo.rollout.engines.vllm.server_process", "--model", model]
-    command += ["--served-model-name", MODEL_NAME, "--host", host, "--port", str(port), "--dtype", dtype]
+    command += ["--served-model-name", MODEL_NAME, "--host", host, "--port", str(port)]
+    command += [] if dtype == "auto" else ["--dtype", dtype]
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-prefix-caching"]
     command += ["--enable-prompt-tokens-details"]  # what the cache had, for perf/prefilled_tokens
     command += ["--worker-extension-cls", "rlox_grpo.rollout.engines.vllm.worker.WeightReceiver"]
     command += ["--middleware", "rlox_grpo.rollout.engines.vllm.auth.TokenGuard"]
     if max_length is not None:
         command += ["--max-model-len", str(max_length)]
-    if _has_gpu():
-        command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
-    else:
-        # vLLM 0.32 winds a seeded request's generator back after each part of its prompt; the CPU's cannot.
-        command += ["--enforce-eager", "--no-enable-chunked-prefill"]
     return [*command, *vllm_arguments]
 
 
 def _environment(token: str) -> dict[str, str]:
     environment = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_NO_USAGE_STATS": "1", **os.environ}
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # an in-process engine's
-    environment |= {TOKEN_VARIABLE: token, "VLLM_API_KEY": token, "VLLM_SERVER_DEV_MODE": "1"}
-    if not _has_gpu():
-        environment = {
-            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each server binds itself to the same cores
-            "TORCHDYNAMO_DISABLE": "1",  # else the first request for log-probs waits for a C++ compiler
-            **environment,
-        }
-    return environment
+    return environment | {TOKEN_VARIABLE: token, "VLLM_API_KEY": token, "VLLM_SERVER_DEV_MODE": "1"}
 
 
 def _refuse_taken(host: str, port: int) -> None:

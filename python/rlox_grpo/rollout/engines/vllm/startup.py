@@ -1,4 +1,7 @@
-"""What a start of vLLM in this process needs: its version, its environment, and what it must leave as it was."""
+"""What a start of vLLM in this process needs: its version, its environment, and what it must leave as it was.
+
+torch is imported where it is used: ``rlox-grpo serve`` asks for the version and becomes vLLM's server without it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,6 @@ import random
 import sys
 from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
-import torch
-import torch.distributed as dist
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +43,8 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def set_environment() -> None:
     """Set the environment variables that vLLM reads on import; the user's values win, but for multiprocessing."""
+    import torch
+
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -59,6 +60,8 @@ MAX_EXCLUDED_IDS = 1024
 
 def choose_runner(excluded: int) -> None:
     """Take vLLM's older model runner on a GPU where requests exclude more ids than the newer one can."""
+    import torch
+
     if excluded > MAX_EXCLUDED_IDS and torch.cuda.is_available():
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         if (settings := sys.modules.get("vllm.envs")) is not None:
@@ -72,6 +75,8 @@ def warn_of_draws_by_row(config: Any) -> None:
     The newer one draws the tokens of a batch by one kernel, keyed by each row's seed and position. The older one has a
     generator for each row, and launches a kernel for each.
     """
+    import torch
+
     if torch.cuda.is_available() and not config.use_v2_model_runner:
         setting = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
         logger.warning(
@@ -85,6 +90,9 @@ def warn_of_draws_by_row(config: Any) -> None:
 @contextlib.contextmanager
 def keep_random_states() -> Iterator[None]:
     """Restore the trainer's random states: vLLM seeds every generator of the process when it starts."""
+    import numpy as np
+    import torch
+
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:
@@ -99,6 +107,8 @@ def keep_random_states() -> Iterator[None]:
 @contextlib.contextmanager
 def keep_groups() -> Iterator[None]:
     """Keep the trainer's process groups: vLLM destroys every group of the process when it shuts down."""
+    import torch.distributed as dist
+
     destroy = dist.destroy_process_group
 
     def destroy_one(group: Any = None) -> None:
