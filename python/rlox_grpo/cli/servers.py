@@ -1,4 +1,4 @@
-"""Servers of vLLM engines and of frozen models."""
+"""The commands ``serve`` and ``serve-reference``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None
 
 
 def _command_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the command itself by name, with the precision of ``--dtype auto``."""
+    """Return the arguments of the command by name, with the data type of ``--dtype auto``."""
     from rlox_grpo.model.precision import choose_dtype
 
     options = {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "traceback")}
