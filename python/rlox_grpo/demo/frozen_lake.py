@@ -105,7 +105,7 @@ def _iterate_values() -> tuple[float, list[int]]:
     """The value of the first field with STEPS steps left, and the best action on each field."""
     table = make_lake().unwrapped.P
     values, best = np.zeros(FIELDS), [0] * FIELDS
-    for _ in range(STEPS):
+    for _ in range(STEPS):  # Bellman update: the value with one step more, from the values with one step less
         paid = [
             [
                 sum(chance * (reward + (0.0 if end else values[there])) for chance, there, reward, end in outcomes)

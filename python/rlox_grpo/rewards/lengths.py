@@ -54,6 +54,8 @@ class Repetition:
         sampled = read_sampled(columns, len(completions), self.__name__)
         if sampled:
             flags = np.concatenate(sampled)
+            # The new offset of a row is the number of sampled tokens before it:
+            # flags 1 0 1 1, offsets 0 2 4 → counts 0 1 1 2 3 → offsets 0 1 3.
             ids, offsets = ids[flags], np.append(0, np.cumsum(flags))[offsets]
         return make_decided_verdicts(_native.score_token_repetition(ids, offsets, self.ngram_size, self.max_penalty))
 

@@ -162,6 +162,7 @@ def _judge_equation(span: str | None, allowed: str, numbers: Sequence[int], targ
     if not re.fullmatch(allowed, span):
         return 0.0, UNPARSEABLE
     try:
+        # Every run of digits counts, as in the sources: "1.5" uses the numbers 1 and 5.
         used = sorted(int(digits) for digits in re.findall(r"\d+", span))
         if used != sorted(numbers):
             return 0.0, OK

@@ -120,6 +120,7 @@ def score(
                     waiting.append(Waiting(name, result))
                     continue
                 parts[name] = _score_by_function(name, result, rows, on_error)
+                # After the call, because ChatCompletion records what the function has read.
                 _warn_of_lengths(name, parts[name].scores, given["completions"])
             parts[name].seconds = time.perf_counter() - start
         for done in gather(waiting):
@@ -377,6 +378,7 @@ def _collect_tensors(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
 def _split(groups: Sequence[RolloutGroup], total: Float64Array, parts: Mapping[str, _Part]) -> list[ScoredGroup]:
     scored = []
     start = 0
+    # The arrays of the batch are prompt-major: the rows of a group are a slice.
     for group in groups:
         rows = slice(start, start + len(group.completions))
         start = rows.stop

@@ -98,6 +98,7 @@ class Pool:
                     except queue.Empty:
                         return
                     worker.do(task, found)
+                    # One error suffices for on_error="stop": the other workers take no further task.
                     span = found.codes[task.first : task.first + task.job.rows]
                     if worker.broken is not None or (stop_at_error and (span == ERROR).any()):
                         stop.set()
@@ -132,6 +133,7 @@ class Pool:
         """Join the threads and kill workers past their deadline; on Ctrl-C, kill every worker."""
         for thread in threads:
             thread.start()
+        # Threads block in reads of their worker's pipe. A kill closes the pipe and so ends the read.
         try:
             for thread in threads:
                 while thread.is_alive():

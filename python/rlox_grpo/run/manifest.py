@@ -103,6 +103,7 @@ def _differences(checkpoint: Path) -> str:
             return f"{name} is not a file"
         if found.st_size != told.get("size"):
             return f"{name} has {found.st_size:,} bytes, and {told.get('size'):,} were written"
+    # Sizes first, which finds truncated files without reading gigabytes; then the digests.
     paths = [checkpoint / name for name in files]
     try:
         with ThreadPoolExecutor(4) as pool:

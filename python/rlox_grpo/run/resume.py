@@ -150,6 +150,8 @@ def digest_reward(function: Any) -> str | None:
     be compared only within one version of Python. For an object it is of its class and its fields.
     """
     fields = ""
+    # Unwrap to the user's function. Bound arguments and dataclass fields are part of the digest, without the memory
+    # addresses in their repr, which differ in each process.
     while isinstance(function, (partial, InWorkers)):
         if isinstance(function, InWorkers):
             function = function.function

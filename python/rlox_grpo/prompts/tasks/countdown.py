@@ -196,6 +196,7 @@ def _list_whole_results(a: int, b: int, operators: Collection[Operator]) -> list
 def _list_reachable(nums: tuple[int, ...], operators: Collection[Operator]) -> set[int]:
     if len(nums) == 1:
         return {nums[0]}
+    # Replace each pair by each of its results, and recurse on one number less.
     values: set[int] = set()
     for i, j in itertools.combinations(range(len(nums)), 2):
         rest = tuple(n for k, n in enumerate(nums) if k not in (i, j))

@@ -137,6 +137,7 @@ def _thin(values: _Floats) -> list[int]:
     num_series, num_steps = values.shape
     if num_steps <= _MAX_POINTS:
         return list(range(num_steps))
+    # Each bucket keeps two points (lowest and highest) of each series, so that peaks stay visible.
     num_buckets = max(1, _MAX_POINTS // (2 * num_series))
     places = {0, num_steps - 1}
     for start, stop in pairwise(np.linspace(0, num_steps, num_buckets + 1).astype(int).tolist()):
