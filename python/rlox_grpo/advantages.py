@@ -103,6 +103,7 @@ def component_advantages(
     options |= {"group_size": group_size, "group_offsets": group_offsets}
     normalised = [group_advantages(component, **options) for component in values]
     summed = np.tensordot(np.asarray(weights, dtype=np.float64), np.stack(normalised), axes=1)
+    # Rows to which no component applies have no part in the deviation of the batch.
     applies = ~np.isnan(values).all(axis=0)
     spread = float(summed[applies].std(ddof=ddof)) if applies.sum() > ddof else 0.0
     return (np.where(applies, summed, 0.0) / (spread + std_epsilon)).astype(np.float32)
@@ -178,14 +179,16 @@ def turn_advantages(
     advantages = np.zeros(returns.shape)
     for start, stop in pairwise(group_offsets.tolist()):
         valid = np.arange(start, stop)[~np.isnan(returns[start:stop, 0])]
-        own = returns[valid, : turns[valid].max(initial=1)]  # [valid, turns of the longest]
+        # [valid, turns of the longest]. Episodes that have ended have the return 0 there; see the docstring.
+        own = returns[valid, : turns[valid].max(initial=1)]
         count = len(valid)
         if count == 0 or (own.max(axis=0) == own.min(axis=0)).all():
             continue
         centred = own - own.mean(axis=0)
+        # r_i − mean of the others = (r_i − mean of all) · G / (G − 1)
         scale = count / (count - 1) if baseline == "leave_one_out" else 1.0
         if scaling == "group":
-            freedom = (count - ddof) * own.shape[1]
+            freedom = (count - ddof) * own.shape[1]  # one mean is estimated for each turn
             deviation = np.sqrt((centred**2).sum() / freedom) + std_epsilon if freedom > 0 else 0.0
             scale = scale / deviation if deviation > 0 else 0.0
         advantages[valid, : own.shape[1]] = centred * scale

@@ -1,4 +1,4 @@
-"""Errors of a run: what went wrong, which sample or file, and how to go on."""
+"""Errors of a run. Their messages name the sample, file or option, and what to do."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 class NonFiniteError(FloatingPointError):
-    """A NaN or an infinity in the loss or the gradient. The step was not applied; the weights are those before it.
+    """The loss or the gradient is NaN or infinite. The step was not applied; the weights are those before the step.
 
     Attributes:
-        rows: Rows of the step that it came from, where that can be told.
+        rows: The rows of the step that caused it, if they are known.
     """
 
     def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
@@ -19,30 +19,30 @@ class NonFiniteError(FloatingPointError):
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, read, or continued with this configuration."""
+    """A checkpoint cannot be written or read, or a run with this configuration cannot continue from it."""
 
 
 class EngineError(RuntimeError):
-    """A generation engine that cannot go on; the message names it, and what it said itself."""
+    """A generation engine has failed. The message names the engine and its own error."""
 
 
 class EpisodeError(RuntimeError):
-    """An environment raised, or returned what is no outcome; the message names the prompt, the episode and the turn."""
+    """An environment raised an error or returned an invalid outcome. The message names the prompt and the turn."""
 
 
 class RankError(RuntimeError):
-    """Another process of the run failed or died; the message says which and what ended it."""
+    """Another process of the run has failed or died. The message names the process and the cause."""
 
 
 class ReferenceServerError(RuntimeError):
-    """A reference server that does not answer, refuses, or serves another model; the message names it."""
+    """A reference server does not answer, refuses a request, or serves another model. The message names the server."""
 
 
 class ConfigError(ValueError):
-    """A name or value in the configuration that cannot be meant; the message says which and what would do."""
+    """An invalid name or value in the configuration. The message names it and what is expected."""
 
 
 def suggest_nearest(name: str, known: list[str]) -> str:
-    """``: did you mean 'x'?`` when something known is near, else ``; known: …``."""
+    """Return ``: did you mean 'x'?`` with the nearest known name, or ``; known: …`` if no name is near."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f": did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"

@@ -1,4 +1,4 @@
-"""Scored groups of completions: turns, row offsets, returns of turns, zero variance, and the sample behind a row.
+"""Groups of completions: sampled tokens, turns, returns of turns, row offsets and zero variance.
 
 Example: a completion of two turns, where ``o`` is an observation::
 
@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 from rlox_grpo.types import BoolArray, Completion, Float32Array, Int64Array, ScoredGroup
 
 RIGHT = 1.0
-"""A completion is right when the first reward function gives it at least this."""
+"""A completion is right if its first reward is at least this."""
 
 
 def list_rows(completion: Completion) -> tuple[Completion, ...]:
-    """Return the rows that an update has of a completion: itself and the branches of its episode."""
+    """Return the rows of a completion in the update: itself and the branches of its episode."""
     return (completion, *completion.branches)
 
 
 def count_sampled(completion: Completion) -> int:
-    """Count the sampled tokens: the length of a completion in metrics, rewards and denominators. With its branches."""
+    """Return the number of sampled tokens, with those of branches: the length in metrics, rewards and denominators."""
     return sum(
         len(row.token_ids) if row.sampled is None else int(np.count_nonzero(row.sampled))
         for row in list_rows(completion)
@@ -38,22 +38,21 @@ def count_sampled(completion: Completion) -> int:
 
 
 def select_sampled(completion: Completion) -> Int64Array:
-    """Return the sampled token ids, ``int64``, one turn after another; those of branches behind the others."""
+    """Return the sampled token ids of all turns in order, ``int64``, then those of the branches."""
     parts = [row.token_ids if row.sampled is None else row.token_ids[row.sampled] for row in list_rows(completion)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def count_turns(completion: Completion) -> int:
-    """Count the turns, at least 1. With those of the branches."""
+    """Return the number of turns, with those of branches, at least 1."""
     return max(1, sum(len(row.turns) for row in list_rows(completion)))
 
 
 def mark_sampled(completions: Sequence[Completion]) -> BoolArray | None:
-    """Return ``bool [sum T]``, True on sampled tokens, one completion after another; None where all tokens are.
+    """Return ``bool [sum T]``, True on sampled tokens of all completions; None if all tokens were sampled.
 
     Raises:
-        TypeError: a ``sampled`` that is not bool in one dimension.
-        ValueError: a ``sampled`` or ``turns`` that does not fit its completion; see :func:`check_turns`.
+        TypeError, ValueError: as :func:`check_turns`.
     """
     check_turns(completions)
     if all(completion.sampled is None for completion in completions):
@@ -95,9 +94,9 @@ def check_turns(completions: Sequence[Completion]) -> None:
     """Check ``sampled`` and ``turns`` of each completion against its tokens.
 
     Raises:
-        TypeError: a ``sampled`` that is not a bool array of one dimension.
-        ValueError: lengths that differ; turns that do not ascend, or that begin at a token that was not sampled; a
-            sampled token before the first turn; a log-prob other than 0 at a token that was not sampled.
+        TypeError: ``sampled`` is not a bool array of one dimension.
+        ValueError: lengths differ; turns do not ascend, or begin at a token that was not sampled; a sampled token is
+            before the first turn; or the log-prob of a token that was not sampled is not 0.
     """
     for index, completion in enumerate(completions):
         if completion.sampled is not None or completion.turns:
@@ -134,20 +133,21 @@ def compute_group_offsets(groups: Sequence[ScoredGroup]) -> Int64Array:
 def compute_turn_returns(
     groups: Sequence[ScoredGroup], rewards: Float32Array | None = None
 ) -> tuple[NDArray[np.float64], Int64Array]:
-    """Return of each turn: what an episode is paid at this turn and after it.
+    """Compute the return of each turn: the sum of the rewards of this turn and of later turns.
 
-    Turn 0 has the whole reward. What the reward has beyond ``turn_rewards`` is paid at the last turn.
+    The return of turn 0 is the whole reward. The part of the reward that is not in ``turn_rewards`` belongs to the last
+    turn: the reward 1.0 with the turn rewards (0.2, 0.3) has the returns (1.0, 0.8).
 
     Args:
         groups: N completions in all, prompt-major.
-        rewards: ``[N]``, where they are not the groups' own, such as rewards minus a KL penalty.
+        rewards: ``[N]``, if they differ from those of the groups, such as rewards minus a KL penalty.
 
     Returns:
-        ``float64 [N, K]``, K the most turns of any of them, 0 after an episode's last turn; a row of NaN where the
-        reward is NaN. And ``int64 [N]``, the turns of each.
+        ``float64 [N, K]``, with K the largest number of turns; 0 after the last turn of an episode, and NaN in the row
+        of a NaN reward. And ``int64 [N]``, the number of turns of each episode.
 
     Raises:
-        ValueError: a group whose ``turn_rewards`` are not one finite number for each turn; an episode with branches.
+        ValueError: ``turn_rewards`` are not one finite number for each turn, or an episode has branches.
     """
     completions = [completion for scored in groups for completion in scored.group.completions]
     for row, completion in enumerate(completions):
@@ -174,28 +174,26 @@ def compute_turn_returns(
 
 
 def select_by_variance(groups: Sequence[ScoredGroup], share: float) -> list[int]:
-    """Return the groups with the highest reward variances, as few as have ``share`` of the sum of all variances.
+    """Return the indices of the groups with the highest reward variances, the fewest that have ``share`` of their sum.
 
-    The signal-to-noise filter of RAGEN-2 (arXiv:2604.06268) as VAGEN has it: groups in descending order of variance,
-    until their sum reaches the share. Variances have ddof 0; a NaN reward is left out. Of equal variances the first
-    group is taken first. Groups without variance are returned only if no group has any.
-
-    Returns:
-        Places in ``groups``, ascending.
+    The signal-to-noise filter of RAGEN-2 (arXiv:2604.06268) as in VAGEN: groups in descending order of variance, until
+    the sum reaches the share. Variances have ddof 0, without NaN rewards. Of equal variances the first group is taken
+    first. Groups with zero variance are returned only if all groups have zero variance. The result is ascending.
     """
     valid = [scored.rewards[~np.isnan(scored.rewards)].astype(np.float64) for scored in groups]
     variances = np.array([rewards.var() if len(rewards) else 0.0 for rewards in valid])
     if not variances.sum() > 0:
         return list(range(len(groups)))
     order = np.argsort(-variances, kind="stable")
+    # Sum of the variances before each group: variances 4, 1, 3 and share 0.8 → order 0, 2, 1, before 0, 4, 7 → 0, 2.
     before = np.cumsum(variances[order]) - variances[order]
     return sorted(order[before < share * variances.sum()].tolist())
 
 
 def has_zero_variance(scored: ScoredGroup, *, by_turn: bool = False) -> bool:
-    """Whether every advantage of a group is 0: its valid rewards are equal or, ``by_turn``, the returns of each turn.
+    """Whether all advantages of a group are 0: equal valid rewards, or with ``by_turn`` equal returns of each turn.
 
-    Equal by ``max == min``; see :func:`has_zero_std`.
+    Compared by ``max == min``; see :func:`has_zero_std`.
     """
     if not by_turn:
         return has_zero_std(scored.rewards)
@@ -207,15 +205,14 @@ def has_zero_variance(scored: ScoredGroup, *, by_turn: bool = False) -> bool:
 def has_zero_std(rewards: Float32Array) -> bool:
     """Whether a group has zero variance: its valid rewards are equal, or it has none.
 
-    By ``max == min``, never by a standard deviation or a mean: float32 leaves a residue in the variance of a
-    constant 0.3, and a mean says nothing of spread.
+    Compared by ``max == min``, because rounding makes the float32 variance of a constant 0.3 larger than 0.
     """
     valid = rewards[~np.isnan(rewards)]
     return len(valid) == 0 or bool(valid.max() == valid.min())
 
 
 def describe_sample(scored: Sequence[ScoredGroup], rows: Sequence[int]) -> str:
-    """Describe which prompt and completion the first of ``rows`` is."""
+    """Describe the first of ``rows``: its prompt and its completion."""
     if not rows:
         return ""
     offsets = compute_group_offsets(scored)

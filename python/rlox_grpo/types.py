@@ -1,4 +1,4 @@
-"""Data types that stages pass to each other: frozen, with shapes, no behaviour beyond validation."""
+"""Data types that the stages of a step pass to each other: frozen dataclasses, documented with their shapes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Prompt:
 
     Attributes:
         token_ids: ``int64 [prompt_len]``, at least one token.
-        index: Position in the list that the user gave; stable over epochs and resumes.
-        text: What was tokenised (the template applied), or None when the prompt came as token ids.
-        source: What the user gave, as reward functions receive it: text, chat messages or token ids.
-        columns: The other columns of the user's row; they reach reward functions by name.
+        index: Position in the user's list of prompts; the same in all epochs and after a resume.
+        text: The tokenised text, after the chat template, or None if the prompt was given as token ids.
+        source: The user's prompt, as passed to reward functions: text, chat messages or token ids.
+        columns: The other columns of the user's row, which are passed to reward functions by name.
     """
 
     token_ids: Int64Array
@@ -39,15 +39,15 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw a completion. Temperature 0 is greedy; the filters apply in the order top-k, top-p, min-p.
+    """Sampling parameters. The filters are applied in the order top-k, top-p, min-p.
 
     Attributes:
-        max_new_tokens: Longest completion, its end token included.
-        temperature: Logits are divided by it before anything else.
-        top_p, top_k, min_p: Off at 1.0, 0 and 0.0.
-        stop: Strings that end a completion; the tokens that spelled one stay in it.
-        stop_token_ids: Ids that end a completion beside the model's own end tokens.
-        extra: Further parameters of the engine, (name, value); an engine that does not know one refuses it.
+        max_new_tokens: Maximum length of a completion, with its end token.
+        temperature: Divisor of the logits, applied before the filters. 0: greedy decoding.
+        top_p, top_k, min_p: Filters; 1.0, 0 and 0.0 turn them off.
+        stop: Strings that end a completion. Their tokens remain in the completion.
+        stop_token_ids: Token ids that end a completion, in addition to the end tokens of the model.
+        extra: Further parameters of the engine, (name, value). An engine refuses unknown ones.
     """
 
     max_new_tokens: int
@@ -62,21 +62,22 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """How an episode of several turns went. Every value is JSON's.
+    """The result of an episode of several turns. All values are JSON values.
 
     Attributes:
-        stop_reason: Why it ended; see :data:`rlox_grpo.environments.outcome.STOP_REASONS`.
-        reward: The environment's, or None: unscored.
-        turn_rewards: One for each turn, where the environment gave them.
-        metrics: The environment's own numbers.
-        messages: The whole conversation; of an episode with branches, the one that ``chat.turn`` goes on with.
-        prompt_messages: How many of them make up the first prompt.
-        tool_calls, tool_errors, observations_cut: Counts.
-        tool_seconds: Time that the tools took.
-        error: What went wrong, where something did.
-        branch_messages: The other conversations, in the order of ``Completion.branches``; one that the chat template
-            rewrote when it went on is left out, because ``messages`` or a later one holds it.
-        cancelled_calls: Calls whose caller went away before the reply was complete; nothing of them is trained.
+        stop_reason: Why the episode ended; see :data:`rlox_grpo.environments.outcome.STOP_REASONS`.
+        reward: The reward of the environment. None: unscored.
+        turn_rewards: One reward for each turn, if the environment returned them.
+        metrics: Metrics of the environment.
+        messages: The whole conversation; with branches, the conversation that ``chat.turn`` continues.
+        prompt_messages: Number of messages of the first prompt.
+        tool_calls, tool_errors, observations_cut: Numbers of tool calls, of failed calls and of truncated observations.
+        tool_seconds: Time of the tool calls.
+        error: Error message, if there was an error.
+        branch_messages: The other conversations, in the order of ``Completion.branches``. A conversation that the chat
+            template rewrote later is left out, because ``messages`` or a later branch contains it.
+        cancelled_calls: Number of calls that the client cancelled before the reply was complete. They are not trained
+            on.
     """
 
     stop_reason: str
@@ -96,25 +97,24 @@ class Episode:
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """One completion: what the policy sampled after a prompt, in one turn or in several.
+    """One completion of a prompt, in one or several turns.
 
-    An episode of several turns is one completion. Its tokens are the policy's turns and, between them, observations:
-    tokens that the environment or the chat template wrote. Only sampled tokens are trained on and counted as length.
-    :mod:`rlox_grpo.groups` reads the last two fields.
+    An episode of several turns is one completion. Its tokens are the turns of the policy and observations between them,
+    which the environment or the chat template wrote. Only sampled tokens are trained on and counted as length.
 
     Attributes:
-        token_ids: ``int64 [T]``, as sampled, the end tokens and the observations included.
-        log_probs: ``float32 [T]``, of each token under the distribution that it was really drawn from; 0.0 where it was
-            not sampled.
+        token_ids: ``int64 [T]``, as sampled, with end tokens and observations.
+        log_probs: ``float32 [T]``, of each token under the distribution from which it was drawn; 0.0 for observations.
         finish_reason: ``"stop"`` (end token or stop string) or ``"length"`` (truncated), of the last turn.
-        text: Decoded without special tokens, or None when there is no tokenizer.
+        text: The text, decoded without special tokens; None without a tokenizer.
         sampled: ``bool [T]``, True on tokens that the policy sampled; None: all of them.
         turns: The offset in ``token_ids`` where each turn's sampled tokens begin, ascending; (): one turn, from 0.
-        episode: How the episode went, where an environment ran it.
-        branches: The other rows of the episode, where its history was rewritten or it had several conversations. They
-            share its reward and advantage. What an earlier row sampled is not ``sampled`` in a later one, and
-            ``turns`` are a row's own, so every sampled token is trained once. A branch has no episode and no branches.
-        prompt_ids: ``int64 [P]``, where the row does not begin with its group's prompt; None: it does.
+        episode: The result of the episode, if an environment ran it.
+        branches: The other rows of the episode, if its history was rewritten or it had several conversations. They have
+            the reward and the advantage of the completion. A token is marked as ``sampled`` only in the first row that
+            contains it, and ``turns`` are those of the row, so every sampled token is trained on once. A branch has no
+            episode and no branches.
+        prompt_ids: ``int64 [P]``, the prompt of the row; None: that of its group.
         versions: The policy version that sampled each of ``turns``, with partial rollouts; (): that of the group.
     """
 
@@ -135,10 +135,10 @@ class RolloutGroup:
     """The completions sampled for one prompt.
 
     Attributes:
-        prompt, completions: See above.
-        policy_version: The version of the policy that sampled them; with partial rollouts that of the oldest turn.
-        prefilled_tokens: Tokens run through the model to prepare the replies of its episodes: those of the engine's
-            call, shared out evenly over its groups, so that groups add up.
+        prompt, completions: The prompt and its completions.
+        policy_version: The version of the policy that sampled them; with partial rollouts, that of the oldest turn.
+        prefilled_tokens: Number of tokens that were prefilled for the replies of episodes. That of a call of the engine
+            is divided evenly by its groups, so that the groups can be summed.
     """
 
     prompt: Prompt
@@ -153,15 +153,16 @@ class ScoredGroup:
 
     Attributes:
         group: The prompt and its G completions.
-        rewards: ``float32 [G]``, weighted total; NaN where no function applied.
-        components: Each function's own scores by name, ``float32 [G]``, NaN where it did not apply.
-        statuses: How each rule's scores came about, ``uint8 [G]``, indices of ``rewards.STATUSES``; rules only.
-        outcomes: How each other function's calls ended, ``uint8 [G]``, indices of ``rewards.OUTCOMES``.
-        seconds: Each function's time, its batch's shared out evenly over the completions, so that groups add up.
-        measures: What functions measured beside their scores, ``float32 [G]`` by ``function/name``, NaN where nothing.
-        turn_rewards: For each completion the reward that each of its turns was paid, ``float32 [turns]``, in the unit
-            of ``rewards``; None: no turn was paid on its own. They are a part of ``rewards``, not an addition to it:
-            the rest, ``rewards[i] - turn_rewards[i].sum()``, is paid at the last turn.
+        rewards: ``float32 [G]``, the weighted total; NaN if no function applies.
+        components: The scores of each function by name, ``float32 [G]``, NaN where it does not apply.
+        statuses: The statuses of each rule, ``uint8 [G]``, indices of ``rewards.STATUSES``.
+        outcomes: The outcomes of each other function, ``uint8 [G]``, indices of ``rewards.OUTCOMES``.
+        seconds: The time of each function. That of a batch is divided evenly by its completions, so that the groups can
+            be summed.
+        measures: Measures of functions, ``float32 [G]`` by ``function/name``, NaN without a value.
+        turn_rewards: The reward of each turn of each completion, ``float32 [turns]``, in the unit of ``rewards``; None:
+            there are no turn rewards. They are part of ``rewards``: the rest, ``rewards[i] - turn_rewards[i].sum()``,
+            belongs to the last turn.
     """
 
     group: RolloutGroup
@@ -193,10 +194,10 @@ class OutputHead:
 
 @dataclass(frozen=True, eq=False)
 class TokenDistributions:
-    """What the distributions of M tokens are made of.
+    """The distributions of M tokens, before the output layer.
 
     Attributes:
-        hidden: ``[M, H]`` final hidden states, or ``[M, V]`` logits where there is no head.
+        hidden: ``[M, H]`` final hidden states, or ``[M, V]`` logits if there is no head.
         head: the output layer, or None.
     """
 
@@ -220,13 +221,13 @@ class Batch:
             from lengths, never ids. It is for attention and positions; everything that counts tokens or averages over
             them uses ``loss_mask``.
         loss_mask: ``bool [N, T]``, the tokens trained on: a subset of the sampled tokens, never an observation.
-        advantages: ``float32 [N]``, or ``[N, T]`` where each turn has its own; then 0 outside ``loss_mask``.
+        advantages: ``float32 [N]``, or ``[N, T]`` if each turn has its own; then 0 outside ``loss_mask``.
         row_index: ``int64 [N]``, each row's place among the completions of the optimizer step; the branches of an
             episode have that of their completion.
         prompt_index: ``int64 [N]``, ascending; rows with the same value share their prompt.
         num_loss_tokens: Denominator: loss tokens of the whole optimizer step, over micro-batches and ranks.
         num_sequences: Denominator: sequences of the whole optimizer step that hold a loss token, likewise.
-        old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]`` where they are known.
+        old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]``, if they are known.
         policy_mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them. It enters no
             denominator.
         covariance_mask: ``bool [N, T]``, the loss tokens that ``policy_loss`` ``clip_cov`` or ``kl_cov`` selects; see
@@ -280,7 +281,7 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """What one optimizer step did: gradient norm before clipping, learning rate used, metrics of its loss."""
+    """Statistics of one optimizer step: gradient norm before clipping, learning rate, metrics of the loss."""
 
     grad_norm: float
     learning_rate: float

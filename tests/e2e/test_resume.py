@@ -90,7 +90,7 @@ def test_going_back_to_an_older_checkpoint_is_a_branch(tmp_path, caplog):
     stop_at_5.__name__ = "share_of_target"
     with caplog.at_level("INFO"):
         branch = run(tmp_path, stop_at_5, resume=older, max_steps=4, keep_checkpoints=2)
-    assert "the run goes back to step 2; the later checkpoint is now" in caplog.text
+    assert "the run continues from step 2; the later checkpoint is now" in caplog.text
     assert "removed 4 lines of steps after 2" in caplog.text
     assert names(tmp_path) == ["step_000002", "step_000004"]
     aside = sorted(path.name.partition(".")[0] for path in (tmp_path / "checkpoints").glob("*superseded*"))
@@ -234,7 +234,7 @@ def test_a_disk_that_is_full_for_a_moment_tears_no_line(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert any("evaluations cannot be written, training goes on" in str(warning.message) for warning in caught)
+    assert any("evaluations cannot be written, training continues" in str(warning.message) for warning in caught)
     assert 4 not in steps(tmp_path / "evaluations.jsonl")
     assert steps(tmp_path / "evaluations.jsonl")[:2] == [0, 2]
     assert (tmp_path / "report.html").exists()
@@ -360,7 +360,7 @@ def test_torn_and_lost_lines_are_repaired_with_a_word(tmp_path, caplog):
         file.write(b'{"step": 3, "rew')
     (tmp_path / ".config.toml.1f.part").write_text("left by a kill")
     run(tmp_path, max_steps=3)
-    assert "removed its last line, which was written in part" in caplog.text
+    assert "removed its last line, which was incomplete" in caplog.text
     assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3]
     assert not (tmp_path / ".config.toml.1f.part").exists()
     (tmp_path / "metrics.jsonl").unlink()

@@ -65,7 +65,7 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(tmp_path):
         return share_of_target(completions, prompts)
 
     trainer = GRPO(ToyLM(), break_the_folder, **options(max_steps=2, output_dir=tmp_path))
-    with pytest.warns(RuntimeWarning, match=r"report cannot be written, training goes on: .*step_000009\.jsonl:1"):
+    with pytest.warns(RuntimeWarning, match=r"report cannot be written, training continues: .*step_000009\.jsonl:1"):
         trainer.train(PROMPTS)
     assert trainer.step == 2
 

@@ -52,7 +52,7 @@ def test_a_restored_run_equals_one_that_was_resumed_by_hand(tmp_path, changes, c
     with caplog.at_level(logging.WARNING):
         restored, metrics = train(tmp_path / "restored", broken=1, on_collapse="restore", **changes)
     assert "the reward has collapsed at step" in caplog.text
-    assert "step_000020 and going on with 0.5 of the learning rate" in caplog.text
+    assert "step_000020 and continuing with 0.5 of the learning rate" in caplog.text
     assert 0.1 < metrics["mean_reward"] < 0.9
 
     train(tmp_path / "by_hand", checkpoint_steps=20, keep_checkpoints=3, **changes)

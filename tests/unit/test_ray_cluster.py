@@ -276,8 +276,8 @@ def test_options_that_contradict_the_layout_are_refused(run_file, table, options
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ("engines = 8\ncolocate = true", r"engines=8, colocate=true: with engines of their own"),
-        ("colocate = false", "engines=0, colocate=false: with engines of their own"),
+        ("engines = 8\ncolocate = true", r"engines=8, colocate=true: training ranks generate"),
+        ("colocate = false", "engines=0, colocate=false: training ranks generate"),
         ("tensor_parallel_size = 2", r"\[layout\] tensor_parallel_size=2 is read only with engines"),
         ("cpus_per_engine = 2", r"\[layout\] cpus_per_engine=2 is read only with engines"),
         ("reference = 'server'", r"\[layout\] reference: input should be 'trainer' or 'actor', got 'server'"),

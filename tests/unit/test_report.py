@@ -393,7 +393,7 @@ def test_a_watched_report_outlives_a_broken_file(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(time, "sleep", sleep)
     watch_report(lambda seconds: write_report(tmp_path, refresh_s=seconds), 7, say=lambda path: None)
     assert "metrics.jsonl" in caplog.text
-    assert "the next try is in 7 s" in caplog.text
+    assert "next attempt in 7 s" in caplog.text
     assert "All metrics of step 7" in (tmp_path / "report.html").read_text()
 
 

@@ -168,7 +168,7 @@ def test_a_sink_that_fails_later_warns_once_and_the_others_go_on():
     good, bad = ScriptedSink(), ScriptedSink(2, 3)
     sinks = Sinks({"bad": bad, "good": good})
     sinks.write(1, {})
-    message = r"'bad' failed at step 2, training goes on: ConnectionError: the server is gone"
+    message = r"'bad' failed at step 2, training continues: ConnectionError: the server is gone"
     with pytest.warns(RuntimeWarning, match=message) as caught:
         sinks.write(2, {})
     sinks.write(3, {})  # a second warning would be an error here

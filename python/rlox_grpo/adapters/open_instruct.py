@@ -18,7 +18,7 @@ from rlox_grpo.rewards import RewardFn
 
 @dataclass(frozen=True)
 class VerificationResult:
-    """What a verifier returns; the fields of open-instruct's class of that name."""
+    """The result of a verifier, with the fields of open-instruct's class of the same name."""
 
     score: float
     cost: float = 0.0
@@ -27,7 +27,7 @@ class VerificationResult:
 
 @dataclass(frozen=True)
 class Verifier:
-    """A verifier of open-instruct by its shape; made by :func:`verifier`."""
+    """A verifier with the interface of open-instruct's; see :func:`verifier`."""
 
     rules: tuple[RewardFn, ...]
     name: str
@@ -43,26 +43,19 @@ class Verifier:
         query: str | None = None,
         rollout_state: dict[str, Any] | None = None,
     ) -> VerificationResult:
-        """Score one prediction: the weighted sum of the rules, ``reasoning`` the worst status where it is not "ok".
+        """Score one prediction by the weighted sum of the rules. ``reasoning`` is the worst status, or None for "ok".
 
         Raises:
-            ValueError: a label that a rule cannot use.
+            ValueError: a rule cannot read the label.
         """
         row = {"completion_ids": list(tokenized_prediction), **read_columns(label)}
         scores = score_samples(self.rules, [prediction], [row], prompts=[query], rename=self.columns)
         (score,), (status,) = fill_missing(scores.total, self.not_applicable), scores.statuses
         return VerificationResult(score, reasoning=None if status == "ok" else status)
 
-    async def async_call(
-        self,
-        tokenized_prediction: list[int],
-        prediction: str,
-        label: Any,
-        query: str | None = None,
-        rollout_state: dict[str, Any] | None = None,
-    ) -> VerificationResult:
-        """The same in a thread: the loop goes on while Rust scores."""
-        return await asyncio.to_thread(self, tokenized_prediction, prediction, label, query, rollout_state)
+    async def async_call(self, *arguments: Any, **named: Any) -> VerificationResult:
+        """As ``__call__``, in another thread, so that the event loop is not blocked."""
+        return await asyncio.to_thread(self, *arguments, **named)
 
 
 def verifier(
@@ -73,32 +66,32 @@ def verifier(
     columns: Mapping[str, str] | None = None,
     not_applicable: float = 0.0,
 ) -> Verifier:
-    """A verifier from one rule or several.
+    """Return a verifier for one or several rules.
 
     A label is the answer, or a mapping (or JSON object) of columns.
 
     Args:
-        rules: rules, or functions of TRL's call.
-        name: what a row's ``dataset`` column calls it; compared in lower case.
-        weight: open-instruct multiplies the score by it.
-        columns: the column that a rule reads → its name in the label.
-        not_applicable: the score where no rule applies.
+        rules: rules, or reward functions of TRL.
+        name: the name in the ``dataset`` column of rows, compared in lower case.
+        weight: factor by which open-instruct multiplies the score.
+        columns: column that a rule reads → its name in the label.
+        not_applicable: the score if no rule applies.
 
     Raises:
-        ValueError: no rule.
+        ValueError: there is no rule.
     """
     return Verifier(as_rules(rules), name, weight, columns, not_applicable)
 
 
 _REGISTERED: list[type] = []
-"""open-instruct finds verifiers by ``__subclasses__()``, which keeps nothing alive."""
+"""Keeps the classes alive: open-instruct finds verifiers by ``__subclasses__()``, which has weak references."""
 
 
 def register(rules: RewardFn | Sequence[RewardFn], name: str, **options: Any) -> type:
-    """Let open-instruct find :func:`verifier` of these arguments; call it before its ``main``.
+    """Register a :func:`verifier` with open-instruct. Call this before its ``main``.
 
-    A name that open-instruct has, such as ``gsm8k``, is replaced: ``build_all_verifiers`` keeps the class that was made
-    last.
+    It replaces a verifier of open-instruct with the same name, such as ``gsm8k``: ``build_all_verifiers`` keeps the
+    class that was created last.
 
     Returns:
         The subclass of open-instruct's ``VerifierFunction``.

@@ -27,15 +27,15 @@ END_TOKENS = (
     "<eos>",
     "</s>",
 )
-"""Ends of a turn as text: OpenRLHF decodes a response with its special tokens."""
+"""End tokens as text: OpenRLHF decodes responses with their special tokens."""
 
 _LEAST_OVERLAP = 16
-"""Letters of a cut prompt that its query must begin with: fewer can agree by chance."""
+"""Least number of characters of a truncated prompt at the start of its query. Fewer could match by chance."""
 
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """What OpenRLHF calls as ``reward_func``; made by :func:`reward_function`."""
+    """A ``reward_func`` of OpenRLHF; see :func:`reward_function`."""
 
     rules: tuple[RewardFn, ...]
     end_tokens: tuple[str, ...] = END_TOKENS
@@ -48,11 +48,11 @@ class RewardFunction:
         """Score a batch; each of the three lists has N elements.
 
         Returns:
-            ``rewards`` ``float32 [N]``, the weighted sum; ``scores`` ``float32 [N]``, the first rule's own, by which
-            OpenRLHF filters groups; ``extra_logs``, each rule's score by name, ``float32 [N]``.
+            ``rewards`` ``float32 [N]``, the weighted sum; ``scores`` ``float32 [N]``, the scores of the first rule, by
+            which OpenRLHF filters groups; ``extra_logs``, the scores of each rule by name, ``float32 [N]``.
 
         Raises:
-            ValueError: a query that does not hold its prompt, or a label that a rule cannot use.
+            ValueError: a query does not contain its prompt, or a rule cannot read a label.
         """
         import torch
 
@@ -76,29 +76,29 @@ def reward_function(
     columns: Mapping[str, str] | None = None,
     not_applicable: float = 0.0,
 ) -> RewardFunction:
-    """A ``reward_func`` for OpenRLHF from one rule or several.
+    """Return a ``reward_func`` for OpenRLHF with one or several rules.
 
     A label is the answer, or a JSON object of columns: ``{"nums": [3, 4, 7], "target": 16}``.
 
     Args:
-        rules: rules, or functions of TRL's call; the first one's score is what groups are filtered by.
-        end_tokens: stripped from the end of a response.
-        columns: the column that a rule reads → its name in the label.
-        not_applicable: the reward where no rule applies.
+        rules: rules, or reward functions of TRL. Groups are filtered by the first one.
+        end_tokens: removed from the end of responses.
+        columns: column that a rule reads → its name in the label.
+        not_applicable: the reward if no rule applies.
 
     Raises:
-        ValueError: no rule.
+        ValueError: there is no rule.
     """
     return RewardFunction(as_rules(rules), tuple(end_tokens), columns, not_applicable)
 
 
 def extract_completion(query: str, prompt: str, end_tokens: Sequence[str] = END_TOKENS) -> str:
-    """The response in ``query``, which is the prompt and the response, without the end tokens after it.
+    """Return the response of ``query``, which is the prompt followed by the response, without trailing end tokens.
 
-    Of a prompt that was cut from the left to fit, the longest end that begins the query is taken off.
+    If the prompt was truncated on the left, the longest end of it with which the query begins is removed.
 
     Raises:
-        ValueError: the query holds no part of the prompt; scoring it whole could reward what the prompt says.
+        ValueError: the query contains no part of the prompt. Scoring all of it could reward text of the prompt.
     """
     start = query.find(prompt)
     if start >= 0:

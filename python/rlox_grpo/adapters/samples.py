@@ -1,4 +1,4 @@
-"""Score samples in the form of other trainers: a text, its ground truth, and extra columns."""
+"""Score samples of other trainers: a text, its ground truth, and further columns."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Scores:
     """Scores and statuses of N samples.
 
     Attributes:
-        total: ``float64 [N]``, the weighted sum over the rules that apply; NaN where none does.
-        components: each rule's own scores, ``float64 [N]``, NaN where it does not apply; the first rule's come first.
-        statuses: each sample's worst status among the rules; "ok" from functions that are no rules.
+        total: ``float64 [N]``, the weighted sum of the rules that apply; NaN if none applies.
+        components: the scores of each rule in order, ``float64 [N]``, NaN where it does not apply.
+        statuses: the worst status of each sample among the rules; "ok" for functions that are not rules.
     """
 
     total: Float64Array
@@ -36,10 +36,10 @@ class Scores:
 
 
 def as_rules(rules: RewardFn | Sequence[RewardFn]) -> tuple[RewardFn, ...]:
-    """One rule or several as a tuple.
+    """Return one or several rules as a tuple.
 
     Raises:
-        ValueError: no rule at all, or something that cannot be called.
+        ValueError: there is no rule, or one is not callable.
     """
     several = (rules,) if callable(rules) else tuple(rules)
     if not several or not all(callable(rule) for rule in several):
@@ -48,10 +48,10 @@ def as_rules(rules: RewardFn | Sequence[RewardFn]) -> tuple[RewardFn, ...]:
 
 
 def read_columns(ground_truth: Any, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A sample's columns: those of a ground truth that is a mapping, else the ground truth as ``answer``.
+    """Return the columns of a sample: a ground truth that is a mapping, or else the ground truth as ``answer``.
 
-    Text that is a JSON object counts as a mapping (labels are text in OpenRLHF and open-instruct). Columns of ``extra``
-    are added where the ground truth has none of that name.
+    Text that is a JSON object counts as a mapping, because labels are text in OpenRLHF and open-instruct. Columns of
+    ``extra`` are added; those of the ground truth have precedence.
     """
     own = _parse_mapping(ground_truth)
     columns = dict(extra or {})
@@ -76,18 +76,18 @@ def score_samples(
     prompts: Sequence[Any] | None = None,
     rename: Mapping[str, str] | None = None,
 ) -> Scores:
-    """Score a batch with every rule, each called once.
+    """Score a batch with every rule. Each rule is called once.
 
     Args:
-        rules: rules, or functions of TRL's call.
-        completions: texts or message lists.
-        rows: each sample's columns.
-        prompts: what was asked; None where the trainer does not say.
-        rename: the column that a rule reads → its name in the rows.
+        rules: rules, or reward functions of TRL.
+        completions: texts or lists of messages.
+        rows: the columns of each sample.
+        prompts: the prompts, if the trainer passes them.
+        rename: column that a rule reads → its name in the rows.
 
     Raises:
-        ValueError: rows that do not fit the completions, or from a rule for a column it cannot use.
-        RewardError: a function that returns a wrong number of scores.
+        ValueError: the numbers of rows and completions differ, or a rule cannot read a column.
+        RewardError: a function returns a wrong number of scores.
     """
     if len(rows) != len(completions):
         raise ValueError(f"rows has {len(rows)} entries, expected {len(completions)}, one for each completion")

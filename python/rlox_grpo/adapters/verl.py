@@ -46,24 +46,23 @@ def compute_score(
     of these, whose weighted sum is the score.
 
     Args:
-        data_source: the row's; picks from ``rules`` and :data:`RULES_BY_SOURCE` where no ``rule`` is given.
+        data_source: source of the row; selects a rule of ``rules`` or :data:`RULES_BY_SOURCE` if ``rule`` is not given.
         solution_str: the response, decoded without special tokens.
-        ground_truth: the answer, or a mapping (or JSON object) of columns, as a Countdown row's numbers and target.
-        extra_info: more columns; those of the ground truth come first.
+        ground_truth: the answer, or a mapping (or JSON object) of columns, such as ``nums`` and ``target``.
+        extra_info: more columns; those of the ground truth have precedence.
         rule: the rule for every row.
         rules: ``data_source`` → rule.
-        columns: the column that a rule reads → its name in the row: ``{"nums": "numbers"}``.
-        not_applicable: the score where no rule applies.
-        kwargs: what else verl passes; ignored.
+        columns: column that a rule reads → its name in the row: ``{"nums": "numbers"}``.
+        not_applicable: the score if no rule applies.
+        kwargs: other arguments of verl; ignored.
 
     Returns:
-        ``score``; ``acc``, the first rule's own score, which verl's validation averages and its group filter can read;
-        each rule's score by name; ``status``, as in `rlox_grpo.rewards.STATUSES`. The same keys for every sample of
-        one rule.
+        ``score``; ``acc``, the score of the first rule, for verl's validation and its group filter; the score of each
+        rule by name; ``status``, as in `rlox_grpo.rewards.STATUSES`. The keys are the same for all samples of a rule.
 
     Raises:
-        ConfigError: an unknown rule, or arguments that it does not take.
-        ValueError: no rule for this ``data_source``, or a column that the rule cannot use.
+        ConfigError: the rule is unknown, or does not have an argument.
+        ValueError: there is no rule for this ``data_source``, or the rule cannot read a column.
     """
     (score,) = compute_scores(
         [data_source],
@@ -90,9 +89,9 @@ def compute_scores(
     not_applicable: float = 0.0,
     **kwargs: Any,
 ) -> list[dict[str, Any]]:
-    """:func:`compute_score` of a batch, for the ``batch`` reward manager of verl before its reward loop.
+    """Score a batch as :func:`compute_score`, for verl's reward manager ``batch``.
 
-    Rows of one ``data_source`` are scored in one parallel call.
+    Rows with the same ``data_source`` are scored in one parallel call.
     """
     extras = [None] * len(data_sources) if extra_infos is None else extra_infos
     rows = [read_columns(truth, extra) for truth, extra in zip(ground_truths, extras, strict=True)]
@@ -139,7 +138,7 @@ def _make_rules(tables: str) -> tuple[RewardFn, ...]:
 
 
 def _to_plain(value: Any) -> Any:
-    """OmegaConf's containers as dicts and lists."""
+    """Convert containers of OmegaConf to dicts and lists."""
     if isinstance(value, Mapping):
         return {str(key): _to_plain(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -158,9 +157,9 @@ def compute_advantage(
 ) -> tuple[Tensor, Tensor]:
     """Group advantages of summed token rewards: ``algorithm.adv_estimator=rlox_grpo``.
 
-    Equal to verl's ``grpo``, except: a group whose rewards are all equal gets exact zeros (verl's float32
-    mean leaves up to 0.1 in a group of eight), a group of one gets 0 (verl: its reward), and a row whose reward is NaN
-    is left out of its group and gets 0 (verl: NaN for the whole group).
+    The results are those of verl's ``grpo``, with three exceptions. A group of equal rewards has advantages of exactly
+    0 (in verl up to 0.1 in a group of eight, by float32 rounding of the mean). A group of one has advantage 0 (verl:
+    its reward). A NaN reward is left out of its group and has advantage 0 (verl: NaN for the whole group).
 
     Options are those of `group_advantages`, under ``algorithm.rlox_grpo``: ``scaling``, ``ddof``, ``std_epsilon``,
     ``baseline``. By default ``scaling`` follows ``algorithm.norm_adv_by_std_in_grpo``.
@@ -171,8 +170,8 @@ def compute_advantage(
         config: verl's ``algorithm``.
         index: ``[N]`` prompt ids; rows of one prompt need not be neighbours.
         epsilon: ``std_epsilon`` where the configuration has none.
-        norm_adv_by_std_in_grpo: goes before the configuration's.
-        kwargs: what else verl passes; ignored.
+        norm_adv_by_std_in_grpo: overrides the configuration's.
+        kwargs: other arguments of verl; ignored.
 
     Returns:
         Advantages and returns, which are the same ``[N, T]`` tensor: a row's advantage under its mask, 0 outside.
@@ -204,7 +203,8 @@ def compute_advantage(
 
 
 def _group_rows(index: Any) -> tuple[Any, Any]:
-    """Rows ordered by prompt, and where each prompt's begin; prompts in the order in which they come first."""
+    """Return the order of the rows by prompt, and the offsets of the prompts, in the order of their first rows."""
+    # Number the prompt ids 0, 1, … by first occurrence: index [b, a, b] → groups [0, 1, 0], offsets [0, 2, 3].
     number: dict[Any, int] = {}
     groups = np.fromiter(
         (number.setdefault(label.item() if hasattr(label, "item") else label, len(number)) for label in index),
@@ -287,7 +287,7 @@ def _aggregate(
     global_batch_size: float | None = None,
     loss_scale_factor: float | None = None,
 ) -> Tensor:
-    """As verl aggregates: the sum over all ranks of what this gives is dp_size times the mini-batch's loss."""
+    """Aggregate as verl: the sum of the results over all ranks is dp_size times the loss of the mini-batch."""
     from rlox_grpo.loss.objective import aggregate
 
     denominator = batch_num_tokens if mode == "token-mean" else global_batch_size
@@ -310,7 +310,7 @@ def _aggregate(
 
 
 def register() -> None:
-    """Register both with verl; a second call changes nothing.
+    """Register the advantage estimator and the policy loss with verl. A second call has no effect.
 
     Raises:
         ImportError: verl is not installed.

@@ -1,4 +1,4 @@
-"""The command line: parsing and printing only. One module for each group of commands."""
+"""The command line: parsing and printing. Each module has a group of commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["main", "parse_overrides", "parse_reward"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on standard error and exit status 2."""
+    """Run one command. An error is printed as one line on standard error; the exit status is then 2."""
     try:
         return _run(argv)
     except BrokenPipeError:
@@ -50,7 +50,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _is_output_closed() -> bool:
-    """Whether nobody reads standard output any more, as in ``rlox-grpo options | head``; it is then discarded."""
+    """Whether the reader of standard output has ended, as in ``rlox-grpo options | head``; output is then discarded."""
     if not hasattr(select, "poll"):  # Windows
         return False
     waiting = select.poll()

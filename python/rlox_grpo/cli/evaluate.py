@@ -1,4 +1,4 @@
-"""Scoring a checkpoint, and checking a data file, with reward functions."""
+"""The commands ``eval`` and ``check``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def add_commands(commands: Commands) -> None:
     check = commands.add_parser(
         "check",
         help="check that a data file fits the reward functions",
-        description="Read the columns of every row as training would, and name each row whose gold cannot be read. "
+        description="Read the columns of every row as in training, and name each row with an unreadable gold. "
         "--columns \"{answer='solution'}\" renames columns as in a run file.",
     )
     check.add_argument("data", help="rows, .jsonl, .parquet or .csv")

@@ -1,4 +1,4 @@
-"""The processes of a run on a Ray cluster: their numbers, their commands, and how the ranks find them."""
+"""The processes of a run on a Ray cluster: their numbers, their commands, and their addresses for the ranks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MODULE = ("-m", "rlox_grpo.cli")
 
 
 def read_layout(origin: Origin, config: GRPOConfig) -> tuple[Sizes, Servers]:
-    """Return how many processes the run has, and how its engines and its reference are started.
+    """Return the numbers of processes, and the commands of the engines and the reference.
 
     Raises:
-        ConfigError: ``server_urls`` or ``reference_url`` beside servers that Ray starts.
+        ConfigError: ``server_urls`` or ``reference_url`` is set although Ray starts these servers.
     """
     layout = origin.layout or Layout()
     has_reference = layout.reference == "actor"
@@ -63,7 +63,7 @@ def read_layout(origin: Origin, config: GRPOConfig) -> tuple[Sizes, Servers]:
 
 
 def _route_weights(config: GRPOConfig, room: Room) -> list[str]:
-    """Options for the way of new weights to the engines: NCCL between GPUs, else Ray's object store."""
+    """Return the options for sending new weights to the engines: NCCL between GPUs, else Ray's object store."""
     if config.server_sync_dir is not None or config.server_nccl_address is not None:
         return []
     if any("GPU" in resources for resources in room.resources):

@@ -1,4 +1,4 @@
-"""The memory that a model needs, and merging its adapter."""
+"""The commands ``memory`` and ``merge``."""
 
 from __future__ import annotations
 

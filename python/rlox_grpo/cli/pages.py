@@ -1,4 +1,4 @@
-"""What can be read: the report of a run, the options, the presets."""
+"""The commands ``report``, ``options`` and ``presets``."""
 
 from __future__ import annotations
 

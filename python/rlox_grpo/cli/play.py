@@ -1,4 +1,4 @@
-"""Playing an environment by hand or by a script, without a model."""
+"""The command ``play``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _ask() -> str:
 
 
 def _make_reader(replies: list[str], show: Callable[[str], None]) -> Callable[[], str]:
-    """Take the lines one after another, and show each."""
+    """Return a function that returns the replies one after another, and shows them."""
     from rlox_grpo.rollout.episodes.play import NoReplyError
 
     def read() -> str:

@@ -1,4 +1,4 @@
-"""Servers of vLLM engines and of frozen models."""
+"""The commands ``serve`` and ``serve-reference``."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def _serve_reference(arguments: argparse.Namespace, rest: Sequence[str]) -> None
 
 
 def _command_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the command itself by name."""
+    """Return the arguments of the command by name."""
     return {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "traceback")}

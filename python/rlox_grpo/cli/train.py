@@ -1,4 +1,4 @@
-"""Training a run file, in this process or on a Ray cluster, and the demo."""
+"""The commands ``train`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HelpWithOptions(argparse.Action):
-    """``--help`` that lists the options by group; they are read only then, as they need pydantic."""
+    """``--help`` with the options by stage. They are imported only then, because they need pydantic."""
 
     def __init__(self, option_strings: list[str], dest: str, **_: Any) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help="show this message and every option")
@@ -33,7 +33,7 @@ class HelpWithOptions(argparse.Action):
 
 
 _TASKS = ("guess_the_number", "countdown_calculator", "frozen_lake")
-"""Modules of rlox_grpo.demo with a TASK."""
+"""Modules of rlox_grpo.demo that define a TASK."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -104,10 +104,10 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _import_functions(origin: Origin, run_file: str) -> tuple[list[RewardFn], Any, list[Callable[..., Any]]]:
-    """The reward functions, the environment and the tools of a run file.
+    """Return the reward functions, the environment and the tools of a run file.
 
     Raises:
-        ConfigError: one that does not exist or cannot be called.
+        ConfigError: one does not exist or is not callable.
     """
     from rlox_grpo.rewards.registry import make_rewards
 
@@ -117,15 +117,15 @@ def _import_functions(origin: Origin, run_file: str) -> tuple[list[RewardFn], An
 
 
 def _is_launched_by_ray(arguments: argparse.Namespace, origin: Origin) -> bool:
-    """Whether this process only starts the ranks.
+    """Whether this process starts the ranks on Ray and does not train itself.
 
     Raises:
-        ConfigError: ``--dry-run`` or ``[layout]`` without Ray, which would be ignored.
+        ConfigError: ``--dry-run`` or ``[layout]`` is given without Ray.
     """
     from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
     from rlox_grpo.errors import ConfigError
 
-    if os.environ.get(LAUNCHER_VARIABLE) == "ray":  # a rank that it started
+    if os.environ.get(LAUNCHER_VARIABLE) == "ray":  # this process is a rank
         return False
     if arguments.ray is not None or origin.launcher == "ray":
         return True

@@ -16,21 +16,12 @@ ENVIRONMENT_ARGS = "arguments of another package's environment, as a TOML table:
 
 
 def parse_reward(text: str) -> dict[str, Any]:
-    """``"countdown"`` or ``"{name = 'tag_format', weight = 0.1}"`` as a ``rewards`` table.
+    """Return ``"countdown"`` or ``"{name = 'tag_format', weight = 0.1}"`` as a ``rewards`` table.
 
     Raises:
-        ConfigError: text that begins with a brace and is no TOML table.
+        ConfigError: text that begins with a brace and is not a TOML table.
     """
-    from rlox_grpo.config.schema import parse_toml
-    from rlox_grpo.errors import ConfigError
-
-    if not text.lstrip().startswith("{"):
-        return {"name": text}
-    try:
-        table: dict[str, Any] = parse_toml(f"reward = {text}")["reward"]
-    except ValueError as error:
-        raise ConfigError(f"--reward {text!r} is not a TOML table such as {{name='exact'}}: {error}") from None
-    return table
+    return parse_table("--reward", text, "{name='exact'}") if text.lstrip().startswith("{") else {"name": text}
 
 
 def import_environment(
@@ -39,20 +30,13 @@ def import_environment(
     folders: Sequence[str | Path],
     arguments: Mapping[str, Any] | None = None,
 ) -> tuple[Callable[..., Any] | str | None, list[Callable[..., Any]]]:
-    """Import an environment and tools that are named as ``module:callable``.
+    """Import an environment and tools named as ``module:callable``, from packages and then from ``folders``.
 
-    An environment may also be one of another package, such as ``gymnasium:FrozenLake-v1``, or ``command: …``, which
-    stays a text.
-
-    Args:
-        environment: its name, or None.
-        tools: names.
-        folders: searched for modules, after the installed packages.
-        arguments: of the adapter of another package's environment.
+    The environment may also be one of another package, such as ``gymnasium:FrozenLake-v1``, which gets ``arguments``,
+    or ``command: …``, which is returned unchanged.
 
     Raises:
-        ConfigError: a module that is not found, a name that it lacks, something that cannot be called, or arguments for
-            an environment that takes none.
+        ConfigError: a module or name is not found or not callable, or the environment has no arguments.
     """
     from rlox_grpo.environments.names import ADAPTERS, make_adapted
     from rlox_grpo.errors import ConfigError
@@ -73,11 +57,11 @@ def import_environment(
     return found, [import_callable(f"tools[{place}]", name, folders) for place, name in enumerate(tools)]
 
 
-def parse_table(flag: str, text: str) -> dict[str, Any]:
-    """``"{is_slippery = false}"`` as a mapping.
+def parse_table(flag: str, text: str, example: str = "{name='value'}") -> dict[str, Any]:
+    """Return ``"{is_slippery = false}"`` as a mapping. The error names ``flag`` and shows ``example``.
 
     Raises:
-        ConfigError: it is no TOML table.
+        ConfigError: it is not a TOML table.
     """
     from rlox_grpo.config.schema import parse_toml
     from rlox_grpo.errors import ConfigError
@@ -85,17 +69,17 @@ def parse_table(flag: str, text: str) -> dict[str, Any]:
     try:
         table = parse_toml(f"table = {text}")["table"]
     except ValueError as error:
-        raise ConfigError(f"{flag} {text!r} is not a TOML table such as {{name='value'}}: {error}") from None
+        raise ConfigError(f"{flag} {text!r} is not a TOML table such as {example}: {error}") from None
     if not isinstance(table, dict):
-        raise ConfigError(f"{flag} {text!r} is not a TOML table such as {{name='value'}}")
+        raise ConfigError(f"{flag} {text!r} is not a TOML table such as {example}")
     return table
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """``["--learning_rate", "1e-5", "--stop=['x']"]`` as a mapping; values are TOML, or text where they are not.
+    """Return ``["--learning_rate", "1e-5", "--stop=['x']"]`` as a mapping. Values are TOML, or else text.
 
     Raises:
-        ConfigError: a word that is not ``--key``, or a key without a value.
+        ConfigError: a word is not ``--key``, or a key has no value.
     """
     from rlox_grpo.config.schema import parse_toml
     from rlox_grpo.errors import ConfigError
@@ -120,10 +104,10 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_options(words: Sequence[str], command: str, records: Sequence[type[Record]]) -> dict[str, Any]:
-    """As :func:`parse_overrides`, of a command that reads only the options of ``records``.
+    """As :func:`parse_overrides`, for a ``command`` that reads only the options of ``records``.
 
     Raises:
-        ConfigError: an option that ``command`` does not read.
+        ConfigError: ``command`` does not read an option.
     """
     from rlox_grpo.config.records import Options
     from rlox_grpo.config.records.option import read_metadata

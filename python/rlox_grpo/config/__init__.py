@@ -13,6 +13,8 @@ __all__ = ["GRPOConfig"]
 def __getattr__(name: str) -> Any:
     if name != "GRPOConfig":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlox_grpo.config.schema import GRPOConfig  # when used: kernels read config.defaults without pydantic
+    from rlox_grpo.config.schema import (
+        GRPOConfig,
+    )  # lazily: kernels import config.defaults, which must not import pydantic
 
     return GRPOConfig

@@ -1,4 +1,4 @@
-"""Defaults and names of choices, apart so that they are read without the options and the sinks."""
+"""Defaults and choices that other modules read without importing pydantic or the sinks."""
 
 from __future__ import annotations
 

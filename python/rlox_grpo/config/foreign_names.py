@@ -1,4 +1,4 @@
-"""Advice for an unknown option: what TRL and verl call an option of ours, the nearest name, or where the list is."""
+"""Advice for an unknown option: the option with that name in TRL or verl, or the option with the nearest name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RULE = "pass the function to GRPO as reward_fn, or name it in [[rewards]] as 'm
 
 
 def index_by_name(advice: Mapping[str, str]) -> Mapping[str, str]:
-    """Turn a table of advice → foreign names, separated by spaces, into one of name → advice."""
+    """Invert a table of advice → foreign names, separated by spaces."""
     return {name: what for what, names in advice.items() for name in names.split()}
 
 
@@ -38,7 +38,7 @@ OTHER_PARTS: Mapping[str, str] = {
     "reward_manager": _RULE,
     "custom_reward_function": _RULE,
 }
-"""Parts of verl's keys whose options mean something else than options of ours with the same last word."""
+"""Parts of verl's keys under which an option differs from the option of the same name here."""
 
 VERL: Mapping[str, str] = index_by_name(
     {
@@ -159,7 +159,7 @@ VERL: Mapping[str, str] = index_by_name(
         "eval_data": "val_files",
     }
 )
-"""Ends of verl's keys, such as ``ppo_epochs`` → an option of ours, or what to do."""
+"""Last words of verl's keys, such as ``ppo_epochs`` → the option here, or advice."""
 
 
 TRL: Mapping[str, str] = index_by_name(
@@ -306,7 +306,7 @@ TRL: Mapping[str, str] = index_by_name(
         "trackio_static_space_id",
     }
 )
-"""Options of TRL's ``GRPOConfig``, ``GRPOTrainer`` and ``TrainingArguments`` → an option of ours, or what to do."""
+"""Options of TRL's ``GRPOConfig``, ``GRPOTrainer`` and ``TrainingArguments`` → the option here, or advice."""
 
 _OTHER: Mapping[str, str] = {
     "data": "pass it to train() as prompts; in a run file it is train_data",
@@ -318,15 +318,15 @@ _OTHER: Mapping[str, str] = {
     "prompts": "pass it to train()",
     "train_data": "pass it to train() as prompts; it is a key of run files",
 }
-"""Names that belong elsewhere → where."""
+"""Arguments of methods and keys of run files → where to pass them."""
 
 _RUN_FILE_KEYS = ("launcher", "layout")
-"""Keys of run files that are no options: a GRPO object lives in the processes that make it."""
+"""Keys of run files that start processes, which ``GRPO(…)`` in Python cannot do."""
 
 _FEW = 10
 _NEAR = 0.8
-"""Similarity from which a name is suggested: ``group_sze`` has 0.95 with ``group_size``, ``save_steps`` 0.74 with
-``max_steps``."""
+"""Least similarity of a suggested name. That of ``group_sze`` to ``group_size`` is 0.95; that of ``save_steps`` to
+``max_steps``, which is no typo, is 0.74."""
 
 
 def advise(name: str, known: Iterable[str]) -> str:
@@ -349,12 +349,12 @@ def advise(name: str, known: Iterable[str]) -> str:
         return f": {_OTHER[name]}"
     if close := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR):
         return f": did you mean {close[0]!r}?"
-    # A table of few keys, such as [layout], has no page of its own.
+    # A table with few keys, such as [layout], is not on the page of options.
     return f"; expected {', '.join(known)}" if len(known) < _FEW else "; `rlox-grpo options` lists the options"
 
 
 def _advise_on_verls_key(key: str, known: Iterable[str]) -> str:
-    """As :func:`advise`, for a whole key such as ``actor_rollout_ref.rollout.n``: the longest end that is known."""
+    """As :func:`advise`, for a full key such as ``actor_rollout_ref.rollout.n``; looks up the longest known ending."""
     for part, advice in OTHER_PARTS.items():
         if f".{part}." in f".{key}.":
             return f" (verl's): {advice}"

@@ -1,4 +1,4 @@
-"""Parameters of a generation engine beyond the options: which engine honours which, and of what type."""
+"""Check ``generation_kwargs``: parameters of a generation engine that are not options of the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 _FILTERS: Mapping[str, str] = {"top_p": "number", "top_k": "whole", "min_p": "number", "stop": "texts"}
-"""Options that may be given here as well, as vLLM and transformers name them alike."""
+"""Options that may also be given here: vLLM and transformers have the same names."""
 
 _VLLM: Mapping[str, str] = {
     "presence_penalty": "number",
@@ -16,7 +16,7 @@ _VLLM: Mapping[str, str] = {
     "min_tokens": "whole",
     "allowed_token_ids": "ids",
 }
-"""vLLM applies these before it computes log-probs, so that those stay the log-probs of what was sampled from."""
+"""vLLM applies these before it computes log-probs, so its log-probs are those of the sampled distribution."""
 
 _OF_ONE_ENGINE: Mapping[str, Mapping[str, str]] = MappingProxyType({"vllm": _VLLM, "vllm_server": _VLLM})
 
@@ -31,7 +31,7 @@ _OPTIONS: Mapping[str, str] = {
     "stop_strings": "stop",
     "eos_token_id": "stop_token_ids here",
 }
-"""Names of vLLM and transformers that an option stands for."""
+"""Parameters of vLLM and transformers → the option that sets them."""
 
 _KINDS: Mapping[str, str] = {
     "number": "a number",
@@ -42,14 +42,14 @@ _KINDS: Mapping[str, str] = {
 
 
 def list_honoured(engine: str) -> dict[str, str]:
-    """The parameters that an engine honours and their types: those of ``Sampling`` in every engine, and its own."""
+    """Return the parameters that an engine reads, and their types: those of ``Sampling``, and its own."""
     return {**_FILTERS, "stop_token_ids": "ids", **_OF_ONE_ENGINE.get(engine, {})}
 
 
 def check_generation_kwargs(engine: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
     """Yield an error for each parameter that ``engine`` would ignore or refuse.
 
-    ``options`` are those of sampling that differ from their defaults.
+    ``options`` are the sampling options that differ from their defaults.
     """
     honoured = list_honoured(engine)
     for name, value in given.items():
@@ -67,7 +67,7 @@ def check_generation_kwargs(engine: str, given: Mapping[str, Any], options: Mapp
 
 
 def split_generation_kwargs(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[tuple[str, Any], ...]]:
-    """Split checked parameters into fields of :class:`rlox_grpo.types.Sampling` and the engine's own."""
+    """Split checked parameters into fields of :class:`rlox_grpo.types.Sampling` and parameters of the engine."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)

@@ -1,4 +1,4 @@
-"""The options in words: a list, one in full, and all of them as docs/reference/options.md."""
+"""Documentation of the options: a list, one option in full, and the page docs/reference/options.md."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ _LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def list_options(names: Container[str] | None = None) -> str:
-    """Return options by stage: name, default and values on a line, meaning and source below.
-
-    Args:
-        names: the options to list. None: all.
-    """
+    """List the options ``names``, or all, by stage: name, default and values, and below them the description."""
     lines = []
     for record in RECORDS:
         fields = {name: field for name, field in record.model_fields.items() if names is None or name in names}
@@ -35,13 +31,12 @@ def list_options(names: Container[str] | None = None) -> str:
 
 
 def describe_option(name: str) -> str:
-    """Return one option in full, or list the options that a word finds.
+    """Describe one option in full, or list the options that contain the word ``name``.
 
-    A word finds the options with it in their name, meaning or source, or among their values, and those of the
-    stage with this title.
+    A word is searched in names, descriptions, sources and values of options, and in the titles of stages.
 
     Raises:
-        ConfigError: no option has the name or the word, or another library has an option of this name.
+        ConfigError: nothing was found, or ``name`` is an option of another library.
     """
     if (underscored := name.replace("-", "_")) in Options.model_fields:
         name = underscored
@@ -72,7 +67,7 @@ def describe_option(name: str) -> str:
 
 
 def _search(word: str) -> list[str]:
-    """The options that :func:`describe_option` lists for a word; none for a name of TRL or verl."""
+    """Return the options that :func:`describe_option` lists for a word; none for an option of TRL or verl."""
     if word in TRL or word in VERL:
         return []
     part, whole = word.lower().replace("-", "_"), re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
@@ -144,7 +139,7 @@ def _show(value: Any) -> str:
 
 
 def _values(field: FieldInfo) -> str:
-    """Return the choices or the type of an option, with its range: ``integer ≥ 1``."""
+    """Format the choices of an option, or its type and range: ``integer ≥ 1``."""
     kinds = " or ".join(_kind(kind) for kind in members(field.annotation))
     limits = [
         f"{sign} {getattr(limit, name):g}"

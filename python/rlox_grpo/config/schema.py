@@ -1,4 +1,4 @@
-"""GRPOConfig: every option of a run, from keywords, from TOML, or from a preset and what overrides it."""
+"""GRPOConfig: the options of a run, from keywords, TOML and presets."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ else:
 
 
 CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template")
-"""Fields that presets set and a file or a command line may clear, by the word "none"."""
+"""Fields of presets that a run file or the command line can set to None, by the text "none"."""
 
 REMOVED: Mapping[str, Any] = {}
-"""Options of earlier versions → the value that this version behaves like; see :func:`list_unknown_options`."""
+"""Removed options of earlier versions → the value that has the behaviour of this version."""
 
 
 class GRPOConfig(Options):
-    """The options of a run. Options that a preset names take its value unless they are given.
+    """The options of a run. An option that is not given has the value of the preset, or else its default.
 
-    ``rlox-grpo options`` lists them; the records in :mod:`rlox_grpo.config.records` declare them. Sources of the
-    defaults: DeepSeekMath (arXiv:2402.03300, eq. 3 and 4) for the algorithm; TRL for ``std_epsilon`` and the learning
-    rate. docs/concepts/algorithm.md gives each formula with its symbol.
+    ``rlox-grpo options`` lists the options; :mod:`rlox_grpo.config.records` declares them. The defaults are from
+    DeepSeekMath (arXiv:2402.03300, eq. 3 and 4), and from TRL for ``std_epsilon`` and the learning rate.
+    docs/concepts/algorithm.md has the formulas.
     """
 
     @model_validator(mode="before")
@@ -48,10 +48,10 @@ class GRPOConfig(Options):
         if preset not in PRESETS:
             raise ConfigError(f"unknown preset {preset!r}{suggest_nearest(str(preset), list(PRESETS))}")
         published = given.get("published", False)
-        if not isinstance(published, bool):  # the preset's values depend on it before it is validated
+        if not isinstance(published, bool):  # checked here, because it selects values before pydantic validates it
             raise ConfigError(f"published: expected true or false, got {published!r}")
         if published and not PRESETS[preset].published:
-            raise ConfigError(f"published=True: preset {preset!r} has no defect that it brings back")
+            raise ConfigError(f"published=True: preset {preset!r} has no defect to reproduce")
         cleared = {name: None for name in CLEARABLE if given.get(name) == "none"}
         return {**_preset_values(preset, published), **given, **cleared}
 
@@ -69,18 +69,18 @@ class GRPOConfig(Options):
         return list(find_ignored(self, type(self).model_fields, preset, given))
 
     def refuse_ignored(self, **given: bool) -> None:
-        """Raise ConfigError for options that are set and ignored, once the arguments that they depend on are known.
+        """Raise ConfigError for options that are set but ignored, because an argument of ``GRPO`` is missing.
 
         Args:
-            given: arguments of :class:`rlox_grpo.GRPO` and whether they are given: ``eval_prompts=False``.
+            given: arguments of :class:`rlox_grpo.GRPO`, and whether they are given: ``eval_prompts=False``.
         """
         if errors := self._find_ignored(**given):
             raise ConfigError("\n".join(errors))
 
     def to_toml(self, origin: Mapping[str, Any] | None = None) -> str:
-        """Return every option as resolved, after ``origin``'s keys. None is left out, as TOML has no null.
+        """Return the keys of ``origin`` and every resolved option as TOML.
 
-        Where leaving it out would bring back a preset's value, "none" is written.
+        TOML has no null: None is left out, or written as "none" if the preset has another value.
         """
         preset = PRESETS[self.preset].values
         cleared = {name: "none" for name in CLEARABLE if getattr(self, name) is None and preset.get(name) is not None}
@@ -92,15 +92,15 @@ def _preset_values(preset: str, published: bool) -> Mapping[str, Any]:
 
 
 def choose_config(config: GRPOConfig | None, options: Mapping[str, Any]) -> GRPOConfig:
-    """Return ``config``, or one made of the options.
+    """Return ``config`` if it is given, else a ``GRPOConfig`` with ``options``.
 
     Raises:
-        ConfigError: both are given, ``config`` is something else, or an option is wrong.
+        ConfigError: both are given, ``config`` has another type, or an option is invalid.
     """
     if config is None:
         return GRPOConfig.create(**options)
     if not isinstance(config, GRPOConfig):
-        # TRL's class has the name of ours.
+        # The full name, because the class of TRL is also called GRPOConfig.
         name = f"{type(config).__module__}.{type(config).__qualname__}".removeprefix("builtins.")
         raise ConfigError(
             f"config is {name}: expected a rlox_grpo.GRPOConfig; give the options as keywords, or "
@@ -112,13 +112,10 @@ def choose_config(config: GRPOConfig | None, options: Mapping[str, Any]) -> GRPO
 
 
 def find_changed_options(saved: Mapping[str, Any], config: GRPOConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the options that differ from a checkpoint's: name → (value there, value here).
+    """Return the options that differ from those of a checkpoint: name → (value there, value here).
 
-    An option that the checkpoint lacks, because an earlier version wrote it, has its default there.
-
-    Args:
-        saved: ``model_dump(mode="json")`` of the configuration that wrote the checkpoint.
-        config: the configuration of the resumed run.
+    ``saved`` is ``model_dump(mode="json")`` of the checkpoint's configuration. An option that it lacks, because an
+    earlier version wrote it, counts as its default.
     """
     now, defaults = config.model_dump(mode="json"), Options().model_dump(mode="json")
     then = {name: saved.get(name, defaults[name]) for name in now}
@@ -126,7 +123,7 @@ def find_changed_options(saved: Mapping[str, Any], config: GRPOConfig) -> dict[s
 
 
 def list_unknown_options(saved: Mapping[str, Any]) -> list[str]:
-    """Describe the options of a checkpoint that this version lacks, unless :data:`REMOVED` has their value."""
+    """Describe the options of a checkpoint that this version does not have, except those in :data:`REMOVED`."""
     return [
         f"{name}: {saved[name]!r} there, and this version has no such option"
         for name in sorted(saved.keys() - GRPOConfig.model_fields.keys())
@@ -140,7 +137,7 @@ def is_resumable(name: str) -> bool:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Return the parsed document. Raises ConfigError naming the file, and the line of a syntax error."""
+    """Read a TOML file. Raises ConfigError with the name of the file and the line of a syntax error."""
     text = ""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -152,7 +149,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def _show_line(text: str, error: str) -> str:
-    """The line that a syntax error names, with a hint where its value is text without quotes; else nothing."""
+    """Return the line of a syntax error, with a hint if the value is text without quotes, True or None."""
     found = re.search(r"at line (\d+)", error)
     lines = text.splitlines()
     if found is None or not 0 < int(found[1]) <= len(lines):
@@ -170,6 +167,6 @@ def _show_line(text: str, error: str) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the document that ``text`` holds. Raises ValueError if it is not TOML."""
+    """Parse TOML. Raises ValueError."""
     document: dict[str, Any] = tomllib.loads(text)
     return document

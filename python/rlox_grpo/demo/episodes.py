@@ -20,7 +20,7 @@ from rlox_grpo.trainer import GRPO
 
 Rows: TypeAlias = "list[dict[str, Any]]"
 Conversation: TypeAlias = "tuple[list[dict[str, Any]], str]"
-"""The messages up to a turn, and the text that follows them: the reply of that turn, or the rest of the episode."""
+"""The messages before a reply, and the text after them: the reply, or the rest of the episode."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,15 @@ class EpisodeTask:
     """A task of several turns with a known optimum.
 
     Attributes:
-        name: Of the demo.
-        build_tokenizer: The tokenizer, whose vocabulary has every word of the task.
-        draw_conversation: Draws what a scripted player writes, who is far from the optimum: one turn, or the rest of
-            an episode.
-        make_rows: ``make_rows(seed)`` returns the rows to train on and the held-out rows.
-        compute_optimum: The best possible accuracy on the held-out rows.
-        environment: As :class:`rlox_grpo.GRPO` takes it; it scores its episodes. None: ``rewards`` score them.
-        tools: Functions that the policy may call.
-        without_tools: Functions of the same names that compute nothing. The trained policy is also evaluated with
-            these.
+        name: Name of the demo.
+        build_tokenizer: Returns a tokenizer with every word of the task.
+        draw_conversation: Draws an example of a scripted player far from the optimum: one reply, or the rest of an
+            episode.
+        make_rows: ``make_rows(seed)`` returns the training rows and the held-out rows.
+        compute_optimum: Returns the best possible accuracy on the held-out rows.
+        environment: Argument of :class:`rlox_grpo.GRPO`. None: ``rewards`` score the episodes.
+        tools: Tools of the policy.
+        without_tools: Functions with the same names that only return an error, for an evaluation without the tools.
         rewards: Reward functions.
         settings: ``GRPOConfig`` fields.
         warm_start: Arguments of :func:`rlox_grpo.demo.warm_start.warm_start`.
@@ -66,14 +65,8 @@ def run_task(
 ) -> str:
     """Train, and print and return the last line: ``held-out accuracy A -> B of O in S s``, with the optimum O.
 
-    A demo that was stopped or killed resumes when it is started again with the same ``out``.
-
-    Args:
-        task: what is learned.
-        out: the run's folder.
-        seed: seed of the rows, the model, the examples and the run.
-        settings: ``GRPOConfig`` fields that override those of the task.
-        warm_start_steps: overrides the task's number of supervised steps.
+    A demo that was stopped or killed resumes if it is started again with the same run folder ``out``. ``settings``
+    (``GRPOConfig`` fields) and ``warm_start_steps`` override those of the task.
     """
     start = time.perf_counter()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers shows one for each small file that it writes
@@ -81,17 +74,21 @@ def run_task(
     train, held_out = task.make_rows(seed)
     trainer.train(train, eval_prompts=held_out)
     trainer.save(out / "final")
+    if task.without_tools:
+        print(f"the trained policy without the tool: {evaluate_without_tools(task, out, seed, settings):.3f}")
+    return print_results(out, start, optimum=task.compute_optimum())
+
+
+def print_results(out: Path, start: float, *, optimum: float | None = None) -> str:
+    """Print the accuracies of a demo's run, and return the last line. ``start`` is from ``time.perf_counter``."""
     lines = [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()]
     before, after = lines[0], lines[-1]
     print(f"report: {out / 'report.html'}")
     if "greedy_accuracy" in after:
         print(f"greedy accuracy {before['greedy_accuracy']:.3f} -> {after['greedy_accuracy']:.3f}")
-    if task.without_tools:
-        print(f"the trained policy without the tool: {evaluate_without_tools(task, out, seed, settings):.3f}")
-    last = (
-        f"held-out accuracy {before['accuracy']:.3f} -> {after['accuracy']:.3f} of {task.compute_optimum():.3f} "
-        f"in {time.perf_counter() - start:.0f} s"
-    )
+    best = "" if optimum is None else f" of {optimum:.3f}"
+    seconds = time.perf_counter() - start
+    last = f"held-out accuracy {before['accuracy']:.3f} -> {after['accuracy']:.3f}{best} in {seconds:.0f} s"
     print(last)
     return last
 
@@ -104,7 +101,7 @@ def make_trainer(
     settings: Mapping[str, Any] | None = None,
     warm_start_steps: int | None = None,
 ) -> GRPO:
-    """Train the warm start, unless ``out`` has one, and return a trainer from there; see :func:`run_task`."""
+    """Train the warm start, unless ``out`` has one, and return a trainer of that model; see :func:`run_task`."""
     tokenizer = task.build_tokenizer()
 
     def examples(rng: np.random.Generator, count: int) -> list[tuple[str, str]]:
@@ -143,7 +140,7 @@ def write_example(
 def main(task: EpisodeTask, argv: Sequence[str] | None = None) -> None:
     """Run a task from a script, with ``--out``, ``--steps`` and ``--seed``."""
     parser = argparse.ArgumentParser(description=f"Train the task {task.name} from scratch.")
-    parser.add_argument("--out", default=f"runs/{task.name}", help="the run's folder (default: %(default)s)")
+    parser.add_argument("--out", default=f"runs/{task.name}", help="run folder (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="training steps")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)

@@ -1,8 +1,8 @@
-"""Gymnasium's FrozenLake-v1: cross a slippery lake around its holes, one step a turn. Value iteration is the optimum.
+"""Gymnasium's FrozenLake-v1: cross a slippery lake around its holes, one step in each turn.
 
-A step goes where it should with probability 0.9, and otherwise to either side. The scripted player of the warm start
-takes the best step three times in ten; else it walks right or down, now and then left or up. The policy sees the number
-of its field alone. The reward is 1 for the goal.
+A step goes in its direction with probability 0.9, and otherwise to one side. The policy sees only the number of its
+field. The reward is 1 at the goal. The scripted player of the warm start takes the best step with probability 0.3;
+otherwise it mostly walks right or down. Value iteration computes the optimum.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from rlox_grpo.demo.closed_vocabulary import TURNS_TEMPLATE, build_tokenizer
 from rlox_grpo.demo.episodes import Conversation, EpisodeTask, Rows
 from rlox_grpo.environments import Outcome
+from rlox_grpo.environments.foreign import import_package
 
 ACTIONS = ("left", "down", "right", "up")
 """Gymnasium's actions 0 to 3."""
@@ -31,15 +32,12 @@ EPISODES, HELD_OUT = 4, 32
 
 
 def make_lake() -> Any:
-    """Gymnasium's environment.
+    """Return Gymnasium's environment.
 
     Raises:
         ImportError: gymnasium is not installed.
     """
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise ImportError("frozen_lake needs gymnasium: pip install 'rlox-grpo[gymnasium]'") from error
+    gymnasium = import_package("gymnasium", "gymnasium", "frozen_lake")
     return gymnasium.make("FrozenLake-v1", success_rate=SUCCESS_RATE, max_episode_steps=STEPS, disable_env_checker=True)
 
 
@@ -107,7 +105,7 @@ def _iterate_values() -> tuple[float, list[int]]:
     """The value of the first field with STEPS steps left, and the best action on each field."""
     table = make_lake().unwrapped.P
     values, best = np.zeros(FIELDS), [0] * FIELDS
-    for _ in range(STEPS):
+    for _ in range(STEPS):  # Bellman update: the value with one step more, from the values with one step less
         paid = [
             [
                 sum(chance * (reward + (0.0 if end else values[there])) for chance, there, reward, end in outcomes)

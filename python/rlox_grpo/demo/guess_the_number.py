@@ -67,6 +67,7 @@ def find_best(numbers: int, guesses: int) -> int:
     """How many of so many numbers the best strategy finds within so many guesses."""
     if not numbers or not guesses:
         return 0
+    # A guess finds one number, and its hint leaves the numbers below or above it for the remaining guesses.
     splits = (find_best(below, guesses - 1) + find_best(numbers - 1 - below, guesses - 1) for below in range(numbers))
     return 1 + max(splits)
 

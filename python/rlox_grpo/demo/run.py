@@ -6,7 +6,6 @@ library. The last line of the output is the accuracy on held-out problems before
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -18,6 +17,7 @@ import numpy as np
 from transformers.utils.logging import disable_progress_bar
 
 from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
+from rlox_grpo.demo.episodes import print_results
 from rlox_grpo.demo.warm_start import warm_start
 from rlox_grpo.prompts.tasks.countdown import CountdownRow, enumerate_problems
 from rlox_grpo.rewards import Countdown, TagFormat, WrittenArithmetic
@@ -105,13 +105,8 @@ def run_demo(
 ) -> str:
     """Train, and print and return the last line: ``held-out accuracy A -> B in S s``.
 
-    A demo that was stopped or killed resumes when it is started again with the same ``out``.
-
-    Args:
-        out: The run's folder.
-        seed: Seed of the split, the model, the examples and the run.
-        settings: ``GRPOConfig`` fields that override :data:`SETTINGS`.
-        warm_start_steps: Overrides :data:`WARM_START_STEPS`.
+    A demo that was stopped or killed resumes if it is started again with the same run folder ``out``. ``settings``
+    override :data:`SETTINGS`, and ``warm_start_steps`` overrides :data:`WARM_START_STEPS`.
     """
     start = time.perf_counter()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers shows one for each small file that it writes
@@ -137,14 +132,7 @@ def run_demo(
     )
     trainer.train(prompts(train, seed), eval_prompts=prompts(held_out, seed))
     trainer.save(out / "final")
-    lines = [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()]
-    before, after = lines[0], lines[-1]
-    seconds = time.perf_counter() - start
-    print(f"report: {out / 'report.html'}")
-    print(f"greedy accuracy {before['greedy_accuracy']:.3f} -> {after['greedy_accuracy']:.3f}")
-    last = f"held-out accuracy {before['accuracy']:.3f} -> {after['accuracy']:.3f} in {seconds:.0f} s"
-    print(last)
-    return last
+    return print_results(out, start)
 
 
 def problems(seed: int) -> tuple[list[CountdownRow], list[CountdownRow]]:

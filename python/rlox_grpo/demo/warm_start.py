@@ -87,6 +87,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, positions: int = 128) -> nn.M
     model.load_state_dict(first.state_dict(), strict=False)
     for layer in model.model.layers:
         layer.self_attn.o_proj.bias.requires_grad_(False)
+    # Initialise the embeddings of number words with sines and cosines; see the docstring.
     rows = {index: int(word) for word, index in words.items() if word.strip().isdecimal()}
     numbers = torch.tensor(list(rows.values()), dtype=torch.float32)[:, None]
     periods = torch.tensor([2.0, 3, 4, 5, 6, 7, 9, 10, 13, 20, 33, 50, 100, 200])

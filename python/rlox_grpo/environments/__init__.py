@@ -1,4 +1,4 @@
-"""Environments of several turns: what an episode returns, and what it gets from the policy.
+"""Environments of several turns: replies of the policy, outcomes of episodes, and adapters for other packages.
 
 An environment is an async function ``episode(row, chat)``; ``docs/guides/several_turns.md`` shows one. The functions
 ``from_…`` adapt environments of other packages (``docs/guides/other_environments.md``).

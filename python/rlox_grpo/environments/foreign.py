@@ -1,4 +1,4 @@
-"""Read what environments of other packages return, and import these packages."""
+"""Import environments of other packages, and check the values that they return."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ Messages = list[dict[str, Any]]
 
 
 def import_package(module: str, extra: str, function: str) -> Any:
-    """Import an optional package.
+    """Import a module of an optional package.
 
     Raises:
-        ImportError: it is not installed; the message names ``extra``.
+        ImportError: the package is not installed; the message names ``extra``.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != module.partition(".")[0]:
-            raise  # it is installed, and something that it imports is not
+            raise  # the package is installed, but one that it imports is not
         raise ImportError(f"{function} needs {extra}: pip install {extra} (the extra {extra!r} of rlox-grpo)") from None
 
 
 def make_name(text: str) -> str:
-    """``text`` as a name in metrics: letters, digits, dots, dashes and underscores."""
+    """Convert ``text`` to a name in metrics: letters, digits, dots, dashes and underscores."""
     return re.sub(r"[^\w.-]+", "_", text).strip("_") or "environment"
 
 
 def join_prompt(prompt: Any, first: str | Messages) -> str | Messages:
-    """The first messages of an episode: the row's ``prompt``, where it has one, and the environment's first message.
+    """Return the first messages of an episode: the ``prompt`` of the row, if any, and the environment's first message.
 
-    A text is added to the last message of the prompt, after a blank line.
+    If ``first`` is text, it is appended to the last message of the prompt, after a blank line.
 
     Raises:
-        TypeError: ``prompt`` is neither a text nor a list of messages.
+        TypeError: ``prompt`` is neither text nor a list of messages.
     """
     if prompt is None:
         return first
@@ -55,10 +55,10 @@ def join_prompt(prompt: Any, first: str | Messages) -> str | Messages:
 
 
 def check_message(found: Any, source: str) -> str | Messages:
-    """Check that ``found`` is a text or a list of role/content messages.
+    """Check that ``found``, returned by ``source``, is text or a list of role/content messages.
 
     Raises:
-        TypeError: it is something else; names ``source``.
+        TypeError: it is something else.
     """
     if isinstance(found, str):
         return found
@@ -72,22 +72,38 @@ def check_message(found: Any, source: str) -> str | Messages:
 
 
 def read_reward(value: Any, source: str) -> float:
-    """A reward as a float.
+    """Return the reward that ``source`` returned as a float.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
+        ValueError: it is not finite.
+    """
+    return read_number(value, f"{source} returned the reward")
+
+
+def read_number(value: Any, subject: str, or_else: str = "") -> float:
+    """Return a number, or an array with one element, as a float.
+
+    Args:
+        value: the number.
+        subject: beginning of the error, such as ``"step returned the reward"``.
+        or_else: other values that the error names as expected.
+
+    Raises:
+        TypeError: it is not a number.
         ValueError: it is not finite.
     """
     if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
         value = value.item()
     if not isinstance(value, numbers.Real):
-        raise TypeError(f"{source} returned the reward {show(value)}: expected a number")
-    if not math.isfinite(value):
-        raise ValueError(f"{source} returned the reward {value}: expected a finite number")
-    return float(value)
+        raise TypeError(f"{subject} {show(value)}: expected a number{or_else}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{subject} {number}: expected a finite number{or_else}")
+    return number
 
 
 def show(value: Any) -> str:
-    """The type and the beginning of a value, for errors."""
+    """Return the type and the beginning of a value, for errors."""
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"

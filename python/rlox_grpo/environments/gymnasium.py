@@ -1,4 +1,4 @@
-"""Gymnasium environments as environments of several turns; written for Gymnasium 1.2 to 1.4."""
+"""Adapter for environments of Gymnasium 1.2 to 1.4."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Decode = Callable[[str, Any], Any]
 _TAKES = {"encode": "observation", "decode": "reply's text"}
 
 _SEEDS = 2**31
-"""Environments that seed NumPy's old generators take no larger seed."""
+"""Largest seed plus 1: some environments seed NumPy's legacy generators."""
 
 
 @dataclass(frozen=True)
 class GymnasiumEnvironment:
-    """Plays Gymnasium environments; made by :func:`from_gymnasium`."""
+    """Runs episodes of a Gymnasium environment; see :func:`from_gymnasium`."""
 
     source: str | Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -45,14 +45,14 @@ class GymnasiumEnvironment:
         return make_name(source.rpartition(":")[2])
 
     def make(self) -> Any:
-        """Make an environment of its own for an episode."""
+        """Create an environment for one episode."""
         if callable(self.source):
             return self.source(**self.options)
         gymnasium = import_package("gymnasium", "gymnasium", "from_gymnasium")
         return gymnasium.make(self.source, disable_env_checker=True, **self.options)
 
     def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
-        """Play one episode; see :func:`from_gymnasium`."""
+        """Run one episode."""
         env = self.make()
         try:
             return self._play(env, row, chat)
@@ -101,32 +101,33 @@ def from_gymnasium(
     decode: Decode | None = None,
     **options: Any,
 ) -> GymnasiumEnvironment:
-    """Make a Gymnasium environment one that :class:`rlox_grpo.GRPO` takes as ``environment``.
+    """Convert a Gymnasium environment to one for the argument ``environment`` of :class:`rlox_grpo.GRPO`.
 
-    Each turn is one step: the policy reads the observation and answers with an action. Rewards add up and are also the
-    turns' rewards. The episode ends when the environment terminates or truncates it (stop reason ``truncated``).
+    Each turn is one step: the policy gets the observation and replies with an action. The reward of the episode is the
+    sum of the rewards of the turns. The episode ends when the environment terminates or truncates it (stop reason
+    ``truncated``).
 
-    Columns of a row, all optional: ``prompt`` (text or messages) comes before the first observation; ``seed`` seeds
-    ``reset``, so that the episodes of a row's group begin alike, and without it each episode has a seed of its own;
-    ``reset_options`` is given to ``reset`` as ``options``.
+    Columns of a row, all optional: ``prompt`` (text or messages) comes before the first observation. ``seed`` is the
+    seed of ``reset``, so that all episodes of the row start in the same state; without it, each episode has another
+    seed. ``reset_options`` is passed to ``reset`` as ``options``.
 
-    An action that cannot be read is treated as a tool call that cannot be read: the option ``on_parse_error`` tells the
-    policy what is wrong, or ends the episode.
+    An invalid action is handled like an invalid tool call: by the option ``on_parse_error`` the policy gets an error
+    message, or the episode ends.
 
     Args:
-        environment: an id such as ``"FrozenLake-v1"``, or ``"module:Name-v0"`` to import the module that registers it;
-            or a function that makes an environment.
-        actions: names of a ``Discrete`` space's actions, in their order. The last name in the reply counts. Without
-            them, the last whole number in the reply does.
-        encode: ``encode(observation, env)`` returns a text, or a list of messages. Without it, discrete and text
-            observations, and tuples and dictionaries of them, become text.
-        decode: ``decode(text, env)`` returns the action that a reply means; it raises ValueError where there is none,
-            and the policy may read the message. Without it, discrete and text actions are read.
-        options: arguments of ``gymnasium.make``, or of the function.
+        environment: an id such as ``"FrozenLake-v1"``; ``"module:Name-v0"``, with the module that registers it; or a
+            function that creates an environment.
+        actions: names of the actions of a ``Discrete`` space, in order. The last name in the reply is the action.
+            Without names, the last whole number in the reply is the action.
+        encode: ``encode(observation, env)`` returns text or a list of messages. By default discrete and text
+            observations, and tuples and dictionaries of them, are converted to text.
+        decode: ``decode(text, env)`` returns the action of a reply, or raises ValueError, whose message the policy may
+            get. By default discrete and text actions are parsed.
+        options: arguments of ``gymnasium.make`` or of the function.
 
     Raises:
         ImportError: Gymnasium is not installed.
-        ConfigError: an environment that cannot be made, or spaces that need ``encode`` or ``decode``.
+        ConfigError: the environment cannot be created, or its spaces need ``encode`` or ``decode``.
     """
     gymnasium = import_package("gymnasium", "gymnasium", "from_gymnasium")
     if isinstance(environment, gymnasium.Env):
@@ -154,10 +155,10 @@ def from_gymnasium(
 
 
 def show_observation(space: Any, observation: Any) -> str:
-    """An observation as text: numbers, texts, and tuples and dictionaries of them.
+    """Convert an observation to text: numbers, texts, and tuples and dictionaries of them.
 
     Raises:
-        TypeError: the space has no text form, or the observation is not of it.
+        TypeError: the space cannot be converted, or does not contain the observation.
     """
     from gymnasium import spaces
 
@@ -177,10 +178,10 @@ def show_observation(space: Any, observation: Any) -> str:
 
 
 def read_action(text: str, space: Any, names: Sequence[str] | None = None) -> Any:
-    """The action that a reply names.
+    """Return the action in a reply.
 
     Raises:
-        ValueError: it names none; the message says what is expected.
+        ValueError: the reply has no action; the message says what is expected.
     """
     from gymnasium import spaces
 
@@ -190,6 +191,7 @@ def read_action(text: str, space: Any, names: Sequence[str] | None = None) -> An
         return text
     start, count = int(space.start), int(space.n)
     if names is not None:
+        # Longest first: of the names "left" and "left turn", "left turn" must not match as "left".
         longest_first = sorted(range(count), key=lambda place: -len(names[place]))
         pattern = "|".join(re.escape(names[place]) for place in longest_first)
         found = re.findall(rf"(?<!\w)(?:{pattern})(?!\w)", text, re.IGNORECASE)

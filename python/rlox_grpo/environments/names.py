@@ -1,4 +1,4 @@
-"""Environments of other packages by name, as run files and the command line write them: ``gymnasium:FrozenLake-v1``."""
+"""Names of environments of other packages in run files and on the command line: ``gymnasium:FrozenLake-v1``."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ ADAPTERS: Mapping[str, Callable[..., Any]] = {
     "skyrl_gym": from_skyrl_gym,
     "verifiers": from_verifiers,
 }
-"""By the word before the colon; what follows it is the first argument."""
+"""Word before the colon → adapter. The text after the colon is its first argument."""
 
 
 def make_adapted(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
-    """Make the environment that ``name`` asks for; None where it does not begin with an adapter's word.
+    """Create the environment ``name``; None if it does not begin with a word of :data:`ADAPTERS`.
 
-    Args:
-        name: such as ``"gymnasium:FrozenLake-v1"``.
-        arguments: keyword arguments of the adapter.
+    ``arguments`` are keyword arguments of the adapter.
 
     Raises:
-        ConfigError: nothing follows the colon, an argument that the adapter does not have, or what the adapter refuses.
-        ImportError: the adapter's package is not installed.
+        ConfigError: there is no text after the colon, the adapter has no such argument, or an error of the adapter.
+        ImportError: the package is not installed.
     """
     word, _, rest = name.partition(":")
     adapter = ADAPTERS.get(word)

@@ -1,4 +1,4 @@
-"""OpenEnv environments, behind an HTTP and WebSocket server, as environments of several turns; for openenv 0.10."""
+"""Adapter for environments of openenv 0.10, which run in an HTTP and WebSocket server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Decode = Callable[[str], Mapping[str, Any]]
 
 _SEEDS = 2**31
 _CLOSE_SECONDS = 2.0
-"""A server that does not answer to the end of a session is left after so long."""
+"""Timeout for closing a session, in seconds."""
 
 _LONGEST_SCHEMA = 1_000_000
 _OF_EVERY_OBSERVATION = ("done", "reward", "metadata")
@@ -36,7 +36,7 @@ _OF_EVERY_OBSERVATION = ("done", "reward", "metadata")
 
 @dataclass(frozen=True)
 class OpenEnvEnvironment:
-    """Plays the environment of an OpenEnv server; made by :func:`from_openenv`."""
+    """Runs episodes of the environment of an OpenEnv server; see :func:`from_openenv`."""
 
     url: str
     encode: Encode
@@ -55,7 +55,7 @@ class OpenEnvEnvironment:
         return make_name(self.name)
 
     async def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
-        """Play one episode; see :func:`from_openenv`."""
+        """Run one episode."""
         async with self._wait_for_session(chat), self._connect() as client:
             seed = row.get("seed")
             options = row.get("reset_options") or {}
@@ -78,7 +78,7 @@ class OpenEnvEnvironment:
                 message = self._encode(result.observation)
 
     async def _step(self, client: Any, text: str) -> tuple[Any, str | None]:
-        """The result of the action that a reply means, or why there is no such action."""
+        """Return the result of the action in a reply, or the reason why the action is invalid."""
         try:
             action = self.decode(text)
         except ValueError as error:
@@ -105,7 +105,7 @@ class OpenEnvEnvironment:
 
     @contextlib.asynccontextmanager
     async def _wait_for_session(self, chat: Any) -> AsyncIterator[None]:
-        """Wait until fewer than ``sessions`` episodes hold a session; the environment's clock stands still."""
+        """Wait until fewer than ``sessions`` sessions are open. ``turn_timeout`` is paused during the wait."""
         if self.sessions is None:
             yield
             return
@@ -125,7 +125,7 @@ class OpenEnvEnvironment:
             base_url=self.url, headers=dict(self.headers) or None, message_timeout_s=self.timeout
         )
         await client.connect()
-        transport = client._ws.transport  # the client forgets it after a timeout
+        transport = client._ws.transport  # kept, because the client drops it after a timeout
         try:
             yield client
         finally:
@@ -137,7 +137,7 @@ class OpenEnvEnvironment:
             await asyncio.sleep(0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the gates, which belong to a running event loop."""
+        """Return the state without semaphores, which belong to a running event loop."""
         return {name: value for name, value in vars(self).items() if name != "_gates"}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -153,30 +153,28 @@ def from_openenv(
     headers: Mapping[str, str] | None = None,
     timeout: float = 60.0,
 ) -> OpenEnvEnvironment:
-    """Make the environment of an OpenEnv server one that :class:`rlox_grpo.GRPO` takes as ``environment``.
+    """Convert the environment of an OpenEnv server to one for the argument ``environment`` of :class:`rlox_grpo.GRPO`.
 
-    The server must be running. Each episode opens a session by WebSocket. Each turn is one step: the policy reads the
-    observation and answers with an action. Rewards add up and are also the turns' rewards; a step without a reward
-    pays 0.
+    The server must be running. Each episode opens a WebSocket session. Each turn is one step: the policy gets the
+    observation and replies with an action. The reward of the episode is the sum of the rewards of the turns; a step
+    without a reward counts as 0.
 
-    Columns of a row, all optional: ``prompt`` (text or messages) comes before the first observation; ``seed`` is given
-    to ``reset``, and without it each episode has a seed of its own; ``reset_options`` are further arguments of
-    ``reset``.
+    Columns of a row, all optional: ``prompt`` (text or messages) comes before the first observation. ``seed`` is passed
+    to ``reset``; without it, each episode has another seed. ``reset_options`` are further arguments of ``reset``.
 
-    An action that cannot be read, or that the server's schema refuses, is treated as a tool call that cannot be read:
-    the option ``on_parse_error`` tells the policy what is wrong, or ends the episode.
+    An action that ``decode`` or the schema of the server refuses is handled like an invalid tool call: by the option
+    ``on_parse_error`` the policy gets an error message, or the episode ends.
 
     Args:
-        url: of the server, such as ``"http://127.0.0.1:8000"``.
-        encode: ``encode(observation)`` returns a text, or a list of messages, for the observation's fields. Without it
-            the observation must have one field, which is a text.
-        decode: ``decode(text)`` returns the fields of the action that a reply means; it raises ValueError where there
-            is none, and the policy may read the message. Without it the action must have one field that is required,
-            a text or a whole number.
-        sessions: how many episodes hold a session at a time; others wait. None: no limit. Set it to the server's
-            ``max_concurrent_envs``, which is 1 by default.
-        headers: sent when a session is opened.
-        timeout: of each request to the server, in seconds; the option ``turn_timeout`` may be shorter.
+        url: URL of the server, such as ``"http://127.0.0.1:8000"``.
+        encode: ``encode(observation)`` converts the fields of an observation to text or a list of messages. Without
+            it, the observation must have a single field, which is text.
+        decode: ``decode(text)`` returns the fields of the action of a reply, or raises ValueError, whose message the
+            policy may get. Without it, the action must have a single required field, text or a whole number.
+        sessions: maximum number of open sessions; None: no limit. Set it to ``max_concurrent_envs`` of the server, by
+            default 1.
+        headers: HTTP headers for opening a session.
+        timeout: timeout of each request, in seconds. The option ``turn_timeout`` may be shorter.
 
     Raises:
         ImportError: openenv is not installed.
@@ -286,6 +284,6 @@ def _choose_decode(schema: Any, url: str) -> Decode:
 
 
 def _name(schema: Any) -> str:
-    """Of the action's class, ``MoveAction`` → ``Move``."""
+    """Return the name of the environment, from the class of its actions: ``MoveAction`` → ``Move``."""
     title = schema.get("title") if isinstance(schema, dict) else None
     return (title.removesuffix("Action") if isinstance(title, str) else "") or "openenv"

@@ -1,4 +1,4 @@
-"""OpenRLHF's agents (``AgentInstance``) as environments of several turns; written for OpenRLHF 0.11."""
+"""Adapter for agents of OpenRLHF 0.11 (``AgentInstance``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Encode = Callable[[str], "str | Messages"]
 
 @dataclass(frozen=True)
 class OpenRLHFEnvironment:
-    """Plays OpenRLHF's agents; made by :func:`from_openrlhf`."""
+    """Runs episodes of an agent of OpenRLHF; see :func:`from_openrlhf`."""
 
     make: Callable[[], Any]
     label: str = "label"
@@ -30,7 +30,7 @@ class OpenRLHFEnvironment:
         return make_name(getattr(self.make, "__name__", "openrlhf"))
 
     async def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
-        """Play one episode; see :func:`from_openrlhf`."""
+        """Run one episode."""
         prompt, label = row.get("prompt"), row.get(self.label)
         if not isinstance(prompt, str):
             raise TypeError(f"the column 'prompt' is {show(prompt)}: expected a text, as OpenRLHF gives agents")
@@ -65,23 +65,23 @@ class OpenRLHFEnvironment:
 def from_openrlhf(
     agent: Callable[[], Any], *, label: str = "label", encode: Encode | None = None
 ) -> OpenRLHFEnvironment:
-    """Make an agent of OpenRLHF one that :class:`rlox_grpo.GRPO` takes as ``environment``.
+    """Convert an agent of OpenRLHF to an environment for the argument ``environment`` of :class:`rlox_grpo.GRPO`.
 
-    ``reset`` gets the row's columns ``prompt`` and ``label``. Each reply goes to ``step``, and its
-    ``environment_feedback`` is the policy's next message. ``rewards`` add up and are also the turns' rewards; the last
-    ``extra_logs`` are the episode's metrics. ``scores``, by which OpenRLHF filters groups, are not read.
+    ``reset`` gets the columns ``prompt`` and ``label``. ``step`` gets each reply, and its ``environment_feedback`` is
+    the next message to the policy. The reward of the episode is the sum of ``rewards``, which are also the rewards of
+    the turns. The last ``extra_logs`` are the metrics of the episode. ``scores`` is not read.
 
-    OpenRLHF appends texts as they are, with the chat template's marks written by the agent. Here each text is the
-    content of a user's message, and the chat template writes the marks: take them out of the texts, in the agent or by
-    ``encode``. ``sampling_params`` that an agent returns are an error; the options of the run decide.
+    OpenRLHF appends texts unchanged, so agents write the special tokens of the chat template. Here each text is the
+    content of a user message, and the chat template writes its special tokens: remove them from the texts, in the agent
+    or by ``encode``. An agent must not return ``sampling_params``; use the options of the run.
 
     Args:
-        agent: the class ``AgentInstance`` of an agent's file, or a function that makes an instance.
+        agent: the class ``AgentInstance`` of an agent's file, or a function that returns an instance.
         label: the column with the label.
-        encode: ``encode(text)`` returns the message, or messages, for an observation or a feedback.
+        encode: ``encode(text)`` converts an observation or a feedback to a message, or several.
 
     Raises:
-        ConfigError: no class of agents.
+        ConfigError: ``agent`` is not a class of agents.
     """
     if not callable(agent):
         raise ConfigError(f"from_openrlhf got {show(agent)}: expected the class AgentInstance of an agent's file")
@@ -94,7 +94,7 @@ def from_openrlhf(
 
 
 def _check_step(step: Any) -> str:
-    """The feedback of a step."""
+    """Check the result of a step, and return its feedback."""
     if not isinstance(step, Mapping) or not {"rewards", "environment_feedback", "done"} <= step.keys():
         raise TypeError(f"step returned {show(step)}: expected rewards, environment_feedback and done")
     feedback = step["environment_feedback"]
@@ -109,7 +109,7 @@ def _check_step(step: Any) -> str:
 
 
 def _read_logs(logs: Any) -> dict[str, float]:
-    """The numbers among ``extra_logs``; tensors of one element count."""
+    """Return the numbers in ``extra_logs``, including tensors with one element."""
     found = {}
     for name, value in (logs or {}).items():
         number = value.item() if getattr(value, "numel", lambda: 0)() == 1 else value

@@ -1,25 +1,23 @@
-"""What the policy and an environment exchange: replies with their tool calls, and outcomes of episodes."""
+"""Replies of the policy with their tool calls, and outcomes of episodes."""
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlox_grpo.environments.foreign import show
+from rlox_grpo.environments.foreign import read_number
 from rlox_grpo.types import FinishReason, Float32Array, Int64Array
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the policy asks for.
+    """A tool call of the policy.
 
     Attributes:
-        name: The tool's name.
-        arguments: By name, as JSON values.
-        id: Unique in its conversation; the tool's message refers to it.
+        name: The name of the tool.
+        arguments: Arguments by name, as JSON values.
+        id: Unique in the conversation; the tool's message refers to it.
     """
 
     name: str
@@ -32,16 +30,16 @@ class Reply:
     """One reply of the policy.
 
     Attributes:
-        text: All that was sampled, decoded without special tokens.
+        text: The sampled text, decoded without special tokens.
         content: ``text`` without reasoning and tool calls.
-        reasoning: What stood before ``</think>``, or None.
-        tool_calls: The calls in it, in their order.
+        reasoning: The text before ``</think>``, or None.
+        tool_calls: The tool calls, in order.
         finish_reason: ``"stop"`` (end token or stop string) or ``"length"`` (truncated).
-        token_ids: ``int64 [T]``, as sampled, the end token included.
+        token_ids: ``int64 [T]``, the sampled tokens, with the end token.
         log_probs: ``float32 [T]``.
-        message: As the conversation holds it: role, content, reasoning_content and tool_calls.
-        parse_error: Why a tool call in it cannot be read, or None.
-        prompt_tokens: Tokens of the conversation before it.
+        message: The message in the conversation: role, content, reasoning_content and tool_calls.
+        parse_error: Why a tool call cannot be parsed, or None.
+        prompt_tokens: Number of tokens of the conversation before the reply.
     """
 
     text: str
@@ -57,13 +55,13 @@ class Reply:
 
 
 LIMITS = ("max_turns", "max_tokens", "context", "parse_error")
-"""Stop reasons that are the policy's doing; the option ``limit_reward`` says what they pay."""
+"""Stop reasons caused by the policy; the option ``limit_reward`` is their reward."""
 
 FAILURES = ("timeout", "tool_error", "environment_error")
-"""Stop reasons that are the environment's doing; the option ``failure_reward`` says what they pay."""
+"""Stop reasons caused by the environment; the option ``failure_reward`` is their reward."""
 
 STOP_REASONS = ("completed", *LIMITS, *FAILURES)
-"""How an episode can end. An environment may name others in :class:`Outcome`."""
+"""Stop reasons of episodes. An environment may use others in :class:`Outcome`."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,10 @@ class Outcome:
     """The end of an episode.
 
     Attributes:
-        reward: Of the whole episode; None leaves it unscored, which is not 0.
-        turn_rewards: One for each turn, where the environment has them; for the record only.
-        stop_reason: ``"completed"``, or a word of the environment's own.
+        reward: The reward of the whole episode. None: the episode has no score, which differs from the score 0.
+        turn_rewards: One reward for each turn, if the environment has them. They are logged, and ``turn_credit="turn"``
+            trains on them.
+        stop_reason: ``"completed"``, or a name chosen by the environment.
         metrics: Numbers by name; the run logs their means as ``environment/<name>``.
     """
 
@@ -84,10 +83,10 @@ class Outcome:
 
 
 class EpisodeEnded(Exception):  # noqa: N818  not an error: the episode has no turns left
-    """``chat.turn`` raises it when a limit ends the episode. Catch it to return an outcome of your own.
+    """Raised by ``chat.turn`` when a limit ends the episode. Catch it to return an :class:`Outcome` of your own.
 
     Attributes:
-        reason: one of :data:`LIMITS` or :data:`FAILURES`.
+        reason: a stop reason of :data:`LIMITS` or :data:`FAILURES`.
     """
 
     def __init__(self, reason: str, message: str = "") -> None:
@@ -96,11 +95,11 @@ class EpisodeEnded(Exception):  # noqa: N818  not an error: the episode has no t
 
 
 def read_outcome(returned: Any) -> Outcome:
-    """Check what an environment returned: an :class:`Outcome`, a number, or None for an unscored episode.
+    """Check the return value of an environment: an :class:`Outcome`, a number, or None for an unscored episode.
 
     Raises:
-        TypeError: something else, or a reward or metric that is not a number.
-        ValueError: a reward or metric that is not finite.
+        TypeError: it is something else, or a reward or metric is not a number.
+        ValueError: a reward or metric is not finite.
     """
     if returned is None or not isinstance(returned, Outcome):
         return Outcome(_read_reward(returned, "the episode's reward"))
@@ -118,11 +117,4 @@ def _read_reward(value: Any, name: str) -> float | None:
 
 
 def _read_number(value: Any, name: str) -> float:
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {show(value)}: expected a number, an Outcome, or None for an unscored episode")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} is {number}: expected a finite number, or None for an unscored episode")
-    return number
+    return read_number(value, f"{name} is", ", an Outcome, or None for an unscored episode")

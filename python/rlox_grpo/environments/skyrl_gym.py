@@ -1,4 +1,4 @@
-"""Text environments of SkyRL-gym (``BaseTextEnv``) as environments of several turns; written for skyrl-gym 0.4."""
+"""Adapter for text environments of skyrl-gym 0.4 (``BaseTextEnv``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlox_grpo.errors import ConfigError
 
 @dataclass(frozen=True)
 class SkyRLEnvironment:
-    """Plays SkyRL-gym's text environments; made by :func:`from_skyrl_gym`."""
+    """Runs episodes of a text environment of SkyRL-gym; see :func:`from_skyrl_gym`."""
 
     source: str | Callable[..., Any]
     env_config: Any = None
@@ -26,14 +26,14 @@ class SkyRLEnvironment:
         return make_name(self.source if isinstance(self.source, str) else getattr(self.source, "__name__", "skyrl_gym"))
 
     def make(self, extras: Mapping[str, Any]) -> Any:
-        """Make an environment of its own for an episode, from the columns of its row."""
+        """Create an environment for one episode, with the columns of its row."""
         if callable(self.source):
             return self.source(env_config=self.env_config, extras=dict(extras), **self.options)
         gym = import_package("skyrl_gym", "skyrl-gym", "from_skyrl_gym")
         return gym.make(self.source, env_config=self.env_config, extras=dict(extras), **self.options)
 
     def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
-        """Play one episode; see :func:`from_skyrl_gym`."""
+        """Run one episode."""
         prompt = row.get("prompt")
         if prompt is None:
             raise ValueError(f"the row has no column 'prompt', which {self.__name__} needs")
@@ -48,20 +48,20 @@ class SkyRLEnvironment:
 def from_skyrl_gym(
     environment: str | Callable[..., Any], *, env_config: Any = None, **options: Any
 ) -> SkyRLEnvironment:
-    """Make a text environment of SkyRL-gym one that :class:`rlox_grpo.GRPO` takes as ``environment``.
+    """Convert a text environment of SkyRL-gym to one for the argument ``environment`` of :class:`rlox_grpo.GRPO`.
 
-    The row's column ``prompt`` goes to ``init``, and its other columns are the environment's ``extras``, as in SkyRL's
-    data sets (``reward_spec`` among them). Each turn is one ``step`` with the reply's text, reasoning and tool calls
-    included. Rewards add up and are also the turns' rewards. ``get_metrics`` are the episode's metrics.
+    ``init`` gets the column ``prompt``. The other columns are the ``extras`` of the environment, as in SkyRL's data
+    sets (``reward_spec`` among them). Each turn is one ``step`` with the text of the reply, including reasoning and
+    tool calls. The reward of the episode is the sum of the rewards of the turns. ``get_metrics`` returns its metrics.
 
     Args:
         environment: a registered id such as ``"gsm8k"``, or a class of environments.
-        env_config: given to the environment as ``env_config``.
+        env_config: the argument ``env_config`` of the environment.
         options: further arguments of the environment.
 
     Raises:
         ImportError: skyrl-gym is not installed.
-        ConfigError: an id that is not registered, or something else.
+        ConfigError: the id is not registered, or ``environment`` is not a class.
     """
     gym = import_package("skyrl_gym", "skyrl-gym", "from_skyrl_gym")
     if isinstance(environment, str):

@@ -1,4 +1,4 @@
-"""Environments of verifiers (``verifiers.v1``) as environments of several turns; written for verifiers 0.4."""
+"""Adapter for environments of verifiers 0.4 (``verifiers.v1``)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlox_grpo.environments.outcome import EpisodeEnded, Outcome
 from rlox_grpo.errors import ConfigError
 
 _LOCAL = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
-"""The agent where none is given: a chat loop without tools of its own, in a process on this machine."""
+"""Default agent: a chat loop without own tools, in a process on this machine."""
 
 
 @dataclass(frozen=True)
 class VerifiersEnvironment:
-    """Plays tasks of verifiers; made by :func:`from_verifiers`."""
+    """Runs episodes of tasks of verifiers; see :func:`from_verifiers`."""
 
     config: Mapping[str, Any]
     tasks: Sequence[Any] = field(repr=False, compare=False)
@@ -30,16 +30,16 @@ class VerifiersEnvironment:
         return make_name(str(self.config["taskset"]["id"]))
 
     def make_rows(self) -> list[dict[str, Any]]:
-        """A row for each task, to train or evaluate on: the column ``task`` is its place."""
+        """Return a row for each task, with its index in the column ``task``."""
         return [{"task": place} for place in range(len(self.tasks))]
 
     async def __call__(self, row: Mapping[str, Any], chat: Any) -> Outcome:
-        """Play one episode; see :func:`from_verifiers`."""
+        """Run one episode."""
         vf = import_package("verifiers.v1", "verifiers", "from_verifiers")
         place = row.get("task")
         if not isinstance(place, int) or not 0 <= place < len(self.tasks):
             raise ValueError(f"the column 'task' is {show(place)}: expected a number from 0 to {len(self.tasks) - 1}")
-        # verifiers reads keys from the environment, and gives variables of this name to no program that it starts.
+        # verifiers reads the key from an environment variable, and passes variables of this name to no child process.
         variable = f"RLOX_GRPO_API_KEY_{secrets.token_hex(8)}"
         os.environ[variable] = chat.api_key
         try:
@@ -55,24 +55,24 @@ class VerifiersEnvironment:
 
 
 def from_verifiers(taskset: str, *, tasks: int | None = None, **env: Any) -> VerifiersEnvironment:
-    """Make a taskset of verifiers an environment that :class:`rlox_grpo.GRPO` takes as ``environment``.
+    """Convert a taskset of verifiers to an environment for the argument ``environment`` of :class:`rlox_grpo.GRPO`.
 
-    verifiers runs each episode: its harness calls the policy by the episode's OpenAI-compatible endpoint, its tools are
-    the taskset's, and its task scores the episode. The weighted sum of the rewards is the episode's reward. Each reward
-    and each metric is logged by its name.
+    verifiers runs each episode. Its harness calls the policy through the OpenAI-compatible endpoint of the episode; the
+    taskset has the tools, and the task scores the episode. The reward of the episode is the weighted sum of the
+    rewards. Each reward and each metric is logged by its name.
 
-    Train on :meth:`VerifiersEnvironment.make_rows`.
+    Train on the rows of :meth:`VerifiersEnvironment.make_rows`.
 
     Args:
-        taskset: id of an installed taskset, as ``verifiers`` finds it.
-        tasks: how many tasks are read; None: all, which an infinite taskset refuses.
+        taskset: id of an installed taskset of verifiers.
+        tasks: number of tasks to read; None: all tasks. Required for an infinite taskset.
         env: further keys of verifiers' ``[env]`` block: ``agent`` (``harness``, ``runtime``, ``max_turns``, …),
-            ``taskset`` (options of the taskset), ``timeout``. Without ``agent`` the harness is ``null``, in a process
-            on this machine. A harness such as ``bash`` runs what the policy wrote: give it the runtime ``docker``.
+            ``taskset`` (options of the taskset), ``timeout``. The default of ``agent`` is the harness ``null``, in a
+            process on this machine. A harness such as ``bash`` runs commands of the policy: use the runtime ``docker``.
 
     Raises:
         ImportError: verifiers is not installed.
-        ConfigError: a taskset, harness or option that verifiers refuses, or a taskset without tasks.
+        ConfigError: verifiers refuses the taskset, the harness or an option, or the taskset has no tasks.
     """
     vf = import_package("verifiers.v1", "verifiers", "from_verifiers")
     config = {"agent": _LOCAL, **env, "taskset": {**env.get("taskset", {}), "id": taskset}}
@@ -89,11 +89,11 @@ def from_verifiers(taskset: str, *, tasks: int | None = None, **env: Any) -> Ver
 
 
 def _read_episode(episode: Any) -> Outcome:
-    """The outcome of an episode of one agent.
+    """Return the outcome of an episode.
 
     Raises:
         RuntimeError: verifiers recorded an error.
-        ValueError: several agents played.
+        ValueError: the episode has several agents.
     """
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if errors and not episode.ok:

@@ -1,4 +1,4 @@
-"""Curriculum: pass rates measured in training, and the draw probability and group size that follow from them."""
+"""Curriculum: the draw probability and the group size of a prompt, from its pass rate in training."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from rlox_grpo.groups import RIGHT
 from rlox_grpo.types import ScoredGroup
 
 MEMORY = 0.5
-"""Share that a prompt's earlier pass rate keeps when it is measured again: the policy has moved on since."""
+"""Weight of the earlier pass rate of a prompt in an exponential moving average."""
 
 MIXED = 0.9
-"""Wanted chance that a group holds both right and wrong completions."""
+"""Target probability that a group has both right and wrong completions."""
 
 
 class PassRates:
-    """Each prompt's measured share of right completions, by prompt index.
+    """The measured share of right completions of each prompt, by its index.
 
-    A completion is right when the first reward function gives it at least 1, as in an evaluation.
+    A completion is right if its first reward is at least 1, as in an evaluation.
     """
 
     def __init__(self) -> None:
         self._rates: dict[int, float] = {}
 
     def rate(self, index: int) -> float | None:
-        """The pass rate of prompt ``index``, None before its first group."""
+        """Return the pass rate of prompt ``index``; None before its first group."""
         return self._rates.get(index)
 
     def measure(self, groups: Iterable[ScoredGroup]) -> None:
-        """Update the pass rates from these groups."""
+        """Update the pass rates with the results of ``groups``."""
         for scored in groups:
             first = next(iter(scored.components.values()))
             found = float(np.mean(first >= RIGHT))  # NaN is not right
@@ -41,20 +41,19 @@ class PassRates:
             self._rates[index] = found if before is None else MEMORY * before + (1 - MEMORY) * found
 
     def chance(self, index: int, floor: float) -> float:
-        """Probability in [floor, 1] of taking prompt ``index`` when it is drawn.
+        """Return the probability in [floor, 1] that prompt ``index`` is not skipped when it is drawn.
 
-        4 p (1 − p), the variance of a right-or-wrong reward divided by its maximum; 1 for an unmeasured prompt. With
-        the floor, solved and unsolved prompts are measured again.
+        It is 4 p (1 − p), the variance of a reward of 0 or 1 with mean p, divided by its maximum; 1 without a pass
+        rate. Because of the floor, prompts that are always or never solved are measured again.
         """
         rate = self._rates.get(index)
         return 1.0 if rate is None else max(floor, 4 * rate * (1 - rate))
 
     def group_size(self, index: int, least: int, most: int) -> int:
-        """Number of completions of prompt ``index``: enough for a mixed group with probability :data:`MIXED`.
+        """Return the group size of prompt ``index``: the smallest multiple of ``least`` that reaches :data:`MIXED`.
 
-        A multiple of ``least``, at most ``most``.
-        A group of n is all right or all wrong with probability pⁿ + (1 − p)ⁿ. Prompts that are unmeasured, always right
-        or never right get ``least``.
+        It is at most ``most``. A group of n is all right or all wrong with probability pⁿ + (1 − p)ⁿ. Prompts without a
+        pass rate, or with the pass rate 0 or 1, get ``least``.
         """
         rate = self._rates.get(index)
         if rate is None or rate in (0.0, 1.0):
@@ -65,7 +64,7 @@ class PassRates:
         return size
 
     def metrics(self) -> dict[str, float]:
-        """``curriculum/measured_prompts``, their mean pass rate, and the shares never and always right."""
+        """Return the number of measured prompts, their mean pass rate, and the shares of the pass rates 0 and 1."""
         if not self._rates:
             return {}
         rates = np.fromiter(self._rates.values(), np.float64, len(self._rates))
@@ -77,14 +76,14 @@ class PassRates:
         }
 
     def state(self) -> dict[str, Any]:
-        """The pass rates as JSON values for a checkpoint."""
+        """Return the pass rates as JSON values for a checkpoint."""
         return {"indices": list(self._rates), "rates": list(self._rates.values())}
 
     def load_state(self, state: Mapping[str, Sequence[Any]]) -> None:
         """Restore the pass rates from :meth:`state`.
 
         Raises:
-            ValueError: lists that do not belong together, or a rate outside [0, 1].
+            ValueError: the lists differ in length, or a rate is outside [0, 1].
         """
         rates = {int(index): float(rate) for index, rate in zip(state["indices"], state["rates"], strict=True)}
         for index, rate in rates.items():

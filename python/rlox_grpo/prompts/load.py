@@ -25,8 +25,8 @@ PromptsLike: TypeAlias = (
     "Tensor | Sequence[str] | Sequence[Any] | datasets.Dataset | datasets.IterableDataset | Iterable[Any] "
     "| Callable[[], Iterable[Any]] | str | Path"
 )
-"""A token tensor ``[num_prompts, prompt_len]``, strings, messages, rows with a ``prompt`` column, their file, or a
-stream of them (:mod:`rlox_grpo.prompts.stream`)."""
+"""A token tensor ``[num_prompts, prompt_len]``, strings, chat messages, rows with a ``prompt`` column, the path of a
+file of rows, or a stream of rows (:mod:`rlox_grpo.prompts.stream`)."""
 
 
 def load_prompts(
@@ -48,20 +48,18 @@ def load_prompts(
             ``.jsonl``, ``.parquet`` or ``.csv`` file of such rows.
         tokenizer: needed unless every prompt is token ids. Strings get the special tokens that it adds by itself;
             messages go through its chat template, continued when the last message is the assistant's.
-        template: the prompt of rows without a ``prompt`` column, made from their other columns; see
+        template: name of a template that writes the prompts of rows without a ``prompt`` column; see
             :mod:`rlox_grpo.prompts.templates`.
-        prompt_column: the column that holds the prompt.
-        columns: new name of a column → its name in the rows; applied before anything reads a row.
-        system_prompt: system message before each prompt; a prompt that is text becomes a user message.
+        prompt_column: the column with the prompt.
+        columns: new name of a column → its name in the rows.
+        system_prompt: system message before each prompt. A prompt that is text becomes a user message.
         chat_template_kwargs: variables for the chat template.
 
     Raises:
-        ValueError: no prompts, an empty one, a row without ``prompt`` or what the template reads, a column that
-            ``columns`` names and a row lacks, text without a tokenizer, a lone surrogate, a message without role or
-            content or of an unknown role, a second system message, a variable that the chat template does not read;
-            names the index.
-        TypeError: a prompt of none of these forms, with the index and the type; a mapping such as a ``DatasetDict``,
-            with its splits.
+        ValueError: there is no prompt, or one is invalid: empty, a row without a column that is needed, text without a
+            tokenizer, a lone surrogate, a message without role or content or with an unknown role, a second system
+            message, a variable that the chat template does not read. The message names the index.
+        TypeError: a prompt has another type, or ``prompts`` is a mapping such as a ``DatasetDict``.
     """
     rows = _list_rows(prompts, template, prompt_column, columns)
     if system_prompt is not None:
@@ -83,17 +81,14 @@ def load_prompts(
 def load_rows(
     prompts: PromptsLike, *, prompt_column: str = "prompt", columns: Mapping[str, str] = MappingProxyType({})
 ) -> list[Prompt]:
-    """Rows for an environment, which writes the prompts itself: their ``token_ids`` are empty until it has.
+    """Load rows for an environment, which writes the prompts itself. ``token_ids`` are empty.
 
-    A row's ``prompt`` column, a string or chat messages, reaches the environment as it stands; rows need none.
-
-    Args:
-        prompts: rows, texts or chat messages, in the forms that :func:`load_prompts` takes.
-        prompt_column, columns: as there.
+    The column ``prompt``, text or chat messages, is optional and is passed to the environment unchanged. For the
+    arguments see :func:`load_prompts`.
 
     Raises:
-        ValueError: no rows, or one without a column that is renamed.
-        TypeError: as :func:`load_prompts`; also token ids, which are no messages.
+        ValueError: there is no row, or a row lacks a column that is renamed.
+        TypeError: as :func:`load_prompts`, or a prompt is token ids.
     """
     rows = _list_rows(prompts, None, prompt_column, columns, needs_prompt=False)
     for index, (source, _) in enumerate(rows):
@@ -114,7 +109,7 @@ def _list_rows(
     *,
     needs_prompt: bool = True,
 ) -> list[tuple[Any, Mapping[str, Any]]]:
-    """Each prompt's source and its other columns, under their new names. Raises ValueError where there is none."""
+    """Return the source of each prompt and its other columns, under their new names."""
     renamed = {**columns, **({} if prompt_column == "prompt" else {"prompt": prompt_column})}
     if isinstance(prompts, (str, Path)):
         prompts = read_rows(prompts)
@@ -168,7 +163,7 @@ def _list_rows(
 
 
 class _Text(NamedTuple):
-    """A prompt's text. ``special`` is whether the tokenizer adds its own special tokens."""
+    """The text of a prompt, and whether the tokenizer adds special tokens."""
 
     text: str
     special: bool
@@ -177,7 +172,7 @@ class _Text(NamedTuple):
 def _render(
     source: Any, index: int, tokenizer: PreTrainedTokenizerBase | None, variables: Mapping[str, Any]
 ) -> _Text | list[int]:
-    """The text of a prompt, or its token ids where it is given as these."""
+    """Return the text of a prompt, or its token ids if it is given as token ids."""
     if isinstance(source, str):
         _require_tokenizer(tokenizer, index)
         _refuse_surrogates(source, index)
@@ -196,7 +191,7 @@ def _render(
                 continue_final_message=prefilled,
                 **variables,
             )
-        except Exception as error:  # jinja2's errors, and whatever a template raises by itself
+        except Exception as error:  # jinja2's errors, and those that a template raises
             raise ValueError(f"prompts[{index}]: the tokenizer's chat template refuses it: {error}") from error
         _refuse_surrogates(str(rendered), index)
         return _Text(str(rendered), special=False)  # the template writes its own special tokens
@@ -209,11 +204,11 @@ def _render(
 
 
 _TEXTS_PER_CALL = 1024
-"""A call of the tokenizer costs more than a short text does; the texts of one call are in memory as its objects."""
+"""A call of the tokenizer has a high fixed cost, and holds large objects for all its texts in memory."""
 
 
 def _tokenise(rendered: Sequence[_Text | list[int]], tokenizer: PreTrainedTokenizerBase | None) -> list[list[int]]:
-    """The token ids of each prompt."""
+    """Return the token ids of each prompt."""
     token_ids = [[] if isinstance(prompt, _Text) else prompt for prompt in rendered]
     for special in (True, False):
         texts = [
@@ -235,7 +230,7 @@ ROLES = ("system", "user", "assistant", "tool", "developer")
 
 
 def _check_messages(messages: Sequence[Any], index: int, template: str) -> None:
-    """Raise ValueError for a message without role or content, or of a role that the template does not know."""
+    """Raise ValueError for a message without role or content, or with a role that the template does not contain."""
     for place, message in enumerate(messages):
         where = f"prompts[{index}], message {place}"
         if not isinstance(message, Mapping):
@@ -253,7 +248,7 @@ def _check_messages(messages: Sequence[Any], index: int, template: str) -> None:
 
 
 def _refuse_surrogates(text: str, index: int) -> None:
-    """Raise ValueError for half of a UTF-16 pair, which no tokenizer takes."""
+    """Raise ValueError for a lone surrogate (half of a UTF-16 pair), which tokenizers refuse."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -272,12 +267,12 @@ def _require_tokenizer(tokenizer: PreTrainedTokenizerBase | None, index: int) ->
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a ``.jsonl``, ``.parquet`` or ``.csv`` file. Every value of a ``.csv`` file is text.
+    """Read the rows of a ``.jsonl``, ``.parquet`` or ``.csv`` file. All values of a ``.csv`` file are text.
 
     Raises:
-        ValueError: another kind of file, a line that is not a JSON object, or a line with more or fewer values than
-            the header of a ``.csv`` file; names the file and the line.
-        FileNotFoundError: no such file.
+        ValueError: the file has another suffix, a line is not a JSON object, or a line of a ``.csv`` file has another
+            number of values than its header. The message names the file and the line.
+        FileNotFoundError: the file does not exist.
     """
     path = Path(path)
     if path.suffix not in (".jsonl", ".json", ".parquet", ".csv"):
@@ -329,7 +324,7 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
 
 
 def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: int | None) -> None:
-    """Raise ValueError naming the first prompt that leaves no room for ``max_new_tokens`` in ``positions``."""
+    """Raise ValueError if the length of a prompt plus ``max_new_tokens`` exceeds ``positions``; names the prompt."""
     if positions is None:
         return
     for prompt in prompts:
@@ -341,9 +336,9 @@ def refuse_too_long(prompts: Sequence[Prompt], max_new_tokens: int, positions: i
 
 
 def shuffle_prompts(num_prompts: int, seed: int, start: int) -> Iterator[int]:
-    """Indices from draw ``start`` on of an endless sequence: one seeded permutation of all prompts after another.
+    """Yield the indices of an endless sequence of seeded permutations of all prompts, from draw ``start`` on.
 
-    The order depends only on the arguments, so a resumed run needs only the number of draws so far.
+    The order depends only on the arguments, so a resumed run needs only the number of draws.
     """
     epoch, offset = divmod(start, num_prompts)
     while True:
@@ -356,7 +351,7 @@ class PromptDraws:
     """Draw prompts in the order of :func:`shuffle_prompts`.
 
     Attributes:
-        draws: Draws so far, skipped prompts included; a resumed run continues there.
+        draws: Number of draws, including skipped prompts; a resumed run continues there.
     """
 
     def __init__(
@@ -365,10 +360,10 @@ class PromptDraws:
         """Begin at draw ``start``.
 
         Args:
-            prompts: all of them.
-            seed: of the order, and of what is skipped.
-            start: turns that have passed.
-            chance: with which the prompt of an index is taken when its turn comes, above 0; always when None.
+            prompts: all prompts.
+            seed: seed of the order and of the skipped prompts.
+            start: number of earlier draws.
+            chance: function from the index of a prompt to the probability, above 0, that it is not skipped.
         """
         self._prompts, self._seed, self._chance = prompts, seed, chance
         self._order = shuffle_prompts(len(prompts), seed, start)
@@ -379,7 +374,7 @@ class PromptDraws:
         taken: list[Prompt] = []
         while len(taken) < count:
             index = next(self._order)
-            # The uniform is keyed by the draw, so that a resumed run skips the same prompts.
+            # Seeded by the number of the draw, so that a resumed run skips the same prompts.
             random = np.random.default_rng([self._seed, self.draws, *b"skip"])
             if self._chance is None or random.random() < self._chance(index):
                 taken.append(self._prompts[index])
@@ -388,7 +383,7 @@ class PromptDraws:
 
 
 def fingerprint_prompts(prompts: Sequence[Prompt]) -> str:
-    """A digest of all token ids in order: a resumed run must draw from the same prompts."""
+    """Return a digest of all token ids, with which a resumed run checks that the prompts are the same."""
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(len(prompt.token_ids).to_bytes(8, "little"))

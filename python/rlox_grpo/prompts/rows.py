@@ -6,16 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 RESERVED = ("add_generation_prompt", "continue_final_message", "conversation", "messages", "tokenize")
-"""Variables of a chat template that are set for each prompt; they cannot be given."""
+"""Variables of a chat template that are set for each prompt. The user cannot set them."""
 
 
 def rename_columns(row: Mapping[str, Any], renamed: Mapping[str, str], index: int) -> Mapping[str, Any]:
-    """Return the row with its columns under their new names.
-
-    Args:
-        row: columns by name.
-        renamed: new name → name in the row. A column of the new name is replaced.
-        index: of the row, for the error.
+    """Return the row with columns renamed by ``renamed``, new name → name in the row.
 
     Raises:
         ValueError: the row lacks a column.
@@ -35,15 +30,10 @@ def rename_columns(row: Mapping[str, Any], renamed: Mapping[str, str], index: in
 
 
 def add_system_message(source: Any, text: str, index: int) -> list[Any]:
-    """Return chat messages that begin with the system message ``text``.
-
-    Args:
-        source: text, which becomes a user message, or chat messages.
-        text: what the system message says.
-        index: of the prompt, for the error.
+    """Return chat messages with the system message ``text`` before ``source``, which is text or chat messages.
 
     Raises:
-        ValueError: the prompt has a system message already, or is token ids.
+        ValueError: the prompt already has a system message, or is token ids.
     """
     system = {"role": "system", "content": text}
     if isinstance(source, str):
@@ -59,12 +49,9 @@ def add_system_message(source: Any, text: str, index: int) -> list[Any]:
 
 
 def refuse_unread_variables(variables: Mapping[str, Any], tokenizer: Any, sources: Sequence[Any]) -> None:
-    """Raise ValueError for variables of the chat template that would be ignored.
+    """Raise ValueError for ``chat_template_kwargs`` that would be ignored.
 
-    Args:
-        variables: ``chat_template_kwargs``.
-        tokenizer: with its ``chat_template``, or None.
-        sources: the prompts; without chat messages among them no template is applied.
+    No template is applied if none of the prompts ``sources`` is chat messages.
     """
     if not variables:
         return

@@ -1,4 +1,4 @@
-"""Prompts from a stream of rows whose number is not known: read in order, and skipped exactly on a resume."""
+"""Prompts from a stream of rows of unknown length, read in order. A resumed run skips the rows already used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rlox_grpo.types import Prompt
 
 PEEKED = 16
-"""Rows that are read and checked before anything is sampled."""
+"""Number of rows that are checked before the run."""
 
 
 def is_stream(prompts: Any) -> bool:
@@ -21,15 +21,12 @@ def is_stream(prompts: Any) -> bool:
 
 
 def read_rows_of(stream: Any) -> Iterator[Any]:
-    """Yield the rows in order. A stream that can be read again starts anew at its end.
+    """Yield the rows of a stream (see :func:`is_stream`) in order, and again from the start if that is possible.
 
-    Of a ``datasets.IterableDataset`` each pass is an epoch of its own (``set_epoch``), so that it shuffles anew.
-
-    Args:
-        stream: see :func:`is_stream`.
+    Before each further pass over a ``datasets.IterableDataset``, ``set_epoch`` is called, so that it shuffles again.
 
     Raises:
-        TypeError: a function that returns something else than an iterable.
+        TypeError: the stream is a function that does not return an iterable.
     """
     epoch = 0
     while True:
@@ -42,7 +39,7 @@ def read_rows_of(stream: Any) -> Iterator[Any]:
         for row in rows:
             read += 1
             yield row
-        if not read or (rows is stream and iter(rows) is rows):  # used up: it cannot be read again
+        if not read or (rows is stream and iter(rows) is rows):  # a generator, which can be read only once
             return
         epoch += 1
 
@@ -51,19 +48,15 @@ class StreamDraws:
     """Draw prompts from a stream in its own order.
 
     Attributes:
-        first: The stream's first prompts, up to :data:`PEEKED`.
-        draws: Rows drawn so far; a resumed run continues there.
+        first: The first prompts of the stream, up to :data:`PEEKED`.
+        draws: Number of rows drawn; a resumed run continues there.
     """
 
     def __init__(self, stream: Any, load: Callable[[Sequence[Any]], Sequence[Prompt]]) -> None:
-        """Read and check the first rows.
-
-        Args:
-            stream: see :func:`is_stream`.
-            load: makes prompts of a list of rows, and checks them.
+        """Read and check the first rows. ``load`` converts a list of rows to prompts and checks them.
 
         Raises:
-            ValueError: an empty stream.
+            ValueError: the stream is empty.
         """
         self._load, self._rows = load, read_rows_of(stream)
         self._peeked = list(islice(self._rows, PEEKED))
@@ -74,19 +67,19 @@ class StreamDraws:
         self.draws = 0
 
     def skip_to(self, draws: int) -> None:
-        """Leave out the rows before ``draws``, which an earlier start has drawn.
+        """Skip the rows before ``draws``, which the run has used before a resume.
 
         Raises:
-            ValueError: the stream ends before.
+            ValueError: the stream has fewer rows.
         """
         while self.draws < draws:
             self._next_row()
 
     def take(self, count: int) -> list[Prompt]:
-        """The next ``count`` prompts; ``index`` is the row's place in the stream, over all passes.
+        """Return the next ``count`` prompts. Their ``index`` counts the rows of the stream over all passes.
 
         Raises:
-            ValueError: the stream ends before, or a row cannot be used; names the row.
+            ValueError: the stream ends before, or a row is invalid; the message names the row.
         """
         return [self._load_row(self._next_row(), self.draws - 1) for _ in range(count)]
 
@@ -96,7 +89,7 @@ class StreamDraws:
         except StopIteration:
             raise ValueError(
                 f"the stream of prompts ended after {self.draws} rows, and max_steps needs more: lower max_steps, or "
-                "pass what can be read again, such as a function that returns the generator"
+                "pass a stream that can be read again, such as a function that returns the generator"
             ) from None
         self.draws += 1
         return row

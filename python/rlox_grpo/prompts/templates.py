@@ -1,6 +1,6 @@
-"""Prompt templates of published systems: from a row's columns to chat messages or text.
+"""Prompt templates of published systems: they write a prompt, text or chat messages, from the columns of a row.
 
-Roles, tags, order and prefill are the system's; the wording is not. A template applies only to rows without a
+Roles, tags, order and prefill are those of the system; the wording is ours. A template applies only to rows without a
 ``prompt`` column.
 """
 
@@ -20,21 +20,21 @@ class PromptTemplate:
 
     Attributes:
         columns: The columns that it reads.
-        render: Those columns, in that order, to chat messages (ending with the assistant's turn where it is prefilled)
-            or to text.
-        what: Its form in a few words.
+        render: Function of these columns, in order, that returns text or chat messages. The last message is the
+            assistant's if its turn is prefilled.
+        form: Short description, for the page of options.
     """
 
     columns: tuple[str, ...]
     render: Callable[..., Messages | str]
-    what: str
+    form: str
 
 
 def apply_template(name: str, row: Mapping[str, Any]) -> Messages | str:
-    """Build the prompt of one row.
+    """Return the prompt of a row.
 
     Raises:
-        ValueError: an unknown template, or a row without one of its columns.
+        ValueError: the template is unknown, or the row lacks one of its columns.
     """
     if name not in TEMPLATES:
         raise ValueError(f"prompt_template is {name!r}: expected one of {', '.join(TEMPLATES)}")
@@ -48,7 +48,7 @@ def apply_template(name: str, row: Mapping[str, Any]) -> Messages | str:
 def _make_messages(
     system: str | None, user: str, *, turns: tuple[str, ...] = (), prefill: str | None = None
 ) -> Messages:
-    """Build chat messages; ``turns`` are worked examples before the question, alternately user and assistant."""
+    """Return chat messages. ``turns`` are worked examples before the question, alternately user and assistant."""
     found = [] if system is None else [{"role": "system", "content": system}]
     for place, turn in enumerate(turns):
         found.append({"role": ("user", "assistant")[place % 2], "content": turn})
@@ -59,7 +59,7 @@ def _make_messages(
 
 
 COUNTDOWN_PREFILL = "Let me solve this step by step.\n<think>"
-"""How the assistant's turn begins in nano_aha and grpo_zero; their rewards put the ``<think>`` back."""
+"""Prefill of the assistant's turn in nano_aha and grpo_zero. Their rewards add ``<think>`` to the completion."""
 
 _THINKS_FIRST = "You are a careful assistant. You reason in your mind first and then give the user your answer."
 _R1 = (

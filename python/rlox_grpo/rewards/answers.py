@@ -1,4 +1,4 @@
-"""Correctness rules: compare a completion's final answer with the gold of its row."""
+"""Rules for correctness: compare the final answer of a completion with the gold of its row."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["Countdown", "ExactAnswer", "GSM8KAnswer", "MultipleChoice", "extract
 class Countdown:
     """1.0 if the answer is an expression that uses every given number exactly once and equals the target, else 0.0.
 
-    The answer is the last closed ``<answer>`` after the last ``</think>``: whole numbers, ``+ - * /``, ``× ÷ − ·``,
-    parentheses, unary minus, and at the end ``= N`` if ``N`` is the target. No ``**``, ``//``, decimals or implicit
-    products. Arithmetic is exact, and nothing is ever evaluated by an interpreter. More than 4096 tokens or a depth
-    over 200 is ``undecided`` and scores ``undecided`` (None: does not apply).
+    The answer is the last closed ``<answer>`` after the last ``</think>``. It may contain whole numbers, ``+ - * /``,
+    ``× ÷ − ·``, parentheses and unary minus, and end with ``= N`` if ``N`` is the target; but no ``**``, ``//``,
+    decimals or implicit products. Arithmetic is exact, and no interpreter evaluates the answer. An answer with more
+    than 4096 tokens or a depth over 200 is ``undecided`` and has the score ``undecided`` (None: does not apply).
 
     Columns: ``nums`` (lists of whole numbers that are not negative), ``target`` (whole numbers).
     """
@@ -49,12 +49,12 @@ class Countdown:
 
 @dataclass(frozen=True, kw_only=True)
 class GSM8KAnswer:
-    """1.0 if the number finally stated equals the gold as an exact rational, else 0.0.
+    """1.0 if the final number equals the gold as an exact rational, else 0.0.
 
-    The stated number is the one on the last ``####`` line that has one, else in the last box, the last ``<answer>``,
-    after the last "answer is", else the last number, all after the last ``</think>``. Well-grouped commas, currency,
-    units, bold, ``−``, a trailing period and ``.00`` do not change a value; ``12,34`` is not a number. A percent sign
-    is optional against a gold that has one; with ``percent="optional"`` also against one that has none.
+    The final number is searched after the last ``</think>``: on the last ``####`` line that has a number, else in the
+    last box, in the last ``<answer>``, after the last "answer is", or else it is the last number. Well-grouped commas,
+    currency, units, bold, ``−``, a trailing period and ``.00`` do not change a value; ``12,34`` is not a number. A
+    percent sign may be missing if the gold has one; with ``percent="optional"`` it may also be added.
 
     Columns: ``answer``, numbers or texts: a bare number, or a worked solution with the number after its last ``####``.
     """
@@ -79,10 +79,10 @@ class GSM8KAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class ExactAnswer:
-    """1.0 if the stated answer equals the gold text, both stripped, else 0.0.
+    """1.0 if the answer equals the gold text, both stripped, else 0.0.
 
-    With ``tag`` the answer is the last closed one after the last ``</think>``, else :func:`extract_answer`.
-    Columns: ``answer``.
+    The answer is found by :func:`extract_answer`, or with ``tag`` is the content of the last closed tag of this name
+    after the last ``</think>``. Columns: ``answer``.
     """
 
     weight: float = 1.0
@@ -105,7 +105,7 @@ class ExactAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice:
-    """1.0 if the stated answer is the gold's option letter, else 0.0; an answer that names two options is unparseable.
+    """1.0 if the answer is the option letter of the gold, else 0.0. An answer with two options is ``unparseable``.
 
     The answer is the last box, ``<answer>``, ``####`` line or "answer is" after the last ``</think>``, else the whole
     text: ``B``, ``(B)``, ``**B**``, ``B. Paris``, ``option B``. Columns: ``answer``, one of the option letters.
@@ -129,10 +129,11 @@ class MultipleChoice:
 
 
 def extract_answer(text: str) -> str | None:
-    r"""The answer that a text states after its last ``</think>``, stripped, or None.
+    r"""Return the answer that a text states after its last ``</think>``, stripped, or None.
 
-    The last balanced ``\boxed{…}`` or ``\fbox{…}`` (with those listed before it: ``\boxed{2} and \boxed{3}`` states
-    ``2, 3``), else the last closed ``<answer>``, else the last ``####`` line, else what follows the last "answer is" or
-    "answer:", else the last formula (``$…$``, ``\(…\)``, ``\[…\]``) or number, whichever ends later.
+    The answer is the last balanced ``\boxed{…}`` or ``\fbox{…}`` (with those listed before it:
+    ``\boxed{2} and \boxed{3}`` states ``2, 3``); else the last closed ``<answer>``; else the last ``####`` line; else
+    the text after the last "answer is" or "answer:"; else the last formula (``$…$``, ``\(…\)``, ``\[…\]``) or number,
+    whichever ends later.
     """
     return _native.extract_answer(make_encodable(text))

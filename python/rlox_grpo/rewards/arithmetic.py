@@ -1,8 +1,8 @@
-"""Evaluate arithmetic expressions as Python's ``eval`` would, without an interpreter.
+"""Evaluate arithmetic expressions with the results of Python's ``eval``, but without an interpreter.
 
-The published rewards pass any mix of digits, ``+ - * / ( ) .`` and spaces to ``eval``, which accepts floats, ``//`` and
-``**``; ``9**9**9**9`` never returns. This module parses the same grammar and computes with Python's numbers, so that
-values are equal to the last bit, within a budget of tokens, depth and digits.
+Published rewards pass any text of digits, ``+ - * / ( ) .`` and spaces to ``eval``, which also accepts floats, ``//``
+and ``**``; ``9**9**9**9`` never returns. This module parses the same grammar and computes with Python's numbers, so
+that values are equal to the last bit. Tokens, depth and digits are limited.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_DEPTH = 100
 MAX_BITS = 1 << 16
 
 Number = Any
-"""An int, a float, or the complex number that a negative float to a broken power is."""
+"""An int, a float, or a complex number, which is the result of a negative float to a fractional power."""
 
 _NUMBER = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+")
 _OPERATOR = re.compile(r"\*\*|//|[-+*/()]")
@@ -36,14 +36,12 @@ class OverBudgetError(Exception):
 
 
 def evaluate(text: str) -> Number:
-    """Compute the value of the stripped expression, as ``eval`` would return it.
-
-    At most 4096 tokens, 100 levels of nesting and 65,536 bits of a whole number.
+    """Return the value that ``eval`` would return for the stripped expression.
 
     Raises:
-        SyntaxError: Where Python's parser refuses it, and for what it reads as a call or a tuple.
+        SyntaxError: Python's parser refuses the expression, or reads it as a call or a tuple.
         ArithmeticError: A division by zero, or a float out of range.
-        OverBudgetError: Past the bounds.
+        OverBudgetError: More than 4096 tokens, 100 levels of nesting or 65,536 bits of a whole number.
     """
     tokens = _tokenise(text)
     if len(tokens) > MAX_TOKENS:
@@ -162,10 +160,10 @@ def _check_bounds(value: Number) -> Number:
 __all__ = ["WrittenArithmetic"]
 
 MOST_EQUATIONS = 1000
-"""Equations of a completion that are read; the rest is left out."""
+"""Largest number of equations of a completion that are read."""
 
 _SHORT = 64
-"""Characters of an equation whose truth is remembered: a group states the same short sums again and again."""
+"""Length up to which the truth of an equation is cached: the completions of a group repeat the same short sums."""
 
 _RUN = re.compile(r"[0-9+\-*/().= \t]+")
 _TWO_NUMBERS = re.compile(r"(?<=[0-9.)])[ \t]+(?=[0-9.(])")
@@ -175,15 +173,15 @@ _NO_ANSWER = STATUSES.index("no_answer")
 
 @dataclass(frozen=True)
 class WrittenArithmetic:
-    """The share of the equations in a completion that are true, such as ``3 + 4 = 7``; 0 for fewer than ``least``.
+    """The share of true equations, such as ``3 + 4 = 7``, in a completion; 0 with fewer than ``least`` equations.
 
-    An equation is two expressions of numbers, ``+ - * / ( )`` with ``=`` between them, at least one with an operator.
-    ``a = b = c`` is two. A decimal on the right may be rounded: ``10 / 3 = 3.33`` is true, ``7 / 2 = 4`` is not. What
-    cannot be read as an equation, such as ``x = 3``, is not counted. No column is read.
+    An equation is two expressions of numbers and ``+ - * / ( )`` with ``=`` between them, at least one with an
+    operator. ``a = b = c`` is two equations. A decimal on the right may be rounded: ``10 / 3 = 3.33`` is true,
+    ``7 / 2 = 4`` is not. Other text, such as ``x = 3``, is not counted. No column is read.
 
-    The rule does not read what the sums are for. Use it beside a rule for the answer, with a low weight, so that a
-    policy that is paid for answers does not learn to state false sums. ``least`` keeps it from leaving them out; true
-    sums that have nothing to do with the problem are paid too.
+    Use the rule together with a rule for the answer, with a low weight, so that the policy does not learn to write
+    false equations. ``least`` keeps it from writing none. The rule does not check that an equation has anything to do
+    with the problem.
     """
 
     least: int = 1
@@ -205,7 +203,7 @@ class WrittenArithmetic:
 
 
 def judge_equations(text: str) -> list[bool]:
-    """Return for each equation of ``text``, in order, whether it is true; at most :data:`MOST_EQUATIONS`."""
+    """Return whether each equation of ``text`` is true, in order, for at most :data:`MOST_EQUATIONS`."""
     found: list[bool] = []
     for run in _RUN.findall(text):
         for left, right in pairwise(run.split("=")):
@@ -219,9 +217,9 @@ def judge_equations(text: str) -> list[bool]:
 
 
 def _is_true(left: str, right: str) -> bool | None:
-    """Whether the sides are equal; None where they are no equation."""
+    """Whether the sides are equal; None if they are not an equation."""
     right = right.rstrip("+-*/( \t")  # "3 + 4 = 7 - so"
-    # A line may begin with "- 3 + 4 = 7" or "1) 3 + 4 = 7": the sign or bracket is no part of it, or it is.
+    # In "- 3 + 4 = 7" and "1) 3 + 4 = 7" the sign or bracket may mark a list, or be part of the left side: try both.
     readings = [left, left.lstrip("+-*/) \t")]
     if not any(sign in left.lstrip("+-*/) \t") + right.lstrip("-") for sign in "+-*/"):
         return None
@@ -238,7 +236,7 @@ _recall_truth = lru_cache(maxsize=1 << 14)(_is_true)
 
 
 def _evaluate(side: str) -> float | None:
-    """The value of an expression, NaN where it has none, and None where it is no expression."""
+    """Return the value of an expression, NaN if it has none, None if it is not an expression."""
     try:
         return float(evaluate(side))
     except (OverBudgetError, ArithmeticError):  # past the budget, division by zero, past every float

@@ -1,4 +1,4 @@
-"""Call a user's reward function with the arguments of its signature, and check its result."""
+"""Call a reward function of the user with the arguments in its signature, and check its result."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import inspect
 import math
 import numbers
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ import numpy as np
 from rlox_grpo.rewards.verdicts import OUTCOMES, STATUSES, Float64Array
 
 HINT = "the prompts are chat messages, so each completion is a list of messages: the text is [0]['content']"
-"""Added to the error of a function that got chat messages and may expect text."""
+"""Hint for errors of a function that got chat messages and may expect text."""
 
 _TEXT_HINT = (
     "the prompts are text, so each completion is a text too: leave out [0]['content'], or give prompts as chat messages"
@@ -27,7 +27,7 @@ _TEXT_HINT = (
 
 
 def hint_at_kind(completion: Any, error: Exception) -> str:
-    """Return ``; `` and what a completion is, for errors of a function that may expect the other kind, or nothing."""
+    """Return a hint for an error of a function that may expect text instead of messages or the reverse, or ""."""
     if isinstance(completion, list):
         return f"; {HINT}"
     takes_messages = any(text in str(error) for text in ("string ind", "'str' object has no attribute"))
@@ -35,45 +35,39 @@ def hint_at_kind(completion: Any, error: Exception) -> str:
 
 
 class ChatCompletion(list[Mapping[str, Any]]):
-    """A completion of a chat prompt: a list of messages that raises TypeError when it is compared with text.
+    """A completion of a chat prompt: a list of messages that raises TypeError if it is compared with text.
 
-    ``"x" in completion``, ``completion.count("x")`` and ``completion == "x"`` of a plain list are False or 0 for every
-    completion, so that a function written for text would score all of them alike without an error. ``len`` is the
-    number of messages, which a function may ask for: see :func:`took_lengths_alone`.
+    With a plain list, ``"x" in completion``, ``completion.count("x")`` and ``completion == "x"`` are False or 0, so a
+    function written for text would give every completion the same score without an error. ``len`` is the number of
+    messages; see :func:`took_lengths_alone`.
 
     Attributes:
         counted: Whether ``len`` was called.
-        read: Whether a message was read, by its place or by iterating.
+        read: Whether a message was read, by index or by iteration.
     """
 
     counted = False
     read = False
 
     def __len__(self) -> int:
-        """Number of messages."""
         self.counted = True
         return super().__len__()
 
     def __getitem__(self, place: Any, /) -> Any:
-        """A message, or a list of them."""
         self.read = True
         return super().__getitem__(place)
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        """The messages."""
         self.read = True
         return super().__iter__()
 
     def __contains__(self, item: object) -> bool:
-        """Whether this message is among them."""
         return super().__contains__(_refuse_text(item, "in"))
 
     def __eq__(self, other: object) -> bool:
-        """Whether these are the same messages."""
         return super().__eq__(_refuse_text(other, "=="))
 
     def __ne__(self, other: object) -> bool:
-        """Whether these are other messages."""
         return super().__ne__(_refuse_text(other, "!="))
 
     def count(self, value: Any, /) -> int:
@@ -86,16 +80,16 @@ class ChatCompletion(list[Mapping[str, Any]]):
 
 
 def forget_reading(completions: Sequence[Any]) -> None:
-    """Forget what was read of chat completions, before another function gets them."""
+    """Reset ``counted`` and ``read`` of chat completions before the call of the next function."""
     for completion in completions:
         if isinstance(completion, ChatCompletion):
             completion.counted = completion.read = False
 
 
 def took_lengths_alone(completions: Sequence[Any]) -> bool:
-    """Whether a function asked for the ``len`` of each chat completion and read none of their messages.
+    """Whether a function called ``len`` of each chat completion and read no message.
 
-    A function written for text that scores by length does so: its scores are then those of the number of messages.
+    That is probably a function written for text that scores the length, which here is the number of messages.
     """
     return bool(completions) and all(
         isinstance(completion, ChatCompletion) and completion.counted and not completion.read
@@ -114,10 +108,10 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class RewardError(RuntimeError):
-    """A reward function raised, or returned something that is not a score. Names the function, and the sample if known.
+    """A reward function raised an error or returned something that is not a score.
 
     Attributes:
-        row: The sample's place in the batch, where it is known.
+        row: The index of the sample in the batch, if it is known.
     """
 
     def __init__(self, message: str, row: int | None = None) -> None:
@@ -126,10 +120,10 @@ class RewardError(RuntimeError):
 
 
 class RewardFn(Protocol):
-    """A reward function: called once on the whole batch, returns a score (or None: does not apply) for each completion.
+    """A reward function. It is called once with the whole batch and returns a score, or None, for each completion.
 
-    It may take ``prompts``, ``completions``, ``completion_ids`` and any column by keyword, in any subset, or
-    ``(completions, prompts)`` by position under any names. It may be async.
+    Its parameters may be any of ``prompts``, ``completions``, ``completion_ids`` and the columns of the data. Or it has
+    two parameters of other names, which get completions and prompts. It may be async.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,17 +132,17 @@ class RewardFn(Protocol):
 
 
 def function_name(function: Any) -> str:
-    """The function's name in metrics: its ``__name__``, seen through ``functools.partial``, else its class's name."""
+    """Return the name of a function in metrics: its ``__name__``, or that of its class; partials are unwrapped."""
     while hasattr(function, "func"):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def call(function: RewardFn, given: Mapping[str, Any]) -> Any:
-    """Call ``function`` with those of ``given`` that its signature takes.
+    """Call ``function`` with the arguments of ``given`` that its signature has.
 
     Raises:
-        RewardError: When it requires an argument that is not given.
+        RewardError: It requires an argument that is not given.
     """
     positional, keywords = select_arguments(function, given)
     return function(*positional, **keywords)
@@ -159,20 +153,22 @@ def select_arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list
     both = [given["completions"], given["prompts"]]
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # Some callables written in C tell nothing.
+    except ValueError:  # some callables written in C have no signature
         return both, {}
     by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     missing = [p.name for p in required if p.name not in given]
     positional_only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    # f(completions, answer) and f(**columns): everything by keyword.
     if not missing and not positional_only and (takes_any or by_position or required):
         names = given if takes_any else [p.name for p in parameters if p.name in given]
         return [], {name: given[name] for name in names}
+    # f(completions, /, answer): the first ones by position.
     if not missing and positional_only:
         named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name in given]
         return [given[name] for name in positional_only if name in given], {name: given[name] for name in named}
-    # Names of their own: completions first, then prompts, as rlox calls them.
+    # f(texts, questions): at most two leading parameters with other names get completions and prompts, as in rlox.
     own = [p for p in by_position if p.name not in given]
     room = 2 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(by_position)
     if len(missing) <= 2 and own[: len(missing)] == by_position[: len(missing)] and room:
@@ -190,17 +186,17 @@ def select_arguments(function: RewardFn, given: Mapping[str, Any]) -> tuple[list
 
 
 def attempt(name: str, run: Callable[[], Any]) -> Any:
-    """Return the result of ``run``, or a RewardError with what it raised."""
+    """Return the result of ``run``, or a RewardError with the error that it raised."""
     try:
         return run()
     except RewardError as error:
         return error
-    except Exception as error:  # noqa: BLE001  a user's function raises what it likes
+    except Exception as error:  # noqa: BLE001  the code is the user's
         return _make_error(name, error)
 
 
 def _find_line(cause: Exception) -> str:
-    """The line of the user's function that raised, as `` (rewards.py, line 7)``; empty if it is a rule of ours."""
+    """Return the user's line that raised an error, as `` (rewards.py, line 7)``; empty for rules of this library."""
     frames = traceback.extract_tb(cause.__traceback__)
     theirs = next((frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)), None)
     return f" ({Path(theirs.filename).name}, line {theirs.lineno})" if theirs else ""
@@ -214,7 +210,7 @@ def _make_error(name: str, cause: Exception) -> RewardError:
 
 @dataclass(eq=False)
 class Waiting:
-    """A pending coroutine of a reward function. ``result`` becomes its value or a RewardError."""
+    """A coroutine of a reward function. ``settle`` sets ``result`` to its value or to a RewardError."""
 
     name: str
     result: Any
@@ -247,35 +243,17 @@ def gather(waiting: Sequence[Waiting]) -> Sequence[Waiting]:
         asyncio.get_running_loop()
     except RuntimeError:
         asyncio.run(every())
-    else:
-        _run_in_thread(every)
+    else:  # in another thread: this one's loop cannot run a second loop
+        with ThreadPoolExecutor(1, thread_name_prefix="reward-functions") as pool:
+            pool.submit(lambda: asyncio.run(every())).result()
     return waiting
 
 
-def _run_in_thread(every: Any) -> list[Any]:
-    """Run on a loop of a thread of its own, since a running loop cannot wait for another."""
-    outcome: list[Any] = []
-
-    def work() -> None:
-        try:
-            outcome.append((asyncio.run(every()), None))
-        except BaseException as error:  # noqa: BLE001  handed to the caller below
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=work, name="reward-functions")
-    thread.start()
-    thread.join()
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return value  # type: ignore[no-any-return]
-
-
 def check_scores(name: str, result: Any, rows: int) -> Float64Array:
-    """Convert a function's result to ``float64 [rows]``; None and NaN mean that it does not apply to a row.
+    """Convert the result of a function to ``float64 [rows]``; None and NaN mean that it does not apply to a row.
 
     Raises:
-        RewardError: As :func:`read_scores`, and for no score for any row.
+        RewardError: As :func:`read_scores`, or no row has a score.
     """
     scores = np.array(read_scores(name, result, rows), dtype=np.float64)
     if rows and np.isnan(scores).all():
@@ -289,17 +267,17 @@ def check_scores(name: str, result: Any, rows: int) -> Float64Array:
 
 
 MEASURED = frozenset({"mean", "std", "time_s", *STATUSES, *OUTCOMES})
-"""Names that the metrics of a reward function have already."""
+"""Names of metrics that every reward function has."""
 
 
 def split_measures(name: str, result: Any, rows: int) -> tuple[Any, dict[str, Float64Array]]:
-    """Split the result ``(scores, measures)``; without measures the result is the scores.
+    """Split a result ``(scores, measures)``, or scores alone.
 
     Returns:
-        The scores as they came, and each measure as ``float64 [rows]``, NaN where there is none.
+        The scores unchanged, and each measure as ``float64 [rows]``, NaN where it has no value.
 
     Raises:
-        RewardError: a measure whose name is not text or is taken, or whose values :func:`read_scores` refuses.
+        RewardError: the name of a measure is not text or is reserved, or :func:`read_scores` refuses its values.
     """
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
         return result, {}
@@ -317,10 +295,10 @@ def split_measures(name: str, result: Any, rows: int) -> tuple[Any, dict[str, Fl
 
 
 def read_scores(name: str, result: Any, rows: int) -> list[float]:
-    """Convert a function's result to floats, NaN where it does not apply.
+    """Convert the result of a function to floats, with NaN for None.
 
     Raises:
-        RewardError: For a wrong length, an element that is no number, or an infinity.
+        RewardError: The length is wrong, or an element is not a number or is infinite.
     """
     values = to_list(name, result)
     if len(values) != rows:
@@ -331,12 +309,12 @@ def read_scores(name: str, result: Any, rows: int) -> list[float]:
 
 
 def find_nan_rows(values: Sequence[Any]) -> list[int]:
-    """The places of NaN, which counts as None (does not apply) but is often a slip such as 0/0."""
+    """Return the indices of NaN. It counts as None (does not apply), but is often a mistake such as 0/0."""
     return [index for index, value in enumerate(values) if isinstance(value, float) and math.isnan(value)]
 
 
 def to_list(name: str, result: Any) -> list[Any]:
-    """A function's result as a list. Raises RewardError where it is no sequence of one dimension."""
+    """Convert the result of a function to a list. Raises RewardError if it is not a sequence of one dimension."""
     if hasattr(result, "detach"):
         result = result.detach().cpu()
     if hasattr(result, "tolist") and getattr(result, "ndim", 1) == 1:

@@ -1,4 +1,4 @@
-"""Programs that the policy wrote, judged by the tests of their row in a sandbox."""
+"""Score programs that the policy wrote by the tests of their row, in a sandbox."""
 
 from __future__ import annotations
 
@@ -31,28 +31,29 @@ _PYTHON = ("python", "py", "python3", "")
 
 @dataclass(frozen=True, kw_only=True)
 class PythonTests:
-    """1.0 if the completion's program passes every test of its row, else 0.0; or the fraction of tests that pass.
+    """1.0 if the program of a completion passes every test of its row, else 0.0; or the fraction of passed tests.
 
-    The program is :func:`extract_program`. It runs in a sandbox without network, other processes and files of the user.
-    A row's tests are a list, each a text of statements such as ``"assert f(2) == 4"``, or an input and an output of the
-    whole program: ``{"input": …, "output": …}`` or a pair. Statements run in a process of their own, which calls the
-    program's functions in another and compares the values that come back. Outputs are compared here, without spaces at
-    the ends of lines and empty lines at the end. So a program cannot report a verdict or read what the tests expect.
+    The program is found by :func:`extract_program`. It runs in a sandbox without network, other processes and files of
+    the user. The tests of a row are a list. A test is text with statements, such as ``"assert f(2) == 4"``, or an input
+    and the expected output of the program: ``{"input": …, "output": …}`` or a pair. Statements run in a separate
+    process, which calls the functions of the program and compares the returned values. Outputs are compared outside of
+    the sandbox, without trailing spaces and empty lines. So a program can neither report a verdict nor read the
+    expected values.
 
-    A program that is not written in Python is ``unparseable``. One that a limit ended is ``undecided``, and one that
-    ran into its memory limit is ``out_of_memory``; the tests that had not run by then did not pass. One that the system
-    killed within its limits, as the kernel does where the machine has no memory left, is ``killed`` and has no score:
-    it was not judged. A failure of the sandbox is an error and never a score.
+    The status ``unparseable`` is a program with a syntax error, ``undecided`` a program that exceeded a limit of time
+    or files, and ``out_of_memory`` one that exceeded its memory limit; tests that did not run count as failed. A
+    program that the system killed within its limits, for example because the machine has no memory left, has the status
+    ``killed`` and no score. A failure of the sandbox is an error and never a score.
 
     Args:
         column: the column of the tests.
         score: ``all`` or ``fraction``.
-        cpu_seconds: limit of one run of a program, in processor time; statements of a row share one run.
-        wall_seconds: the same in elapsed time.
-        memory_mb: limit of the program's memory in MiB.
+        cpu_seconds: limit of the processor time of one run; the statements of a row share one run.
+        wall_seconds: limit of the elapsed time of one run.
+        memory_mb: limit of the memory, in MiB.
 
     Raises:
-        SandboxError: this system cannot confine programs; the message says what is missing.
+        SandboxError: the sandbox does not work on this system; the message says what is missing.
     """
 
     weight: float = 1.0
@@ -81,6 +82,7 @@ class PythonTests:
         ]
         programs = [extract_program(text) for text in read_texts(completions, name)]
         limits = self._limits()
+        # Start all runs before waiting for one. Equal programs with equal tests run once.
         runs: dict[tuple[str, _Tests], _Run] = {}
         for program, own in zip(programs, tests, strict=True):
             if program is not None and (program, own) not in runs:
@@ -109,9 +111,9 @@ class PythonTests:
 
 
 def extract_program(text: str) -> str | None:
-    """The last closed fenced block of Python after the last ``</think>``, or None.
+    """Return the last closed fenced block of Python after the last ``</think>``, or None.
 
-    A block without a language counts as Python. Nothing counts inside a ``<think>`` that is not closed.
+    A block without a language counts as Python. Text after a ``<think>`` that is not closed is not read.
     """
     text = text.rpartition("</think>")[2].partition("<think>")[0]
     found: str | None = None
@@ -137,20 +139,14 @@ _Tests = tuple["str | tuple[str, str]", ...]
 
 @dataclass(frozen=True)
 class _Run:
-    """The runs of one program that are under way.
-
-    Attributes:
-        tests: of the row.
-        statements: the run of its statements.
-        scripts: a run for each input.
-    """
+    """The pending runs of one program: one for all statements, and one for each input."""
 
     tests: _Tests
     statements: Future[TestsResult] | None
     scripts: tuple[Future[ScriptResult], ...]
 
     def settle(self) -> tuple[list[bool], int]:
-        """Wait for them. Returns which tests passed, in the order of the row, and the status."""
+        """Wait for the runs. Returns whether each test passed, in the order of the row, and the status."""
         said = None if self.statements is None else self.statements.result()
         scripts = [run.result() for run in self.scripts]
         verdicts, outputs = iter(() if said is None else said.passed), iter(scripts)
@@ -181,7 +177,7 @@ def _strip_lines(text: str) -> list[str]:
 
 
 def _read_tests(value: Any, place: str) -> _Tests:
-    """A row's tests, checked. ValueError names what cannot be used."""
+    """Check and return the tests of a row. ValueError names an invalid test."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, (list, tuple)) or not value:
@@ -206,7 +202,7 @@ def _read_test(test: Any, place: str) -> str | tuple[str, str]:
 
 @lru_cache(maxsize=4096)
 def _find_problem(test: str) -> str | None:
-    """Why a text is no test; None where it is one."""
+    """Return why a text is not a test, or None."""
     try:
         tree = ast.parse(_ESCAPE.sub(_double_backslash, test))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -217,10 +213,9 @@ def _find_problem(test: str) -> str | None:
 
 
 def _double_backslash(escape: re.Match[str]) -> str:
-    r"""``\\d`` for ``\d``, so that Python has no invalid escape to warn of; what can be a syntax error stays.
+    r"""Return ``\\d`` for ``\d``, so that Python does not warn of invalid escapes. Possible syntax errors stay.
 
-    :func:`warnings.catch_warnings` is no way to silence it: it sets the filters of all threads, and two threads that
-    leave it in the order in which they entered it leave them wrong for good.
+    :func:`warnings.catch_warnings` is not thread-safe: two threads that use it together can leave wrong filters.
     """
     return escape[0] if escape[1] in "\r\n'\"\\xNuU" else "\\" + escape[0]
 

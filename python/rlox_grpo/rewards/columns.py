@@ -14,23 +14,22 @@ from rlox_grpo.types import BoolArray, Int64Array
 Columns = Mapping[str, Any]
 
 SAMPLED = "sampled_mask"
-"""The column that marks the sampled tokens of ``completion_ids``; given where completions hold observations."""
+"""Column that marks the sampled tokens of ``completion_ids``. It exists if completions contain observations."""
 
 
 def read_texts(completions: Sequence[Any], rule: str) -> list[str]:
-    """Each completion as text that Rust can borrow.
+    """Return each completion as text that Rust can borrow: with U+FFFD for lone surrogates.
 
-    A completion is a string or a list of messages, of which the last assistant message counts. Half a surrogate pair
-    is no text in any encoding; it is read as U+FFFD.
+    A completion is a string, or a list of messages, of which the last assistant message is read.
 
     Raises:
-        ValueError: For a completion of another kind, naming its index.
+        ValueError: A completion has another type; the message names its index.
     """
     return [make_encodable(_read_text(completion, index, rule)) for index, completion in enumerate(completions)]
 
 
 def make_encodable(text: str) -> str:
-    """``text`` itself, or with each lone surrogate replaced by U+FFFD."""
+    """Replace each lone surrogate by U+FFFD."""
     if text.isascii():
         return text
     try:
@@ -56,10 +55,10 @@ def _read_text(completion: Any, index: int, rule: str) -> str:
 
 
 def read_column(columns: Columns, name: str, rows: int, rule: str) -> Sequence[Any]:
-    """The column of that name, with one value for each completion.
+    """Return a column, with one value for each completion.
 
     Raises:
-        ValueError: Where it is missing or of another length.
+        ValueError: The column is missing or has another length.
     """
     if columns.get(name) is None:
         known = ", ".join(sorted(columns)) or "none"
@@ -76,16 +75,16 @@ def read_column(columns: Columns, name: str, rows: int, rule: str) -> Sequence[A
 
 
 def read_golds(columns: Columns, name: str, rows: int, rule: str) -> list[str]:
-    """A column of golds as texts; numbers are written out exactly.
+    """Return a column of golds as texts; numbers are converted exactly.
 
     Raises:
-        ValueError: For a missing column, another length, or a value that is null, blank or neither text nor a number.
+        ValueError: As :func:`read_column`, or a value is null, blank, or neither text nor a number.
     """
     return [_read_gold(value, name, row, rule) for row, value in enumerate(read_column(columns, name, rows, rule))]
 
 
 def format_gold(value: Any) -> str | None:
-    """Write a gold as text, numbers exactly; None for a blank text, and for neither text nor a finite number."""
+    """Convert a gold to text, numbers exactly. None for blank text and for anything but text and finite numbers."""
     if isinstance(value, str) and value.strip():
         return make_encodable(value)
     if isinstance(value, (np.integer, np.floating)):
@@ -105,20 +104,20 @@ def _read_gold(value: Any, name: str, row: int, rule: str) -> str:
 
 
 def read_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> Int64Array:
-    """A column of whole numbers, ``int64 [rows]``.
+    """Return a column of whole numbers, ``int64 [rows]``.
 
     Raises:
-        ValueError: For a missing column, another length, or a value that is not whole or exceeds 64 bits.
+        ValueError: As :func:`read_column`, or a value is not whole or exceeds 64 bits.
     """
     values = read_column(columns, name, rows, rule)
     return np.array([_read_whole_number(value, name, row, rule) for row, value in enumerate(values)], dtype=np.int64)
 
 
 def read_ragged_whole_numbers(columns: Columns, name: str, rows: int, rule: str) -> tuple[Int64Array, Int64Array]:
-    """A column of lists of whole numbers: flat values and ``rows + 1`` offsets.
+    """Return a column of lists of whole numbers as flat values and ``rows + 1`` offsets.
 
     Raises:
-        ValueError: As :func:`read_whole_numbers`, and for a row that is no list.
+        ValueError: As :func:`read_whole_numbers`, or a row is not a list.
     """
     flat: list[int] = []
     offsets = [0]
@@ -131,10 +130,10 @@ def read_ragged_whole_numbers(columns: Columns, name: str, rows: int, rule: str)
 
 
 def read_sampled(columns: Columns, rows: int, rule: str) -> list[BoolArray] | None:
-    """Which of each completion's tokens the policy sampled: the column ``sampled_mask``; None where all tokens are.
+    """Return the column ``sampled_mask``, flags of the tokens that the policy sampled; None if all were sampled.
 
     Raises:
-        ValueError: For another number of rows, or flags of another number than the row's ``completion_ids``.
+        ValueError: The lengths of ``sampled_mask`` and ``completion_ids`` differ.
     """
     if columns.get(SAMPLED) is None:
         return None

@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlox_grpo.rewards.columns import Columns
-from rlox_grpo.rewards.verdicts import Rule, Verdicts, sum_weighted, to_floats
+from rlox_grpo.rewards.verdicts import Rule, Verdicts, call_rule, sum_weighted
 
 __all__ = ["Composite"]
 
 
 @dataclass(frozen=True)
 class Composite:
-    """Several rules as one: the weighted sum over those that apply, None where none does.
+    """Several rules as one: the weighted sum of those that apply, or None if none applies.
 
-    ``weights`` default to each rule's own. A sample's status is its worst among the rules.
+    ``weights`` are by default those of the rules. The status of a sample is the worst among the rules.
     """
 
     rules: tuple[Rule, ...]
@@ -46,7 +46,4 @@ class Composite:
             np.max([part.statuses for part in parts], axis=0),
         )
 
-    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
-        """TRL's call."""
-        given = columns if prompts is None else {**columns, "prompts": prompts}
-        return to_floats(self.verdicts(completions, given))
+    __call__ = call_rule

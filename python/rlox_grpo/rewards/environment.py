@@ -1,4 +1,4 @@
-"""The reward that an environment gave its episodes, as a component beside the reward functions' scores."""
+"""The reward of an environment, as a component in addition to those of the reward functions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from rlox_grpo.types import RolloutGroup, ScoredGroup
 
 
 class EnvironmentReward:
-    """Reads the rewards of episodes; an episode without one is not scored by it.
-
-    Attributes:
-        weight: Its default weight.
-    """
+    """The reward that an environment returned for its episodes. Episodes without a reward have no score."""
 
     weight = 1.0
 
@@ -26,17 +22,17 @@ class EnvironmentReward:
         self.__name__ = name
 
     def __call__(self, *args: Any, **given: Any) -> Any:
-        """Not for texts: an episode brings its reward along."""
+        """Raise RewardError: an environment scores its own episodes, not texts."""
         raise RewardError(f"{self.__name__} is an environment: it scores its own episodes, not texts")
 
     def read(self, groups: Sequence[RolloutGroup]) -> Float64Array:
-        """The rewards of all completions, ``float64 [N]``, NaN where an episode is unscored."""
+        """Return the rewards of all completions, ``float64 [N]``, NaN for episodes without a reward."""
         episodes = [completion.episode for group in groups for completion in group.completions]
         paid = [None if episode is None else episode.reward for episode in episodes]
         return np.array([np.nan if reward is None else reward for reward in paid], dtype=np.float64)
 
     def refuse_unscored(self, groups: Sequence[RolloutGroup]) -> None:
-        """Raise RewardError where no episode has a reward and nothing else scores them."""
+        """Raise RewardError if no episode has a reward."""
         if not np.isnan(self.read(groups)).all():
             return
         episodes = [c.episode for group in groups for c in group.completions if c.episode is not None]
@@ -49,7 +45,7 @@ class EnvironmentReward:
 
 
 def add_turn_rewards(scored: ScoredGroup, weight: float) -> ScoredGroup:
-    """Add each turn's reward, times the environment's weight; turns without one get 0."""
+    """Add the reward of each turn, times the weight of the environment; 0 for turns without a reward."""
     completions = scored.group.completions
     paid = [None if completion.episode is None else completion.episode.turn_rewards for completion in completions]
     if all(rewards is None for rewards in paid):

@@ -24,12 +24,12 @@ class TagFormat:
     ``strict``: 1.0 if the text, trimmed, is exactly the two blocks with whitespace or nothing between them, each of the
     four tags occurs once and neither block is blank; else 0.0. Case-sensitive, no attributes.
 
-    The published rules, each with its own values (``$`` also matches before a final newline where theirs does):
+    The published rules, each with its own values (``$`` matches before a final newline if it does in the original):
     ``nano_aha`` 1.0, 0.5 if the answer has other characters than digits, ``+-*/().`` and whitespace, 0.0;
     ``grpo_zero`` 1.0, or 0.1 for a first block plus 0.5 for a second; ``simple_grpo``, ``simple_grpo_v1`` 1.25 or -1.0;
     ``rl_from_scratch``, ``open_r1`` and ``trl_think`` 1.0 or 0.0. ``rust/rewards/format.rs`` states each as its regex.
 
-    ``prefix`` is what the prompt already wrote of the completion, such as ``<think>``; it is put before each text.
+    ``prefix`` is text at the end of the prompt, such as ``<think>``, that is added before each completion.
     """
 
     first: str = "think"
@@ -53,11 +53,11 @@ class TagFormat:
 
 @dataclass(frozen=True)
 class TagCount:
-    r"""Points for tags, whatever their order.
+    r"""Points for tags in any order.
 
-    ``lm_book``: 0.2 for each that occurs, in any order and number. ``open_r1``: 0.25 for each of ``<first>\n``,
+    ``lm_book``: 0.2 for each of the four tags that occurs. ``open_r1``: 0.25 for each of ``<first>\n``,
     ``\n</first>\n``, ``\n<second>\n``, ``\n</second>`` that occurs exactly once. ``blocks``: 0.05 for each of the two
-    tags that is opened and later closed.
+    blocks that is opened and later closed.
     """
 
     first: str = "think"

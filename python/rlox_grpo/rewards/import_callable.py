@@ -1,4 +1,4 @@
-"""Import what a run file or the command line names as ``module:callable``."""
+"""Import functions that a run file or the command line names as ``module:callable``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def import_callable(place: str, name: str, folders: Sequence[str | Path] = ()) -
     """Import ``"module:callable"``.
 
     Args:
-        place: the key that holds ``name``, for errors.
+        place: the key of ``name``, for errors.
         name: a module and one of its callables, such as ``"my_module:MyEnv"``.
-        folders: searched for the module after the installed packages, and only while it is imported.
+        folders: searched for the module after the installed packages, only during the import.
 
     Raises:
         ConfigError: ``name`` has another form, cannot be imported, or is not callable.
@@ -39,7 +39,7 @@ def import_callable(place: str, name: str, folders: Sequence[str | Path] = ()) -
 
 @contextmanager
 def _search_also(folders: Sequence[str | Path]) -> Iterator[None]:
-    """Put ``folders`` at the end of the import path: a file there replaces no installed module."""
+    """Add ``folders`` to the end of the import path, so that a file there cannot replace an installed module."""
     added = [path for path in dict.fromkeys(str(Path(folder).resolve()) for folder in folders) if path not in sys.path]
     sys.path.extend(added)
     try:

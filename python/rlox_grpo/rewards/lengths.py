@@ -28,9 +28,8 @@ __all__ = ["CosineLength", "Overlong", "ReasoningLength", "Repetition"]
 class Repetition:
     """``(1 - distinct / total) * max_penalty`` over n-grams; 0.0 for fewer than ``ngram_size`` items.
 
-    ``unit="words"``: lower-cased words, as open-r1; ``"tokens"``: the column ``completion_ids``, as TRL 1.16, without
-    observations: a completion of several turns counts as its sampled tokens, one turn after another.
-    Source: arXiv 2502.03373, appendix C.2.
+    ``unit="words"`` counts lower-cased words, as open-r1. ``"tokens"`` counts the column ``completion_ids``, as TRL
+    1.16; of an episode, the sampled tokens of all turns without observations. Source: arXiv 2502.03373, appendix C.2.
     """
 
     ngram_size: int = 3
@@ -55,6 +54,8 @@ class Repetition:
         sampled = read_sampled(columns, len(completions), self.__name__)
         if sampled:
             flags = np.concatenate(sampled)
+            # The new offset of a row is the number of sampled tokens before it:
+            # flags 1 0 1 1, offsets 0 2 4 → counts 0 1 1 2 3 → offsets 0 1 3.
             ids, offsets = ids[flags], np.append(0, np.cumsum(flags))[offsets]
         return make_decided_verdicts(_native.score_token_repetition(ids, offsets, self.ngram_size, self.max_penalty))
 
@@ -71,7 +72,7 @@ class Overlong:
         ((L - C) - |y|) / C    L - C < |y| <= L
         -1                     L < |y|
 
-    Columns: ``completion_ids``, each completion's tokens; ``sampled_mask`` where only some of them count.
+    Columns: ``completion_ids``; and ``sampled_mask`` for episodes, of which only sampled tokens count.
     """
 
     max_length: int
@@ -87,7 +88,7 @@ class Overlong:
         """Score a batch."""
         lengths = _count_tokens(columns, len(completions), self.__name__)
         excess = lengths - (self.max_length - self.buffer)
-        # max(buffer, 1): without a buffer any excess is at least one token, hence -1.
+        # With buffer 0, the smallest excess is one token and the score is then -1: divide by 1.
         return make_decided_verdicts(-np.clip(excess / max(self.buffer, 1), 0.0, 1.0) + 0.0)
 
     __call__ = call_rule
@@ -95,13 +96,13 @@ class Overlong:
 
 @dataclass(frozen=True)
 class ReasoningLength:
-    """``min(length / max_length, 1)`` of the reasoning: longer pays more, up to a bound.
+    """``min(length / max_length, 1)`` of the reasoning: a longer reasoning has a higher score, up to 1.
 
-    The reasoning is the text inside ``tag``: from its first opening, or from the start where the prompt wrote that, to
-    its last closing or the end; without either the status is ``no_answer`` and the score 0. ``tag=None`` takes the
-    whole completion, and so does ``unit="tokens"`` (column ``completion_ids``), which needs it.
+    The reasoning is the text inside ``tag``: from the first opening tag, or the start if the prompt has that tag, to
+    the last closing tag or the end. Without both tags the status is ``no_answer`` and the score 0. ``tag=None`` counts
+    the whole completion; ``unit="tokens"`` (column ``completion_ids``) needs ``tag=None``.
 
-    The rule does not read the reasoning, and padding earns it: use a low weight, such as 0.01.
+    The rule does not read the reasoning, so padding is rewarded too: use a low weight, such as 0.01.
     """
 
     max_length: int = 1000
@@ -132,16 +133,16 @@ class ReasoningLength:
 
 @dataclass(frozen=True, kw_only=True)
 class CosineLength:
-    """A right-or-wrong rule scaled by length along a cosine: short right answers earn most, short wrong ones least.
+    """Another rule, scaled by length along a cosine: short right answers score highest, short wrong ones lowest.
 
     With ``t = length / max_length`` and (a, b) = (``min_correct``, ``max_correct``) where ``rule`` gives at least 1,
     else (``max_wrong``, ``min_wrong``)::
 
         a + (b - a) * (1 + cos(pi * t)) / 2
 
-    so a right answer falls from ``max_correct`` to ``min_correct``, a wrong one rises from ``min_wrong`` to
-    ``max_wrong``. Beyond ``max_length`` the score stays at that end (``beyond="hold"``). open-r1 lets the cosine run
-    on, which pays for a length of twice ``max_length`` what it pays for none; ``beyond="cosine"`` is that.
+    So the score of a right answer falls from ``max_correct`` to ``min_correct``, and that of a wrong one rises from
+    ``min_wrong`` to ``max_wrong``. Beyond ``max_length`` it stays constant (``beyond="hold"``). In open-r1
+    (``beyond="cosine"``) the cosine continues, and the length 2 · ``max_length`` has the same score as the length 0.
 
     Statuses and columns are the rule's; ``unit="tokens"`` also reads ``completion_ids``.
     Source: open-r1 ``get_cosine_scaled_reward``, after arXiv 2502.03373.
@@ -189,7 +190,7 @@ class CosineLength:
 
 
 def _count_tokens(columns: Columns, rows: int, rule: str) -> Float64Array:
-    """Sampled tokens of each completion, from the columns ``completion_ids`` and ``sampled_mask``."""
+    """Count the sampled tokens of each completion in the columns ``completion_ids`` and ``sampled_mask``."""
     lengths = []
     for row, ids in enumerate(read_column(columns, "completion_ids", rows, rule)):
         if isinstance(ids, str) or not hasattr(ids, "__len__"):

@@ -12,22 +12,22 @@ import numpy as np
 
 import rlox_grpo._native as _native
 from rlox_grpo.rewards.columns import Columns, format_gold, make_encodable, read_column, read_texts
-from rlox_grpo.rewards.verdicts import Verdicts, call_rule, check_choice, name_errors, to_floats
+from rlox_grpo.rewards.verdicts import Verdicts, call_rule, check_choice, name_errors
 
 OnBadGold = Literal["stop", "skip"]
 
 _SHOWN = 20
-"""Most golds that a message shows with their reasons; it lists the rows of the others."""
+"""Number of golds that a message shows with reasons. It lists only the rows of the others."""
 
 _LONGEST = 80
-"""Most characters of a gold in a message."""
+"""Number of characters of a gold in a message."""
 
 _told: set[str] = set()
-"""Golds that this process has warned about, each once."""
+"""Golds for which this process has logged a warning."""
 
 
 class UnreadableGold(NamedTuple):
-    """A gold that :class:`~rlox_grpo.rewards.MathAnswer` cannot compare with."""
+    """A gold that :class:`~rlox_grpo.rewards.MathAnswer` cannot read."""
 
     row: int
     """Its index in the column."""
@@ -38,10 +38,10 @@ class UnreadableGold(NamedTuple):
 
 
 def unreadable_golds(answers: Sequence[Any]) -> list[UnreadableGold]:
-    """Find the golds of a data set that the math rule cannot read, in row order.
+    """Return the golds of a data set that :class:`~rlox_grpo.rewards.MathAnswer` cannot read, in the order of rows.
 
     Args:
-        answers: The column ``answer``: texts and numbers, as :class:`~rlox_grpo.rewards.MathAnswer` takes them.
+        answers: The column ``answer``, texts and numbers.
     """
     return _find(answers, [format_gold(answer) for answer in answers])
 
@@ -61,10 +61,10 @@ def _find(answers: Sequence[Any], texts: Sequence[str | None]) -> list[Unreadabl
 def skip_unreadable(
     answers: Sequence[Any], rule: str, column: str, on_bad_gold: OnBadGold
 ) -> tuple[list[str], list[UnreadableGold]]:
-    """Return the golds as texts, and the unreadable ones; each of these has ``"0"`` as its text.
+    """Return the golds as texts, with ``"0"`` for unreadable ones, and the unreadable ones.
 
     Raises:
-        ValueError: ``on_bad_gold`` is ``"stop"`` and there are unreadable golds; names each row.
+        ValueError: ``on_bad_gold`` is ``"stop"`` and there are unreadable golds; the message names each row.
     """
     texts = [format_gold(answer) for answer in answers]
     bad = _find(answers, texts)
@@ -110,27 +110,28 @@ _CHOICE = ("exact", "optional")
 class MathAnswer:
     r"""1.0 if the stated answer is mathematically equal to the gold, else 0.0.
 
-    The answer is what :func:`extract_answer` finds. Both are read as LaTeX or plain text and compared exactly: numbers,
+    The answer is found by :func:`extract_answer`. Both are read as LaTeX or plain text and compared exactly: numbers,
     expressions of letters, lists and sets (unordered), tuples, intervals and inequalities, equations up to a factor,
     matrices, ratios, congruences, words. 0.5, 1/2 and 50% are equal; 0.33 is not 1/3, and 3.14 is not pi. A missing
-    unit is fine, a different one is wrong. ``x = 5`` answers 5. Several values do not answer one. What has no value,
-    such as 1/0, equals nothing. An answer past its budget of operations is ``undecided`` and scores ``undecided``
-    (None: does not apply); verdicts are the same on every machine and for every number of threads.
+    unit is right, a different one is wrong. The answer ``x = 5`` is right for the gold 5. Several values are wrong for
+    a gold of one value. An expression without a value, such as 1/0, is not equal to anything. An answer that exceeds
+    the budget of operations is ``undecided`` and has the score ``undecided`` (None: does not apply). Verdicts do not
+    depend on the machine or on the number of threads.
 
     Options, each with the strictest choice first:
-        tolerance: None, or the relative distance within which constants count as equal (absolute for a gold of 0).
-        percent: ``"exact"``: 50% is 0.5 alone; ``"optional"``: it is also 50.
+        tolerance: None, or the relative difference up to which constants are equal (absolute if the gold is 0).
+        percent: ``"exact"``: 50% equals only 0.5; ``"optional"``: it also equals 50.
         units: ``"missing_ok"``; ``"exact"``: a unit on one side only is wrong; ``"convert"``: 1 m is 100 cm;
-            ``"ignore"``: units say nothing.
-        base: ``"exact"``: 52₈ is 42 alone; ``"optional"``: it is also a bare 52.
-        brackets: ``"exact"``: ``(1, 2)``, ``[1, 2]`` and ``{1, 2}`` differ; ``"optional"``: they are one list.
-        on_bad_gold: What to do about golds that cannot be read. ``"stop"``: a ValueError that names every such row;
-            ``"skip"``: these rows have no score (None), and a warning says once how many and which they are.
+            ``"ignore"``: units are not compared.
+        base: ``"exact"``: 52₈ equals only 42; ``"optional"``: it also equals 52.
+        brackets: ``"exact"``: ``(1, 2)``, ``[1, 2]`` and ``{1, 2}`` differ; ``"optional"``: they are the same list.
+        on_bad_gold: What to do with unreadable golds. ``"stop"``: raise a ValueError that names every such row;
+            ``"skip"``: give these rows no score (None) and log one warning with the rows.
             :func:`unreadable_golds` finds them before a run.
-        unsolved: ``"wrong"``: ``2x = 10`` and ``x^2 < 4``, which may only restate the problem, do not answer ``x = 5``
-            and ``-2 < x < 2``; ``"right"``: they do.
+        unsolved: ``"wrong"``: ``2x = 10`` and ``x^2 < 4`` are wrong for the golds ``x = 5`` and ``-2 < x < 2``, because
+            they may only restate the problem; ``"right"``: they are right.
 
-    Columns: ``answer``: bare answers, or solutions that box theirs, or state it after ``####`` or "answer is".
+    Columns: ``answer``, bare answers, or solutions with the answer in a box, or after ``####`` or "answer is".
     """
 
     weight: float = 1.0
@@ -158,7 +159,8 @@ class MathAnswer:
         def compare(golds: list[str]) -> Verdicts:
             return name_errors(self.__name__, lambda: _native.score_math(answers, golds, settings), self.undecided)
 
-        # The pass that finds every bad gold reads all of them once more, so it waits for the first one.
+        # First compare, which stops at the first unreadable gold. Only then search for all of them, which reads each
+        # gold again.
         if None not in golds:
             try:
                 return compare([gold for gold in golds if gold is not None])
@@ -170,7 +172,7 @@ class MathAnswer:
         found = compare(readable)
         skipped = [one.row for one in bad]
         scores, statuses = np.array(found.scores), np.array(found.statuses)
-        # The completion is not at fault: its status stays "ok".
+        # The status describes the completion, and an unreadable gold is no fault of the completion.
         scores[skipped], statuses[skipped] = np.nan, 0
         return Verdicts(scores, statuses)
 
@@ -181,12 +183,12 @@ class MathAnswer:
 class MajorityVote:
     """1.0 for the completions of a group whose answer is given most often, else 0.0; it needs no gold.
 
-    Answers vote together if they are mathematically equal, as in :class:`MathAnswer`. Where several answers are given
-    equally often, all of them score 1.0: the order of a group says nothing, and a group without agreement prefers
-    nothing. A completion without a readable answer scores 0.0, has no vote, and is counted by its status.
+    Answers are grouped by mathematical equality, as in :class:`MathAnswer`. If several answers are equally frequent,
+    all of them score 1.0: the order of completions does not matter, and without agreement all scores are equal. A
+    completion without a readable answer has no vote and scores 0.0; its status tells why.
 
-    A group is ``group_size`` completions in a row; without it, a run of equal ``prompts``. Self-consistency: Wang et
-    al. 2022, arXiv 2203.11171; as a reward: TTRL, arXiv 2504.16084.
+    A group is ``group_size`` consecutive completions, or without it, consecutive completions with equal ``prompts``.
+    Self-consistency: Wang et al. 2022, arXiv 2203.11171; as a reward: TTRL, arXiv 2504.16084.
     """
 
     weight: float = 1.0
@@ -215,7 +217,7 @@ class MajorityVote:
     def _groups(self, answers: Sequence[str], columns: Mapping[str, Any]) -> list[int]:
         rows = len(answers)
         if self.group_size is not None:
-            # A check of the columns before a run has one row for each prompt, and no text.
+            # The check before a run has one row of empty text for each prompt.
             if rows % self.group_size and any(answers):
                 raise ValueError(
                     f"{self.__name__}: group_size is {self.group_size}, which does not divide {rows} completions"
@@ -232,9 +234,7 @@ class MajorityVote:
             groups.append(groups[-1] if same else row)
         return groups
 
-    def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
-        """TRL's call."""
-        return to_floats(self.verdicts(completions, {**columns, "prompts": prompts}))
+    __call__ = call_rule
 
 
 def math_equal(
@@ -248,10 +248,10 @@ def math_equal(
     brackets: Brackets = "exact",
     unsolved: Unsolved = "wrong",
 ) -> bool | None:
-    """Whether two bare answers are mathematically equal, as in :class:`MathAnswer`; None if that is undecided.
+    """Whether two answers are mathematically equal, as in :class:`MathAnswer`; None if that is undecided.
 
-    The gold's shape decides where the answer can be read in several ways, and its real domain where functions are
-    compared, so the order of the two matters. What is empty, cannot be read or has no value equals nothing.
+    The order matters: the form of the gold decides how an ambiguous answer is read, and functions are compared on the
+    real domain of the gold. An answer that is empty, unreadable or has no value, such as 1/0, is not equal to anything.
     """
     rule = MathAnswer(
         tolerance=tolerance, percent=percent, units=units, base=base, brackets=brackets, unsolved=unsolved
@@ -260,7 +260,7 @@ def math_equal(
 
 
 def _settings(rule: MathAnswer | MajorityVote) -> tuple[float | None, bool, str, bool, bool, bool]:
-    """The rule's options as the kernels take them; ValueError names the one that cannot be."""
+    """Return the options of a rule in the form of the kernels. ValueError names an invalid one."""
     tolerance = rule.tolerance
     if tolerance is not None and not (math.isfinite(tolerance) and 0 <= tolerance < 1):
         raise ValueError(f"tolerance is {tolerance}, expected None or a number from 0 to 1")

@@ -1,8 +1,7 @@
-"""The rewards of published systems, by name: each the system's own parts with its own weights.
+"""The rewards of published systems, by name, with their own parts and weights.
 
-The answer checks keep the systems' own rules, holes included, for runs that must reproduce them; the rules of
-``answers.py`` are what to train with. What is fixed is only what could hang or execute: expressions are not evaluated
-by an interpreter, and every scan is linear.
+They reproduce the systems' rules with their errors, for runs that must reproduce these systems. For other runs use the
+rules of ``answers.py``. Two things differ, for safety: no interpreter evaluates expressions, and every scan is linear.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def verl_gsm8k_flexible(text: str, gold: str) -> Judgement:
     found = re.findall(r"-?[0-9.,]+", text[-300:])
     if not found:
         return 0.0, NO_ANSWER
-    # A lone point is passed over; where there is nothing else, the first run is what is left.
+    # As in verl: skip a single point, and if there is nothing else, take the first match.
     last = next((number for number in reversed(found) if number != "."), found[0])
     return float(last == gold), OK
 
@@ -141,7 +140,7 @@ ANSWERS: dict[str, Callable[[str, str], Judgement]] = {
 
 
 def extract_gold(system: str, text: str) -> str:
-    """The gold as the system's own data preparation leaves it: what follows ``####``, where a solution is given."""
+    """Return the gold as in the data preparation of the system: the text after ``####``, or all if there is none."""
     if "####" in text:
         number = text.split("####")[1].strip()
         return number.replace(",", "") if system.startswith("verl") else number
@@ -149,7 +148,7 @@ def extract_gold(system: str, text: str) -> str:
 
 
 def parse_exact(text: str) -> Fraction | None:
-    """A plain number as a fraction; None for anything else, or for a division by zero."""
+    """Return a plain number as a fraction; None for other text and for a division by zero."""
     match = re.fullmatch(r"(-?[0-9]+(?:\.[0-9]+)?|-?\.[0-9]+)(?:/([0-9]+))?", text.strip().replace(",", ""))
     if match is None or max(map(len, match.group(0).split("/"))) > 4000 or (match[2] and not match[2].strip("0")):
         return None
@@ -157,12 +156,13 @@ def parse_exact(text: str) -> Fraction | None:
 
 
 def _judge_equation(span: str | None, allowed: str, numbers: Sequence[int], target: int, *, real: bool) -> Judgement:
-    """1 where the expression uses exactly the numbers and is within 1e-5 of the target, as ``eval`` computes it."""
+    """Score 1 if the expression uses exactly the numbers and its value by ``eval`` is within 1e-5 of the target."""
     if span is None:
         return 0.0, NO_ANSWER
     if not re.fullmatch(allowed, span):
         return 0.0, UNPARSEABLE
     try:
+        # Every run of digits counts, as in the sources: "1.5" uses the numbers 1 and 5.
         used = sorted(int(digits) for digits in re.findall(r"\d+", span))
         if used != sorted(numbers):
             return 0.0, OK
@@ -178,7 +178,7 @@ def _judge_equation(span: str | None, allowed: str, numbers: Sequence[int], targ
 
 
 def _find_first_on_a_line(text: str) -> str | None:
-    """Content of the first ``<answer>`` that is closed before its line ends."""
+    """Return the content of the first ``<answer>`` that is closed on its line."""
     for line in text.split("\n"):
         _, opened, rest = line.partition("<answer>")
         inside, closed, _ = rest.partition("</answer>")
@@ -188,7 +188,7 @@ def _find_first_on_a_line(text: str) -> str | None:
 
 
 def _find_last_closed(text: str) -> str | None:
-    """Content of the last of the blocks that a scan from the left finds, each from its first opening."""
+    """Return the content of the last match of the regex ``<answer>(.*?)</answer>``, in linear time."""
     last, at = None, 0
     while (start := text.find("<answer>", at)) >= 0 and (end := text.find("</answer>", start)) >= 0:
         last, at = text[start + len("<answer>") : end], end + len("</answer>")
@@ -208,7 +208,7 @@ _REMOVED = (
 
 
 def _normalise_minerva(text: str) -> str:
-    """Minerva's normal form of a final answer (arXiv 2206.14858, appendix D.1), as math_dapo has it."""
+    """Return Minerva's normal form of a final answer (arXiv 2206.14858, appendix D.1), as in math_dapo."""
     text = text.rpartition("=")[2]
     for old, new in (*_REPLACED, *((word, "") for word in _REMOVED)):
         text = text.replace(old, new)
@@ -229,11 +229,11 @@ __all__ = ["PUBLISHED", "PublishedAnswer", "PublishedCountdown", "published"]
 
 @dataclass(frozen=True)
 class PublishedCountdown:
-    """Countdown as ``nano_aha``, ``grpo_zero`` or ``tinyzero`` scores it: what ``eval`` gives, within 1e-5.
+    """Countdown as scored by ``nano_aha``, ``grpo_zero`` or ``tinyzero``: the value of ``eval``, within 1e-5.
 
-    Decimals, ``//`` and ``**`` are theirs, so ``1.5*2`` uses the numbers 1, 5 and 2. Nothing is evaluated by an
-    interpreter; an expression past 4096 tokens, 100 levels or 65,536 bits is ``undecided`` and scores as a wrong one.
-    Columns: ``nums``, ``target``.
+    As there, decimals, ``//`` and ``**`` are allowed, and ``1.5*2`` uses the numbers 1, 5 and 2. No interpreter
+    evaluates the expression. One with more than 4096 tokens, 100 levels or 65,536 bits is ``undecided`` and scored as
+    wrong. Columns: ``nums``, ``target``.
     """
 
     system: str
@@ -258,10 +258,10 @@ class PublishedCountdown:
 
 @dataclass(frozen=True)
 class PublishedAnswer:
-    """A stated answer as ``simple_grpo``, ``lm_book``, ``rl_from_scratch`` or verl's scorers judge it.
+    """An answer as scored by ``simple_grpo``, ``lm_book``, ``rl_from_scratch`` or the scorers of verl.
 
-    Each has a function of its own. A gold that holds ``####`` counts from there on, as their data preparation has it.
-    Columns: ``answer``.
+    Of a gold with ``####``, the text after it is the gold, as in the data preparation of these systems. Columns:
+    ``answer``.
     """
 
     system: str
@@ -285,15 +285,15 @@ class PublishedAnswer:
 
 
 def published(system: str, accuracy: Rule | None = None) -> tuple[Rule, ...]:
-    """The reward of a published system: its parts, whose weighted sum is its total.
+    """Return the reward of a published system: rules whose weighted sum is the reward.
 
     Args:
-        system: One of :data:`PUBLISHED`; docs/reference/reward_rules.md gives each formula.
-        accuracy: The right-or-wrong rule of ``r1_blog``, ``open_r1`` and ``open_r1_cosine``, whose sources judge
-            mathematics; by default ``MathAnswer()``. No other system takes one.
+        system: One of :data:`PUBLISHED`; docs/reference/reward_rules.md has the formulas.
+        accuracy: The rule for correctness in ``r1_blog``, ``open_r1`` and ``open_r1_cosine``, by default
+            ``MathAnswer()``. Other systems have their own.
 
     Raises:
-        ValueError: An unknown system, or an ``accuracy`` for one that has its own.
+        ValueError: The system is unknown, or has its own rule and ``accuracy`` is given.
     """
     check_choice("system", system, PUBLISHED)
     if system in _AROUND:

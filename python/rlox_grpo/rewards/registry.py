@@ -15,7 +15,7 @@ from rlox_grpo.rewards.import_callable import import_callable
 from rlox_grpo.rewards.reward_model import RewardModel
 
 _SHORTER = {"gsm8k_answer": "gsm8k", "math_answer": "math", "majority_vote": "majority", "exact_answer": "exact"}
-"""The name in metrics → the name here, where they differ; both are understood."""
+"""Name in metrics → shorter name here. Both are accepted."""
 
 
 def _list_rules() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -26,28 +26,24 @@ def _list_rules() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 RULES: Mapping[str, Callable[..., Any]] = MappingProxyType({**dict(_list_rules()), "published": rewards.published})
-"""Rules by name, from the modules of rules. ``published`` takes a ``system`` and gives all its parts; every other entry
-gives one rule."""
+"""Rules by name. ``published`` has the argument ``system`` and returns several rules; the others return one."""
 
 REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType({**RULES, "reward_model": RewardModel})
-"""What a reward's table can name: the rules, and reward models."""
+"""Names in the tables of run files: the rules, and reward models."""
 
 _ONE_RULE = ("rule", "accuracy")
 _SEVERAL_RULES = ("rules",)
 
 
 def make_rewards(tables: Sequence[Mapping[str, Any]], folders: Sequence[str | Path] = ()) -> list[RewardFn]:
-    """Build the reward functions of ``rewards`` tables.
+    """Create the reward functions of ``rewards`` tables.
 
-    A table has a ``name``, which is a key of :data:`REWARDS` or ``module:callable``, and the rule's arguments. The
-    arguments ``rule``, ``accuracy`` and ``rules`` (a list) are names or tables themselves.
-
-    Args:
-        tables: one for each reward function.
-        folders: searched for ``module`` after the installed packages, and only while it is imported.
+    A table has a ``name``, which is a key of :data:`REWARDS` or ``module:callable``, and the arguments of the rule. The
+    arguments ``rule``, ``accuracy`` and ``rules`` (a list) are again names or tables. For ``folders`` see
+    :func:`~rlox_grpo.rewards.import_callable.import_callable`.
 
     Raises:
-        ConfigError: an unknown rule, a callable that cannot be imported, or arguments that a rule does not take.
+        ConfigError: a rule is unknown, a callable cannot be imported, or a rule does not have an argument.
     """
     return [
         function for index, table in enumerate(tables) for function in _make_rule(f"rewards[{index}]", table, folders)
@@ -55,11 +51,11 @@ def make_rewards(tables: Sequence[Mapping[str, Any]], folders: Sequence[str | Pa
 
 
 def list_rewards(reward_fn: RewardFn | str | Path | Sequence[RewardFn | str | Path]) -> list[RewardFn]:
-    """The reward functions as a list; a path or hub id becomes a reward model.
+    """Return the reward functions as a list, with a :class:`RewardModel` for each path or hub id.
 
     Raises:
-        ConfigError: the name of a rule, which only run files know.
-        TypeError: what is neither a callable nor a path, a class, and a model without its tokenizer; names the index.
+        ConfigError: the name of a rule, which is only allowed in run files.
+        TypeError: a class, a model, or anything else that is neither a callable nor a path; names the index.
     """
     if reward_fn is None:
         raise TypeError("reward_fn is None: expected a reward function, a list of them, or an environment instead")

@@ -14,23 +14,22 @@ __all__ = ["RewardModel"]
 class RewardModel:
     """The logit of a reward model for each completion.
 
-    The model reads the prompt and the completion. Chat prompts, and episodes of several turns, go through the reward
-    tokenizer's chat template as one conversation; text prompts are joined with their completions and get the special
-    tokens that the tokenizer adds by itself. Texts are sorted by length, padded on the right and scored in batches.
-    ``name`` in metrics is the last part of the path.
+    The model reads the prompt with the completion. Chat prompts and episodes are formatted by the chat template of the
+    reward model's tokenizer, as one conversation. Text prompts and completions are concatenated. Texts are sorted by
+    length, padded on the right and scored in batches. The name in metrics is the last part of the path.
 
     Args:
         path: A folder or a hub id, with the model and its tokenizer.
-        batch_size: Texts in one forward pass.
-        weight: Factor of the scores in the total reward.
-        dtype: Of the weights; ``auto`` is that of the checkpoint.
-        device: Such as ``cuda:1``; None: the device of the policy of this rank, or the CPU without one.
-        max_length: Most tokens of a text; a longer one loses its first tokens. None: a longer text than the model has
-            positions is an error.
-        pad_token: The token to pad with, where the tokenizer has none.
+        batch_size: Number of texts in one forward pass.
+        weight: Weight of the scores in the total reward.
+        dtype: Type of the weights; ``auto`` is that of the checkpoint.
+        device: For example ``cuda:1``; None: the device of the policy on this rank, or else the CPU.
+        max_length: Largest length of a text, in tokens. A longer text loses its first tokens. None: a text that
+            exceeds the positions of the model is an error.
+        pad_token: The pad token, if the tokenizer has none.
 
     Raises:
-        ValueError: An argument out of its range.
+        ValueError: An argument is out of range.
     """
 
     path: str | Path
@@ -59,15 +58,11 @@ class RewardModel:
         return RewardModel, settings
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
-        """Return the logit of each completion.
-
-        Args:
-            prompts: Texts, or lists of messages.
-            completions: Texts, or lists of messages, one for each prompt.
+        """Return the logit of each completion. Prompts and completions are texts or lists of messages.
 
         Raises:
-            ValueError: A prompt or a completion that is token ids, a conversation without a chat template, or a text
-                that is too long; it names the sample.
+            ValueError: A prompt or completion is token ids, there is no chat template for messages, or a text is too
+                long; the message names the sample.
         """
         self.load(self.device or "cpu")
         rows = [self._tokenise(index, *pair) for index, pair in enumerate(zip(prompts, completions, strict=True))]
@@ -80,11 +75,11 @@ class RewardModel:
         return scores
 
     def load(self, device: Any) -> None:
-        """Load the model and its tokenizer, once; ``device`` counts where the option of that name is None.
+        """Load the model and its tokenizer, once. The argument ``device`` is used if ``self.device`` is None.
 
         Raises:
-            ValueError: No model or tokenizer there, a model without a classification head or with several labels, or
-                a tokenizer without a pad token.
+            ValueError: The model or the tokenizer cannot be loaded, the model has no classification head or several
+                labels, or the tokenizer has no pad token.
         """
         if self._loaded:
             return
@@ -171,7 +166,7 @@ class RewardModel:
 
 
 def join_messages(prompt: Sequence[Mapping[str, Any]], completion: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One conversation; a completion that continues the assistant's last message is joined to it."""
+    """Concatenate messages. A completion of a prefilled assistant message is appended to that message."""
     messages = [dict(message) for message in [*prompt, *completion]]
     last, first = messages[len(prompt) - 1], messages[len(prompt) : len(prompt) + 1]
     if prompt and first and last.get("role") == first[0].get("role") == "assistant":

@@ -61,35 +61,34 @@ def score(
     *,
     on_error: Literal["stop", "none"] = "stop",
 ) -> list[ScoredGroup]:
-    """Score every completion with every function, each called once on the whole batch, prompt-major.
+    """Score every completion with every function. Each function is called once with the whole batch, prompt-major.
 
-    A function receives ``prompts`` ``completions`` (texts, or lists of one assistant message where
-    the prompt is chat messages), ``completion_ids`` (lists of ints) and each column, repeated per completion. Where a
-    completion holds observations there is also ``sampled_mask`` (lists of bools, True on sampled tokens). Where the
-    completions have no text, ``completions`` are 1-D int64 tensors and ``prompts`` their stacked ``[N, prompt_len]``
-    tokens (a list, if lengths differ), as rlox passes them. A function :class:`~rlox_grpo.rewards.InWorkers` is called
-    in its worker processes.
+    A function receives ``prompts``, ``completions`` (texts, or lists of messages for chat prompts), ``completion_ids``
+    (lists of ints) and each column, repeated for each completion. If completions contain observations, it also receives
+    ``sampled_mask`` (lists of bools, True on sampled tokens). Without a tokenizer, ``completions`` are 1-D int64
+    tensors and ``prompts`` is a tensor ``[N, prompt_len]``, or a list if the lengths differ, as in rlox. A function in
+    :class:`~rlox_grpo.rewards.InWorkers` is called in worker processes.
 
-    A function may return ``(scores, measures)``: measures map a name to one number, or to one for each completion. They
-    are logged and no part of the reward.
+    A function may return ``(scores, measures)``. Measures map a name to one number or to one for each completion. They
+    are logged and do not change the reward.
 
     Args:
         groups: Rollouts, all with text or all without.
-        reward_fns: One function or several. None or NaN from one means that it does not apply to that sample.
-        weights: One for each function; by default its ``weight`` attribute, else 1.
-        on_error: For a function that raises or returns something that is not a score: ``stop`` raises, ``none`` gives
-            every sample of its call the score None. A function in workers has its own ``on_error``; a rule always
-            raises.
+        reward_fns: One function or several. The score None or NaN means that the function does not apply to a sample.
+        weights: One for each function; by default its ``weight`` attribute, or else 1.
+        on_error: If a function raises an error or returns something that is not a score: ``stop`` raises, ``none``
+            gives every sample of the call the score None. Functions in workers have their own ``on_error``; an error of
+            a rule is always raised.
 
     Returns:
-        Each group with its total (weighted sum over the functions that apply, NaN where none does), each function's own
-        scores, the statuses of rules, the outcomes of the other functions, and each one's time. A second function of
-        one name is reported as ``name_2``.
+        Each group with its total (weighted sum of the functions that apply, or NaN), the scores of each function, the
+        statuses of rules, the outcomes of other functions, and the time of each. If two functions have the same name,
+        the second is reported as ``name_2``.
 
     Raises:
-        RewardError: When a function raises, or returns a wrong number of scores, something else than numbers, an
-            infinity, or no score at all; it names the function and, where known, the sample.
-        ValueError: For wrong weights, groups of which only some have text, or columns that not every prompt has.
+        RewardError: A function raises an error, or returns a wrong number of scores, something other than numbers, an
+            infinity, or no score at all. The message names the function and, if known, the sample.
+        ValueError: Wrong weights, only some groups have text, or only some prompts have a column.
     """
     functions = [reward_fns] if callable(reward_fns) else list(reward_fns)
     names = make_unique_names(functions)
@@ -121,6 +120,7 @@ def score(
                     waiting.append(Waiting(name, result))
                     continue
                 parts[name] = _score_by_function(name, result, rows, on_error)
+                # After the call, because ChatCompletion records what the function has read.
                 _warn_of_lengths(name, parts[name].scores, given["completions"])
             parts[name].seconds = time.perf_counter() - start
         for done in gather(waiting):
@@ -128,7 +128,7 @@ def score(
             parts[done.name].seconds = done.seconds
     except BaseException:
         for left in waiting:
-            left.close()  # a coroutine that is not awaited would warn
+            left.close()  # Python warns of coroutines that are never awaited
         raise
     ordered = {name: parts[name] for name in names}
     scored = _split(groups, sum_weighted([part.scores for part in ordered.values()], factors), ordered)
@@ -153,7 +153,7 @@ def status_counts(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, int]]:
 
 @dataclass(eq=False)
 class _Part:
-    """One function's scores ``float64 [N]`` of a batch, with their statuses or outcomes and its own measures."""
+    """Scores ``float64 [N]`` of one function, with statuses or outcomes, and its measures."""
 
     scores: Float64Array
     statuses: UInt8Array | None = None
@@ -194,7 +194,7 @@ def _score_by_workers(
 
 
 def _add_hint(error: RewardError, completion: Any) -> RewardError:
-    """Return the error with a hint where the function may expect another kind of completion."""
+    """Return the error, with a hint if the function may expect another type of completion."""
     told = RewardError(f"{error}{hint_at_kind(completion, error)}", error.row)
     told.__cause__ = error.__cause__
     return told
@@ -234,7 +234,7 @@ _warned_of_lengths: set[str] = set()
 
 
 def _warn_of_lengths(name: str, scores: Float64Array, completions: Sequence[Any]) -> None:
-    """Warn, once for each function, of equal scores made from the number of messages alone."""
+    """Warn, once for each function, if all scores are equal because it scored the number of messages."""
     is_constant = len(scores) > 1 and bool((scores == scores[0]).all())
     if is_constant and name not in _warned_of_lengths and took_lengths_alone(completions):
         _warned_of_lengths.add(name)
@@ -246,14 +246,14 @@ def _warn_of_lengths(name: str, scores: Float64Array, completions: Sequence[Any]
 
 
 def check_rewards(prompts: Sequence[Prompt], reward_fns: Sequence[RewardFn]) -> None:
-    """Check prompts and reward functions before anything is sampled.
+    """Check prompts and reward functions before a run.
 
-    Every rule reads its columns of all prompts, so that a gold that is missing or unreadable is an error and not a
-    constant zero. Functions in workers are sent to their workers.
+    Every rule reads its columns of all prompts, so that a missing or unreadable gold is an error and not a score of 0
+    in every step. For functions in workers, a worker process is started.
 
     Raises:
-        ValueError: A column that not every prompt has, or that a rule cannot use; it names the prompt.
-        RewardError: A function requires an argument that no column gives, or cannot run in a worker.
+        ValueError: A prompt lacks a column of the others, or a rule cannot read a column; the message names the prompt.
+        RewardError: A function requires an argument that is not a column, or cannot run in a worker.
     """
     columns = _collect_columns([(prompt, 1) for prompt in prompts])
     own: dict[str, list[Any]] = {"prompts": [""] * len(prompts), "completions": [""] * len(prompts)}
@@ -286,7 +286,7 @@ def _describe_row(groups: Sequence[RolloutGroup], row: int) -> str:
 
 
 def make_unique_names(functions: Sequence[RewardFn]) -> list[str]:
-    """Names of the functions in metrics; the second function of a name becomes ``name_2``."""
+    """Return the names of the functions in metrics. The second function of a name is ``name_2``."""
     taken: list[str] = []
     for name in map(function_name, functions):
         number, unique = 2, name
@@ -297,11 +297,11 @@ def make_unique_names(functions: Sequence[RewardFn]) -> list[str]:
 
 
 def reward_weights(functions: Sequence[RewardFn], weights: Sequence[float] | None) -> list[float]:
-    """Each function's weight: as given, else its ``weight`` attribute, else 1.
+    """Return the weight of each function: the given one, else its ``weight`` attribute, else 1.
 
     Raises:
-        ValueError: No function, or a weight that is not finite.
-        ConfigError: Not one weight for each function.
+        ValueError: There is no function, or a weight is not finite.
+        ConfigError: The numbers of weights and functions differ.
     """
     if not functions:
         raise ValueError(
@@ -318,7 +318,7 @@ def reward_weights(functions: Sequence[RewardFn], weights: Sequence[float] | Non
 
 
 def _collect_arguments(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
-    """Every argument that a reward function can ask for, one value per completion."""
+    """Return all arguments that a reward function may have, with one value for each completion."""
     completions = [completion for group in groups for completion in group.completions]
     has_text = [completion.text is not None for completion in completions]
     if any(has_text) and not all(has_text):
@@ -333,7 +333,7 @@ def _collect_arguments(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
 
 
 def _collect_columns(prompts: Sequence[tuple[Prompt, int]]) -> dict[str, list[Any]]:
-    """Collect every column, each value repeated once per completion of its prompt."""
+    """Return every column, with each value repeated for each completion of its prompt."""
     columns: dict[str, list[Any]] = {}
     for name in {name: None for prompt, _ in prompts for name in prompt.columns}:
         if name in _OWN:
@@ -378,6 +378,7 @@ def _collect_tensors(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
 def _split(groups: Sequence[RolloutGroup], total: Float64Array, parts: Mapping[str, _Part]) -> list[ScoredGroup]:
     scored = []
     start = 0
+    # The arrays of the batch are prompt-major: the rows of a group are a slice.
     for group in groups:
         rows = slice(start, start + len(group.completions))
         start = rows.stop

@@ -1,8 +1,9 @@
-"""The protocol of rules: a frozen, picklable value with a ``__name__`` and a ``weight``.
+"""The protocol of rules, reward functions that also return a status for each sample.
 
-A rule is called as TRL calls reward functions: ``completions`` are texts or message lists, columns that the rule does
-not read are ignored, and the result is a list of floats, None where the rule does not apply. ``verdicts`` also returns
-a status for each sample, for the metrics. Rules that read text run in Rust, in parallel and without the GIL.
+A rule is a frozen, picklable object with a ``__name__`` and a ``weight``. It is called like a reward function of TRL:
+``completions`` are texts or lists of messages, unknown columns are ignored, and the result is a list of floats, or None
+where the rule does not apply. ``verdicts`` also returns the statuses, for the metrics. Rules on text run in Rust, in
+parallel and without the GIL.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ Float64Array = NDArray[np.float64]
 UInt8Array = NDArray[np.uint8]
 
 STATUSES = ("ok", "no_answer", "unparseable", "undecided", "out_of_memory", "killed")
-"""Statuses by number: decided; no answer found; answer not readable; budget of the rule exceeded. Of programs alone:
-its own memory limit exceeded; killed by the system, and so not judged."""
+"""Statuses by number: scored; no answer found; answer not readable; compute budget of the rule exceeded. For programs
+only: memory limit exceeded; killed by the system and therefore not scored."""
 
 RARE = frozenset({"out_of_memory", "killed"})
-"""Statuses that are reported where they occur, as most rules have no programs."""
+"""Statuses that are reported only if they occur, because most rules cannot have them."""
 
 UNDECIDED = STATUSES.index("undecided")
 
@@ -68,7 +69,7 @@ def sum_weighted(components: Sequence[Float64Array], weights: Sequence[float]) -
 def name_errors(
     rule: str, score: Callable[[], tuple[Float64Array, UInt8Array]], undecided: float | None = 0.0
 ) -> Verdicts:
-    """Call ``score``; put the rule's name in its errors and ``undecided`` in place of undecided scores."""
+    """Call ``score``. Errors begin with the name of the rule; undecided samples get the score ``undecided``."""
     try:
         scores, statuses = score()
     except ValueError as error:
@@ -79,7 +80,7 @@ def name_errors(
 
 
 def make_decided_verdicts(scores: Float64Array) -> Verdicts:
-    """Verdicts with the status ``ok`` for every score."""
+    """Return verdicts with the status ``ok`` for every score."""
     return Verdicts(scores, np.zeros(len(scores), dtype=np.uint8))
 
 
@@ -89,8 +90,9 @@ def to_floats(verdicts: Verdicts) -> list[float | None]:
 
 
 def call_rule(rule: Rule, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
-    """TRL's call: the scores of ``rule.verdicts``. Each rule has this as its ``__call__``."""
-    return to_floats(rule.verdicts(completions, columns))
+    """Return the scores of ``rule.verdicts``. Every rule has this function as its ``__call__``."""
+    given = columns if prompts is None else {**columns, "prompts": prompts}
+    return to_floats(rule.verdicts(completions, given))
 
 
 def check_choice(name: str, value: str, known: Sequence[str]) -> None:
@@ -114,7 +116,7 @@ def check_tags(first: str, second: str) -> None:
 
 
 OUTCOMES = ("ok", "timeout", "error")
-"""Outcomes of a user's function by number; a sample without a score can be ``ok`` (it does not apply)."""
+"""Outcomes of a user's function by number. A sample without a score is ``ok`` if the function does not apply."""
 
 
 OK, TIMEOUT, ERROR = range(len(OUTCOMES))

@@ -1,7 +1,7 @@
-"""The worker process: load a reward function, score jobs, and answer in JSON.
+"""The worker process of a reward function: it loads the function, scores jobs and answers in JSON.
 
-Jobs come as pickles from the trainer, which is trusted. Answers go back as lines of JSON, so that whatever a function
-did with a model's text, its process can send the trainer numbers and messages and nothing else.
+Jobs are pickles of the trainer, which is trusted. Answers are lines of JSON and are never unpickled: model output that
+takes over the worker can send the trainer only numbers and messages.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rlox_grpo.rewards.calls import RewardError, call, read_scores, split_measur
 LONGEST_MESSAGE = 2000
 _HEADER = 8
 ORPHAN_GRACE = 5.0
-"""Seconds past its deadline after which a worker whose trainer was killed ends itself."""
+"""Seconds after its deadline at which a worker ends itself, in case the trainer was killed."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Completions to score together in one worker.
+    """Completions that one worker scores.
 
     Attributes:
-        given: What the function can ask for, ``rows`` values of each.
-        rows: How many.
-        each: Whether the function is called once for each row, with lists of one, instead of once with all.
-        timeout: Seconds for each call.
+        given: Arguments of the function, ``rows`` values of each.
+        rows: Number of completions.
+        each: Whether to call the function once for each row, with lists of one value, instead of once with all.
+        timeout: Timeout of each call, in seconds.
     """
 
     given: Mapping[str, Any]
@@ -45,14 +45,14 @@ class Job:
 
 
 def write_frame(stream: BinaryIO, payload: bytes) -> None:
-    """Send bytes with their length before them."""
+    """Write bytes after their length."""
     stream.write(len(payload).to_bytes(_HEADER, "big"))
     stream.write(payload)
     stream.flush()
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """What :func:`write_frame` sent, or None at the end of the stream."""
+    """Read the bytes of one :func:`write_frame`; None at the end of the stream."""
     header = stream.read(_HEADER)
     if len(header) < _HEADER:
         return None
@@ -61,7 +61,7 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def main() -> None:
-    """Serve jobs until the trainer closes the stream."""
+    """Process jobs until the trainer closes the stream."""
     jobs, answers = take_streams()
 
     def answer(**fields: Any) -> None:
@@ -70,7 +70,7 @@ def main() -> None:
 
     try:
         function = pickle.loads(read_frame(jobs) or b"")  # noqa: S301  the trainer's own function
-    except BaseException as error:  # noqa: BLE001  reported, and raised over there
+    except BaseException as error:  # noqa: BLE001  the trainer raises it
         answer(failed=describe_error(error))
         return
     answer(ready=True)
@@ -81,7 +81,7 @@ def main() -> None:
             answer(failed=describe_error(error))
             return
         answer(started=True)
-        # If the trainer is killed while a function runs on, nobody else is left to end it.
+        # Normally the trainer kills a late worker. This ends the worker if the trainer itself was killed.
         set_alarm(job.timeout + ORPHAN_GRACE)
         _serve(function, job, answer)
         set_alarm(0.0)
@@ -93,12 +93,12 @@ class _LateError(Exception):
 
 
 def _serve(function: Any, job: Job, answer: Callable[..., None]) -> None:
-    """Answer every row of a job, each as soon as it is known. Coroutines run together, each under its own deadline."""
+    """Score a job and answer each row as soon as its score is known. Coroutines run together, each with its timeout."""
     waiting: list[tuple[int, int, Awaitable[Any]]] = []
     for first, rows, given in _list_calls(job):
         try:
             result: Any = call(function, given)
-        except BaseException as error:  # noqa: BLE001  even sys.exit() in a reward function ends its sample alone
+        except BaseException as error:  # noqa: BLE001  also sys.exit() must cost only this sample
             result = error
         if inspect.isawaitable(result):
             waiting.append((first, rows, result))
@@ -122,14 +122,14 @@ def _serve(function: Any, job: Job, answer: Callable[..., None]) -> None:
 
 
 def _list_calls(job: Job) -> list[tuple[int, int, Mapping[str, Any]]]:
-    """First row, number of rows and arguments of each call."""
+    """Return the first row, the number of rows and the arguments of each call."""
     if not job.each:
         return [(0, job.rows, job.given)]
     return [(row, 1, {name: values[row : row + 1] for name, values in job.given.items()}) for row in range(job.rows)]
 
 
 def _settle(first: int, rows: int, result: Any, answer: Callable[..., None]) -> None:
-    """Answer the rows of one call by what it returned, or by the exception that it raised."""
+    """Answer the rows of one call with its scores, or with the error that it raised."""
     places = range(first, first + rows)
     if isinstance(result, _LateError):
         for row in places:
@@ -153,7 +153,7 @@ def _settle(first: int, rows: int, result: Any, answer: Callable[..., None]) -> 
 
 
 def take_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Jobs and answers on descriptors of their own: what a function prints goes to the trainer's stderr."""
+    """Return the streams of jobs and answers. Standard output is then redirected to the trainer's stderr."""
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -163,14 +163,14 @@ def take_streams() -> tuple[BinaryIO, BinaryIO]:
 
 
 def set_alarm(seconds: float) -> None:
-    """Let the process be killed after so many seconds; 0.0: not."""
+    """Let the kernel kill this process after a number of seconds; 0.0 cancels that."""
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def describe_error(error: BaseException) -> str:
-    """Type, message (cut) and place of an exception."""
+    """Return the type, the truncated message and the place of an error."""
     text = f"{type(error).__name__}: {error}"
     place = ""
     trace = error.__traceback__

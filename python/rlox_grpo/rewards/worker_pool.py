@@ -1,8 +1,8 @@
 """A pool of worker processes for one reward function, with a deadline for each job.
 
-Why not a library: pebble starts workers through multiprocessing, which runs a script without a ``__main__`` guard again
-in each worker and fails there, and pebble unpickles what workers send. loky can only kill the whole pool, not the one
-worker that is late. Here a worker is a plain subprocess, and cloudpickle sends it the function.
+Libraries do not fit. pebble starts workers by multiprocessing, which runs a script without a ``__main__`` guard again
+in each worker and fails, and it unpickles the answers of workers. loky can only kill the whole pool and not a single
+late worker. Here a worker is a plain subprocess, which gets the function from cloudpickle.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlox_grpo.rewards.verdicts import ERROR, TIMEOUT, Float64Array, UInt8Array
 from rlox_grpo.rewards.worker import LONGEST_MESSAGE, Job, write_frame
 
 START_SECONDS = 120.0
-"""Timeout of a worker's start and of its imports, in seconds; sample deadlines do not run during it."""
+"""Timeout of a worker's start and imports, in seconds. It does not count for the timeouts of samples."""
 
 _TICK = 0.02
 _LINE = 8 * LONGEST_MESSAGE
@@ -43,9 +43,9 @@ class Outcomes:
     """Scores and outcomes of a batch.
 
     Attributes:
-        scores: ``float64 [N]``, NaN where there is none.
+        scores: ``float64 [N]``, NaN without a score.
         codes: ``uint8 [N]``, indices of ``OUTCOMES``.
-        messages: What went wrong, by row.
+        messages: Error messages by row.
     """
 
     scores: Float64Array
@@ -55,7 +55,7 @@ class Outcomes:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A job, its first row in the batch, and the deadline in seconds after which its worker is killed."""
+    """A job, its first row in the batch, and the seconds after which its worker is killed."""
 
     first: int
     job: Job
@@ -71,18 +71,18 @@ class Pool:
         self._workers: list[Worker] = []
         self._lock = threading.Lock()
         self._payload: bytes | None = None
-        # Without a call of close() too.
+        # Ends the workers also if close() is never called.
         weakref.finalize(self, end_all, self._workers, os.getpid())
 
     def start(self) -> None:
-        """Start one worker. Raises RewardError where it cannot run the function."""
+        """Start one worker. Raises RewardError if it cannot run the function."""
         with self._lock:
             self._grow(1)
             self._watch([threading.Thread(target=self._workers[0].start, daemon=True)], threading.Event())
             self._workers[0].refuse_broken()
 
     def run(self, tasks: Sequence[Task], rows: int, *, stop_at_error: bool) -> Outcomes:
-        """Run every task under its own deadline."""
+        """Run the tasks on the workers, one thread for each worker, and kill workers that exceed a deadline."""
         with self._lock:
             self._grow(min(self.size, len(tasks)))
             found = Outcomes(np.full(rows, np.nan), np.zeros(rows, np.uint8), {})
@@ -98,6 +98,7 @@ class Pool:
                     except queue.Empty:
                         return
                     worker.do(task, found)
+                    # One error suffices for on_error="stop": the other workers take no further task.
                     span = found.codes[task.first : task.first + task.job.rows]
                     if worker.broken is not None or (stop_at_error and (span == ERROR).any()):
                         stop.set()
@@ -115,7 +116,7 @@ class Pool:
 
     def _grow(self, size: int) -> None:
         if self._payload is None:
-            import cloudpickle  # here, so that the rules need NumPy alone
+            import cloudpickle  # lazily, so that rules need only NumPy
 
             try:
                 self._payload = cloudpickle.dumps(self._function)
@@ -132,6 +133,7 @@ class Pool:
         """Join the threads and kill workers past their deadline; on Ctrl-C, kill every worker."""
         for thread in threads:
             thread.start()
+        # Threads block in reads of their worker's pipe. A kill closes the pipe and so ends the read.
         try:
             for thread in threads:
                 while thread.is_alive():
@@ -148,9 +150,10 @@ class Pool:
 
 
 def find_import_path(function: Any) -> list[str]:
-    """The import path of a worker: this process's, and the folder of the function's module where that lacks it.
+    """Return the import path of a worker: that of this process, and the folder of the function's module.
 
-    The folder is missing when ``module:callable`` of a run file was imported from the run file's folder.
+    The folder may be missing in this process's path: ``module:callable`` of a run file is imported from the folder of
+    that file, which is in the path only during the import.
     """
     path = [entry for entry in sys.path if isinstance(entry, str)]
     while isinstance(function, functools.partial):
@@ -165,10 +168,10 @@ def find_import_path(function: Any) -> list[str]:
 
 
 class Worker:
-    """One process. ``do``, ``ask`` and ``start`` run in one thread, ``expire``, ``kill`` and ``end`` in any.
+    """One worker process. Call ``start``, ``do`` and ``ask`` in one thread; ``expire``, ``kill`` and ``end`` in any.
 
     Attributes:
-        broken: Why the process cannot run the function, or None.
+        broken: The reason why the process cannot run the function, or None.
     """
 
     def __init__(
@@ -179,14 +182,14 @@ class Worker:
         entry: str = "rlox_grpo.rewards.worker",
         longest_answer: int = _LINE,
     ) -> None:
-        """Prepare a process; ``start`` starts it.
+        """Create a worker without starting its process.
 
         Args:
-            name: of the function, for errors.
-            payload: what the process reads first, pickled.
-            import_path: its ``sys.path``.
-            entry: the module whose ``main`` it runs.
-            longest_answer: bytes of an answer; the process is killed when it sends more.
+            name: name of the function, for errors.
+            payload: the first message to the process, the pickled function.
+            import_path: ``sys.path`` of the process.
+            entry: module whose ``main`` the process runs.
+            longest_answer: size limit of an answer, in bytes. A process that sends more is killed.
         """
         self.broken: str | None = None
         self._name, self._payload, self._import_path = name, payload, list(import_path)
@@ -197,7 +200,7 @@ class Worker:
         self._expired = False
 
     def start(self) -> None:
-        """Start the process unless it is running, and wait until it has loaded the function."""
+        """Start the process if it is not running, and wait until it has loaded the function."""
         if self._process is not None and self._process.poll() is None and not self._expired:
             return
         self.end()
@@ -207,7 +210,7 @@ class Worker:
             [sys.executable, "-c", code, json.dumps(self._import_path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Ctrl-C goes to the trainer alone, and a kill of the group reaches processes that the function started.
+            # So Ctrl-C reaches only the trainer, and killpg also kills processes that the function started.
             start_new_session=True,
         )
         self._set_deadline(START_SECONDS)
@@ -222,13 +225,13 @@ class Worker:
             self.end()
 
     def do(self, task: Task, found: Outcomes) -> None:
-        """Run one task. Each of its rows gets an outcome, or the worker is ``broken``."""
+        """Run one task. Afterwards each of its rows has an outcome, or the worker is ``broken``."""
         self.start()
         if self.broken is not None:
             return
         try:
             frame = pickle.dumps(task.job, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # noqa: BLE001  whatever a column's __reduce__ raises
+        except Exception as error:  # noqa: BLE001  __reduce__ of the user's objects
             self.broken = f"its arguments cannot be pickled: {type(error).__name__}: {error}"
             return
         left = set(range(task.job.rows))
@@ -253,7 +256,7 @@ class Worker:
             _note(found, task.first + row, reply)
 
     def ask(self, payload: bytes) -> dict[str, Any]:
-        """Send a frame and return the next answer; empty if the process has ended or sends something else."""
+        """Send a frame and return the next answer; empty if the process ended or the answer is invalid."""
         self._send(payload)
         return self._receive()
 
@@ -282,7 +285,7 @@ class Worker:
         process.wait()
 
     def kill(self) -> None:
-        """Kill the process; a thread that waits for its answer gets an empty one."""
+        """Kill the process. A thread that reads its answer then gets an empty one."""
         process = self._process
         if process is not None:
             _kill_group(process)
@@ -298,10 +301,10 @@ class Worker:
         try:
             write_frame(process.stdin, payload)  # type: ignore[arg-type]
         except (OSError, ValueError):
-            return  # The process is dead or being killed: no answer follows.
+            return  # the process is dead; _receive returns an empty answer
 
     def _receive(self) -> dict[str, Any]:
-        """Read the next answer; empty if the process ended or sent something else."""
+        """Read the next answer; empty if the process ended or the answer is invalid."""
         process = self._process
         if process is None or process.stdout is None:
             return {}
@@ -313,7 +316,7 @@ class Worker:
         return answer if isinstance(answer, dict) else {}
 
     def describe_end(self) -> str:
-        """Describe how the process ended; one that runs is killed."""
+        """Describe how the process ended. A running process is killed first."""
         process = self._process
         if process is None:
             return "was ended"
@@ -339,14 +342,14 @@ def _note(found: Outcomes, row: int, reply: Mapping[str, Any]) -> None:
 
 def end_all(workers: Sequence[Worker], owner: int) -> None:
     """End every worker, unless this process is a fork of the ``owner``."""
-    if os.getpid() == owner:  # not in a forked child: the processes are its parent's
+    if os.getpid() == owner:
         for worker in workers:
             worker.end()
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is not None:
-        return  # reaped: another process may have its number
+        return  # another process may have its number now
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended by itself
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Run a user's reward function in worker processes, with a deadline for each sample."""
+"""Run a reward function of the user in worker processes, with a timeout for each sample."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from rlox_grpo.rewards.worker import Job
 from rlox_grpo.rewards.worker_pool import Outcomes, Pool, Task
 
 _ASYNC_GRACE = 1.0
-"""Seconds past its deadlines after which an event loop counts as blocked."""
+"""Seconds after the last timeout at which a worker with async functions is killed: its event loop is blocked."""
 
 
 @dataclass(frozen=True)
 class InWorkers:
-    """``function``, run in worker processes that are killed when a sample takes too long.
+    """A reward function in worker processes, which are killed if a sample exceeds the timeout.
 
-    It is called with one completion at a time (lists of one) and has ``timeout`` seconds for it; ``per="batch"`` calls
-    it once with everything and gives it ``timeout`` times the number of completions. An ``async`` function is called
-    for many completions at once, in few workers, each under its own deadline.
+    The function is called with one completion at a time (lists of one) and has ``timeout`` seconds for it. With
+    ``per="batch"`` it is called once with the whole batch and has ``timeout`` seconds times the number of completions.
+    An async function is called for many completions at the same time, each with its own timeout.
 
-    A loop in Python or in C, a crash, ``os._exit`` and a lack of memory cost their own sample and no other. A sample
-    out of time has the outcome ``timeout`` and scores ``timeout_score``; one whose call raises or whose worker dies has
-    ``error``: it stops the run with an error that names it, or with ``on_error="none"`` scores None.
+    An endless loop, a crash, ``os._exit`` or a lack of memory affects only its own sample. A sample that exceeds the
+    timeout has the outcome ``timeout`` and the score ``timeout_score``. If the function raises an error or the worker
+    dies, the outcome is ``error``: the run stops with an error that names the sample, or with ``on_error="none"`` the
+    score is None.
 
-    The function is pickled with cloudpickle, so lambdas, closures and functions of a script or a notebook will do;
-    what they refer to goes with them. Workers start at the first call, are used again, and end with :meth:`close`, with
-    the trainer's run or with the interpreter. Nothing is run twice: a script needs no ``if __name__ == "__main__"``.
+    cloudpickle sends the function to the workers, so lambdas, closures and functions of scripts and notebooks work, and
+    a script needs no ``if __name__ == "__main__"``. Workers start at the first call and are reused. They end with
+    :meth:`close`, with the run of the trainer or with the interpreter.
 
-    This is a deadline, not a sandbox: code that a model wrote is run by :class:`~rlox_grpo.rewards.PythonTests`, or by
+    This is a timeout and not a sandbox. Run code of a model with :class:`~rlox_grpo.rewards.PythonTests` or
     ``rlox_grpo.sandbox``.
 
     Args:
-        function: Any reward function.
-        timeout: Seconds.
-        workers: Processes; by default as many as there are cores, at most 8.
+        function: The reward function.
+        timeout: Timeout for one completion, in seconds.
+        workers: Number of processes; by default the number of cores, at most 8.
     """
 
     function: RewardFn
@@ -77,7 +78,7 @@ class InWorkers:
         return InWorkers, settings
 
     def __call__(self, prompts: Any = None, completions: Sequence[Any] = (), **columns: Any) -> list[float | None]:
-        """TRL's call; only columns with one value for each completion reach the function."""
+        """Score a batch, called as by TRL. Only columns with one value for each completion are used."""
         given = {"completions": completions, **({} if prompts is None else {"prompts": prompts}), **columns}
         outcomes = self.outcomes({name: values for name, values in given.items() if _is_column(values, completions)})
         if self.on_error == "stop":
@@ -85,13 +86,12 @@ class InWorkers:
         return [None if math.isnan(score) else score for score in outcomes.scores.tolist()]
 
     def outcomes(self, given: Mapping[str, Any]) -> Outcomes:
-        """Score a batch; with ``on_error="stop"`` rows after the first error may be left without an outcome.
+        """Score a batch. With ``on_error="stop"``, rows after the first error may have no outcome.
 
-        Args:
-            given: What the function can ask for, one value of each for each completion; ``completions`` among them.
+        ``given`` has ``completions`` and the other arguments that the function may have, one value for each completion.
 
         Raises:
-            RewardError: When the function requires what is not given, or cannot be run in a worker.
+            RewardError: The function requires an argument that is not given, or cannot run in a worker.
         """
         rows = len(given["completions"])
         given = {"prompts": [None] * rows, **given}
@@ -110,17 +110,17 @@ class InWorkers:
         return found
 
     def refuse_errors(self, outcomes: Outcomes) -> None:
-        """Raise RewardError for the first row whose call failed."""
+        """Raise RewardError for the first row with the outcome ``error``."""
         failed = np.flatnonzero(outcomes.codes == ERROR)
         if len(failed):
             row = int(failed[0])
             raise RewardError(f"reward function {function_name(self)}: {outcomes.messages[row]}", row)
 
     def start(self) -> None:
-        """Start one worker, so that a function that cannot be sent or imported is found out before any work.
+        """Start one worker, to check that the function can be sent and imported.
 
         Raises:
-            RewardError: It names the function and what is wrong with it.
+            RewardError: The function cannot run in a worker.
         """
         self._pool.start()
 
@@ -132,7 +132,7 @@ class InWorkers:
 def in_workers(
     functions: Sequence[RewardFn], timeout: float | None, workers: int | None, on_error: Literal["stop", "none"]
 ) -> list[RewardFn]:
-    """Wrap functions in :class:`InWorkers`, except rules, reward models and wrapped ones, if there is a ``timeout``."""
+    """With a ``timeout``, wrap functions in :class:`InWorkers`, except rules, reward models and wrapped functions."""
     if timeout is None:
         return list(functions)
     return [
@@ -145,7 +145,7 @@ def in_workers(
 
 @contextmanager
 def closing_workers(functions: Sequence[RewardFn]) -> Iterator[None]:
-    """End the functions' workers at the end of the block; a later call starts new ones."""
+    """End the workers of the functions after the block. A later call starts new ones."""
     try:
         yield
     finally:
@@ -159,14 +159,14 @@ def _is_column(values: Any, completions: Sequence[Any]) -> bool:
 
 
 def is_coroutine_function(function: Any) -> bool:
-    """Whether a call gives a coroutine: of an async function, a partial of one, an object with async ``__call__``."""
+    """Whether a call returns a coroutine: for async functions, their partials, and objects with async ``__call__``."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _split_rows(rows: int, per: str, is_async: bool, workers: int) -> list[range]:
-    """The rows of each job: one each, all in one, or as many parts as workers."""
+    """Return the rows of each job: one row, all rows, or for async functions a part for each worker."""
     if per == "batch":
         return [range(rows)] if rows else []
     size = math.ceil(rows / workers) if is_async else 1

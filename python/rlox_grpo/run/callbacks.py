@@ -1,8 +1,8 @@
-"""Callbacks: objects of the user that are told of each step, evaluation and checkpoint."""
+"""Callbacks: methods of the user's objects, called after each step, evaluation and checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ EVENTS = ("on_step", "on_evaluation", "on_save")
 
 
 class Callbacks:
-    """Calls the methods that each callback has; an error in one ends the run like any other error.
+    """The callbacks of a run. An error in a callback ends the run.
 
-    A callback is any object with some of these methods, called on every rank:
+    A callback is an object with at least one of these methods. They are called on every rank:
 
     - ``on_step(step, metrics)`` after a training step;
     - ``on_evaluation(step, metrics)`` after an evaluation of the held-out prompts;
@@ -23,7 +23,7 @@ class Callbacks:
         """Check that each callback has a method of :data:`EVENTS`.
 
         Raises:
-            TypeError: a class, a callback of transformers, or an object without any of them; names its index.
+            TypeError: a class, a callback of transformers, or an object without such a method; names the index.
         """
         for index, callback in enumerate(callbacks):
             if isinstance(callback, type):
@@ -40,20 +40,8 @@ class Callbacks:
                 )
         self._callbacks = tuple(callbacks)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell of a training step and its metrics."""
-        self._call("on_step", step, dict(metrics))
-
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell of an evaluation after ``step`` and its metrics."""
-        self._call("on_evaluation", step, dict(metrics))
-
-    def save(self, step: int, path: Path) -> None:
-        """Tell of the checkpoint of ``step`` in the folder ``path``."""
-        self._call("on_save", step, path)
-
-    def _call(self, event: str, *arguments: Any) -> None:
+    def call(self, event: str, step: int, argument: dict[str, float] | Path) -> None:
+        """Call the method ``event`` of each callback that has it."""
         for callback in self._callbacks:
-            method = getattr(callback, event, None)
-            if method is not None:
-                method(*arguments)
+            if (method := getattr(callback, event, None)) is not None:
+                method(step, argument)

@@ -1,7 +1,7 @@
-"""Save and restore a run: weights, optimizer, random states, position, step. Tensors as safetensors, the rest as JSON.
+"""Save and load checkpoints: weights, optimizer state, random states and the position in the data.
 
-A checkpoint is written under a name of its own attempt, with digests of its files, and renamed into its place: it is
-complete and of one writer, or absent. Nothing is pickled.
+Tensors are stored as safetensors, everything else as JSON; nothing is pickled. A checkpoint is first written to a
+temporary folder, with digests of its files, and then renamed. So a checkpoint is complete or absent, also after a kill.
 """
 
 from __future__ import annotations
@@ -52,21 +52,26 @@ def save_checkpoint(
     weights: Mapping[str, Tensor] | None = None,
     reference_state: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Write ``root/step_<step>`` and remove all but the ``keep`` checkpoints that were written last.
+    """Write ``root/step_<step>`` and remove all but the ``keep`` newest checkpoints.
 
-    Beside the training state it holds what ``from_pretrained`` reads, so that a checkpoint of a transformers model
-    can be used as a model. ``weights`` are the whole parameters where ``model`` holds shards or rounded ones,
-    ``reference_state`` the weights of a reference that follows the policy. Only the process that holds the run's
-    folder (:mod:`rlox_grpo.run.folder`) may call it.
+    ``from_pretrained`` loads the checkpoint of a transformers model or a peft adapter. Only the process that has the
+    lock of the run folder (:mod:`rlox_grpo.run.folder`) may call this.
+
+    Args:
+        root, step, keep: see above.
+        model, optimizer_state, tokenizer: saved as they are.
+        state: JSON values for ``state.json``.
+        weights: whole float32 parameters by name, if ``model`` has shards or rounded weights.
+        reference_state: weights of a reference policy that is refreshed during training.
 
     Raises:
-        CheckpointError: the folder cannot be written (a full disk, say); what was there before is untouched.
-        NonFiniteError: a weight or a moment of the optimizer is NaN or infinite; nothing is written.
+        CheckpointError: the folder cannot be written, for example because the disk is full. The other checkpoints stay.
+        NonFiniteError: a weight or a moment of the optimizer is NaN or infinite. Nothing is written.
     """
     place = checkpoint_path(root, step)
     partial = root / partial_name(step)
     own = weights or {}
-    tensors = {  # on the CPU, contiguous, no storage shared
+    tensors = {  # copies on the CPU: safetensors takes only contiguous tensors that share no storage
         name: own.get(name, tensor).detach().cpu().contiguous().clone() for name, tensor in _own_tensors(model).items()
     }
     moments = {name: tensor.detach().cpu() for name, tensor in optimizer_state.items()}
@@ -76,48 +81,34 @@ def save_checkpoint(
         partial.mkdir(parents=True)
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
         if isinstance(model, transformers.PreTrainedModel):
-            _save_settings(model, tokenizer, partial)
+            model.config.save_pretrained(partial)
+            _save_generation_config(model, tokenizer, partial)
         elif hasattr(model, "peft_config"):
-            _save_adapter(model, tokenizer, tensors, partial)
+            save_adapter: Any = model.save_pretrained
+            # The embedding is frozen. With True, peft may ask the hub whether the embedding was resized.
+            save_adapter(partial, state_dict=dict(tensors), save_embedding_layers=False)
+            (partial / "README.md").unlink(missing_ok=True)
+        if tokenizer is not None and hasattr(model, "save_pretrained"):
+            tokenizer.save_pretrained(partial)
         save_file(moments, partial / "optimizer.safetensors")
         if reference_state:
             save_file(dict(reference_state), partial / "reference.safetensors")
-        save_file(_random_tensors(), partial / "random.safetensors")
-        whole = {**state, "format": FORMAT, "step": step, "random": _random_values()}
+        random_values, random_tensors = _read_random_states()
+        save_file(random_tensors, partial / "random.safetensors")
+        whole = {**state, "format": FORMAT, "step": step, "random": random_values}
         (partial / "state.json").write_text(json.dumps(whole, indent=1))
         write_manifest(partial)
         for path in (*partial.rglob("*"), partial):
             sync_path(path)
-        if place.exists():  # of other progress: a run that resumes sets later steps aside
+        if place.exists():  # written by an earlier run from this folder
             set_aside(place, "superseded")
         os.replace(partial, place)
         sync_path(root)
-    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own
+    except (OSError, SafetensorError) as error:  # SafetensorError also reports a full disk
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"cannot write the checkpoint {place}: {error}") from error
     remove_old(root, keep=keep, newest=place)
     return place
-
-
-def _save_settings(
-    model: transformers.PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: Path
-) -> None:
-    """What ``from_pretrained`` reads beside the weights: configuration, generation settings, tokenizer."""
-    model.config.save_pretrained(folder)
-    _save_generation_config(model, tokenizer, folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-
-
-def _save_adapter(
-    model: Any, tokenizer: PreTrainedTokenizerBase | None, tensors: Mapping[str, Tensor], folder: Path
-) -> None:
-    """What peft's ``from_pretrained`` reads: the adapter's configuration and weights, and the tokenizer."""
-    # The embedding is frozen: without this peft may ask the hub whether it was resized.
-    model.save_pretrained(folder, state_dict=dict(tensors), save_embedding_layers=False)
-    (folder / "README.md").unlink(missing_ok=True)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
 
 
 def export_merged(
@@ -126,18 +117,13 @@ def export_merged(
     tokenizer: PreTrainedTokenizerBase | None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the base model of a LoRA model with its adapter merged in; the model itself is not changed.
+    """Write a LoRA model to ``path`` with the adapter merged into the base model. ``model`` itself is not changed.
 
-    Weights of 4 bits are unpacked, so that the folder holds the function that was trained.
-
-    Args:
-        path: the folder.
-        model: with its adapter.
-        tokenizer: written beside it.
-        weights: whole parameters under their names in ``model``, where it holds shards.
+    4-bit weights are dequantized before the merge, because that is the function that was trained. ``weights`` are the
+    whole parameters by name, if ``model`` has shards.
 
     Raises:
-        ValueError: a model without an adapter, or with one that is not plain LoRA.
+        ValueError: the model has no adapter, or one that is not plain LoRA.
     """
     if not hasattr(model, "peft_config"):
         raise ValueError(f"there is no adapter to merge: the model is a {type(model).__name__}")
@@ -153,7 +139,7 @@ def export_merged(
 
 
 def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
-    """Write ``generation_config.json``; a model that states no end token gets the tokenizer's, by which it trained."""
+    """Write ``generation_config.json``. If it names no end token, add the tokenizer's, which training used."""
     generation = copy.deepcopy(getattr(model, "generation_config", None))
     if generation is None:
         return
@@ -161,12 +147,14 @@ def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | Non
         generation.eos_token_id = tokenizer.eos_token_id
     try:
         generation.save_pretrained(folder)
-    except ValueError as error:  # transformers refuses settings that contradict each other, which training ignores
+    except (
+        ValueError
+    ) as error:  # transformers refuses to save contradictory sampling options, which training does not read
         logger.warning("generation_config.json was not written: %s", error)
 
 
 def _warn_of_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Warn where ``AutoTokenizer`` makes other ids of the files in ``folder``: it rebuilds some types' tokenizers."""
+    """Warn if ``AutoTokenizer`` loads another tokenizer from ``folder``: for some models it builds its own class."""
     try:
         other: Any = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
@@ -186,7 +174,7 @@ def _warn_of_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _encode(tokenizer: Any, text: str) -> list[int] | None:
-    """The ids of ``text``, or None where the tokenizer has no word for it."""
+    """Return the ids of ``text``, or None if the tokenizer raises an error."""
     try:
         return list(tokenizer(text)["input_ids"])
     except Exception:  # noqa: BLE001  (tokenizers raises Exception itself)
@@ -194,7 +182,7 @@ def _encode(tokenizer: Any, text: str) -> list[int] | None:
 
 
 def _refuse_non_finite(model: nn.Module, tensors: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
-    """Raise NonFiniteError naming the first trained parameter, or moment of one, that is not finite."""
+    """Raise NonFiniteError with the name of the first trained parameter or moment that is not finite."""
     trained = {name: tensors[name] for name, own in model.named_parameters() if own.requires_grad and name in tensors}
     for what, found in (("parameter", trained), ("the optimizer's", moments)):
         for name, tensor in found.items():
@@ -209,18 +197,21 @@ def export_model(
     tokenizer: PreTrainedTokenizerBase | None,
     weights: Mapping[str, Tensor] | None,
 ) -> None:
-    """Write a Hugging Face checkpoint (a plain module: ``model.safetensors``) of ``model``, or of its ``weights``."""
+    """Write a Hugging Face checkpoint, or ``model.safetensors`` alone for a plain module.
+
+    ``weights`` replace those of ``model``, which may be shards or rounded.
+    """
     if hasattr(model, "save_pretrained"):
         save_pretrained: Any = model.save_pretrained
         save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
         if weights and isinstance(model, transformers.PreTrainedModel):
-            # Rounded parameters would name their own dtype in config.json, and from_pretrained would round the weights.
+            # config.json has the dtype of the rounded parameters. from_pretrained would round the weights to it.
             model.config.dtype = next(iter(weights.values())).dtype
             model.config.save_pretrained(path)
         _save_generation_config(model, tokenizer, path)
         if tokenizer is not None:
             tokenizer.save_pretrained(path)
-            if (path / "config.json").exists():  # an adapter's folder is no model's
+            if (path / "config.json").exists():  # not in the folder of an adapter
                 _warn_of_other_tokenizer(path, tokenizer)
         return
     path.mkdir(parents=True, exist_ok=True)
@@ -231,7 +222,7 @@ def export_model(
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The JSON part. Raises CheckpointError when it is missing or broken."""
+    """Return the content of ``state.json``. Raises CheckpointError if it is missing or damaged."""
     try:
         state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
@@ -247,12 +238,12 @@ def load_weights(
     masters: Mapping[str, Tensor] | None = None,
     stored: StoredWeights | None = None,
 ) -> None:
-    """Put the checkpoint's weights into ``model``, and into the ``masters`` of those that ``model`` holds rounded.
+    """Load the checkpoint's weights into ``model``, and into ``masters``, the float32 copies of rounded weights.
 
-    A model that has no weights yet is left without them: ``stored`` then names the checkpoint's.
+    If ``model`` is on the meta device, only the path of the weights is recorded in ``stored``.
 
     Raises:
-        CheckpointError: names or shapes that are not the model's; nothing is loaded then.
+        CheckpointError: names or shapes differ from the model's. Nothing is loaded.
     """
     saved = _tensors(checkpoint / "model.safetensors")
     own = _own_tensors(model)
@@ -275,21 +266,21 @@ def load_weights(
 
 
 def load_optimizer(checkpoint: Path) -> dict[str, Tensor]:
-    """The updater's state as it was saved."""
+    """Return the saved state of the updater."""
     return _tensors(checkpoint / "optimizer.safetensors")
 
 
 def load_reference(checkpoint: Path) -> dict[str, Tensor]:
-    """The reference's state as it was saved; empty where it kept none."""
+    """Return the saved state of the reference policy; empty if it had none."""
     file = checkpoint / "reference.safetensors"
     return _tensors(file) if file.exists() else {}
 
 
 def load_random_states(checkpoint: Path) -> None:
-    """Set Python's, NumPy's and torch's global generators to where the checkpoint was.
+    """Restore the global random generators of Python, NumPy and torch.
 
     Raises:
-        CheckpointError: the states are missing, or are not what this library writes.
+        CheckpointError: the states are missing or invalid.
     """
     tensors = _tensors(checkpoint / "random.safetensors")
     try:
@@ -312,25 +303,21 @@ def _set_random_states(values: Mapping[str, Any], tensors: Mapping[str, Tensor])
             torch.cuda.set_rng_state(tensors[f"cuda_{index}"], index)
 
 
-def _random_values() -> dict[str, Any]:
+def _read_random_states() -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the states of the global random generators: JSON values and tensors; see :func:`_set_random_states`."""
     state: Any = np.random.get_state(legacy=True)
-    name, _, position, has_gauss, cached = state
-    return {"python": random.getstate(), "numpy": [name, position, has_gauss, cached]}
-
-
-def _random_tensors() -> dict[str, Tensor]:
-    state: Any = np.random.get_state(legacy=True)
-    keys = np.asarray(state[1])
-    states = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
+    name, keys, position, has_gauss, cached = state
+    values = {"python": random.getstate(), "numpy": [name, position, has_gauss, cached]}
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
     for index in range(torch.cuda.device_count()):
-        states[f"cuda_{index}"] = torch.cuda.get_rng_state(index)
-    return states
+        tensors[f"cuda_{index}"] = torch.cuda.get_rng_state(index)
+    return values, tensors
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds of ``model``, a tied parameter once, under its first name.
+    """Return the tensors of ``model`` that a checkpoint stores: of a LoRA model the trained parameters only.
 
-    Of a model with an adapter that is what is trained, else all parameters and persistent buffers.
+    Of other models, all parameters and persistent buffers. A tied parameter is stored once, under its first name.
     """
     if hasattr(model, "peft_config"):
         return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -32,7 +32,7 @@ _REFRESH_S = 0.2
 
 
 class LatestMetrics:
-    """The newest value of each shown metric, and the time left; what the console and a notebook show."""
+    """The newest value of each metric that the console and notebooks show, and the time left."""
 
     def __init__(self, total_steps: int | None = None, *, resume_step: int = 0) -> None:
         """Start before the first step; ``resume_step`` is the last step already done."""
@@ -42,7 +42,7 @@ class LatestMetrics:
         self._step_s: float | None = None
 
     def take(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of one step; the last evaluation's stay until the next one."""
+        """Add the metrics of one step. Those of an evaluation are shown until the next evaluation."""
         is_evaluated = has_evaluation(metrics)
         evaluated = (
             {} if is_evaluated else {key: value for key, value in self._known.items() if key.startswith("eval/")}
@@ -50,13 +50,13 @@ class LatestMetrics:
         self._known = evaluated | {key: value for key, value in metrics.items() if math.isfinite(value)}
         if is_evaluated and not shows_accuracy({key.removeprefix("eval/"): value for key, value in metrics.items()}):
             self._known.pop("eval/accuracy", None)
-        if "time/step_s" in metrics:  # a running mean, so that the time left does not jump about
+        if "time/step_s" in metrics:  # exponential moving average, so that the time left is steady
             last = metrics["time/step_s"]
             self._step_s = last if self._step_s is None else 0.8 * self._step_s + 0.2 * last
         self.step = step
 
     def head(self) -> str:
-        """``step 3/40  1 min 20 s left``; the step alone where the number of steps is not known."""
+        """Return ``step 3/40  1 min 20 s left``, or only the step if the number of steps is not known."""
         if self.total is None:
             return f"step {self.step}"
         left = "" if self._step_s is None else f"  {duration(self._step_s * max(0, self.total - self.step))} left"
@@ -69,7 +69,7 @@ class LatestMetrics:
 
 
 class ConsoleSink:
-    """A live progress bar over a line of metrics on a terminal; elsewhere a plain line every few steps or seconds."""
+    """On a terminal, a progress bar with the newest metrics; elsewhere, a line every few steps or seconds."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class ConsoleSink:
         """Start to write to the console.
 
         Args:
-            total_steps: Steps that the run will take, or None when that is not known.
+            total_steps: Number of steps of the run; None if it is not known.
             resume_step: Last step already done.
-            every: Without a terminal, a step whose number is a multiple of this gets a line. The first step, the last
-                step, a step with an evaluation and a step with a warning always get one.
-            every_s: Without a terminal, a step that ends this many seconds after the last line gets one.
+            every: Steps between lines, without a terminal. There is always a line for the first and the last step, and
+                for steps with an evaluation or a warning.
+            every_s: Seconds after the last line from which the next step gets a line, without a terminal.
             console: Where to write; standard output by default.
             now: A clock, in seconds.
         """
@@ -103,7 +103,7 @@ class ConsoleSink:
             self._live.start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show one step, and the last evaluation."""
+        """Show the metrics of one step and of the last evaluation."""
         self._latest.take(step, metrics)
         if self._live is not None:
             self._live.update(self._bar(), refresh=True)
@@ -117,7 +117,7 @@ class ConsoleSink:
             self._pending = line
 
     def show_episodes(self, ended: int, total: int) -> None:
-        """Show how many episodes of the rollout under way have ended; elsewhere than on a terminal now and then."""
+        """Show how many episodes of the current rollout have ended; without a terminal, every ``every_s``."""
         text = f"{ended} of {total} episodes ended"
         if self._live is None:
             if self._now() - max(self._printed_at, self._shown_at) >= self._every_s:
@@ -128,7 +128,7 @@ class ConsoleSink:
             self._live.update(self._bar(text), refresh=True)
 
     def close(self) -> None:
-        """Leave the last state on the screen, and stop using the console."""
+        """Print the last state and release the console."""
         if self._live is not None:
             self._live.stop()
         elif self._pending is not None:
@@ -149,24 +149,24 @@ class ConsoleSink:
 
 
 def select_main(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of the console's line that have a value, in its order."""
+    """Return the metrics that the console shows and that have a value, in its order."""
     return {key: metrics[key] for key, _, _ in _NUMBERS if math.isfinite(metrics.get(key, math.nan))}
 
 
 def has_evaluation(metrics: Mapping[str, float]) -> bool:
-    """Whether a step's metrics have those of an evaluation."""
+    """Whether the metrics of a step include an evaluation."""
     return any(key.startswith("eval/") for key in metrics)
 
 
 def shows_accuracy(evaluation: Mapping[str, float | None]) -> bool:
-    """Tell whether the accuracy of an evaluation means something: the first reward seems to be 0 or 1.
+    """Whether to show the accuracy of an evaluation: only if the first reward seems to be 0 or 1.
 
-    Accuracy is the share of samples whose first reward is at least 1. It equals that reward's mean when all scores are
-    0 or 1. It is below the mean when some samples have no score. With a graded reward it is mostly 0 while the mean is
-    not, or the mean is over 1.
+    Accuracy is the share of samples whose first reward is at least 1. It equals the mean of that reward if all scores
+    are 0 or 1, and is smaller if some samples have no score. With a graded reward, accuracy is mostly 0 and the mean is
+    not, or the mean is above 1.
 
     Args:
-        evaluation: ``accuracy``, and the mean of each reward as ``rewards/<name>``, the first one first.
+        evaluation: ``accuracy``, and the mean of each reward as ``rewards/<name>``, in order.
     """
     accuracy = evaluation.get("accuracy")
     mean = next((value for key, value in evaluation.items() if key.startswith("rewards/") and "/" not in key[8:]), None)
@@ -176,7 +176,7 @@ def shows_accuracy(evaluation: Mapping[str, float | None]) -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as text for people: ``8.4 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    """Format seconds: ``8.4 s``, ``3 min 20 s``, ``2 h 05 min``."""
     if not math.isfinite(seconds):
         return "?"
     if round(seconds, 1) < 60:

@@ -33,10 +33,10 @@ def evaluate(
     ranks: Ranks | None = None,
     generate: Generate = generate,
 ) -> tuple[dict[str, float], list[ScoredGroup]]:
-    """Sample ``samples`` completions for each prompt and score them; each of the ``ranks`` takes a part of the prompts.
+    """Sample ``samples`` completions for each prompt and score them. The prompts are split over ``ranks``.
 
     Returns:
-        The metrics and the scored groups. A sample is right when its first reward is at least 1. ``accuracy`` is the
+        The metrics and the scored groups. A sample is right if its first reward is at least 1. ``accuracy`` is the
         share of right samples. ``pass@k``, for k = 1, 2, 4, … and ``samples``, is the probability that at least one of
         k samples is right (unbiased estimate, arXiv:2107.03374, eq. 1). ``rewards/<name>`` is the mean of each
         component; ``mean_reward`` and ``mean_length`` are the means of the total reward and of the number of
@@ -61,9 +61,10 @@ def evaluate(
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Probability that k of n ``samples`` include at least one of the c ``right`` ones: 1 − C(n−c, k) / C(n, k)."""
+    """Return the probability that k of n ``samples`` include one of the c ``right`` ones: 1 − C(n−c, k) / C(n, k)."""
     if samples - right < k:
         return 1.0
+    # C(n−c, k) / C(n, k) is the product of 1 − k / i over i = n−c+1 … n. This form cannot overflow.
     return 1.0 - float(np.prod(1.0 - k / np.arange(samples - right + 1, samples + 1)))
 
 
@@ -74,15 +75,9 @@ def _mean(values: Any) -> float:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """``evaluator(prompts)`` samples and scores completions of the current weights.
+    """Evaluates the current weights with the options of a run: ``evaluator(prompts)``.
 
-    Attributes:
-        config: every option of the run.
-        sampler: holds the engine and the options of sampling.
-        reward_fns: score the completions.
-        ranks: the processes that share the prompts.
-        generate: samples groups, or runs episodes.
-        sync_engine: gives the engine the current weights.
+    ``generate`` samples completions or runs episodes; ``sync_engine`` sends the current weights to the engine.
     """
 
     config: GRPOConfig
@@ -97,10 +92,7 @@ class Evaluator:
     ) -> tuple[dict[str, float], list[ScoredGroup]]:
         """Return the metrics and the scored groups; see :func:`rlox_grpo.run.evaluation.evaluate`.
 
-        Args:
-            prompts: held-out prompts.
-            samples: completions for each prompt; None: ``eval_samples``.
-            greedy: greedy decoding instead of sampling.
+        ``samples`` is by default the option ``eval_samples``. ``greedy`` decodes greedily instead of sampling.
         """
         self.sync_engine()
         return evaluate(
@@ -117,13 +109,13 @@ class Evaluator:
         )
 
     def evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
-        """Evaluate during training: as above, and with ``eval_greedy`` the accuracy of greedy decoding."""
+        """Evaluate during training; with ``eval_greedy`` also measure the accuracy of greedy decoding."""
         metrics, groups = self(prompts)
         if self.config.eval_greedy:
             metrics["greedy_accuracy"] = self(prompts, samples=1, greedy=True)[0]["accuracy"]
         return metrics, groups
 
     def is_due(self, step: int, total_steps: int) -> bool:
-        """Whether training evaluates after ``step``: every ``eval_steps``, and at the end."""
+        """Whether training evaluates after ``step``: every ``eval_steps`` and after the last step."""
         every = self.config.eval_steps
         return step == total_steps or (every > 0 and step % every == 0)

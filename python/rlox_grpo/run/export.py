@@ -7,11 +7,11 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from huggingface_hub import HfApi
 from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
-from torch import nn
 
 from rlox_grpo._native import __version__
 from rlox_grpo.config.records import (
@@ -43,7 +43,7 @@ _SHOWN = (
     OptimizerConfig,
     LoraConfig,
 )
-"""Records whose options the card shows: none that names a folder, a server or a prompt."""
+"""Records whose options the model card shows. None of them has folders, servers or prompts."""
 
 _MEASURED = ("reward/mean", "completions/mean_length", "eval/mean_reward", "eval/accuracy", "eval/pass@1")
 
@@ -57,15 +57,15 @@ def make_card(
     step: int,
     metrics: Mapping[str, float],
 ) -> str:
-    """Return the card as Markdown with its metadata; it holds no path of this machine.
+    """Return the model card as Markdown with its metadata. It contains no path of this machine.
 
     Args:
-        config: every option of the run; those of algorithm and sampling that differ from their defaults are shown.
-        base_model: the model's path or hub id; of a path the last part is shown.
-        is_adapter: whether the folder holds an adapter alone.
+        config: options of the run; the card shows those in :data:`_SHOWN` that are not defaults.
+        base_model: path or hub id; the card shows only the last part of a path.
+        is_adapter: whether the folder has an adapter without its base model.
         rewards: names of the reward functions.
-        step: training steps taken.
-        metrics: of the last step.
+        step: number of training steps.
+        metrics: metrics of the last step.
     """
     is_path = base_model.startswith((".", "/", "~")) or Path(base_model).exists()
     on_hub = base_model.count("/") == 1 and not is_path  # owner/name
@@ -108,36 +108,8 @@ def make_card(
     return "\n".join(lines)
 
 
-def describe_model(
-    model: nn.Module,
-    config: GRPOConfig,
-    *,
-    merged: bool,
-    rewards: Sequence[str],
-    step: int,
-    metrics: Mapping[str, float],
-) -> str:
-    """Return :func:`make_card` of a model in training.
-
-    Args:
-        model: bare or with LoRA adapters, from which its base model's name is read.
-        merged: whether adapters are saved merged.
-        config, rewards, step, metrics: see :func:`make_card`.
-    """
-    peft = getattr(model, "peft_config", None)
-    base = next(iter(peft.values())).base_model_name_or_path if peft else getattr(model, "name_or_path", "")
-    return make_card(
-        config,
-        base_model=str(base or ""),
-        is_adapter=peft is not None and not merged,
-        rewards=rewards,
-        step=step,
-        metrics=metrics,
-    )
-
-
-def read_own_card(folder: Path) -> str | None:
-    """The card in ``folder`` that somebody else wrote, which must stay; None where there is none."""
+def _read_foreign_card(folder: Path) -> str | None:
+    """Return the card in ``folder`` that this library did not write and must keep; None if there is none."""
     try:
         text = (folder / CARD).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -157,28 +129,31 @@ def export_policy(
     step: int,
     metrics: Mapping[str, float],
 ) -> None:
-    """Write the model, its tokenizer and a card that says how it was trained. Every rank calls this; rank 0 writes.
+    """Write the model, its tokenizer and a model card. Every rank must call this; rank 0 writes.
 
-    Args:
-        folder: where to write.
-        policy: the model and its tokenizer.
-        learner: has the weights where they are sharded or kept in float32 on the host.
-        ranks: the processes of the run.
-        config, rewards, step, metrics: for the model card.
-        merged: of a LoRA model write the whole model with the adapter merged in, instead of the adapter alone.
+    With ``merged``, write the base model with the LoRA adapter merged in, instead of the adapter. ``config``,
+    ``rewards``, ``step`` and ``metrics`` are for the model card; see :func:`make_card`.
 
     Raises:
         ValueError: ``merged=True`` without an adapter.
     """
-    model = policy.model
+    model: Any = policy.model
     if merged and not hasattr(model, "peft_config"):
         raise ValueError("merged=True: the model has no adapter; call save(path)")
     whole, updater = learner.whole_weights(), learner.updater
     if ranks.is_first:
         write = export_merged if merged else export_model
         has_own = not updater.is_sharded and not updater.masters
-        card = read_own_card(folder) or describe_model(
-            model, config, merged=merged, rewards=rewards, step=step, metrics=metrics
+        adapters = getattr(model, "peft_config", None)
+        base = next(iter(adapters.values())).base_model_name_or_path if adapters else getattr(model, "name_or_path", "")
+        # Before the model is written: save_pretrained replaces the card in the folder.
+        card = _read_foreign_card(folder) or make_card(
+            config,
+            base_model=str(base or ""),
+            is_adapter=adapters is not None and not merged,
+            rewards=rewards,
+            step=step,
+            metrics=metrics,
         )
         write(folder, model, policy.tokenizer, None if has_own else whole)
         if hasattr(model, "save_pretrained"):
@@ -186,7 +161,7 @@ def export_policy(
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Raise ValueError for what cannot be a repository's name on the hub."""
+    """Raise ValueError if ``repo_id`` is not a valid repository name of the hub."""
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
@@ -203,12 +178,12 @@ def push_checkpoint(
     revision: str | None,
     message: str,
 ) -> str:
-    """Upload a checkpoint as one commit, and return the commit's address on every rank; rank 0 uploads.
+    """Upload a checkpoint as one commit, and return the URL of the commit. Every rank must call this; rank 0 uploads.
 
     ``save`` writes the checkpoint to a folder, on every rank. The other arguments are those of ``GRPO.push_to_hub``.
 
     Raises:
-        huggingface_hub.errors.HfHubHTTPError: the hub refuses; its message says why.
+        huggingface_hub.errors.HfHubHTTPError: an error of the hub.
     """
     with ranks.failing_together(), tempfile.TemporaryDirectory() as folder:
         save(folder)

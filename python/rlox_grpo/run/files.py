@@ -1,4 +1,4 @@
-"""The files in a run's folder: JSON lines that survive a kill, and sampled completions, one file a step."""
+"""Files of the run folder: JSON lines that stay readable after a kill, and completions, one file for each step."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from rlox_grpo.types import Completion, Float32Array, ScoredGroup
 logger = logging.getLogger(__name__)
 
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_REMEDY = "remove the line, or resume the run, which moves it to a file of the name with .broken behind it"
+_REMEDY = "remove the line, or resume the run, which moves the line to a file with the suffix .broken"
 _PART = re.compile(r"\..+\.part")
 
 
 def read_jsonl(path: Path, *, limit: int | None = None, max_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Read a file of JSON objects, one a line; a torn last line, as ``kill -9`` leaves it, is passed over.
+    """Read a file with one JSON object in each line. An incomplete last line, left by ``kill -9``, is skipped.
 
     Args:
-        path: The file to read.
-        limit: Stop after this many objects.
-        max_bytes: Refuse a larger file.
+        path: The file.
+        limit: Largest number of objects to read.
+        max_bytes: Largest size of the file.
 
     Raises:
-        ValueError: A whole line is not a JSON object; the message names file and line.
+        ValueError: A complete line is not a JSON object; the message names the file and the line.
         OSError: As :func:`open_regular`.
     """
     rows: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ def read_jsonl(path: Path, *, limit: int | None = None, max_bytes: int | None = 
 
 
 def open_regular(path: Path, *, max_bytes: int | None = None) -> IO[bytes]:
-    """Open a file of a run's folder for reading; a symbolic link, a pipe or a device is refused.
+    """Open a regular file for reading; symbolic links, pipes and devices are refused.
 
     Raises:
         OSError: The file does not exist, cannot be read, is not a regular file, or is larger than ``max_bytes``.
@@ -71,14 +71,13 @@ def open_regular(path: Path, *, max_bytes: int | None = None) -> IO[bytes]:
 
 
 def cut_after(path: Path, step: int) -> None:
-    """Drop the lines of ``path`` past ``step``, and its torn last line; the file is replaced in one move.
+    """Remove the lines after ``step`` and an incomplete last line, for a run that resumes at ``step``.
 
-    A run that resumes at ``step`` calls this before it writes again; what is dropped is logged. A file that is not
-    there stays so.
+    The file is replaced atomically. Nothing happens if it does not exist.
 
     Raises:
-        ValueError: A whole line is not a JSON object with an integer ``step``; the file is left as it was.
-        OSError: It cannot be read or written, or is not a regular file.
+        ValueError: A complete line is not a JSON object with an integer ``step``. The file is not changed.
+        OSError: The file cannot be read or written, or is not a regular file.
     """
     if not os.path.lexists(path):
         return
@@ -97,20 +96,20 @@ def cut_after(path: Path, step: int) -> None:
             else:
                 later += 1
     if torn:
-        logger.warning("%s: removed its last line, which was written in part", path)
+        logger.warning("%s: removed its last line, which was incomplete", path)
     if later:
-        logger.info("%s: removed %d lines of steps after %d, from which the run goes on", path, later, max(step, 0))
+        logger.info("%s: removed %d lines after step %d, where the run resumes", path, later, max(step, 0))
     replace_file(path, b"".join(kept))
 
 
 def set_broken_lines_aside(path: Path) -> int:
-    """Move lines that are not JSON objects with an integer ``step`` to ``PATH.broken``, with a log; return how many.
+    """Move lines that are not JSON objects with an integer ``step`` to ``PATH.broken``; return their number.
 
-    A disk or an editor may break a line in the middle; a run that resumes calls this, so that it can go on. A torn last
-    line is left to :func:`cut_after`.
+    A resumed run calls this, so that a line damaged by a disk or an editor does not stop it. An incomplete last line is
+    left to :func:`cut_after`.
 
     Raises:
-        OSError: It cannot be read or written, or is not a regular file.
+        OSError: The file cannot be read or written, or is not a regular file.
     """
     if not os.path.lexists(path):
         return 0
@@ -141,11 +140,10 @@ def set_broken_lines_aside(path: Path) -> int:
 
 
 def last_step(path: Path) -> int:
-    """The step of the last whole line that has one; 0 where there is none, or no such file.
+    """Return the largest ``step`` in a file of JSON lines; 0 without a line or a file.
 
     Raises:
-        ValueError: A whole line is not a JSON object.
-        OSError: It cannot be read, or is not a regular file.
+        ValueError, OSError: As :func:`read_jsonl`.
     """
     if not os.path.lexists(path):
         return 0
@@ -153,10 +151,10 @@ def last_step(path: Path) -> int:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line; a write that fails is cut off again, so that lines stay whole.
+    """Append one line. If the write fails, the part that was written is removed again.
 
     Raises:
-        OSError: The disk is full, went away, or ``path`` is not a regular file.
+        OSError: The write failed, for example on a full disk, or ``path`` is not a regular file.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0), 0o666)
     with open(descriptor, "r+b", buffering=0) as file:
@@ -168,10 +166,10 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def append_or_cut(file: Any, line: bytes) -> None:
-    """Write ``line`` at the end of an unbuffered file, whole or not at all. Raises OSError."""
+    """Append ``line`` to an unbuffered file completely, or leave the file as it was and raise OSError."""
     size = os.fstat(file.fileno()).st_size
     try:
-        while line:  # a raw write may take only a part, the last bytes of a full disk
+        while line:  # a raw write may write only a part
             line = line[file.write(line) :]
     except OSError:
         file.truncate(size)
@@ -179,7 +177,7 @@ def append_or_cut(file: Any, line: bytes) -> None:
 
 
 def _cut_torn_end(file: Any, size: int) -> None:
-    """Cut what follows the last newline, where an earlier cut failed too."""
+    """Remove an incomplete last line, which is left if :func:`append_or_cut` could not remove it."""
     keep = size
     while keep > 0:
         start = max(0, keep - 4096)
@@ -194,12 +192,12 @@ def _cut_torn_end(file: Any, size: int) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path`` so that a reader, or a crash, meets the old file or the new one, never half.
+    """Replace the file ``path`` atomically: also after a crash it has either the old or the new content.
 
-    The new file is made under a random name, which nobody can have planted; a symbolic link at ``path`` is replaced.
+    The temporary file has a random name, so that nobody can prepare a link there. A link at ``path`` is replaced.
 
     Raises:
-        OSError: The disk is full or the folder cannot be written; the old file stands.
+        OSError: The file cannot be written, for example on a full disk. The old file stays.
     """
     part = path.with_name(f".{path.name[:200]}.{os.urandom(8).hex()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666)
@@ -215,8 +213,8 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Ask the disk to hold a file, or the names in a folder, before anything points to it. Raises OSError."""
-    if os.name == "nt" and path.is_dir():  # Windows opens no folder
+    """Call ``fsync`` on a file or a folder. Raises OSError."""
+    if os.name == "nt" and path.is_dir():  # not possible on Windows
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -226,21 +224,21 @@ def sync_path(path: Path) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what processes left that were killed within :func:`replace_file`; only the run's holder may."""
+    """Remove temporary files of killed :func:`replace_file` calls. Needs the lock of the run folder."""
     for path in folder.glob(".*.part"):
         if _PART.fullmatch(path.name) and not path.is_dir():
             path.unlink(missing_ok=True)
 
 
 def list_completions(run_dir: Path) -> dict[Path, int]:
-    """The files of completions, of training and of evaluations, each with its step."""
+    """Return the files of completions, of training and of evaluations: path → step."""
     found = sorted((run_dir / "completions").glob("*step_*.jsonl"))
     matches = ((path, re.fullmatch(r"(?:eval_)?step_(\d+)\.jsonl", path.name)) for path in found)
     return {path: int(match[1]) for path, match in matches if match}
 
 
 def remove_later_completions(run_dir: Path, step: int) -> None:
-    """Remove the completions of steps past ``step``, which a resumed run samples again; logs how many."""
+    """Remove the completions of steps after ``step``, which a resumed run samples again."""
     later = [path for path, own in list_completions(run_dir).items() if own > step]
     for path in later:
         path.unlink(missing_ok=True)
@@ -260,23 +258,23 @@ def write_completions(
     """Write one step's completions to ``run_dir/completions/<kind>_<step>.jsonl``, a JSON object for each.
 
     Keys: ``step``, ``prompt``, ``completion``, ``finish_reason``, ``length`` (sampled tokens), ``rewards`` (each
-    component by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that did not apply
-    is null, and so is every advantage when none are given. Where there is no tokenizer, ``prompt`` and ``completion``
-    are lists of token ids. An episode of several turns has ``stop_reason``, ``turns``, ``turn_rewards`` and
-    ``messages`` too, and with partial rollouts ``turn_versions``. The text is ASCII with escapes: a lone surrogate
-    comes back as it was.
+    component by name), ``reward`` (the weighted total), ``advantage``, ``policy_version``. A reward that does not apply
+    is null, and so is the advantage if ``advantages`` is None. Without a tokenizer, ``prompt`` and ``completion`` are
+    lists of token ids. An episode of several turns also has ``stop_reason``, ``turns``, ``turn_rewards`` and
+    ``messages``, and with partial rollouts ``turn_versions``. Text is written as ASCII with escapes, so that lone
+    surrogates are restored.
 
     Args:
-        run_dir: The run's folder; ``completions`` in it is made when it is missing.
-        step: The training step that sampled them.
-        groups: Scored groups in the order of the step.
-        advantages: ``float32 [N]``, prompt-major over all of ``groups``, or None for held-out prompts. ``[N, K]``: one
-            for each turn, NaN after the last; ``advantage`` is then a list.
-        limit: Most rows that are written: the first ones, so that groups stay together.
-        kind: ``step`` for training rollouts, ``eval_step`` for held-out prompts.
+        run_dir: The run folder.
+        step: The training step.
+        groups: Scored groups, N completions in all.
+        advantages: ``float32 [N]``, prompt-major, or ``[N, K]``: one for each turn, NaN after the last. None for
+            held-out prompts.
+        limit: Largest number of rows. The first ones are written, so that groups stay together.
+        kind: ``step`` for training, ``eval_step`` for held-out prompts.
 
     Raises:
-        ValueError: ``advantages`` has not one value for each completion.
+        ValueError: The lengths of ``advantages`` and ``groups`` differ.
         OSError: The file cannot be written.
     """
     num_rows = sum(len(scored.group.completions) for scored in groups)
@@ -310,7 +308,7 @@ def write_completions(
 
 
 def _describe_episode(completion: Completion) -> dict[str, Any]:
-    """What an episode of several turns has beside a completion of one; empty for the latter."""
+    """Return the further keys of an episode of several turns; empty for a completion of one turn."""
     episode = completion.episode
     if episode is None:
         return {}
@@ -326,21 +324,21 @@ def _describe_episode(completion: Completion) -> dict[str, Any]:
 
 
 def _list_advantages(own: Any) -> float | list[float | None] | None:
-    """A completion's advantage, or those of its turns."""
+    """Return the advantage of a completion, or the list of its turns' advantages."""
     return finite(own) if np.ndim(own) == 0 else [finite(value) for value in own[~np.isnan(own)]]
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:
-    """One object as one line of strict JSON: ASCII, its newline included.
+    """Return an object as one line of strict JSON, in ASCII, with the newline.
 
     Raises:
-        ValueError: A number in it is not finite; JSON has no word for that (see ``finite``).
+        ValueError: A number is not finite, which JSON cannot represent; see :func:`finite`.
     """
     return json.dumps(row, allow_nan=False).encode("ascii") + b"\n"
 
 
 def finite(value: float | None) -> float | None:
-    """``value`` as a Python float; None, JSON's null, for None, NaN, an infinity or an integer beyond 1.8e308."""
+    """Return ``value`` as a float, or None (JSON's null) for None, NaN, infinities and integers above 1.8e308."""
     try:
         return None if value is None or not math.isfinite(value) else float(value)
     except OverflowError:
@@ -348,7 +346,7 @@ def finite(value: float | None) -> float | None:
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
-    """Return the object on one line; None for the torn end of a file: no newline, and not JSON."""
+    """Return the object of one line; None for an incomplete last line: not a JSON object, and without a newline."""
     try:
         row = json.loads(line)
     except ValueError as error:  # covers bytes that are not UTF-8
@@ -357,7 +355,7 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
         raise ValueError(f"{path}:{number}: not a JSON object: {line[:80]!r}; {_REMEDY}") from error
     if isinstance(row, dict):
         return row
-    # `12` may be the torn start of nothing that we write, so only an object counts as a line.
+    # Every line that this library writes is an object.
     if not line.endswith(b"\n"):
         return None
     raise ValueError(f"{path}:{number}: not a JSON object: {line[:80]!r}; {_REMEDY}")

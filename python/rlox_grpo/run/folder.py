@@ -1,4 +1,4 @@
-"""A run's folder: its lock, the checkpoint to continue from, and files cut to that checkpoint's step."""
+"""The run folder: its lock, the checkpoint to resume from, and removal of what was logged after that checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -43,17 +43,15 @@ from rlox_grpo.run.history import (
 from rlox_grpo.run.manifest import find_damage
 from rlox_grpo.run.resume import find_state_damage
 
-if TYPE_CHECKING:
-    from rlox_grpo.distributed.ranks import Ranks
-
 logger = logging.getLogger(__name__)
 
 
 def find_checkpoint(folder: Path | None, resume: str) -> tuple[Path | None, list[Path]]:
-    """Find the checkpoint to continue from, if any, and the damaged ones that are newer.
+    """Find the checkpoint to resume from, if any, and the newer ones that are damaged.
 
     Raises:
-        CheckpointError: The named checkpoint is damaged, every checkpoint is, or ``never`` meets a run.
+        CheckpointError: the named checkpoint or every checkpoint is damaged, or ``resume="never"`` and the folder has
+            checkpoints.
     """
     if resume not in ("auto", "never"):
         require_good(Path(resume), _find_damage)
@@ -66,12 +64,8 @@ def find_checkpoint(folder: Path | None, resume: str) -> tuple[Path | None, list
     return choose_newest(root, _find_damage)
 
 
-def agree_on_checkpoint(
-    ranks: Ranks, folder: Path | None, resume: str, *, holds_step: bool
-) -> tuple[Path | None, list[Path]]:
-    """What :func:`find_checkpoint` returns on rank 0, on every rank; nothing where the trainer ``holds_step`` of a run.
-
-    Rank 0 writes the folder; the others must be able to read it.
+def agree_on_checkpoint(ranks: Ranks, folder: Path | None, resume: str) -> tuple[Path | None, list[Path]]:
+    """Call :func:`find_checkpoint` on rank 0, and return its result on every rank. All ranks must see the same folder.
 
     Raises:
         CheckpointError: as :func:`find_checkpoint`, on every rank.
@@ -79,7 +73,7 @@ def agree_on_checkpoint(
     path: Path | None = None
     damaged: list[Path] = []
     trouble = ""
-    if ranks.is_first and not holds_step:
+    if ranks.is_first:
         try:
             path, damaged = find_checkpoint(folder, resume)
         except CheckpointError as error:
@@ -91,30 +85,27 @@ def agree_on_checkpoint(
 
 
 def _find_damage(checkpoint: Path) -> str:
-    """Describe what is wrong with a checkpoint: its files, else its state."""
+    """Describe the damage of a checkpoint's files or of its state; empty if there is none."""
     return find_damage(checkpoint) or find_state_damage(read_state(checkpoint))
 
 
 def name_newest(folder: Path | None) -> str:
-    """The newest checkpoint's path, or words for none."""
+    """Return the path of the newest checkpoint, or text that says there is none."""
     found = [] if folder is None else checkpoints(folder / "checkpoints")
     return str(found[-1]) if found else "the start: no checkpoint was written yet"
 
 
 def advise_resume(folder: Path | None, resume: str, *, numbers_are_bad: bool) -> str:
-    """Tell the user of a run that stopped how to continue it.
+    """Return advice for the user of a run that stopped.
 
-    Args:
-        folder: The run's folder, if it has one.
-        resume: The option.
-        numbers_are_bad: Values were not finite, so the same command would meet them again.
+    With ``numbers_are_bad``, a value was NaN or infinite: starting the same command again would fail in the same way.
     """
     if folder is None:
         return "nothing was saved: the run has no output_dir; in this process, the same call of train() continues"
     saved = f"saved up to {name_newest(folder)}"
     if numbers_are_bad:
         return (
-            f"{saved}; the same command would meet the same numbers again: continue with another learning rate "
+            f"{saved}; the same command would fail in the same way: continue with another learning rate "
             "(learning_rate=…, resume_changes=['learning_rate']) or max_grad_norm, or change what the error names"
         )
     if resume not in ("auto", "never"):
@@ -123,14 +114,15 @@ def advise_resume(folder: Path | None, resume: str, *, numbers_are_bad: bool) ->
 
 
 def refuse_full_disk(folder: Path, model: nn.Module) -> None:
-    """Raise CheckpointError if two checkpoints do not fit on the disk of ``folder``."""
+    """Raise CheckpointError if the disk of ``folder`` has no room for two checkpoints."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    one = 3 * sum(parameter.numel() * parameter.element_size() for parameter in trainable)  # weights, two moments
+    # Weights and the two moments of AdamW. A new checkpoint is complete before an old one is removed.
+    one = 3 * sum(parameter.numel() * parameter.element_size() for parameter in trainable)
     free = shutil.disk_usage(folder).free
     if free < 2 * one:
         raise CheckpointError(
-            f"{folder} has {free / 2**20:.0f} MiB free, and writing one checkpoint beside another takes "
-            f"{2 * one / 2**20:.0f} MiB: free space or choose another output_dir"
+            f"{folder} has {free / 2**20:.0f} MiB free, and two checkpoints take {2 * one / 2**20:.0f} MiB: free "
+            "space or choose another output_dir"
         )
 
 
@@ -143,15 +135,15 @@ def prepare_folder(
     changed: Mapping[str, tuple[Any, Any]],
     config: str,
 ) -> None:
-    """Cut the folder's files to ``step``, set later checkpoints aside, and write ``config.toml``.
+    """Remove what the folder has of steps after ``step``, rename later checkpoints, and write ``config.toml``.
 
     Args:
-        folder: The run's folder.
-        step: The step that the run starts from.
-        resumes: Whether it starts from a checkpoint.
-        damaged: Damaged checkpoints, which are set aside.
-        changed: Options that differ from the checkpoint's, each with its old and its new value.
-        config: The content of ``config.toml``.
+        folder: the run folder.
+        step: the step that the run starts from.
+        resumes: whether it starts from a checkpoint.
+        damaged: checkpoints to rename.
+        changed: options that differ from the checkpoint's: name → (old value, new value).
+        config: content of ``config.toml``.
     """
     root = folder / "checkpoints"
     remove_leftovers(root)
@@ -159,14 +151,14 @@ def prepare_folder(
         remove_parts(place)
     for path in damaged:
         logger.warning("the damaged checkpoint is now %s", set_aside(path, "damaged"))
-    remove_later_completions(folder, step or -1)  # a run that starts anew evaluates its step 0 anew
+    remove_later_completions(folder, step or -1)  # a new run also repeats the evaluation of step 0
     if resumes:
         for name in ("metrics.jsonl", "evaluations.jsonl", "warnings.jsonl", "changes.jsonl"):
             set_broken_lines_aside(folder / name)
         for path in list_completions(folder):
             set_broken_lines_aside(path)
         for path in set_later_aside(root, step):
-            logger.warning("the run goes back to step %d; the later checkpoint is now %s", step, path)
+            logger.warning("the run continues from step %d; the later checkpoint is now %s", step, path)
         recorded = last_step(folder / "metrics.jsonl")
         if recorded < step:
             logger.warning("%s ends at step %d: the steps up to %d are lost", folder / "metrics.jsonl", recorded, step)
@@ -182,40 +174,46 @@ def prepare_folder(
 LOCK_FILE = ".lock"
 
 WITHOUT_LOCK = "RLOX_GRPO_NO_LOCK"
-"""Environment variable: 1 trains without a lock, on a file system that has none."""
+"""Environment variable: 1 trains without a lock, for file systems without file locks."""
 
 _NO_LOCKS_HERE = {getattr(errno, name) for name in ("ENOLCK", "ENOSYS", "EOPNOTSUPP", "EINVAL") if hasattr(errno, name)}
 
 _guard = threading.Lock()
 _held_here: set[str] = set()
-"""Folders that this process holds. POSIX locks do not exclude two threads of one process."""
+"""Folders that this process has locked. A POSIX lock does not keep out another thread of the same process."""
 
 
 @contextmanager
 def hold_run_folder(output_dir: str | None, ranks: Ranks) -> Iterator[None]:
-    """Hold the run's folder for the block, on rank 0; a run without a folder holds nothing.
-
-    By a kernel lock on the file ``.lock``, which ends with the process that holds it.
+    """Lock the run folder during the block, on rank 0; create the folder first. Without a folder, do nothing.
 
     Raises:
-        CheckpointError: another run holds the folder, named by process and host; the folder cannot be made or written;
-            or its file system has no locks.
+        CheckpointError: another run has the lock (the message names its process and host), the folder cannot be
+            created or written, or its file system has no file locks.
     """
     if output_dir is None or not ranks.is_first:
         yield
         return
-    folder = _made(Path(output_dir))
-    with hold_folder(folder):
+    try:
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise CheckpointError(f"output_dir={output_dir!r} is a file: choose the path of a folder") from None
+    except OSError as error:
+        raise CheckpointError(
+            f"output_dir={output_dir!r} cannot be made ({error.strerror}): choose a folder that you may write"
+        ) from None
+    with hold_folder(Path(output_dir)):
         yield
 
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Hold an existing ``folder`` for the block.
+    """Lock an existing ``folder`` during the block, by a kernel lock on its file ``.lock``.
 
-    The lock is ``fcntl.lockf`` (POSIX), not ``flock`` as in the filelock package: a process that was forked off, such
-    as a worker of a reward function, does not inherit it and so cannot keep it after the run was killed. NFS has it
-    too. The file stays, as removing it would let two runs lock two files of one name.
+    The kernel releases the lock when the process ends. It is a POSIX lock (``fcntl.lockf``) and not ``flock``, which
+    the filelock package uses: forked processes do not inherit it, so a worker that outlives a killed run does not keep
+    the lock. POSIX locks also work on NFS. The file is never removed: otherwise two runs could lock two files of the
+    same name.
 
     Raises:
         CheckpointError: as :func:`hold_run_folder`.
@@ -241,18 +239,6 @@ def hold_folder(folder: Path) -> Iterator[None]:
     finally:
         with _guard:
             _held_here.discard(real)
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise CheckpointError(f"output_dir={str(folder)!r} is a file: choose the path of a folder") from None
-    except OSError as error:
-        raise CheckpointError(
-            f"output_dir={str(folder)!r} cannot be made ({error.strerror}): choose a folder that you may write"
-        ) from None
-    return folder
 
 
 def _open(folder: Path) -> int:
@@ -302,7 +288,7 @@ def _describe_this_process() -> bytes:
 
 
 def _holder(folder: Path) -> str:
-    """The process that wrote the lock file, in words; empty where the file says nothing."""
+    """Describe the process that wrote the lock file; empty if the file cannot be read."""
     try:
         said = json.loads((folder / LOCK_FILE).read_bytes()[:4096])
         return f" (process {int(said['pid'])} on host {str(said['host'])[:200]}, since {str(said['since'])[:40]})"

@@ -278,7 +278,7 @@ class Watch:
         self._recent: deque[Metrics] = deque(maxlen=RECENT + LAST)
 
     def step(self, metrics: Metrics) -> dict[str, str]:
-        """Take the metrics of one step, and log and return the new warnings: name of the guard → message."""
+        """Run the guards on the metrics of a step. Log and return the new warnings: name of the guard → message."""
         self.remember(metrics)
         history = History(self._first, list(self._recent))
         is_long = history.is_long()
@@ -293,7 +293,7 @@ class Watch:
         return {guard.__name__: message for guard, message in found.items()}
 
     def remember(self, metrics: Metrics) -> None:
-        """Take the metrics of an earlier step without running the guards; those in its ``guard/*`` stay silent."""
+        """Add the metrics of an earlier step to the history. Guards in its ``guard/*`` metrics do not warn again."""
         if len(self._first) < FIRST:
             self._first.append(metrics)
         self._recent.append(metrics)
@@ -301,12 +301,12 @@ class Watch:
 
 
 def resume_watch(run_dir: Path, step: int) -> Watch:
-    """Return the watch of a run that resumes after ``step``, as it was then, and drop later rows of ``warnings.jsonl``.
+    """Return the watch of a run that resumes after ``step``, and remove later rows of ``warnings.jsonl``.
 
-    The history comes from ``metrics.jsonl``, which must hold no later steps. Without that file it is empty.
+    Its history is read from ``metrics.jsonl``, if that file exists. The file must have no later steps.
 
     Raises:
-        ValueError: A file is broken; the message names it and the line.
+        ValueError: A line of a file cannot be read; the message names the file and the line.
     """
     cut_after(run_dir / "warnings.jsonl", step)
     watch = Watch()

@@ -1,4 +1,4 @@
-"""The checkpoints in a run's folder: which to continue from, or to restore after a collapse; which are removed."""
+"""The checkpoints of a run folder: choose one to resume from or to restore, and remove old ones."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PARTIAL = ".writing_"
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
-    """Return the folder of the checkpoint of ``step``; it need not exist."""
+    """Return the path of the checkpoint of ``step``, which need not exist."""
     return root / f"step_{step:06d}"
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """The published checkpoints under ``root`` by step; not those that were set aside."""
+    """Return the complete checkpoints under ``root``, sorted by step, without renamed ones."""
     if not root.is_dir():
         return []
     found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
@@ -35,28 +35,28 @@ def checkpoints(root: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name."""
+    """Return the step in the name of a checkpoint."""
     match = _NAME.fullmatch(checkpoint.name)
     return int(match[1]) if match else 0
 
 
 def partial_name(step: int) -> str:
-    """A name of its own for one attempt to write a checkpoint."""
+    """Return a unique temporary name for writing the checkpoint of ``step``."""
     return f"{_PARTIAL}step_{step:06d}.{os.urandom(6).hex()}"
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove what attempts left that did not finish; only the process that holds the run's folder may."""
+    """Remove incomplete checkpoints of killed processes. Needs the lock of the run folder."""
     for torn in root.glob(f"{_PARTIAL}*"):
-        logger.info("removing %s, left by a process that ended while it wrote", torn)
+        logger.info("removing the incomplete checkpoint %s", torn)
         shutil.rmtree(torn, ignore_errors=True)
 
 
 def remove_old(root: Path, *, keep: int, newest: Path) -> None:
-    """Remove all but the ``keep`` checkpoints that were written last; ``newest`` always stays."""
+    """Remove all but the ``keep`` checkpoints that were written last. ``newest`` is always kept."""
     others = sorted((path for path in checkpoints(root) if path != newest), key=time_of_writing)
     for old in others[: max(0, len(others) - (keep - 1))]:
-        # Under a name that no resume takes, so that a kill within the removal leaves no half checkpoint.
+        # Rename it first: a kill during the removal must not leave half a checkpoint that a resume would read.
         gone = old.with_name(f"{_PARTIAL}{old.name}.{os.urandom(6).hex()}")
         try:
             os.replace(old, gone)
@@ -67,7 +67,7 @@ def remove_old(root: Path, *, keep: int, newest: Path) -> None:
 
 
 def set_aside(checkpoint: Path, why: str) -> Path:
-    """Rename a checkpoint to ``<name>.<why>-<time>``, where no run takes it for progress. Raises OSError."""
+    """Rename a checkpoint to ``<name>.<why>-<time>``, so that no run resumes from it. Raises OSError."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     place = checkpoint.with_name(f"{checkpoint.name}.{why}-{stamp}")
     number = 1
@@ -79,7 +79,7 @@ def set_aside(checkpoint: Path, why: str) -> Path:
 
 
 def set_later_aside(root: Path, step: int) -> list[Path]:
-    """Set aside the checkpoints past ``step``: the run branches off there. Raises CheckpointError."""
+    """Rename the checkpoints after ``step``, from which the run does not continue. Raises CheckpointError."""
     moved = []
     for later in checkpoints(root):
         if step_of(later) > step:
@@ -87,22 +87,22 @@ def set_later_aside(root: Path, step: int) -> list[Path]:
                 moved.append(set_aside(later, "superseded"))
             except OSError as error:
                 raise CheckpointError(
-                    f"cannot rename {later}, which the run would take for its own progress: {error}"
+                    f"cannot rename {later}, from which a later start would resume: {error}"
                 ) from error
     return moved
 
 
 def newest_good(root: Path, damage: Callable[[Path], str] = find_damage, *, before: float = math.inf) -> Path | None:
-    """The newest checkpoint of step ``before`` or an earlier one whose files are as they were written, or None."""
+    """Return the newest checkpoint without damage, of step ``before`` or earlier; None if there is none."""
     earlier = [path for path in checkpoints(root) if step_of(path) <= before]
     return next((path for path in reversed(earlier) if not damage(path)), None)
 
 
 def choose_newest(root: Path, damage: Callable[[Path], str] = find_damage) -> tuple[Path | None, list[Path]]:
-    """The checkpoint that ``resume="auto"`` continues from, and the newer ones that are damaged, which it warns of.
+    """Return the checkpoint that ``resume="auto"`` continues from, and the newer ones, which are damaged.
 
     Raises:
-        CheckpointError: there are checkpoints and each one is damaged; names what is wrong with each.
+        CheckpointError: every checkpoint is damaged; the message describes the damage of each.
     """
     broken: list[tuple[Path, str]] = []
     for checkpoint in reversed(checkpoints(root)):
@@ -122,7 +122,7 @@ def choose_newest(root: Path, damage: Callable[[Path], str] = find_damage) -> tu
 
 
 def require_good(checkpoint: Path, damage: Callable[[Path], str] = find_damage) -> None:
-    """Raise CheckpointError where ``checkpoint`` is damaged, naming the file and the newest good one beside it."""
+    """Raise CheckpointError if ``checkpoint`` is damaged. The message names the newest checkpoint without damage."""
     if found := damage(checkpoint):
         raise CheckpointError(
             f"{checkpoint} is damaged or not a checkpoint of rlox_grpo: {found}; {_alternative(checkpoint)}"
@@ -131,7 +131,7 @@ def require_good(checkpoint: Path, damage: Callable[[Path], str] = find_damage) 
 
 
 def warn_if_unverifiable(checkpoint: Path) -> None:
-    """Say so where a checkpoint has no digests."""
+    """Warn if a checkpoint has no digests."""
     if not is_verifiable(checkpoint):
         logger.warning("%s was written by an older version, without digests: its files cannot be verified", checkpoint)
 
@@ -142,28 +142,28 @@ def _alternative(checkpoint: Path) -> str:
 
 
 LEAST_FACTOR = 1 / 32
-"""Each restore halves the learning rate. A run that still collapses after five of them has another cause."""
+"""Each restore halves the learning rate. If the reward still collapses after five, the cause is another one."""
 
 
 def choose_restore(folder: Path, step: int, factor: float) -> Path | None:
-    """The newest checkpoint from before the collapse, or None: train on. Logs which, or why none.
+    """Return the newest checkpoint from before the collapse of the reward; None if there is none. Logs the choice.
 
-    ``factor`` is that of the learning rate so far.
+    ``factor`` is the current factor of the learning rate.
     """
     if factor <= LEAST_FACTOR:
-        logger.warning("the reward has collapsed again, at %g of the learning rate: training goes on", factor)
+        logger.warning("the reward has collapsed again, at %g of the learning rate: training continues", factor)
         return None
-    before = step - LAST  # the guard compares the last steps with those before them
+    before = step - LAST  # the guard compares the last LAST steps with the steps before them
     found = newest_good(folder / "checkpoints", before=before)
     if found is None:
         logger.warning(
-            "the reward has collapsed, and no checkpoint of step %d or earlier is left to restore: training goes on; "
+            "the reward has collapsed, and no checkpoint of step %d or earlier is left to restore: training continues; "
             "lower checkpoint_steps or raise keep_checkpoints",
             before,
         )
     else:
         logger.warning(
-            "the reward has collapsed at step %d: restoring %s and going on with %g of the learning rate",
+            "the reward has collapsed at step %d: restoring %s and continuing with %g of the learning rate",
             *(step, found, factor / 2),
         )
     return found

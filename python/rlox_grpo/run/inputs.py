@@ -1,4 +1,4 @@
-"""Read the prompts of a run: rows, files or a stream, checked against the rewards, the model and the environment."""
+"""Load the prompts of a run and check them against the reward functions, the model and the environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PromptReader:
-    """Reads prompts by the options of a run. Every error names the prompt, before anything is sampled."""
+    """Loads and checks prompts with the options of a run. Every error names the prompt."""
 
     def __init__(
         self,
@@ -31,28 +31,22 @@ class PromptReader:
         *,
         max_length: int | None,
     ) -> None:
-        """Prepare to read.
+        """Create a reader.
 
-        Args:
-            config: its options of prompts, and ``max_new_tokens``.
-            tokenizer: for prompts of text and messages.
-            reward_fns: their columns are checked.
-            episodes: checks the rows of an environment; they are rendered later, turn by turn.
-            max_length: tokens that a prompt and its completion may have together; None: no limit.
+        ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
+        number of tokens of a prompt and its completion; None: no limit.
         """
         self._config, self._tokenizer = config, tokenizer
         self._reward_fns, self._episodes, self._max_length = reward_fns, episodes, max_length
         self._stream: tuple[Any, StreamDraws | None] = (None, None)
 
     def read(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
-        """Load and check prompts.
+        """Load prompts (see :func:`rlox_grpo.prompts.load.load_prompts`) and check them.
 
-        Args:
-            prompts: see :func:`rlox_grpo.prompts.load.load_prompts`.
-            trained: they are trained on, so they need the column ``baseline_key``.
+        Training prompts (``trained``) need the column ``baseline_key``, held-out prompts do not.
 
         Raises:
-            TypeError, ValueError, RewardError: prompts that cannot be used; the message names their index.
+            TypeError, ValueError, RewardError: a prompt cannot be used; the message names its index.
         """
         options = self._config.prompts
         if is_stream(prompts):
@@ -80,7 +74,7 @@ class PromptReader:
         return loaded
 
     def read_held_out(self, prompts: PromptsLike) -> list[Prompt]:
-        """As :meth:`read`; an error says that it is in ``eval_prompts``."""
+        """As :meth:`read`, for held-out prompts; errors begin with ``eval_prompts:``."""
         try:
             return self.read(prompts, trained=False)
         except (ValueError, TypeError, RewardError) as error:
@@ -88,11 +82,10 @@ class PromptReader:
             raise kind(f"eval_prompts: {error}") from error
 
     def open_stream(self, prompts: PromptsLike, draws: int) -> StreamDraws:
-        """Read the first rows of a stream.
+        """Read and check the first rows of a stream; see :func:`rlox_grpo.prompts.stream.is_stream`.
 
-        Args:
-            prompts: see :func:`rlox_grpo.prompts.stream.is_stream`.
-            draws: prompts drawn so far.
+        ``draws`` is the number of prompts drawn so far: a stream that was opened earlier and has not passed them is
+        used again.
 
         Raises:
             ConfigError: no ``max_steps``, or an option that needs all prompts at once.
@@ -117,5 +110,5 @@ class PromptReader:
         before, stream = self._stream
         if stream is None or before is not prompts or stream.draws > draws:
             stream = StreamDraws(prompts, self.read)
-            self._stream = prompts, stream  # kept: a generator can be read only once
+            self._stream = prompts, stream  # a generator can be read only once
         return stream

@@ -1,4 +1,4 @@
-"""Digests of a checkpoint's files: written last, checked before anything is loaded."""
+"""The manifest of a checkpoint: digests of its files, written last and checked before loading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from rlox_grpo._native import __version__
 
 FORMAT = 2
-"""Version of the checkpoint's files: 1 had no manifest."""
+"""Version of the checkpoint format. Format 1 had no manifest."""
 
 MANIFEST = "manifest.json"
 _STATE = "state.json"
@@ -25,13 +25,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def write_manifest(checkpoint: Path) -> None:
-    """Write ``manifest.json``: size and SHA-256 of every other file, the format's version and the time of writing.
+    """Write ``manifest.json``: size and SHA-256 of every other file, the format version and the time.
 
     Raises:
         OSError: a file cannot be read, or the manifest cannot be written.
     """
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    with ThreadPoolExecutor(4) as pool:  # hashlib gives up the interpreter's lock
+    with ThreadPoolExecutor(4) as pool:  # hashlib releases the GIL
         digests = list(pool.map(_sha256, files))
     content = {
         "format": FORMAT,
@@ -46,14 +46,14 @@ def write_manifest(checkpoint: Path) -> None:
 
 
 def is_verifiable(checkpoint: Path) -> bool:
-    """Whether the checkpoint has a manifest; those before format 2 have none."""
+    """Whether the checkpoint has a manifest. Format 1 has none."""
     return (checkpoint / MANIFEST).is_file()
 
 
 def find_damage(checkpoint: Path) -> str:
-    """What is wrong with a checkpoint's files, naming the first; empty where each is as it was written.
+    """Describe the first damaged file of a checkpoint; empty if all files are as they were written.
 
-    A checkpoint without a manifest is of format 1: its JSON is parsed, its tensors' headers and lengths are checked.
+    A checkpoint of format 1 has no digests. Only its JSON and the headers and lengths of its tensors are checked.
     """
     if not checkpoint.is_dir():
         return "there is no such folder"
@@ -69,7 +69,7 @@ def find_damage(checkpoint: Path) -> str:
 
 
 def time_of_writing(checkpoint: Path) -> float:
-    """Seconds since 1970: the manifest's time, else that of the newest file."""
+    """Return the time of the manifest, or without a manifest that of the newest file, in seconds since 1970."""
     content = _read_object(checkpoint / MANIFEST)
     written = content.get("written") if isinstance(content, dict) else None
     if isinstance(written, (int, float)):
@@ -103,6 +103,7 @@ def _differences(checkpoint: Path) -> str:
             return f"{name} is not a file"
         if found.st_size != told.get("size"):
             return f"{name} has {found.st_size:,} bytes, and {told.get('size'):,} were written"
+    # Sizes first, which finds truncated files without reading gigabytes; then the digests.
     paths = [checkpoint / name for name in files]
     try:
         with ThreadPoolExecutor(4) as pool:
@@ -128,7 +129,7 @@ def _format_1_damage(path: Path) -> str:
 
 
 def _read_object(path: Path) -> dict[str, Any] | str:
-    """The JSON object in a file, or what is wrong with it."""
+    """Return the JSON object in a file, or a description of the error."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

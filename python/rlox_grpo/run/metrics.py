@@ -30,13 +30,13 @@ def step_metrics(
     """Compute the metrics of one training step. A metric without a value in this step is left out, never NaN.
 
     Args:
-        groups: The step's scored groups, before filtering.
-        advantages: ``float32 [N]``, one for each completion trained on; N may be less than the number of completions.
-            Or ``[N, K]``, one for each turn and NaN after the last.
-        updates: The optimizer steps, in order; empty when all groups have constant rewards.
-        by_turn: Whether turns have advantages of their own.
+        groups: The scored groups of the step, before filtering.
+        advantages: ``float32 [N]``, one for each completion that is trained on, or ``[N, K]``, one for each turn and
+            NaN after the last turn.
+        updates: The optimizer steps in order; empty if all groups have zero variance.
+        by_turn: Whether each turn has its own advantage.
         timings: Seconds by stage, ``{"rollout": 1.2, "update": 3.4, "step": 5.0}``. ``step``, if given, is the
-            wall-clock time of the whole step; the part of it that is in no stage becomes ``time/other_s``.
+            wall-clock time of the whole step. Its remainder, outside of all stages, becomes ``time/other_s``.
 
     Returns:
         Means and standard deviations are over completions. ``std`` is the sample standard deviation (ddof 1), of at
@@ -83,9 +83,9 @@ def _reward_metrics(groups: Sequence[ScoredGroup], by_turn: bool) -> dict[str, f
 
 
 def _shares(groups: Sequence[Mapping[str, NDArray[np.uint8]]], known: Sequence[str]) -> dict[str, float]:
-    """Return the share of each function's samples that got each status other than the first, ``ok``.
+    """Return, for each function, the share of samples with each status except the first, ``ok``.
 
-    A rare status has a share where it occurs.
+    A status in ``RARE`` is reported only if it occurs.
     """
     shares = {}
     for name in dict.fromkeys(name for codes in groups for name in codes):
@@ -121,7 +121,8 @@ def repeated_share(token_ids: Int64Array, size: int = 4) -> float | None:
     """Return the share of the n-grams in ``token_ids [T]``, n = ``size``, that occurred before; None if T < n."""
     if len(token_ids) < size:
         return None
-    # Each n-gram as a 64-bit hash: two different ones collide about once in 10^19.
+    # Polynomial rolling hash (base: the golden ratio times 2^64, modulo 2^64) of each n-gram, vectorised over places.
+    # Two different n-grams collide about once in 10^19. np.unique over the rows of [T, n] takes five times as long.
     runs = np.zeros(len(token_ids) - size + 1, np.uint64)
     for place in range(size):
         runs = runs * np.uint64(0x9E3779B97F4A7C15) + token_ids[place : place + len(runs)].astype(np.uint64)
@@ -129,7 +130,7 @@ def repeated_share(token_ids: Int64Array, size: int = 4) -> float | None:
 
 
 def _update_metrics(updates: Sequence[UpdateStats]) -> dict[str, float]:
-    """Combine the optimizer steps of one training step: means, but extremes of extremes and the last learning rate."""
+    """Combine the optimizer steps of a training step: maxima and minima, the last learning rate, means of the rest."""
     if not updates:
         return {}
     metrics = {}
@@ -145,14 +146,14 @@ def _update_metrics(updates: Sequence[UpdateStats]) -> dict[str, float]:
 def _time_metrics(timings: Mapping[str, float]) -> dict[str, float]:
     metrics = {f"time/{stage}_s": float(seconds) for stage, seconds in timings.items() if stage != "step"}
     if "step" in timings:
-        # Stages that overlap can take longer in sum than the wall clock; then there is no other time.
+        # With overlapping stages (async generation) the sum can exceed the wall clock.
         metrics["time/other_s"] = max(0.0, timings["step"] - sum(metrics.values()))
     metrics["time/step_s"] = float(sum(metrics.values()))
     return metrics
 
 
 def _spread(prefix: str, values: Float32Array, wanted: tuple[str, ...]) -> dict[str, float]:
-    """Return the wanted statistics of the values that are not NaN, in float64; those without a value are left out."""
+    """Return statistics of the values that are not NaN, in float64; one that has no value is left out."""
     valid: _Floats = values[~np.isnan(values)].astype(np.float64)
     found: dict[str, float] = {}
     if len(valid) >= 1:
@@ -167,7 +168,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def over_ranks(values: Mapping[str, float], ranks: Ranks) -> dict[str, list[float]]:
-    """Gather each metric's values from the ranks that have it; a collective."""
+    """Gather the values of each metric from all ranks that have it. Collective: every rank must call it."""
     gathered: dict[str, list[float]] = {}
     for theirs in ranks.gather(dict(values)):
         for name, value in theirs.items():
@@ -176,7 +177,7 @@ def over_ranks(values: Mapping[str, float], ranks: Ranks) -> dict[str, list[floa
 
 
 def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Combine the ranks' values of each metric: sums of rates and counts, extremes of extremes, means of the rest."""
+    """Combine the values of all ranks: sums of rates and counts, maxima and minima, means of the rest."""
     ways = (("_per_s", sum), ("/restarts", sum), ("_max", max), ("/transfer_s", max), ("_min", min))
     return {
         name: float(next((way for ending, way in ways if name.endswith(ending)), _mean)(found))
@@ -185,17 +186,17 @@ def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def add_short_names(metrics: Mapping[str, float], progress: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics with ``mean_reward`` and ``kl`` (NaN if there was none) and the progress of the run added."""
+    """Return ``metrics`` and ``progress`` with ``mean_reward`` and ``kl`` added; these are NaN if not measured."""
     nan = float("nan")
     named = {"mean_reward": metrics.get("reward/mean", nan), "kl": metrics.get("policy/kl", nan)}
     return {**metrics, **named, **progress}
 
 
 def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Compute the metrics of a step's episodes; empty where no environment ran.
+    """Compute the metrics of the episodes of a step; empty without an environment.
 
-    Shares and means are over episodes; ``episode/observation_token_share`` is over the tokens behind the prompts. A
-    metric of the environment is the mean over the episodes that gave it.
+    Shares and means are over episodes; ``episode/observation_token_share`` is over the tokens after the prompts. A
+    metric of the environment is the mean over the episodes that returned it.
     """
     completions = [completion for scored in groups for completion in scored.group.completions]
     played = [(c, c.episode) for c in completions if c.episode is not None]
@@ -203,7 +204,7 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         return {}
     episodes = [episode for _, episode in played]
     turns = np.array([sum(len(row.turns) for row in list_rows(completion)) for completion, _ in played])
-    # A branch repeats the tokens before it, which its share would count again: those of the first rows alone.
+    # Only of first rows: a branch repeats the tokens before it, which would be counted twice.
     observed = sum(int((~c.sampled).sum()) for c, _ in played if c.sampled is not None)
     tokens = observed + sum(count_sampled(completion) for completion, _ in played)
     metrics = {

@@ -1,4 +1,4 @@
-"""Live display of a run in a notebook: one progress bar, the main metrics, and their curves, updated in place."""
+"""Live display of a run in a notebook: a progress bar, the main metrics and their curves, updated in place."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _CURVES = (
 )
 
 _REFRESH_S = 0.5
-"""Seconds between two updates, so that fast steps do not keep the browser busy."""
+"""Seconds between two updates: more would slow the browser down."""
 
 _MAX_POINTS = 200
-"""Points of a line: more would not be told apart at its width."""
+"""Points of a curve, about one for each pixel of its width."""
 
 _WIDTH, _HEIGHT, _MARGIN = 220, 72, 3
-"""Of a curve, in CSS pixels."""
+"""Size of a curve, in CSS pixels."""
 
 
 class NotebookSink:
-    """One display that each step updates: bar, metrics and curves. Plain SVG, so that every notebook shows it."""
+    """A display that each step updates: progress bar, metrics and curves as SVG, which every notebook can show."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class NotebookSink:
         publish: Publish | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start a display in the running cell.
+        """Show the display in the output of the running cell.
 
         Args:
-            total_steps: Steps that the run will take, or None when that is not known.
+            total_steps: Number of steps of the run; None if it is not known.
             resume_step: Last step already done.
-            earlier: Metrics of the steps up to there, for the curves; a value may be None.
-            publish: Shows the display; by default IPython does.
+            earlier: Metrics of the steps up to ``resume_step``, for the curves; a value may be None.
+            publish: Shows the display; IPython's by default.
             now: A clock, in seconds.
         """
         self._latest = LatestMetrics(total_steps, resume_step=resume_step)
@@ -76,7 +76,7 @@ class NotebookSink:
         self._show_if_due()
 
     def show_episodes(self, ended: int, total: int) -> None:
-        """Show how many episodes of the rollout under way have ended."""
+        """Show how many episodes of the current rollout have ended."""
         self._doing = f"{ended} of {total} episodes ended"
         self._show_if_due()
 
@@ -117,7 +117,7 @@ def is_notebook() -> bool:
 
 
 def draw_curve(title: str, line: Points, dots: Points) -> str:
-    """Return a small SVG chart with the range of its values in the caption; empty without a point."""
+    """Return a small SVG chart, with the range of its values in the caption; empty without points."""
     points = [*line, *dots]
     if not points:
         return ""
@@ -126,7 +126,7 @@ def draw_curve(title: str, line: Points, dots: Points) -> str:
 
     def place(step: int, value: float) -> str:
         x = 0.5 if last == first else (step - first) / (last - first)
-        # Halves, as the difference of two finite numbers may not be finite.
+        # Halves: the difference of two large finite numbers may be infinite.
         y = 0.5 if high == low else (value / 2 - low / 2) / (high / 2 - low / 2)
         return f"{_MARGIN + x * (_WIDTH - 2 * _MARGIN):.1f},{_HEIGHT - _MARGIN - y * (_HEIGHT - 2 * _MARGIN):.1f}"
 
@@ -144,7 +144,7 @@ def draw_curve(title: str, line: Points, dots: Points) -> str:
 
 
 def thin(line: Points, most: int = _MAX_POINTS) -> Points:
-    """Return at most ``most`` points: of each run of neighbours the last step and the mean value."""
+    """Return at most ``most`` points: neighbours are replaced by their last step and their mean value."""
     width = math.ceil(len(line) / most)
     if width <= 1:
         return line
@@ -153,7 +153,7 @@ def thin(line: Points, most: int = _MAX_POINTS) -> Points:
 
 
 def _make_publisher() -> Publish:
-    """A display of its own in the running cell; the first call shows it, later ones replace it."""
+    """Return a function that shows a new display in the running cell when first called, and then replaces it."""
     from uuid import uuid4
 
     from IPython.display import display

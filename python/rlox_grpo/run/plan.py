@@ -1,4 +1,4 @@
-"""How many steps a call of ``train`` takes, how many prompts each draws, and how far the run has come."""
+"""The number of steps and prompts of a call of ``train``, and the progress of the run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from math import ceil
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps and draws of one call of ``train``, those before a resume included.
+    """Steps and prompts of one call of ``train``, including those before a resume.
 
     Attributes:
-        start_step: Steps taken before this call of ``train`` first began.
-        start_draw: Prompts drawn by then.
-        last_draw: Prompts drawn when the call ends, without those of refills.
-        per_step: Prompts of a step. The last step may have fewer.
+        start_step: Steps before the call.
+        start_draw: Prompts drawn before the call.
+        last_draw: Prompts drawn at the end of the call, without refills.
+        per_step: Prompts in a step. The last step may have fewer.
     """
 
     start_step: int
@@ -24,11 +24,11 @@ class Plan:
 
     @property
     def total_steps(self) -> int:
-        """Steps at the end of the call."""
+        """The number of the last step of the call."""
         return self.start_step + ceil((self.last_draw - self.start_draw) / self.per_step)
 
     def count_prompts(self, step: int) -> int:
-        """Prompts that step ``step`` draws (from 0): ``per_step``, the rest in the last step, 0 after it."""
+        """Return the number of prompts of step ``step``, counted from 0; 0 after the last step."""
         left = self.last_draw - self.start_draw - (step - self.start_step) * self.per_step
         return max(0, min(self.per_step, left))
 
@@ -49,12 +49,12 @@ def make_plan(
 
 @dataclass
 class Progress:
-    """How far a run has come.
+    """The progress of a run, including the steps before a resume.
 
     Attributes:
-        step: Training steps taken since the weights were first loaded, those before a resume included.
-        draws: Prompts drawn so far; see :class:`rlox_grpo.prompts.load.PromptDraws`.
-        prompt_tokens, completion_tokens: Of every step so far; see :mod:`rlox_grpo.run.usage`.
+        step: Training steps.
+        draws: Prompts drawn; see :class:`rlox_grpo.prompts.load.PromptDraws`.
+        prompt_tokens, completion_tokens: Tokens of all steps; see :mod:`rlox_grpo.run.usage`.
     """
 
     step: int = 0

@@ -1,4 +1,4 @@
-"""What a resumed run must share with the run that it continues: options, reward functions, data."""
+"""Compare a resumed run with its checkpoint: options, reward functions, data and optimizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import tokenize
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from types import CodeType
@@ -23,10 +23,10 @@ from rlox_grpo.rewards.workers import InWorkers
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 
 REWARDS = "rewards"
-"""The name in ``resume_changes`` that permits other reward functions, or edited ones."""
+"""Name in ``resume_changes`` that allows other or edited reward functions."""
 
 OPTIMIZER = "optimizer"
-"""The name in ``resume_changes`` that permits another optimizer, or an edited one; and its fingerprint's."""
+"""Name in ``resume_changes`` that allows another or an edited optimizer; also the key of its fingerprint."""
 
 _STATE: dict[str, type | tuple[type, ...]] = {
     "step": int,
@@ -52,7 +52,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def refuse_unknown_changes(names: Iterable[str]) -> None:
-    """Raise ConfigError where ``resume_changes`` names what is no option."""
+    """Raise ConfigError if ``resume_changes`` contains a name that is not an option."""
     known = [*GRPOConfig.model_fields, REWARDS, OPTIMIZER]
     for name in names:
         if name not in known:
@@ -60,7 +60,7 @@ def refuse_unknown_changes(names: Iterable[str]) -> None:
 
 
 def find_state_damage(state: Mapping[str, Any]) -> str:
-    """What a run's ``state.json`` lacks, or holds of another type; empty where it is complete."""
+    """Describe the first key of ``state.json`` that is missing or has the wrong type; empty if there is none."""
     for name, kind in _STATE.items():
         if name not in state:
             return f"state.json has no {name!r}"
@@ -70,11 +70,11 @@ def find_state_damage(state: Mapping[str, Any]) -> str:
 
 
 def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str | None]]) -> list[str]:
-    """What differs between the checkpoint's reward functions and these (name, digest), in words."""
+    """Describe the differences between the checkpoint's reward functions and ``rewards`` (name, digest)."""
     names = [name for name, _ in rewards]
     if state["rewards"] != names:
         return [f"reward functions: {state['rewards']} there, {names} here"]
-    known = state.get("reward_sources") or [None] * len(names)  # an older checkpoint has none
+    known = state.get("reward_sources") or [None] * len(names)  # missing in older checkpoints
     return [
         f"the reward function {name} was edited"
         for (name, digest), before in zip(rewards, known, strict=False)
@@ -83,8 +83,8 @@ def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str |
 
 
 def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Which fingerprints of the data differ; one that an older checkpoint lacks is not compared."""
-    then = {OPTIMIZER: "adamw", **then}  # the only one of earlier versions
+    """Describe the fingerprints that differ. A fingerprint that an older checkpoint lacks is not compared."""
+    then = {OPTIMIZER: "adamw", **then}  # earlier versions had only this optimizer
     changed = [
         name
         for name in now
@@ -94,7 +94,10 @@ def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _is_other(before: str | None, now: str | None) -> bool:
-    """Whether two digests of an optimizer differ; one without source, or of another Python's code, is not compared."""
+    """Whether two digests of an optimizer differ.
+
+    Digests of bytecode are compared only within one version of Python, and a missing digest is not compared.
+    """
     of_code = [digest is None or digest.startswith("python") for digest in (before, now)]
     if "adamw" not in (before, now) and all(of_code) and not _comparable(before or "", now or ""):
         return False
@@ -108,11 +111,11 @@ def refuse_other_run(
     rewards: Sequence[tuple[str, str | None]],
     data: Mapping[str, Any],
 ) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
-    """Compare a checkpoint's configuration, rewards and data with those of this start.
+    """Compare the configuration, rewards and data of a checkpoint with those of the resumed run.
 
     Returns:
-        The options that differ, each with its old and its new value, and ``"rewards"`` where other things differ;
-        these in words.
+        The options that differ, name → (old value, new value), with the key ``"rewards"`` if anything else differs;
+        and descriptions of these other differences.
 
     Raises:
         CheckpointError: a difference that is neither resumable nor named in ``resume_changes``.
@@ -123,46 +126,32 @@ def refuse_other_run(
         *compare_rewards(state, rewards),
         *compare_data(state["data"], data),
     ]
-    fixed = {name: values for name, values in options.items() if not is_resumable(name)}
-    refuse_changes(checkpoint, fixed, others, config.resume_changes)
+    allowed = config.resume_changes
+    fixed = [name for name in options if not is_resumable(name) and name not in allowed]
+    permits = {what: REWARDS for what in others if "reward function" in what} | {_OTHER_OPTIMIZER: OPTIMIZER}
+    forbidden = [what for what in others if permits.get(what) not in allowed]
+    if fixed or forbidden:
+        changed = [f"{name}: {options[name][0]!r} there, {options[name][1]!r} here" for name in fixed]
+        wanted = [*fixed, *dict.fromkeys(permits[what] for what in forbidden if what in permits)]
+        permit = f"add resume_changes={wanted} to continue with the change, " if wanted else ""
+        raise CheckpointError(
+            f"{checkpoint} is of another configuration ({'; '.join([*changed, *forbidden])}): restore these to "
+            f"continue it, {permit}or choose another output_dir to start anew"
+        )
     if others:
         options["rewards"] = ([*state["rewards"]], others)
     return options, others
 
 
-def refuse_changes(
-    checkpoint: Any, options: Mapping[str, tuple[Any, Any]], others: Sequence[str], allowed: Collection[str]
-) -> None:
-    """Raise CheckpointError for each difference that ``resume_changes`` does not name, with the ways out.
-
-    Args:
-        checkpoint: its path, for the message.
-        options: the options that differ and may not.
-        others: what else differs, in words; see :func:`compare_rewards` and :func:`compare_data`.
-        allowed: ``resume_changes``.
-    """
-    wrong = [f"{name}: {old!r} there, {new!r} here" for name, (old, new) in options.items() if name not in allowed]
-    permits = {what: REWARDS for what in others if "reward function" in what} | {_OTHER_OPTIMIZER: OPTIMIZER}
-    forbidden = [what for what in others if permits.get(what) not in allowed]
-    wrong += forbidden
-    if not wrong:
-        return
-    needed = dict.fromkeys(permits[what] for what in forbidden if what in permits)
-    wanted = [*(name for name in options if name not in allowed), *needed]
-    permit = f"add resume_changes={wanted} to continue with the change, " if wanted else ""
-    raise CheckpointError(
-        f"{checkpoint} is of another configuration ({'; '.join(wrong)}): restore these to continue it, "
-        f"{permit}or choose another output_dir to start anew"
-    )
-
-
 def digest_reward(function: Any) -> str | None:
-    """A digest of what a reward function computes, as far as its own source tells; None where there is no source.
+    """Return a digest of a reward function, or None if it has no source. It does not cover functions that it calls.
 
-    The source's tokens without comments and layout; of a lambda its code, which only one version of Python can
-    compare; of an object its class and fields. What the function calls is not part of it.
+    The digest is of the source's tokens, without comments and layout. For a lambda it is of the bytecode, which can
+    be compared only within one version of Python. For an object it is of its class and its fields.
     """
     fields = ""
+    # Unwrap to the user's function. Bound arguments and dataclass fields are part of the digest, without the memory
+    # addresses in their repr, which differ in each process.
     while isinstance(function, (partial, InWorkers)):
         if isinstance(function, InWorkers):
             function = function.function
@@ -179,7 +168,7 @@ def digest_reward(function: Any) -> str | None:
         version = ".".join(map(str, sys.version_info[:2]))
         return f"python{version}:{_sha256(_code_text(code))}"
     if (target.__module__ or "").split(".")[0] == __package__.split(".")[0] and fields:
-        return f"rule:{_sha256(fields)}"  # a rule of this library: its options
+        return f"rule:{_sha256(fields)}"  # a rule of this library is its options
     try:
         source = inspect.getsource(target)
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
@@ -190,7 +179,7 @@ def digest_reward(function: Any) -> str | None:
 
 
 def digest_optimizer(factory: Any) -> str | None:
-    """A digest of an optimizer's factory as :func:`digest_reward`'s; of a class its name and what is bound to it."""
+    """Return a digest of an optimizer's factory, as :func:`digest_reward`; for a class its name and bound arguments."""
     if factory is None:
         return "adamw"
     bound, target = "", factory
@@ -203,7 +192,7 @@ def digest_optimizer(factory: Any) -> str | None:
 
 
 def digest_rewards(reward_fns: Sequence[RewardFn], episodes: EpisodeRunner | None) -> list[tuple[str, str | None]]:
-    """The name of each reward function, of the environment and of its tools, each with a digest of its source."""
+    """Return the name and the digest of each reward function, of the environment and of its tools."""
     sources: list[Any] = [function for function in reward_fns if not isinstance(function, EnvironmentReward)]
     if episodes is not None:
         sources += [source for source in (episodes.source, *episodes.environment.tools) if source is not None]
@@ -214,7 +203,7 @@ def digest_rewards(reward_fns: Sequence[RewardFn], episodes: EpisodeRunner | Non
 
 
 def digest_columns(columns: Iterable[Mapping[str, Any]]) -> str:
-    """A digest of the columns that reward functions read, row by row; objects count by their type."""
+    """Return a digest of the columns that reward functions read. Values that are not JSON count by their type."""
     digest = hashlib.sha256()
     for row in columns:
         named = {str(name): row[name] for name in sorted(row, key=str)}

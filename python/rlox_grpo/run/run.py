@@ -1,4 +1,4 @@
-"""Run folder: logs, checkpoints, resume."""
+"""One call of ``train``: its logs, checkpoints and resume."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Run:
-    """The outside of one call of ``train``: folder, metric sinks, checkpoints, resume."""
+    """Writes the run folder of one call of ``train`` and resumes from it: logs, metric sinks, checkpoints."""
 
     def __init__(
         self,
@@ -61,28 +61,28 @@ class Run:
         callbacks: Callbacks | None = None,
         restore: Path | None = None,
     ) -> None:
-        """Load the newest checkpoint of the run's folder into the parts of the trainer; rank 0 holds the folder.
+        """Resume from the newest checkpoint of the run folder, if there is one. Only rank 0 writes to the folder.
 
         Args:
-            config: every option of the run.
-            policy: the model in training and its tokenizer.
-            learner, sampler, progress: a resume sets their state.
-            ranks: the processes of the run.
-            rewards: each reward function's name, and a digest of its source or None.
-            data: fingerprints that a resumed run must find unchanged.
-            callbacks: told of each step, evaluation and checkpoint.
-            origin: keys that lead ``config.toml``, such as the model and the data files.
-            restore: the checkpoint to go back to after a collapse; later ones are set aside.
+            config, policy, ranks: those of the trainer.
+            learner, sampler, progress: their state is set from the checkpoint.
+            rewards: name of each reward function, and a digest of its source or None.
+            data: fingerprints of the data; a resumed run must have the same.
+            callbacks: called after each step, evaluation and checkpoint.
+            origin: first keys of ``config.toml``, such as the model and the data files.
+            restore: checkpoint to restore after a collapse of the reward; later checkpoints are renamed.
 
         Raises:
-            CheckpointError: a folder that holds another run, a broken checkpoint, or a disk too full for one.
-            ConfigError: ``resume_changes`` names what is no option.
+            CheckpointError: the folder belongs to another run, a checkpoint is damaged, or the disk is too full.
+            ConfigError: ``resume_changes`` contains a name that is not an option.
         """
         self._config, self._policy, self._learner, self._sampler = config, policy, learner, sampler
         self._ranks, self._progress, self._rewards = ranks, progress, [*rewards]
         self._data = dict(data)
         self._callbacks = Callbacks() if callbacks is None else callbacks
-        self._folder = None if self._config.output_dir is None else Path(self._config.output_dir)
+        self._folder = None if config.output_dir is None else Path(config.output_dir)
+        self._own_folder = self._folder if ranks.is_first else None
+        """The run folder on rank 0; None on ranks that write nothing."""
         self.start_step, self.start_draw = self._progress.step, self._progress.draws
         self.resumed_from: Path | None = None
         self.last_metrics: dict[str, float] = {}
@@ -93,44 +93,40 @@ class Run:
         self._is_recording = False
         self._warned_of: set[str] = set()
         self._has_collapsed = False
-        self._watch = Watch() if self._config.guards and self._ranks.is_first else None
-        self._writes = self._folder is not None and self._ranks.is_first
+        self._watch = Watch() if config.guards and ranks.is_first else None
         refuse_unknown_changes(config.resume_changes)
-        self._ranks.refuse_differences("ranks of one run differ", {**self._config.model_dump(mode="json"), **data})
-        holds_step = self._progress.step > 0  # a second call of train() continues with its own step
-        checkpoint, damaged = (
-            agree_on_checkpoint(self._ranks, self._folder, config.resume, holds_step=holds_step)
-            if restore is None
-            else (restore, [])
-        )
-        factor = self._learner.learning_rate_factor
+        ranks.refuse_differences("ranks of one run differ", {**config.model_dump(mode="json"), **data})
+        checkpoint, damaged = restore, list[Path]()
+        if restore is None and progress.step == 0:  # a second call of train() continues from the weights in memory
+            checkpoint, damaged = agree_on_checkpoint(ranks, self._folder, config.resume)
+        factor = learner.learning_rate_factor
         changed = self._resume(checkpoint) if checkpoint is not None else {}
         if restore is not None:
-            self._learner.learning_rate_factor = factor / 2
+            learner.learning_rate_factor = factor / 2
             changed = {**changed, "learning_rate_factor": (factor, factor / 2)}
-        self._first_step = self._progress.step
-        self._ranks.gather(None)  # every rank has read the checkpoint before the folder changes
-        if self._folder is not None and self._writes:
-            refuse_full_disk(self._folder, self._policy.model)
+        self._first_step = progress.step
+        ranks.gather(None)  # a barrier: rank 0 changes the folder only after every rank has read the checkpoint
+        if self._own_folder is not None:
+            refuse_full_disk(self._own_folder, policy.model)
             prepare_folder(
-                self._folder,
-                self._progress.step,
+                self._own_folder,
+                progress.step,
                 resumes=checkpoint is not None,
                 damaged=damaged,
                 changed=changed,
-                config=self._config.to_toml(origin),
+                config=config.to_toml(origin),
             )
 
     @property
     def progress_fields(self) -> dict[str, float]:
-        """Fields of the returned metrics: ``resumed_from_step`` (0 where the run began anew), ``steps_trained``."""
+        """Fields of the returned metrics: ``resumed_from_step`` (0 for a new run) and ``steps_trained``."""
         return {
             "resumed_from_step": float(self._first_step),
             "steps_trained": float(self._progress.step - self._first_step),
         }
 
     def announce(self, plan: Plan, *, is_new_call: bool) -> None:
-        """Say what this start does: resume at a step, or nothing as the run is complete; warn of too few rows."""
+        """Log that the run resumes or is complete already; warn if a step has more prompts than there are rows."""
         total_steps = plan.total_steps
         if self._progress.step >= total_steps:
             self._say(f"{self._config.output_dir} is complete: all {total_steps} steps are done, nothing to train")
@@ -151,23 +147,23 @@ class Run:
 
     @contextmanager
     def recording(self, total_steps: int) -> Iterator[None]:
-        """Keep the console and the other sinks open; whatever ends the run, save what is whole and say how to go on.
+        """Keep the metric sinks open during the block. On an error, save a checkpoint and log how to resume.
 
         Raises:
-            ImportError, OSError: a sink that cannot start stops the run before any work.
+            ImportError, OSError: a sink cannot start.
         """
         names: list[SinkName] = [*self._config.log_to] if self._ranks.is_first else []
-        if self._writes and "jsonl" not in names:
+        if self._own_folder is not None and "jsonl" not in names:
             names.append("jsonl")
         self._sinks = make_sinks(
             names,
-            self._folder if self._folder is not None and self._writes else Path(),  # the console alone needs none
+            self._own_folder or Path(),  # without a folder there is only the console
             total_steps=total_steps,
             resume_step=self._progress.step,
             config=self._config.model_dump(),
         )
-        if self._watch is not None and self._folder is not None and self._writes:
-            self._watch = resume_watch(self._folder, self._progress.step)
+        if self._watch is not None and self._own_folder is not None:
+            self._watch = resume_watch(self._own_folder, self._progress.step)
         self._is_recording = True
         try:
             yield
@@ -180,65 +176,60 @@ class Run:
         finally:
             self._is_recording = False
             self._sinks.close()
-            if self._folder is not None and self._writes:
+            if self._own_folder is not None:
                 with self._warning_once("report"):
-                    write_report(self._folder)
+                    write_report(self._own_folder)
 
     def show_episodes(self, ended: int, total: int) -> None:
-        """Show on the console how many episodes of the rollout under way have ended, while the run records."""
+        """Show on the console how many episodes of the current rollout have ended."""
         if self._is_recording:
             self._sinks.show_episodes(ended, total)
 
     def record(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup], advantages: Float32Array) -> None:
-        """Hand one step's metrics to the sinks, and write some of its completions."""
+        """Write the metrics of one step to the sinks, and some of its completions to the run folder."""
         self.last_metrics = dict(metrics)
         fired = {} if self._watch is None else self._watch.step(metrics)
         self._has_collapsed = reward_collapse.__name__ in fired
         self._sinks.write(self._progress.step, {**metrics, **{f"guard/{name}": 1.0 for name in fired}})
-        if fired and self._folder is not None and self._writes:
+        folder, limit = self._own_folder, self._config.log_completions
+        if fired and folder is not None:
             with self._warning_once("warnings"):
-                write_warnings(self._folder, self._progress.step, fired)
-        limit = self._config.log_completions
-        if self._folder is not None and self._writes and limit > 0:
+                write_warnings(folder, self._progress.step, fired)
+        if folder is not None and limit > 0:
             with self._warning_once("completions"):
-                write_completions(self._folder, self._progress.step, groups, advantages, limit=limit)
-        self._callbacks.step(self._progress.step, metrics)
+                write_completions(folder, self._progress.step, groups, advantages, limit=limit)
+        self._callbacks.call("on_step", self._progress.step, dict(metrics))
 
     def find_checkpoint_to_restore(self) -> Path | None:
-        """The newest checkpoint from before a collapse that the step just recorded has shown; None: train on.
+        """Return the newest checkpoint from before the reward collapsed; None if it has not, or if there is none.
 
         For ``on_collapse="restore"``. Every rank gets the same answer.
         """
         found: Path | None = None
-        if self._has_collapsed and self._folder is not None and self._writes:
-            found = choose_restore(self._folder, self._progress.step, self._learner.learning_rate_factor)
+        if self._has_collapsed and self._own_folder is not None:
+            found = choose_restore(self._own_folder, self._progress.step, self._learner.learning_rate_factor)
         answer = self._ranks.gather("" if found is None else str(found))[0]
         return Path(answer) if answer else None
 
     def record_evaluation(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
         """Write one evaluation: a line of ``evaluations.jsonl`` and some of its completions.
 
-        The sinks get the evaluation before the first step here, and later ones among the metrics of their steps.
+        Only the evaluation before the first step goes to the sinks here. Later ones are part of their step's metrics.
         """
         step = self._progress.step
         if step == 0:
             self._sinks.write(0, {f"eval/{name}": value for name, value in metrics.items()}, without="jsonl")
-        if self._folder is not None and self._writes:
-            self._write_evaluation(self._folder, step, metrics, groups)
-        self._callbacks.evaluation(step, metrics)
-
-    def _write_evaluation(
-        self, folder: Path, step: int, metrics: Mapping[str, float], groups: Sequence[ScoredGroup]
-    ) -> None:
-        numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
-        with self._warning_once("evaluations"):
-            append_line(folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
-        with self._warning_once("evaluations"):
-            limit = max(1, self._config.log_completions)
-            write_completions(folder, step, groups, None, limit=limit, kind="eval_step")
+        if self._own_folder is not None:
+            numbers = {name: value for name, value in metrics.items() if np.isfinite(value)}
+            with self._warning_once("evaluations"):
+                append_line(self._own_folder / "evaluations.jsonl", json_line({"step": step, **numbers}))
+            with self._warning_once("evaluations"):
+                limit = max(1, self._config.log_completions)
+                write_completions(self._own_folder, step, groups, None, limit=limit, kind="eval_step")
+        self._callbacks.call("on_evaluation", step, dict(metrics))
 
     def save_if_due(self) -> None:
-        """Write a checkpoint every ``checkpoint_steps``; one that fails is tried again after the next step."""
+        """Write a checkpoint every ``checkpoint_steps``. If it fails, warn and try again after the next step."""
         every = self._config.checkpoint_steps
         if not (self._save_is_due or (every > 0 and self._progress.step % every == 0)):
             return
@@ -247,43 +238,47 @@ class Run:
         except CheckpointError as error:
             self._save_is_due = True
             warnings.warn(
-                f"{error}; training goes on and tries again after the next step", RuntimeWarning, stacklevel=3
+                f"{error}; training continues and tries again after the next step", RuntimeWarning, stacklevel=3
             )
         else:
             self._save_is_due = False
 
     def save(self) -> None:
-        """Write a checkpoint of the step just done, unless that step has one of this run.
+        """Write a checkpoint of the last step, unless this run has written one already.
 
         Raises:
-            CheckpointError: it cannot be written; the message says what to do, the weights are still in memory.
-            NonFiniteError: the weights are not finite; the last checkpoint stays.
+            CheckpointError: it cannot be written. The weights are still in memory; the message says what to do.
+            NonFiniteError: the weights are not finite. The previous checkpoint is kept.
         """
         if self._folder is None or self._saved_step == self._progress.step:
             return
         failure = ["", ""]
+        # Collectives: every rank takes part in gathering sharded weights and pending rollouts, and rank 0 writes them.
         weights, moments = self._learner.whole_weights(), self._learner.updater.state_dict()
         under_way = join_states(self._ranks.gather(self._sampler.ahead.state()))
-        if self._writes:
+        if self._own_folder is not None:
             try:
                 self._write_checkpoint(weights, moments, under_way)
             except (CheckpointError, NonFiniteError) as error:
                 failure = [type(error).__name__, str(error)]
-        kind, message = self._ranks.gather(failure)[0]  # every rank goes on, or stops, as rank 0 does
+        kind, message = self._ranks.gather(failure)[0]  # every rank raises what rank 0 raised
         if kind:
             raise (NonFiniteError if kind == NonFiniteError.__name__ else CheckpointError)(message)
         self._saved_step = self._progress.step
-        self._callbacks.save(self._progress.step, checkpoint_path(self._folder / "checkpoints", self._progress.step))
+        path = checkpoint_path(self._folder / "checkpoints", self._progress.step)
+        self._callbacks.call("on_save", self._progress.step, path)
 
     def _save_after(self, error: Exception) -> None:
-        """Save what is whole after ``error``, which stays the error of the run."""
+        """Save a checkpoint after ``error``. A failure of the save is only logged: the run still raises ``error``."""
         if self._saved_step == self._progress.step:
             return
         updater = self._learner.updater
         try:
-            if self._ranks.size == 1 or isinstance(error, NonFiniteError):  # every rank has raised that
+            if self._ranks.size == 1 or isinstance(error, NonFiniteError):  # every rank raises it, so all take part
                 self.save()
-            elif self._writes and not updater.is_sharded:  # the other ranks may be gone, and they are not needed
+            elif (
+                self._own_folder is not None and not updater.is_sharded
+            ):  # without collectives: other ranks may be dead
                 self._write_checkpoint(
                     self._learner.whole_weights(),
                     updater.state_dict(),
@@ -338,7 +333,7 @@ class Run:
             ) from error
 
     def how_to_resume(self, *, numbers_are_bad: bool = False) -> str:
-        """What to tell a user whose run stopped; the same command is no advice where it would meet the same numbers."""
+        """Advice for the user of a run that stopped; see :func:`rlox_grpo.run.folder.advise_resume`."""
         return advise_resume(self._folder, self._config.resume, numbers_are_bad=numbers_are_bad)
 
     def _model_name(self) -> str:
@@ -346,11 +341,11 @@ class Run:
         return str(getattr(model, "name_or_path", "") or type(model).__name__)
 
     def _resume(self, checkpoint: Path) -> dict[str, tuple[Any, Any]]:
-        """Load the checkpoint; returns the options that differ, each with its old and its new value."""
+        """Load the checkpoint. Returns the options that differ: name → (old value, new value)."""
         state = read_state(checkpoint)
         changed, permitted = refuse_other_run(checkpoint, state, self._config, self._rewards, self._data)
         if permitted and self._ranks.is_first:
-            logger.warning("resuming with a change that resume_changes permits: %s", "; ".join(permitted))
+            logger.warning("resuming with a change that resume_changes allows: %s", "; ".join(permitted))
         load_weights(checkpoint, self._policy.model, self._learner.updater.masters, self._policy.stored)
         moments = load_optimizer(checkpoint)
         reference = load_reference(checkpoint) if self._learner.reference is not None else {}
@@ -386,10 +381,10 @@ class Run:
 
     @contextmanager
     def _warning_once(self, what: str) -> Iterator[None]:
-        """Losing a log is not losing a run: warn of the first failure to write it, and go on."""
+        """Turn an error of writing the log ``what`` into one warning, so that training continues without the log."""
         try:
             yield
-        except (OSError, ValueError) as error:  # ValueError: the report met a broken file
+        except (OSError, ValueError) as error:  # ValueError: a damaged file
             if what not in self._warned_of:
                 self._warned_of.add(what)
-                warnings.warn(f"{what} cannot be written, training goes on: {error}", RuntimeWarning, stacklevel=4)
+                warnings.warn(f"{what} cannot be written, training continues: {error}", RuntimeWarning, stacklevel=4)

@@ -1,4 +1,4 @@
-"""Metric sinks: JSON lines, TensorBoard, trackio, W&B, and the console or a notebook's display."""
+"""Metric sinks: JSON lines, TensorBoard, trackio, W&B, the console and notebooks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlox_grpo.run.files import append_or_cut, cut_after, finite, json_line, rea
 
 @runtime_checkable
 class MetricSink(Protocol):
-    """Takes the metrics of each step. Its constructor raises when it cannot start."""
+    """Records the metrics of each step. The constructor raises an error if the sink cannot start."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record what one step did; keys are ``stage/name_unit``. ``metrics`` is only read."""
+        """Record the metrics of one step, with keys ``stage/name_unit``. Must not change ``metrics``."""
         ...
 
     def close(self) -> None:
-        """Write out what is held back and release files and connections."""
+        """Write what is buffered, and close files and connections."""
         ...
 
 
@@ -34,14 +34,14 @@ def make_sinks(
     resume_step: int = 0,
     config: Mapping[str, Any] | None = None,
 ) -> Sinks:
-    """Start the sinks of one run, by name, in the order given.
+    """Start the sinks of a run.
 
     Args:
-        names: Which sinks.
-        run_dir: The run's folder; its name is the run's name where a sink wants one.
-        total_steps: Steps that the run will take, for the progress bar and the time left.
-        resume_step: Last step already done; what a sink holds of later steps is dropped where it can be.
-        config: Shown beside the run by trackio and W&B.
+        names: The sinks, in order.
+        run_dir: The run folder. Its name is the name of the run in trackio and W&B.
+        total_steps: Number of steps of the run, for the progress bar and the time left.
+        resume_step: Last step already done. Metrics of later steps are removed from files.
+        config: Options that trackio and W&B show with the run.
 
     Raises:
         ValueError: An unknown name.
@@ -66,7 +66,7 @@ def make_sinks(
 
 
 def _make_console(run_dir: Path, total_steps: int | None, resume_step: int) -> MetricSink:
-    """A live display in a notebook, a bar or lines elsewhere."""
+    """Return a live display in a notebook, else a progress bar or lines."""
     from rlox_grpo.run.console import ConsoleSink
     from rlox_grpo.run.notebook import NotebookSink, is_notebook
 
@@ -79,24 +79,24 @@ def _make_console(run_dir: Path, total_steps: int | None, resume_step: int) -> M
 
 
 class Sinks:
-    """Several sinks as one. A sink that fails is tried again at the next step and warned of once: training goes on."""
+    """The sinks of a run. If one fails, training continues with one warning, and the next step tries the sink again."""
 
     def __init__(self, sinks: Mapping[str, MetricSink]) -> None:
         self._sinks = dict(sinks)
         self._warned: set[str] = set()
 
     def write(self, step: int, metrics: Mapping[str, float], *, without: str | None = None) -> None:
-        """Pass the metrics to every sink but the one named ``without``."""
+        """Write the metrics to every sink except the one named ``without``."""
         for name, sink in self._sinks.items():
             if name == without:
                 continue
             try:
                 sink.write(step, metrics)
-            except Exception as error:  # noqa: BLE001  (any library's failure; losing a metric is not losing a run)
+            except Exception as error:  # noqa: BLE001  (whatever a tracking library raises must not end the run)
                 self._warn(name, f"failed at step {step}", error)
 
     def show_episodes(self, ended: int, total: int) -> None:
-        """Tell the console how many episodes of the rollout under way have ended."""
+        """Show on the console how many episodes of the current rollout have ended."""
         show = getattr(self._sinks.get("console"), "show_episodes", None)
         if show is not None:
             try:
@@ -105,7 +105,7 @@ class Sinks:
                 self._warn("console", "failed within a step", error)
 
     def close(self) -> None:
-        """Close every sink, also those after one that fails."""
+        """Close every sink, even if one of them fails."""
         for name, sink in self._sinks.items():
             try:
                 sink.close()
@@ -116,29 +116,29 @@ class Sinks:
         if name not in self._warned:
             self._warned.add(name)
             warnings.warn(
-                f"metric sink {name!r} {what}, training goes on: {type(error).__name__}: {error}",
+                f"metric sink {name!r} {what}, training continues: {type(error).__name__}: {error}",
                 RuntimeWarning,
                 stacklevel=3,
             )
 
 
 class JsonlSink:
-    """A JSON object for each step, on disk before the next step starts: ``{"step": 7, "reward/mean": 0.25, …}``.
+    """One line of JSON for each step, written before the next step starts: ``{"step": 7, "reward/mean": 0.25, …}``.
 
-    A number that is not finite is written as null. On a resume at step k the lines past k are cut off, and a torn
-    last line with them, so that the file holds each step once. A write that fails leaves only whole lines.
+    Numbers that are not finite become null. A resume removes later lines and an incomplete last line, so that the file
+    has each step once. A write that fails leaves only complete lines.
     """
 
     def __init__(self, path: Path, *, resume_step: int = 0) -> None:
         """Open the file for appending.
 
         Args:
-            path: The file, ``RUN_DIR/metrics.jsonl``; its folder must be there.
-            resume_step: Last step already done; 0 starts the file anew.
+            path: ``RUN_DIR/metrics.jsonl``; its folder must exist.
+            resume_step: Last step already done; 0 empties the file.
 
         Raises:
-            ValueError: The file holds a broken line; it is left as it was.
-            OSError: It cannot be read or written.
+            ValueError: A line of the file is damaged. The file is not changed.
+            OSError: The file cannot be read or written.
         """
         self._path = path
         cut_after(path, resume_step)
@@ -148,7 +148,7 @@ class JsonlSink:
         """Append one line.
 
         Raises:
-            OSError: The disk is full or went away; the message says what to do.
+            OSError: The write failed, for example on a full disk; the message says what to do.
         """
         line = json_line({"step": step, **{key: finite(value) for key, value in metrics.items()}})
         try:
@@ -193,16 +193,16 @@ class TensorBoardSink:
 
 
 class TrackingSink:
-    """A run in trackio, which keeps it on this machine, or in W&B; both take the same three calls.
+    """A run in trackio, which stores it on this machine, or in W&B. Both have the same three functions.
 
-    trackio comes with the ``tracking`` extra. W&B does not: it brings a dozen packages, telemetry among them, so
-    those who use it install it themselves.
+    The extra ``tracking`` installs trackio. No extra installs W&B, because it depends on a dozen packages, among them
+    telemetry.
     """
 
     def __init__(
         self, library: Literal["trackio", "wandb"], run_dir: Path, *, config: Mapping[str, Any] | None = None
     ) -> None:
-        """Start a run named after ``run_dir`` in the project ``rlox-grpo``, or in WANDB_PROJECT where that is set.
+        """Start a run named after ``run_dir``, in the project WANDB_PROJECT or else ``rlox-grpo``.
 
         Raises:
             ImportError: The library is not installed.

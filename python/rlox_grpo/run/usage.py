@@ -1,4 +1,4 @@
-"""What steps use: the time of each stage, tokens, and the peak memory of this process."""
+"""Resource use of a step: time by stage, tokens, and peak memory of this process."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if sys.platform != "win32":
 _GIB = 2.0**30
 
 PROMPT_TOKENS, COMPLETION_TOKENS = "tokens/prompt", "tokens/completion"
-"""Names of the cumulative counts in metrics."""
+"""Names of the metrics with the tokens of all steps so far."""
 
 
 def count_tokens(groups: Sequence[ScoredGroup]) -> tuple[int, int]:
-    """Tokens of the prompts, once for each group, and tokens that the policy sampled."""
+    """Return the number of prompt tokens, counted once for each group, and of sampled tokens."""
     prompts = sum(len(scored.group.prompt.token_ids) for scored in groups)
     return prompts, sum(count_sampled(completion) for scored in groups for completion in scored.group.completions)
 
 
 def measure_memory() -> dict[str, float]:
-    """Peak memory of this process since it started, in GiB: of the host where the system tells, of its GPU if any."""
+    """Return the peak memory of this process since its start, in GiB: host memory (not on Windows) and GPU memory."""
     metrics = {}
     if sys.platform != "win32":
-        unit = 1.0 if sys.platform == "darwin" else 1024.0  # getrusage counts bytes there, KiB elsewhere
+        unit = 1.0 if sys.platform == "darwin" else 1024.0  # macOS reports bytes, Linux KiB
         metrics["perf/host_memory_gib_max"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _GIB
     if torch.cuda.is_available():
         metrics["perf/gpu_memory_gib_max"] = torch.cuda.max_memory_allocated() / _GIB
@@ -39,7 +39,7 @@ def measure_memory() -> dict[str, float]:
 
 
 class StageClock:
-    """Seconds of each stage of a step; a stage that runs several times adds up."""
+    """Measures the seconds of each stage of a step. Several runs of a stage are added."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -53,5 +53,5 @@ class StageClock:
         self._seconds[stage] = self._seconds.get(stage, 0.0) + time.perf_counter() - start
 
     def timings(self) -> dict[str, float]:
-        """Seconds by stage, and under ``step`` the wall clock since the beginning."""
+        """Return the seconds by stage, and as ``step`` the wall-clock time since the clock was created."""
         return {**self._seconds, "step": time.perf_counter() - self._start}

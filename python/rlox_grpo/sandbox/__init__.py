@@ -1,7 +1,7 @@
-"""Run code that a model wrote, confined: no network, no files of the user, no other process, bounded resources.
+"""Sandbox for code that a model wrote: no network, no files of the user, no other processes, limited resources.
 
-``python`` is the tool of :func:`python_tool` with the default limits. It is made when it is imported, so that a system
-that cannot confine refuses it there and not at the first call.
+``python`` is the tool of :func:`python_tool` with the default limits. It is created by the import, so that a system on
+which the sandbox does not work raises the error then and not at the first call.
 """
 
 from typing import Any

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.sandbox.confine import ConfinementError, find_missing
+from rlox_grpo.sandbox.confine import find_missing
 from rlox_grpo.sandbox.results import Limits, SandboxError, ScriptResult, TestsResult, read_result
 
 START_SECONDS = 60.0
@@ -63,7 +63,7 @@ print(json.dumps(broken))
 
 @dataclass(frozen=True)
 class _Sent:
-    """A job that the server has: where its output goes."""
+    """A job that was sent to the server, and the descriptors of its output."""
 
     future: Future[Any]
     limits: Limits
@@ -72,14 +72,14 @@ class _Sent:
 
 
 class Sandbox:
-    """Confined processes, started by a server process of their own. Safe to use from several threads.
+    """Runs programs in confined processes, which a server process starts. Thread-safe.
 
     Args:
-        workers: programs that run at once; by default as many as there are cores for this process, divided by the
-            ranks of the machine (``LOCAL_WORLD_SIZE``).
+        workers: number of programs that run at the same time; by default the number of cores of this process, divided
+            by the ranks of the machine (``LOCAL_WORLD_SIZE``).
 
     Raises:
-        SandboxError: this system cannot confine; the message says what is missing and what to do.
+        SandboxError: the sandbox does not work on this system; the message says what is missing and what to do.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -116,11 +116,11 @@ class Sandbox:
             raise
 
     def close(self) -> None:
-        """End the server and everything that it runs."""
+        """End the server and all programs."""
         self._end()
 
     def submit_script(self, code: str, stdin: str = "", limits: Limits | None = None) -> Future[ScriptResult]:
-        """Run a program as a script; wait for a free worker, not for the program."""
+        """Run a program as a script. Blocks until a worker is free, but not until the program ends."""
         limits = limits or Limits()
         with contextlib.ExitStack() as opened:
             given = [_make_file(text, opened) for text in (code, stdin)]
@@ -128,7 +128,7 @@ class Sandbox:
             return self._submit(["script"], [*given, *outputs], outputs, limits, None)
 
     def submit_tests(self, code: str, tests: Sequence[str], limits: Limits | None = None) -> Future[TestsResult]:
-        """Run test statements on a program: the program in one process, the tests in another."""
+        """Run test statements in one process and the program that they call in another. Blocks as for scripts."""
         limits = limits or Limits()
         with contextlib.ExitStack() as opened:
             ends = [opened.enter_context(end) for end in socket.socketpair()]
@@ -144,7 +144,7 @@ class Sandbox:
     ) -> Future[Any]:
         self._slots.acquire()
         future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # a caller that stops waiting cannot cancel it: a result has its place
+        future.set_running_or_notify_cancel()  # so that a caller cannot cancel it: set_result would then fail
         with self._lock:
             self._number += 1
             number = self._number
@@ -199,7 +199,7 @@ class Sandbox:
             raise SandboxError(_refuse(f"its server process did not start: {told.decode(errors='replace')[-2000:]}"))
 
     def _probe(self) -> None:
-        """Try from inside what must not be possible. Raises SandboxError if it is, or if nothing runs."""
+        """Run a program that tries to break out. Raises SandboxError if an attempt succeeds or the program fails."""
         result = self.submit_script(_PROBE).result()
         if result.code != 0 or result.ended != "exit":
             told = f"{result.ended}, code {result.code}: {result.stderr[-1000:]}"
@@ -210,7 +210,7 @@ class Sandbox:
 
 
 def count_workers() -> int:
-    """Programs to run at once in this process."""
+    """Return the number of programs to run at the same time in this process."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, int(ranks) if ranks.isdigit() else 1))
@@ -221,10 +221,10 @@ _shared_lock = threading.Lock()
 
 
 def get_sandbox() -> Sandbox:
-    """The sandbox of this process, started if there is none, or if its server died.
+    """Return the sandbox of this process. It is started if there is none or if its server has died.
 
     Raises:
-        SandboxError: this system cannot confine.
+        SandboxError: the sandbox does not work on this system.
     """
     with _shared_lock:
         own = _shared.get(os.getpid())
@@ -235,7 +235,7 @@ def get_sandbox() -> Sandbox:
 
 
 def _make_file(text: str, opened: contextlib.ExitStack) -> int:
-    """An anonymous file with this text."""
+    """Return the descriptor of an anonymous file with ``text``."""
     descriptor = os.memfd_create("given")
     opened.callback(os.close, descriptor)
     with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -245,7 +245,7 @@ def _make_file(text: str, opened: contextlib.ExitStack) -> int:
 
 
 def _read_answers(owner: weakref.ref[Sandbox], control: socket.socket) -> None:
-    """Settle futures until the socket closes; keeps no sandbox alive while it waits."""
+    """Settle futures until the socket closes. Has only a weak reference, so that an unused sandbox is deleted."""
     while True:
         try:
             message = control.recv(1 << 16)
@@ -281,6 +281,3 @@ def _end(control: socket.socket, server: subprocess.Popen[bytes], work: str, own
 
 def _refuse(missing: str) -> str:
     return f"code that a model wrote cannot be confined on this system, so it is not run: {missing}"
-
-
-__all__ = ["ConfinementError", "Limits", "Sandbox", "SandboxError", "ScriptResult", "TestsResult", "get_sandbox"]

@@ -1,4 +1,4 @@
-"""What a program may use, and how it ended."""
+"""Limits of programs in the sandbox, and their results."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Ended = Literal["exit", "cpu", "wall", "files", "memory", "killed"]
 
 
 class SandboxError(RuntimeError):
-    """The sandbox cannot confine on this system, or failed itself; never what a program did."""
+    """The sandbox does not work on this system, or has failed. Never the result of a program."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one program may use.
+    """Limits of one program.
 
     Attributes:
         cpu_seconds: processor time, in whole seconds; one more for a program that ignores SIGXCPU.
-        wall_seconds: time on the clock, from its start. Larger than ``cpu_seconds``, so that a busy machine does not
+        wall_seconds: elapsed time, in seconds. Should be larger than ``cpu_seconds``, so that a busy machine does not
             change a verdict.
         memory_mb: address space, in MiB.
-        files_mb: its temporary folder, and each of its output streams, in MiB.
-        output_kb: how much of each output stream is kept, in KiB.
+        files_mb: size of the temporary folder, and of each output stream, in MiB.
+        output_kb: number of KiB of each output stream that are returned.
     """
 
     cpu_seconds: int = 2
@@ -47,16 +47,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class ScriptResult:
-    """How a script ended.
+    """The result of a script.
 
     Attributes:
-        ended: ``exit``: by itself, or by a signal of its own; ``cpu``, ``wall``, ``files``: the limit that ended it;
-            ``memory``: it raised MemoryError at its limit; ``killed``: the system killed it within its limits, such as
-            the kernel where the machine has no memory left.
-        code: its exit code, or the negative of the signal's number.
-        stdout, stderr: the beginning of what it wrote, at most ``output_kb``.
-        cut: whether it wrote more to stdout than was kept.
-        cpu_seconds, seconds: processor time, and time on the clock.
+        ended: ``exit``: the script ended itself, also by a signal; ``cpu``, ``wall``, ``files``: it exceeded this
+            limit; ``memory``: it raised MemoryError at its limit; ``killed``: the system killed it within its limits,
+            for example because the machine has no memory left.
+        code: exit code, or the negative number of the signal.
+        stdout, stderr: the first ``output_kb`` of the output.
+        cut: whether stdout was longer.
+        cpu_seconds, seconds: processor time and elapsed time.
     """
 
     ended: Ended
@@ -70,13 +70,13 @@ class ScriptResult:
 
 @dataclass(frozen=True)
 class TestsResult:
-    """What the tests of a program found.
+    """The result of the tests of a program.
 
     Attributes:
-        loaded: ``ok``; ``error``: the program raised, or ended before its tests; ``unparseable``: a syntax error.
-        passed: one value for each test; False also for those that a limit or a kill kept from running.
+        loaded: ``ok``; ``error``: the program raised an error or ended before its tests; ``unparseable``: syntax error.
+        passed: one value for each test; False also for tests that did not run because of a limit or a kill.
         ended: as in :class:`ScriptResult`. ``memory``: a test or the program raised MemoryError. ``killed``: a process
-            was killed within its limits, and not every test had passed by then.
+            was killed within its limits before all tests had passed.
     """
 
     __test__ = False
@@ -89,13 +89,13 @@ class TestsResult:
 def read_result(
     answer: dict[str, Any], limits: Limits, outputs: Sequence[int], tests: int | None
 ) -> ScriptResult | TestsResult:
-    """Return what the server's answer and the output files say.
+    """Return the result of a job.
 
     Args:
-        answer: how each process of the job ended.
-        limits: those of the job.
+        answer: answer of the server: how each process of the job ended.
+        limits: limits of the job.
         outputs: file descriptors: standard output and error of a script, or the marks of tests.
-        tests: how many tests there were; None for a script.
+        tests: number of tests; None for a script.
 
     Raises:
         SandboxError: the server failed, or a process was not confined.
@@ -111,7 +111,7 @@ def read_result(
     ended = answer["ended"]
     if ended == "exit" and any(_ran_out(process, limits.cpu_seconds) for process in answer["processes"]):
         ended = "cpu"
-    # SIGKILL from neither the server nor the process, which may not send it to itself.
+    # SIGKILL, but not from the server; the filter of system calls keeps the process from sending it to itself.
     if ended == "exit" and any(p["code"] == -signal.SIGKILL and not p["killed"] for p in answer["processes"]):
         ended = "killed"
     if ended == "exit" and any(process["code"] == OUT_OF_MEMORY for process in answer["processes"]):
@@ -131,10 +131,10 @@ def read_result(
 
 
 def _ran_out(process: dict[str, Any], cpu_seconds: int) -> bool:
-    """Whether the kernel ended a process for its processor time.
+    """Whether the kernel ended a process because of its processor time.
 
-    Only a program that does not let SIGXCPU end it is killed for its time. It has then used less than the kernel, which
-    counts in ticks, says.
+    The kernel sends SIGXCPU at the limit, and SIGKILL a second later to a process that ignores, catches or blocks
+    SIGXCPU. The limit is counted in clock ticks, so the measured time can be smaller: half of it suffices here.
     """
     if process["code"] == -signal.SIGKILL:
         late = bool(process["cpu_seconds"] > cpu_seconds / 2)

@@ -158,7 +158,7 @@ class Server:
         now = time.monotonic()
         job = Job(asked["number"], now, now + asked["wall_seconds"], asked["folder_bytes"], [])
         try:
-            for place, role in enumerate(asked["roles"]):
+            for place, role in enumerate(asked["roles"]):  # four descriptors for each process
                 self._start(job, role, list(descriptors[4 * place : 4 * place + 4]), bounds, selector)
         except (OSError, ConfinementError) as error:
             job.failed = f"a process could not be started: {error}"
@@ -263,6 +263,7 @@ def _check(job: Job) -> None:
 
 def _keep_only(places: dict[int, int]) -> None:
     """Put descriptors in their places, give 0 to 2 to nothing, and close every other."""
+    # By way of high numbers, because a source may have the number of another place.
     high = {place: os.dup2(source, 100 + place) for place, source in places.items()}
     nothing = os.open(os.devnull, os.O_RDWR)
     for place in (0, 1, 2):

@@ -104,6 +104,7 @@ def make_filter(machine: str, pid: int) -> bytes:
         (_LOAD, 0, 0, _NUMBER),
     ]
     refuse = _ERRNO | errno.EPERM
+    # For each call: if the number differs, jump over the body, which returns in every case.
     for name, number in numbers.items():
         body = _check_arguments(name, pid, refuse) if name in CHECKED else [(_RETURN, 0, 0, _ALLOW)]
         steps += [(_EQUAL, 0, len(body), number), *body]

@@ -1,4 +1,4 @@
-"""The tool ``python``: the policy's code in the sandbox, its output as the tool's result."""
+"""The tool ``python``: it runs code of the policy in the sandbox and returns the output."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LIMITS = {"cpu": "processor time", "wall": "time", "files": "room for files"}
 
 
 def python_tool(limits: Limits | None = None) -> Callable[[str], Awaitable[str]]:
-    """Make the tool ``python`` for ``GRPO(tools=[…])``: it runs a program and returns what it printed.
+    """Return the tool ``python`` for ``GRPO(tools=[…])``, which runs a program and returns its output.
 
-    Every call starts anew, without the names and files of an earlier one. The result is stdout, then stderr, then a
-    line that says how the program ended where that was not by itself; ``max_observation_chars`` of the run bounds it.
+    Calls share no variables and files. The result is stdout, then stderr, then a line about a limit, signal or exit
+    code that ended the program, if any. The option ``max_observation_chars`` limits its length.
 
     Args:
-        limits: of one call.
+        limits: limits of one call.
 
     Raises:
-        SandboxError: this system cannot confine programs; the message says what is missing.
+        SandboxError: the sandbox does not work on this system; the message says what is missing.
     """
     bounds = limits or Limits()
     get_sandbox()

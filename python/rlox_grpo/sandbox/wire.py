@@ -126,6 +126,7 @@ class Peer:
             operation = request["op"]
             if operation not in self._operations:
                 raise TypeError(f"{operation} is not possible here")
+            # Arguments are copies. The caller gets back the content of those that the function changed in place.
             args, kwargs = self.decode(request["args"]), self.decode(request["kwargs"])
             before = [json.dumps(self.encode(value)) if type(value) in _MUTABLE else None for value in args]
             value = self._do(operation, request["on"], args, kwargs)

@@ -1,4 +1,4 @@
-"""The preset record: options with their sources, and the known defects of the source."""
+"""Presets: options with the source of each value, and the known defects of the source."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OUR_RUN: Mapping[str, Any] = {
     "max_grad_norm": 1.0,
     "prompt_template": None,
 }
-"""Options that every preset sets, for those that its source does not state."""
+"""Options that every preset sets: the values for those that its source does not state."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Defect:
     """A bug of the source, or a difference from its own paper.
 
     Attributes:
-        what: The defect, and what the preset does instead.
-        reproduced: Whether ``published=True`` restores it.
+        what: The defect, and the behaviour of the preset.
+        reproduced: Whether ``published=True`` reproduces it.
     """
 
     what: str
@@ -65,10 +65,10 @@ class Preset:
     """One published variant of GRPO.
 
     Attributes:
-        source: Where it is published.
-        summary: Its specific choices, in one line.
-        reward: Its reward functions, as a Python expression over :mod:`rlox_grpo.rewards`, or in words.
-        choices: ``GRPOConfig`` fields that it sets; any of them can be overridden.
+        source: The publication.
+        summary: One line with its specific choices.
+        reward: Its reward functions, as a Python expression with names of :mod:`rlox_grpo.rewards`, or a description.
+        choices: ``GRPOConfig`` fields that it sets. The user can override each.
         published: Choices that ``published=True`` sets instead.
         defects: See :class:`Defect`.
     """
@@ -92,7 +92,7 @@ class Preset:
 
 
 def cited(*sections: tuple[str, Mapping[str, Any]]) -> Mapping[str, Choice]:
-    """Build choices from sections of (source, fields and values). Raises ValueError if a field occurs twice."""
+    """Return the choices of sections (source, values by field). Raises ValueError if a field occurs twice."""
     choices: dict[str, Choice] = {}
     for source, values in sections:
         for name, value in values.items():
@@ -103,6 +103,6 @@ def cited(*sections: tuple[str, Mapping[str, Any]]) -> Mapping[str, Choice]:
 
 
 def cited_run(*sections: tuple[str, Mapping[str, Any]]) -> Mapping[str, Choice]:
-    """Build a preset's choices as :func:`cited` does; options of a run that no section states are ours."""
+    """Return choices as :func:`cited`. Options of a run that no section has get this library's default."""
     stated = {name for _, values in sections for name in values}
     return cited(*sections, (OURS, {name: value for name, value in _OUR_RUN.items() if name not in stated}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from rlox_grpo.config.presets.preset import (
     ADAM,
@@ -16,93 +15,91 @@ from rlox_grpo.config.presets.preset import (
     cited_run,
 )
 
-REINFORCE: Mapping[str, Preset] = MappingProxyType(
-    {
-        "rloo": Preset(
-            source="Back to Basics, arXiv:2402.14740",
-            summary="REINFORCE on whole sequences, leave-one-out baseline, KL in the reward.",
-            reward="your own",
-            choices=cited_run(
-                ("eq. 8", {"baseline": "leave_one_out", "reward_scaling": "none"}),
-                ("REINFORCE on whole sequences", {"policy_loss": "reinforce", "loss_aggregation": "sequence_sum"}),
-                ("reward minus β log(π/π_ref)", {"kl_in": "reward", "kl_estimator": "k1", "reference": "frozen"}),
-                (
-                    "TRL 1.16, RLOOConfig",
-                    {
-                        "kl_coef": 0.05,
-                        "group_size": 2,
-                        "max_new_tokens": 512,
-                        **PLAIN_SAMPLING,
-                        "learning_rate": 1e-6,
-                        "max_grad_norm": 1.0,
-                        "lr_schedule": "linear",
-                        "warmup_steps": 0,
-                        "min_lr_ratio": 0.0,
-                        "weight_decay": 0.0,
-                        **ADAM,
-                        "mask_truncated": False,
-                        **ONE_UPDATE,
-                    },
-                ),
+REINFORCE: Mapping[str, Preset] = {
+    "rloo": Preset(
+        source="Back to Basics, arXiv:2402.14740",
+        summary="REINFORCE on whole sequences, leave-one-out baseline, KL in the reward.",
+        reward="your own",
+        choices=cited_run(
+            ("eq. 8", {"baseline": "leave_one_out", "reward_scaling": "none"}),
+            ("REINFORCE on whole sequences", {"policy_loss": "reinforce", "loss_aggregation": "sequence_sum"}),
+            ("reward minus β log(π/π_ref)", {"kl_in": "reward", "kl_estimator": "k1", "reference": "frozen"}),
+            (
+                "TRL 1.16, RLOOConfig",
+                {
+                    "kl_coef": 0.05,
+                    "group_size": 2,
+                    "max_new_tokens": 512,
+                    **PLAIN_SAMPLING,
+                    "learning_rate": 1e-6,
+                    "max_grad_norm": 1.0,
+                    "lr_schedule": "linear",
+                    "warmup_steps": 0,
+                    "min_lr_ratio": 0.0,
+                    "weight_decay": 0.0,
+                    **ADAM,
+                    "mask_truncated": False,
+                    **ONE_UPDATE,
+                },
             ),
         ),
-        "reinforce_pp": Preset(
-            source="REINFORCE++, arXiv:2501.03262",
-            summary="No groups: rewards minus KL, normalised over the batch, with PPO's clipped loss.",
-            reward="your own",
-            choices=cited_run(
-                (
-                    "section 3",
-                    {
-                        "baseline": "batch",
-                        "reward_scaling": "batch",
-                        "policy_loss": "clip",
-                        **PPO_CLIP,
-                        "kl_in": "reward",
-                        "kl_estimator": "k1",
-                        "reference": "frozen",
-                        "group_size": 1,
-                    },
-                ),
-                (
-                    "verl 0.9.1, reinforce_plus_plus",
-                    {"ddof": 1, "std_epsilon": 1e-8, "loss_aggregation": "token_mean", "dual_clip": 3.0},
-                ),
-                (OURS, {"kl_coef": 0.001, "delta": None, "prompts_per_step": 128, "mini_batches": 4}),
+    ),
+    "reinforce_pp": Preset(
+        source="REINFORCE++, arXiv:2501.03262",
+        summary="No groups: rewards minus KL, normalised over the batch, with PPO's clipped loss.",
+        reward="your own",
+        choices=cited_run(
+            (
+                "section 3",
+                {
+                    "baseline": "batch",
+                    "reward_scaling": "batch",
+                    "policy_loss": "clip",
+                    **PPO_CLIP,
+                    "kl_in": "reward",
+                    "kl_estimator": "k1",
+                    "reference": "frozen",
+                    "group_size": 1,
+                },
             ),
-            defects=(
-                Defect(
-                    "A difference from the paper: the paper gives each token the KL from there to the end and "
-                    "normalises over tokens. Here each completion has one advantage, which includes its whole KL and "
-                    "is normalised over completions.",
-                    reproduced=False,
-                ),
+            (
+                "verl 0.9.1, reinforce_plus_plus",
+                {"ddof": 1, "std_epsilon": 1e-8, "loss_aggregation": "token_mean", "dual_clip": 3.0},
+            ),
+            (OURS, {"kl_coef": 0.001, "delta": None, "prompts_per_step": 128, "mini_batches": 4}),
+        ),
+        defects=(
+            Defect(
+                "A difference from the paper: the paper gives each token the KL from there to the end and "
+                "normalises over tokens. Here each completion has one advantage, which includes its whole KL and "
+                "is normalised over completions.",
+                reproduced=False,
             ),
         ),
-        "reinforce_pp_baseline": Preset(
-            source="REINFORCE++, arXiv:2501.03262, variant for reasoning",
-            summary="Rewards minus the group mean, divided by the batch's standard deviation; k2 penalty in the loss.",
-            reward="your own",
-            choices=cited_run(
-                (
-                    "section 3, REINFORCE++-Baseline",
-                    {
-                        "baseline": "mean",
-                        "reward_scaling": "whiten",
-                        "policy_loss": "clip",
-                        **PPO_CLIP,
-                        "kl_in": "loss",
-                        "kl_estimator": "k2",
-                        "kl_bias_correction": False,
-                        "reference": "frozen",
-                    },
-                ),
-                (
-                    "verl 0.9.1, reinforce_plus_plus_baseline",
-                    {"ddof": 1, "std_epsilon": 1e-8, "loss_aggregation": "token_mean", "dual_clip": 3.0},
-                ),
-                (OURS, {"kl_coef": 0.001, "delta": None, "mini_batches": 4}),
+    ),
+    "reinforce_pp_baseline": Preset(
+        source="REINFORCE++, arXiv:2501.03262, variant for reasoning",
+        summary="Rewards minus the group mean, divided by the batch's standard deviation; k2 penalty in the loss.",
+        reward="your own",
+        choices=cited_run(
+            (
+                "section 3, REINFORCE++-Baseline",
+                {
+                    "baseline": "mean",
+                    "reward_scaling": "whiten",
+                    "policy_loss": "clip",
+                    **PPO_CLIP,
+                    "kl_in": "loss",
+                    "kl_estimator": "k2",
+                    "kl_bias_correction": False,
+                    "reference": "frozen",
+                },
             ),
+            (
+                "verl 0.9.1, reinforce_plus_plus_baseline",
+                {"ddof": 1, "std_epsilon": 1e-8, "loss_aggregation": "token_mean", "dual_clip": 3.0},
+            ),
+            (OURS, {"kl_coef": 0.001, "delta": None, "mini_batches": 4}),
         ),
-    }
-)
+    ),
+}

@@ -1,4 +1,4 @@
-"""The options of a run by stage: each is declared once, in the record of the stage that reads it."""
+"""The options of a run by stage. Each is declared once, in the record of the stage that reads it."""
 
 from __future__ import annotations
 
@@ -68,9 +68,10 @@ class Options(  # pydantic takes fields from the last base first
     PromptConfig,
     PresetConfig,
 ):
-    """Every option of a run by its own name, with properties that give a stage its record.
+    """All options of a run, with a property for the record of each stage.
 
-    The records are base classes so that type checkers and editors know each flat name; nothing is overridden.
+    The records are base classes, so that type checkers and editors know the name of each option. None overrides
+    another.
     """
 
     model_config = ConfigDict(ignored_types=(Stage,))
@@ -87,7 +88,7 @@ class Options(  # pydantic takes fields from the last base first
     sharding = Stage(UpdaterConfig)
 
     def count_most_sampled_tokens(self) -> int:
-        """Return the most tokens that the policy can sample in an episode of several turns."""
+        """Return the largest number of tokens that the policy can sample in an episode of several turns."""
         every_turn = self.max_turns * self.max_new_tokens
         return every_turn if self.max_episode_tokens is None else min(every_turn, self.max_episode_tokens)
 

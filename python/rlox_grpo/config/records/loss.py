@@ -54,7 +54,7 @@ class LossConfig(Record, title="Loss"):
 
     policy_loss: PolicyLoss = option(
         "clip",
-        "Policy term of a token; rlox_grpo.loss.policy has the formulas.",
+        "Policy term of a token; docs/concepts/algorithm.md has the formulas.",
         source="DeepSeekMath, arXiv:2402.03300, eq. 3",
     )
     clip_low: float = option(
@@ -128,7 +128,7 @@ class LossConfig(Record, title="Loss"):
     )
     loss_aggregation: LossAggregation = option(
         "sequence_mean",
-        "How token losses become one number; rlox_grpo.loss.aggregate has the formulas.",
+        "Reduction of token losses to one number; docs/concepts/algorithm.md has the formulas.",
         source="DeepSeekMath, arXiv:2402.03300, eq. 3",
         hint="GRPO's is 'sequence_mean', DAPO's 'token_mean', Dr. GRPO's 'fixed_length'",
     )
@@ -175,7 +175,7 @@ class LossConfig(Record, title="Loss"):
     )
     kl_schedule: KLSchedule = option(
         "constant",
-        "How kl_coef changes over the run; rlox_grpo.loss.kl has the formulas.",
+        "Schedule of kl_coef over the run; docs/guides/kl.md has the formulas.",
         only_with={"kl_coef": SET},
     )
     kl_coef_end: float = option(
@@ -201,8 +201,8 @@ class ImportanceConfig(Record, title="Train/inference mismatch"):
 
     importance_correction: Literal["auto", "none", "token", "sequence", "sequence_mean"] = option(
         "auto",
-        "Weight the policy term by the ratio of the trainer's probability to the sampler's: of each token, of the "
-        "sequence, or the sequence's geometric mean. auto: token, and none when the engine's log-probs are exact.",
+        "Weight of the policy term, the ratio of the trainer's probability to the sampler's: of each token, of the "
+        "sequence, or the geometric mean over the sequence. auto: token, or none if the engine's log-probs are exact.",
     )
     importance_mode: Literal["truncate", "mask"] = option(
         "truncate", "truncate: clip the ratio to its bounds; mask: set it to zero.", only_with=_CORRECTS
@@ -211,7 +211,8 @@ class ImportanceConfig(Record, title="Train/inference mismatch"):
     importance_floor: float = option(0.0, "Lower bound of the ratio.", ge=0, only_with=_CORRECTS)
     bypass_old_log_probs: bool = option(
         False,
-        "Use the sampler's log-probs as the old policy's: saves one forward pass, and leaves nothing to correct.",
+        "Use the sampler's log-probs as those of the old policy. This saves a forward pass, and turns the importance "
+        "correction off.",
     )
 
 
@@ -248,7 +249,7 @@ class ReferenceConfig(Record, title="Reference policy"):
     )
     reference_timeout: float = option(
         120.0,
-        "Timeout of an answer of the reference server, retries included, in seconds.",
+        "Timeout of a request to the reference server with its retries, in seconds.",
         gt=0,
         only_with=_SERVER,
         resumable=True,

@@ -1,4 +1,4 @@
-"""Declare an option of a run: its default, its range, and when it is read."""
+"""Declare options of a run: default, range, description, and the conditions under which they are read."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SET = "set"
-"""A condition of ``only_with``: the other option is neither None, 0, False nor empty."""
+"""Condition of ``only_with``: the other option is not None, 0, False or empty."""
 
 Condition = Mapping[str, "tuple[Any, ...] | str"]
-"""Names → the values with which an option is read. All names must match. A name may be an argument of
-:class:`rlox_grpo.GRPO`, such as ``ref_model``; it counts as a match until its value is known."""
+"""Names of options → the values with which an option is read. All must match. A name may be an argument of
+:class:`rlox_grpo.GRPO`, such as ``ref_model``, which counts as a match as long as its value is not known."""
 
 
 def option(
@@ -39,17 +39,17 @@ def option(
     """Return the pydantic field of one option.
 
     Args:
-        default: its value when neither the user nor the preset sets it.
-        description: its meaning, for ``rlox-grpo options`` and ``docs/reference/options.md``.
-        only_with: when the option is read; with several conditions, one of them suffices. A value that is neither the
-            default nor the preset's is an error otherwise.
-        resumable: whether a resumed run may change it. Only for options that do not change what a step computes,
-            beyond rounding.
-        only_training: whether evaluations and ``play`` do not read it although they read its record.
-        hint: what to write instead; added to every error about this option.
-        source: the paper or library that the default or the formula is from.
-        choices: the meaning of each value, where the description does not give it.
-        limits: pydantic's ``ge``, ``gt``, ``le``, ``lt``.
+        default: the value if neither the user nor the preset sets it.
+        description: text for ``rlox-grpo options`` and ``docs/reference/options.md``.
+        only_with: the conditions under which the option is read; one of several suffices. If none holds, a value other
+            than the default and the preset's is an error.
+        resumable: whether a resumed run may change it. Only for options that change the results of a step by rounding
+            at most.
+        only_training: whether only training reads it, and not the other commands that read its record.
+        hint: advice that is added to every error about this option.
+        source: the paper or library of the default or of the formula.
+        choices: a description of each value.
+        limits: ``ge``, ``gt``, ``le`` and ``lt`` of pydantic.
     """
     conditions = [only_with] if isinstance(only_with, Mapping) else list(only_with)
     metadata: dict[str, Any] = {
@@ -66,25 +66,25 @@ def option(
 
 
 def read_metadata(field: FieldInfo) -> Mapping[str, Any]:
-    """Return what :func:`option` recorded, by the names of its arguments: ``only_with``, ``source`` and so on."""
+    """Return the arguments of :func:`option` by name: ``only_with``, ``source`` and so on."""
     extra = field.json_schema_extra
     return extra if isinstance(extra, dict) else {}
 
 
 class Record(BaseModel):
-    """The options of one stage. Frozen; types are strict: a boolean is not a number, and 1.0 is not an integer.
+    """The options of one stage, frozen. Types are strict: a boolean is not a number, and 1.0 is not an integer.
 
-    A list is taken as a tuple, a single string as a tuple of one, a path as text, and a NumPy number as Python's.
+    Some values are converted: a list or a single string to a tuple, a path to text, and a NumPy number to Python's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @classmethod
     def create(cls, **options: Any) -> Self:
-        """Return the record with these options.
+        """Create a record from options.
 
         Raises:
-            ConfigError: unknown names (with the nearest known ones) or values out of range; every one is named.
+            ConfigError: unknown names or invalid values; the message has a line for each.
         """
         try:
             return cls(**options)
@@ -123,7 +123,7 @@ def members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return pydantic's findings, one a line: the option, what is wrong, the value, and the option's hint."""
+    """Format the errors of pydantic, one in each line: the option, the error, the value, and the hint."""
     lines = []
     for finding in error.errors():
         cause = finding.get("ctx", {}).get("error")
@@ -142,16 +142,16 @@ def _describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
 def find_ignored(
     config: BaseModel, fields: Mapping[str, FieldInfo], preset: Mapping[str, Any], given: Mapping[str, bool]
 ) -> Iterator[str]:
-    """Yield an error for each option that is set and would be ignored.
+    """Yield an error for each option that is set but would be ignored.
 
-    An option counts as set when its value is neither its default nor the preset's: so a preset never conflicts with
-    the options that a user puts beside it, and a resolved ``config.toml`` can be read again.
+    An option counts as set if its value is neither its default nor the preset's. So a preset never conflicts with the
+    user's options, and a resolved ``config.toml`` can be read again.
 
     Args:
         config: the resolved options.
         fields: the options to check, by name.
-        preset: the values that the preset sets.
-        given: arguments of :class:`rlox_grpo.GRPO` that ``only_with`` names → whether the user gave them.
+        preset: the values of the preset.
+        given: arguments of :class:`rlox_grpo.GRPO` in ``only_with`` → whether the user gave them.
     """
     for name, field in fields.items():
         conditions: Sequence[Mapping[str, Any]] = read_metadata(field).get("only_with", ())
@@ -174,7 +174,7 @@ def _holds(condition: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
 
 
 def describe_conditions(conditions: Sequence[Mapping[str, Any]], fields: Mapping[str, FieldInfo]) -> str:
-    """Return the conditions of ``only_with`` in words: ``engine='vllm'``, ``kl_coef above 0``."""
+    """Format the conditions of ``only_with``: ``engine='vllm'``, ``kl_coef above 0``."""
     return ", or ".join(
         " and ".join(_describe(name, wanted, fields) for name, wanted in condition.items()) for condition in conditions
     )

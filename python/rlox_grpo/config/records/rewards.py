@@ -16,8 +16,8 @@ class RewardConfig(Record, title="Rewards"):
     )
     reward_timeout: float | None = option(
         None,
-        "Timeout of your own reward functions for one completion, in seconds; they then run in worker processes, one "
-        "completion a call. None: call them in this process with the whole batch, without a timeout.",
+        "Timeout of your own reward functions for one completion, in seconds. With a timeout, they run in worker "
+        "processes and get one completion in each call. None: they run in this process and get the whole batch.",
         gt=0,
         resumable=True,
     )
@@ -30,7 +30,7 @@ class RewardConfig(Record, title="Rewards"):
     )
     on_reward_error: Literal["stop", "none"] = option(
         "stop",
-        "When one of your own reward functions fails: stop the run, or score the completion None.",
+        "If one of your own reward functions fails: stop the run, or give the completion no score (None).",
         resumable=True,
     )
 
@@ -40,8 +40,8 @@ class AdvantageConfig(Record, title="Advantages"):
 
     reward_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = option(
         "sum_then_normalize",
-        "sum_then_normalize: advantages of the weighted sum of the rewards; normalize_then_sum: normalize each reward "
-        "in its group first (GDPO, arXiv:2601.05242).",
+        "sum_then_normalize: compute advantages of the weighted sum of the rewards. normalize_then_sum: normalize each "
+        "reward in its group, then sum (GDPO, arXiv:2601.05242).",
     )
     reward_scaling: Literal["group", "batch", "whiten", "mean", "none"] = option(
         "group",
@@ -87,13 +87,13 @@ class AdvantageConfig(Record, title="Advantages"):
     )
     negative_advantages: Literal["keep", "zero"] = option(
         "keep",
-        "zero: learn from the completions that are better than their baseline alone (WAPO, arXiv:2606.16154); the "
-        "others still count in the denominators of the loss.",
+        "zero: set negative advantages to 0, so that only completions above their baseline have a gradient (WAPO, "
+        "arXiv:2606.16154). The others still count in the denominators of the loss.",
     )
     turn_credit: Literal["episode", "turn"] = option(
         "episode",
-        "Episodes of several turns: one advantage for the whole episode, or one for each turn, from the rewards of "
-        "this turn and the turns after it.",
+        "Episodes of several turns: one advantage for the whole episode, or one for each turn, computed from the "
+        "rewards of this turn and of later turns.",
         only_with={"environment": SET},
     )
     zero_variance: Literal["drop", "keep", "refill"] = option(
@@ -103,13 +103,11 @@ class AdvantageConfig(Record, title="Advantages"):
     )
     reward_variance_share: float = option(
         1.0,
-        "Train only the groups with the highest reward variances, as few as have this share of the sum of all groups' "
-        "variances (signal-to-noise filter).",
+        "Signal-to-noise filter: train only on the groups with the highest reward variances, the fewest that together "
+        "have this share of the sum of the variances.",
         gt=0,
         le=1,
         only_with={"zero_variance": ("drop", "refill")},
         source="RAGEN-2, arXiv:2604.06268; VAGEN, reward_variance_top_p",
     )
-    max_refills: int = option(
-        3, "Maximum number of times that a step samples new prompts.", ge=1, only_with={"zero_variance": ("refill",)}
-    )
+    max_refills: int = option(3, "Maximum number of refills in a step.", ge=1, only_with={"zero_variance": ("refill",)})

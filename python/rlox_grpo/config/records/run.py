@@ -9,11 +9,11 @@ from rlox_grpo.config.records.option import SET, Record, option
 
 
 class RunConfig(Record, title="Run, checkpoints and logs"):
-    """How long a run is, and what it writes."""
+    """Length of the run, checkpoints, evaluations and logs."""
 
     max_steps: int | None = option(None, "Steps to train; overrides n_epochs.", ge=1, resumable=True)
     seed: int = option(0, "Seed of the order of prompts, of sampling and of new adapters.", ge=0)
-    output_dir: str | None = option(None, "Folder of the run; None writes nothing.", resumable=True)
+    output_dir: str | None = option(None, "Run folder; None writes nothing.", resumable=True)
     resume: str = option(
         "auto",
         "auto: continue the run in output_dir; never: refuse a folder that holds a run; or the path of a checkpoint.",
@@ -22,7 +22,7 @@ class RunConfig(Record, title="Run, checkpoints and logs"):
     )
     resume_changes: tuple[str, ...] = option(
         (),
-        "Options that a resumed run may change, such as learning_rate; 'rewards' permits edited reward functions, "
+        "Options that a resumed run may change, such as learning_rate. 'rewards' allows edited reward functions, "
         "'optimizer' another optimizer=.",
         resumable=True,
     )
@@ -47,15 +47,15 @@ class RunConfig(Record, title="Run, checkpoints and logs"):
         32, "Completions of each step to write to output_dir.", ge=0, only_with={"output_dir": SET}, resumable=True
     )
     log_to: tuple[SinkName, ...] = option(
-        ("console",), "Where metrics go, beside metrics.jsonl in output_dir.", resumable=True
+        ("console",), "Metric sinks, in addition to metrics.jsonl in output_dir.", resumable=True
     )
     guards: bool = option(
-        True, "Warn, once for each alarm, when metrics show that training is failing.", resumable=True
+        True, "Warn when metrics show a training problem, such as an entropy collapse; once for each.", resumable=True
     )
     on_collapse: Literal["warn", "restore"] = option(
         "warn",
-        "When the guard reward_collapse finds that the reward has collapsed: warn and go on, or restore the newest "
-        "checkpoint from before the collapse and go on with half of the learning rate.",
+        "If the guard reward_collapse finds that the reward has collapsed: only warn, or restore the newest checkpoint "
+        "from before the collapse and continue with half the learning rate.",
         only_with={"output_dir": SET, "guards": (True,)},
         resumable=True,
     )

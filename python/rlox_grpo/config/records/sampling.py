@@ -14,7 +14,7 @@ _EITHER_VLLM = {"engine": ("vllm", "vllm_server")}
 
 
 class PresetConfig(Record, title="Preset"):
-    """What the other options start from."""
+    """The preset, which gives other options their values."""
 
     preset: str = option("grpo", "Published variant of GRPO that sets other options; `rlox-grpo presets` lists them.")
     published: bool = option(
@@ -23,7 +23,7 @@ class PresetConfig(Record, title="Preset"):
 
 
 class SamplingConfig(Record, title="Sampling"):
-    """How many completions are sampled, from which distribution, for which prompts."""
+    """Number of completions, sampling distribution and choice of prompts."""
 
     group_size: int = option(8, "Completions for each prompt (G).", ge=1)
     prompts_per_step: int = option(16, "Prompts in a step (B); a step samples B·G completions.", ge=1)
@@ -46,7 +46,7 @@ class SamplingConfig(Record, title="Sampling"):
         "list.",
     )
     async_steps: int = option(
-        0, "Steps that generation may run ahead of the update; 0 samples each batch from the current weights.", ge=0
+        0, "Maximum number of steps that generation runs ahead of the update. 0: sample with the current weights.", ge=0
     )
     curriculum: Literal["none", "pass_rate"] = option(
         "none", "none: draw prompts in random order; pass_rate: skip prompts that are always or never solved."
@@ -59,15 +59,15 @@ class SamplingConfig(Record, title="Sampling"):
         only_with={"curriculum": ("pass_rate",)},
     )
     max_group_size: int | None = option(
-        None, "Sample hard and easy prompts up to this often; None: group_size for every prompt.", ge=1
+        None, "Maximum number of completions for hard and easy prompts; None: group_size for every prompt.", ge=1
     )
 
 
 class EngineConfig(Record, title="Generation engine"):
-    """Where completions are generated."""
+    """The generation engine."""
 
     engine: Literal["hf", "vllm", "vllm_server"] = option(
-        "hf", "hf: built in; vllm: vLLM in this process; vllm_server: vLLM servers behind HTTP."
+        "hf", "hf: the built-in engine; vllm: vLLM in this process; vllm_server: vLLM servers over HTTP."
     )
     max_rollout_rows: int | None = option(
         None,
@@ -99,8 +99,8 @@ class EngineConfig(Record, title="Generation engine"):
     )
     check_weights_tolerance: float | None = option(
         None,
-        "Largest mean difference of these log-probs, in nats; None: 0.01 in float32, 0.25 in bfloat16 and coarser "
-        "arithmetic.",
+        "Largest mean difference of these log-probs, in nats. None: 0.01 in float32, 0.25 in bfloat16 and in lower "
+        "precision.",
         gt=0,
         only_with={"check_weights": (True,), **_EITHER_VLLM},
         resumable=True,

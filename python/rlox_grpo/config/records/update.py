@@ -10,11 +10,11 @@ _DEEPSPEED = {"updater": ("deepspeed",)}
 
 
 class UpdateConfig(Record, title="Update"):
-    """How a step's completions are split into optimizer steps and forward passes."""
+    """Optimizer steps and forward passes of a training step."""
 
     updates_per_batch: int = option(1, "Passes over each batch of completions (μ).", ge=1)
     mini_batches: int = option(
-        1, "Parts of a batch, split by prompts; each pass takes one optimizer step for each part.", ge=1
+        1, "Parts of a batch, split by prompts; each part is one optimizer step in each pass.", ge=1
     )
     micro_batch_tokens: int = option(
         16_384, "Maximum number of tokens in one forward pass, padding included.", ge=1, resumable=True
@@ -67,9 +67,11 @@ class OptimizerConfig(Record, title="Optimizer"):
 
 
 class UpdaterConfig(Record, title="Ranks and sharding"):
-    """What applies the gradient, and what is sharded over ranks."""
+    """The updater, and sharding over ranks."""
 
-    updater: Literal["torch", "deepspeed"] = option("torch", "What applies the gradient.")
+    updater: Literal["torch", "deepspeed"] = option(
+        "torch", "Library of the optimizer step: torch, with FSDP2 for sharding, or DeepSpeed ZeRO."
+    )
     shard_parameters: bool = option(
         False,
         "Shard parameters, gradients and optimizer state over ranks (FSDP2).",
@@ -78,13 +80,13 @@ class UpdaterConfig(Record, title="Ranks and sharding"):
     )
     gather_dtype: Literal["float32", "bfloat16"] = option(
         "float32",
-        "What FSDP2 gathers the parameters of a transformer block in, for forward and backward. Shards, moments and "
-        "summed gradients are float32 in both. bfloat16 moves half the bytes, and rounds norms and biases too.",
+        "Data type in which FSDP2 gathers the parameters of a transformer block. Shards, optimizer state and gradient "
+        "sums are always float32. bfloat16 halves the communication, and also rounds norms and biases.",
         only_with={"shard_parameters": (True,), "dtype": ("bfloat16",)},
     )
     zero_stage: int = option(
         2,
-        "What DeepSpeed shards over ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.",
+        "DeepSpeed shards over ranks: 0: nothing; 1: optimizer state; 2: also gradients; 3: also parameters.",
         ge=0,
         le=3,
         only_with=_DEEPSPEED,

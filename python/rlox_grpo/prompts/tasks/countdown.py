@@ -18,7 +18,7 @@ from rlox_grpo.prompts.tasks.split import split_by_key
 Operator = Literal["+", "-", "*", "/"]
 OPERATORS: tuple[Operator, ...] = ("+", "-", "*", "/")
 DEFAULT_PREFILL = "Let me work through this.\n<think>"
-"""How the assistant's turn begins in :func:`format_chat_prompt`."""
+"""Prefill of the assistant's turn in :func:`format_chat_prompt`."""
 
 
 class CountdownRow(TypedDict):
@@ -37,21 +37,21 @@ def generate_problems(
     operators: Collection[Operator] = OPERATORS,
     targets: tuple[int, int] = (1, 100),
 ) -> list[CountdownRow]:
-    """Draw ``count`` distinct problems, each solvable because its target comes from combining its numbers.
+    """Draw ``count`` distinct solvable problems: the target is the result of a random combination of the numbers.
 
-    Problems are equal if their targets and their numbers, in any order, are. Every intermediate result of the drawn
-    combination is a positive integer; only exact divisions are drawn.
+    Two problems are the same if they have the same target and the same numbers in any order. All intermediate results
+    of the drawn combination are positive integers, and all divisions are exact.
 
     Args:
         count: Number of problems.
-        seed: The same seed and options give the same list.
-        how_many: Sizes to choose from, each at least 2.
-        numbers: Lowest and highest number given, both included.
+        seed: The same seed and arguments return the same list.
+        how_many: Possible amounts of numbers in a problem, each at least 2.
+        numbers: Lowest and highest number.
         operators: Some of ``+ - * /``.
-        targets: Lowest and highest target, both included.
+        targets: Lowest and highest target.
 
     Raises:
-        ValueError: An option is impossible, or fewer than ``count`` such problems could be found.
+        ValueError: An argument is invalid, or fewer than ``count`` problems were found.
     """
     chosen = _check_operators(operators)
     _check_range("numbers", numbers)
@@ -85,7 +85,7 @@ def enumerate_problems(
     operators: Collection[Operator] = OPERATORS,
     targets: tuple[int, int],
 ) -> list[CountdownRow]:
-    """List each problem of a small range once, numbers ascending, solvable through non-negative integers."""
+    """List all problems of a small range once, with ascending numbers and non-negative intermediate results."""
     chosen = _check_operators(operators)
     _check_range("numbers", numbers)
     _check_range("targets", targets)
@@ -99,10 +99,7 @@ def enumerate_problems(
 def split_rows(
     rows: Iterable[CountdownRow], *, held_out: float = 0.1, seed: int = 0
 ) -> tuple[list[CountdownRow], list[CountdownRow]]:
-    """Split rows into training and held-out rows so that no set of numbers, in any order, is on both sides.
-
-    See :func:`.split.split_by_key`.
-    """
+    """Split rows into training and held-out rows, which have no set of numbers in common; see :func:`split_by_key`."""
     return split_by_key(rows, lambda row: sorted(row["nums"]), held_out=held_out, seed=seed)
 
 
@@ -110,8 +107,8 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
     """Check that every row has whole-number ``nums`` and ``target``.
 
     Raises:
-        ValueError: A column is missing or empty; the row and the columns present are named.
-        TypeError: A value is no whole number (bool and float are not taken for one); row and value are named.
+        ValueError: A column is missing or empty; the message names the row.
+        TypeError: A value is not a whole number; the message names the row and the value.
     """
     for index, row in enumerate(rows):
         for column in ("nums", "target"):
@@ -132,7 +129,7 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
 def load_problems(
     source: str | Path | Iterable[Mapping[str, Any]], *, prefill: str | None = DEFAULT_PREFILL
 ) -> list[dict[str, Any]]:
-    """:func:`read_problems`, ready to train on: rows without a ``prompt`` get the one of :func:`format_chat_prompt`."""
+    """As :func:`read_problems`; rows without a ``prompt`` get the prompt of :func:`format_chat_prompt`."""
     return [
         {"prompt": format_chat_prompt(row["nums"], row["target"], prefill=prefill), **row}
         for row in read_problems(source)
@@ -140,10 +137,10 @@ def load_problems(
 
 
 def read_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a ``.jsonl`` or ``.parquet`` file, a ``datasets.Dataset`` or a list, as they are.
+    """Read and check the rows of a ``.jsonl`` or ``.parquet`` file, a ``datasets.Dataset`` or a list.
 
     Raises:
-        ValueError, TypeError: a file that cannot be read, or a row whose columns are not a problem; names the row.
+        ValueError, TypeError: the file cannot be read, or a row is not a problem; the message names the row.
     """
     rows = read_rows(source) if isinstance(source, (str, Path)) else [dict(row) for row in source]
     if not rows:
@@ -155,10 +152,10 @@ def read_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict
 def format_chat_prompt(
     nums: Sequence[int], target: int, *, prefill: str | None = DEFAULT_PREFILL
 ) -> list[dict[str, str]]:
-    """Build the chat messages of a problem for an instruction-tuned model.
+    """Return the chat messages of a problem for an instruction-tuned model.
 
-    ``prefill`` begins the assistant's turn, which the model continues; None leaves the turn empty. With the default,
-    completions start inside ``<think>``: use a format rule that allows for this.
+    ``prefill`` is the beginning of the assistant's turn, which the model continues; None: no prefill. With the default,
+    completions start inside ``<think>``: use a format rule with a matching ``prefix``.
     """
     listed = ", ".join(str(n) for n in nums)
     messages = [
@@ -182,7 +179,7 @@ def format_chat_prompt(
 
 
 def _list_whole_results(a: int, b: int, operators: Collection[Operator]) -> list[int]:
-    """Results of two operands that are non-negative integers: differences larger minus smaller, exact quotients."""
+    """Return the results of two operands: sums, larger minus smaller, products and exact quotients."""
     results = []
     high, low = max(a, b), min(a, b)
     if "+" in operators:
@@ -199,6 +196,7 @@ def _list_whole_results(a: int, b: int, operators: Collection[Operator]) -> list
 def _list_reachable(nums: tuple[int, ...], operators: Collection[Operator]) -> set[int]:
     if len(nums) == 1:
         return {nums[0]}
+    # Replace each pair by each of its results, and recurse on one number less.
     values: set[int] = set()
     for i, j in itertools.combinations(range(len(nums)), 2):
         rest = tuple(n for k, n in enumerate(nums) if k not in (i, j))
@@ -208,7 +206,7 @@ def _list_reachable(nums: tuple[int, ...], operators: Collection[Operator]) -> s
 
 
 def _combine_at_random(nums: Sequence[int], operators: tuple[Operator, ...], rng: np.random.Generator) -> int | None:
-    """Combine the numbers two at a time in random order; None if a result is not a positive integer."""
+    """Combine the numbers in pairs, in random order; None if a result is not a positive integer."""
     left = list(nums)
     while len(left) > 1:
         i, j = (int(k) for k in rng.choice(len(left), size=2, replace=False))

@@ -30,20 +30,17 @@ Row = TypeVar("Row", bound=Mapping[str, Any])
 def load_problems(
     source: str | Path | Iterable[Mapping[str, Any]], *, template: str = DEFAULT_TEMPLATE
 ) -> list[dict[str, Any]]:
-    """:func:`read_problems`, ready to train on: rows without a ``prompt`` get that of a prompt template.
-
-    ``template`` is one of :data:`rlox_grpo.prompts.templates.TEMPLATES` that reads ``question``.
-    """
+    """As :func:`read_problems`; rows without a ``prompt`` get the prompt of a template that reads ``question``."""
     return [{"prompt": apply_template(template, row), **row} for row in read_problems(source)]
 
 
 def read_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a ``.jsonl`` or ``.parquet`` file, the Hub's set, a ``datasets.Dataset`` or a list, as they are.
+    """Read and check the rows of a ``.jsonl`` or ``.parquet`` file, the Hub, a ``datasets.Dataset`` or a list.
 
-    ``"openai/gsm8k"`` and ``"openai/gsm8k:test"`` come from the Hub; any other text is a path.
+    ``"openai/gsm8k"`` and ``"openai/gsm8k:test"`` are loaded from the Hub; other text is a path.
 
     Raises:
-        ValueError, TypeError: a file that cannot be read, or a row that is not a problem; names the row.
+        ValueError, TypeError: the file cannot be read, or a row is not a problem; the message names the row.
     """
     rows = _list_rows(source)
     if not rows:
@@ -64,10 +61,10 @@ def _list_rows(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[st
 
 
 def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Check that every row has a question, and an answer that ends in ``####`` and a number.
+    """Check that every row has a question, and an answer that ends with ``####`` and a number.
 
     Raises:
-        ValueError: A column is missing or blank, or there is no such ending; the row is named.
+        ValueError: A column is missing or blank, or the answer ends differently; the message names the row.
         TypeError: A value is not text.
     """
     for index, row in enumerate(rows):
@@ -83,7 +80,7 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def extract_final_number(answer: str) -> str:
-    """What follows the last ``####``, commas and a dollar sign dropped. Raises ValueError where there is none."""
+    """Return the number after the last ``####``, without commas and dollar sign. Raises ValueError if there is none."""
     final = _find_final(answer)
     if final is None:
         raise ValueError(f"answer must end in a line such as '#### 24', not {answer[-40:]!r}")
@@ -96,15 +93,15 @@ def _find_final(answer: str) -> str | None:
 
 
 def extract_reasoning(answer: str) -> str:
-    """The worked solution without its annotations and its last line."""
+    """Return the worked solution without its annotations and its last line."""
     return ANNOTATION.sub("", answer[: answer.rfind("####")]).strip()
 
 
 def split_rows(rows: Iterable[Row], *, held_out: float = 0.1, seed: int = 0) -> tuple[list[Row], list[Row]]:
-    """Split rows into training and held-out rows so that no list of calculations is on both sides.
+    """Split rows into training and held-out rows, which have no list of calculations in common.
 
-    The key is the annotations of the answer, or the question where there are none: a problem told again with other
-    names and things stays on its side. See :func:`.split.split_by_key`.
+    The key is the annotations of the answer, or the question if there are none. So a problem with other names and
+    things is in the same part. See :func:`split_by_key`.
     """
     return split_by_key(
         rows, lambda row: ANNOTATION.findall(row["answer"]) or row["question"], held_out=held_out, seed=seed
@@ -112,10 +109,10 @@ def split_rows(rows: Iterable[Row], *, held_out: float = 0.1, seed: int = 0) -> 
 
 
 def write_completion(row: Mapping[str, Any], template: str) -> str:
-    """Write a row's solution in the form that earns the full reward of the template's system.
+    """Return a row's solution in the format that has the full reward of the template's system.
 
     Raises:
-        ValueError: no such form: ``template`` is not one of :data:`COMPLETIONS`.
+        ValueError: ``template`` is not one of :data:`COMPLETIONS`.
     """
     if template not in COMPLETIONS:
         raise ValueError(f"template is {template!r}, expected one of {', '.join(COMPLETIONS)}")
@@ -123,7 +120,7 @@ def write_completion(row: Mapping[str, Any], template: str) -> str:
 
 
 def _tag(first: str) -> Callable[[str, str], str]:
-    """Both blocks on a line of their own each: RLFromScratch's rule allows no other break."""
+    """Write each block on one line, because the rule of RLFromScratch allows no other line break."""
     return lambda worked, final: f"<{first}>{' '.join(worked.splitlines())}</{first}>\n<answer>{final}</answer>"
 
 
@@ -135,4 +132,4 @@ COMPLETIONS: Mapping[str, Callable[[str, str], str]] = MappingProxyType(
         "verl_gsm8k": lambda worked, final: f"{worked}\n#### {final}",
     }
 )
-"""Prompt template → reasoning and final number to the completion that answers it."""
+"""Prompt template → function from reasoning and final number to a completion."""

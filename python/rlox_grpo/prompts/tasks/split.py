@@ -12,13 +12,13 @@ Row = TypeVar("Row")
 def split_by_key(
     rows: Iterable[Row], key: Callable[[Row], object], *, held_out: float, seed: int
 ) -> tuple[list[Row], list[Row]]:
-    """Split rows into training and held-out rows; rows of one key are on one side.
+    """Split rows into training and held-out rows. Rows with the same key are in the same part.
 
-    The side depends on ``seed`` and the key alone, so two calls on different lists never disagree. ``held_out`` is the
-    expected share, not an exact count.
+    The part depends only on ``seed`` and the key, so it is the same in calls with other rows. ``held_out`` is the
+    expected share of held-out rows, not an exact one.
 
     Raises:
-        ValueError: ``held_out`` is not a share.
+        ValueError: ``held_out`` is not in [0, 1].
     """
     if not 0.0 <= held_out <= 1.0:
         raise ValueError(f"held_out is {held_out}, expected 0 to 1")

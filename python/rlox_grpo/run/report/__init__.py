@@ -1,4 +1,4 @@
-"""A run's curves and sampled completions as one HTML page that loads nothing from the network."""
+"""The report of a run: an HTML page with its curves and sampled completions. It loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -29,23 +29,22 @@ _MAX_WARNINGS = 100
 
 
 def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = None) -> Path:
-    """Write ``run_dir/report.html``: a run's warnings, curves, completions and configuration.
+    """Write ``run_dir/report.html``: warnings, curves, completions and configuration of a run.
 
-    Reads ``config.toml``, ``metrics.jsonl``, ``evaluations.jsonl``, ``warnings.jsonl`` and ``completions/*.jsonl``;
-    the page names those that are missing. The page contains its style and its script, loads nothing from the network,
-    and follows the reader's light or dark theme.
+    Reads ``config.toml``, ``metrics.jsonl``, ``evaluations.jsonl``, ``warnings.jsonl`` and ``completions/*.jsonl``. The
+    page lists those that are missing. It contains its style and script and follows the light or dark theme.
 
     Args:
-        run_dir: The run's folder.
-        refresh_s: Seconds after which a browser loads the page again; None: never.
+        run_dir: The run folder.
+        refresh_s: Seconds after which a browser reloads the page; None: never.
 
     Returns:
-        The page's path.
+        The path of the page.
 
     Raises:
-        FileNotFoundError: There is no such folder.
-        ValueError: A file is broken; the message names it and the line.
-        OSError: A file is not a regular file or too large, or the page cannot be written.
+        FileNotFoundError: The folder does not exist.
+        ValueError: A file is damaged; the message names the file and the line.
+        OSError: A file is not a regular file or is too large, or the page cannot be written.
     """
     run = read_run(Path(run_dir))
     sections = {
@@ -63,10 +62,10 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
 def write_comparison(
     run_dirs: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str], *, refresh_s: int | None = None
 ) -> Path:
-    """Write a page that compares runs: the settings that differ, and one chart for each curve with a line for each run.
+    """Write a page that compares runs: the settings that differ, and charts with a line for each run.
 
     Args:
-        run_dirs: The runs' folders.
+        run_dirs: The run folders.
         path: The page.
         refresh_s: See :func:`write_report`.
 
@@ -87,15 +86,14 @@ def write_comparison(
 
 
 def watch_report(write: Callable[[int | None], Path], every_s: int, *, say: Callable[[Path], None]) -> None:
-    """Write a page again every ``every_s`` seconds until Ctrl-C, and then once more without the reloading.
+    """Write a page every ``every_s`` seconds until Ctrl-C, and then once more without ``refresh_s``.
 
-    A page that cannot be written, as a run's file is broken or the disk is full, is warned of and tried again, but for
-    the first one.
+    An error of the first write is raised. Later errors, such as a full disk, are logged, and the write is repeated.
 
     Args:
-        write: Writes the page, which reloads itself after the seconds that it is given, or never; returns its path.
-        every_s: Seconds between two pages.
-        say: Called once with the page's path.
+        write: ``write(refresh_s)`` writes the page and returns its path; see :func:`write_report`.
+        every_s: Seconds between two writes.
+        say: Called once with the path of the page.
     """
     say(write(every_s))
     try:
@@ -104,7 +102,7 @@ def watch_report(write: Callable[[int | None], Path], every_s: int, *, say: Call
             try:
                 write(every_s)
             except (OSError, ValueError) as error:
-                logger.warning("the page was not written, the next try is in %d s: %s", every_s, error)
+                logger.warning("the page was not written; next attempt in %d s: %s", every_s, error)
     except KeyboardInterrupt:
         write(None)
 
@@ -113,7 +111,7 @@ def _write(path: Path, title: str, head: str, sections: dict[str, str], refresh_
     script = f"{_read_uplot('uPlot.iife.js')}\n{_read_asset('page.js')}"
     style = f"{_read_uplot('uPlot.min.css')}\n{_read_asset('page.css')}"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # If hostile text ever passed the escaping, the browser would still run no other script and fetch nothing.
+    # Second line of defence after escaping: the browser runs only this script and loads nothing.
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
     sections = {title: body for title, body in sections.items() if body}
     anchors = {title: title.lower().replace(" ", "-") for title in sections}
@@ -139,7 +137,7 @@ def _read_asset(name: str) -> str:
 
 
 def _read_uplot(name: str) -> str:
-    """A file of uPlot as the installed package has it, found without importing that package."""
+    """Return a file of the installed package ``uplot``, without importing the package."""
     found = find_spec("uplot")
     folders = [] if found is None else found.submodule_search_locations or []
     files = [file for folder in folders if (file := Path(folder) / "static" / name).is_file()]
@@ -154,7 +152,7 @@ def _headline(run: Run) -> str:
 
 
 def _setting(run: Run, name: str) -> object:
-    """Return a setting by its own name, whichever section it is in; None when it is not there."""
+    """Return the setting ``name`` of any section of the configuration; None if there is none."""
     return next((value for key, value in run.config.items() if key.rpartition(".")[2] == name), None)
 
 
@@ -241,7 +239,7 @@ def _details(title: str, items: Iterable[tuple[str, object]]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Return a table whose cells are HTML and whose row names and column names are text; empty without rows."""
+    """Return an HTML table; empty without rows. Cells are HTML, names of rows and columns are text."""
     if not rows:
         return ""
     head = "".join(f'<th scope="col"><bdi>{escape(column)}</bdi></th>' for column in columns)
@@ -257,7 +255,7 @@ def _table(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) ->
 
 
 def _with_distinct_names(run_dirs: Sequence[Path]) -> list[Run]:
-    """Read the runs; runs whose folders have the same name get their paths as names."""
+    """Read the runs. Runs whose folders have the same name are named by their paths."""
     runs = [read_run(folder) for folder in run_dirs]
     count = Counter(run.name for run in runs)
     named = [

@@ -1,4 +1,4 @@
-"""The figure of one chart: title, legend and table as HTML, and the points as JSON for uPlot to draw.
+"""One chart of a report: title, legend and table as HTML, and the points as JSON, which uPlot draws.
 
 uPlot (MIT; the package ``uplot-python`` brings its files) is written into each page, so the page needs no network.
 Measured on a run of 800 steps with 34 curves, the page's size and the CPU time to write it:
@@ -37,7 +37,7 @@ _MAX_POINTS = 1200
 _MAX_TABLE_ROWS = 40
 _COLORS = 8
 _LARGEST = 1e30
-"""Values beyond are drawn here: float64 sums and differences of larger ones overflow in the browser."""
+"""Larger values are drawn here: their sums and differences would overflow in the browser."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Chart:
 
     Attributes:
         title: What the chart shows.
-        note: How to read it, in a few words.
-        steps: Ascending.
-        series: Name → one value for each step; None where there is none.
-        unit: ``%`` for shares of 1; else put after each number.
-        kind: ``line``; ``dots`` for a few measured points; ``stack`` for parts of a whole.
-        smooth: Whether to draw a running mean over the values of a ``line``, which then fade.
-        from_zero: Whether the axis starts at 0 when no value is below.
-        spans_gaps: Whether a line goes on over missing values.
+        note: A short explanation.
+        steps: Steps in ascending order.
+        series: Name → one value for each step, or None.
+        unit: ``%`` shows a share of 1 as a percentage; any other unit is written after each number.
+        kind: ``line``, ``dots`` for few points, or ``stack`` for parts of a whole.
+        smooth: Whether a ``line`` is drawn faintly, with its running mean on top.
+        from_zero: Whether the axis starts at 0 if no value is negative.
+        spans_gaps: Whether a line connects the points on both sides of missing values.
     """
 
     title: str
@@ -79,7 +79,7 @@ def draw(chart: Chart, first: int, last: int) -> str:
 
 
 def compare(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
-    """Put the charts of several runs together: one chart for each curve, with a line for each run that has it."""
+    """Merge the charts of several runs: one chart for each curve, with a line for each run that has it."""
     found: dict[tuple[str, str], dict[str, Chart]] = {}
     for run, own in charts.items():
         for chart in own:
@@ -107,7 +107,7 @@ def compare(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
 
 
 def _points(chart: Chart, first: int, last: int) -> str:
-    """Return what the page's script draws, as JSON: about ``_MAX_POINTS`` points, and their running means."""
+    """Return the data of a chart as JSON: about ``_MAX_POINTS`` points and their running means."""
     values = np.array(list(chart.series.values()), np.float64).clip(-_LARGEST, _LARGEST)  # [S, T]; None is NaN
     places = _thin(values)
     means = _running_means(values) if chart.kind == "line" and chart.smooth else None
@@ -133,10 +133,11 @@ def _points(chart: Chart, first: int, last: int) -> str:
 
 
 def _thin(values: _Floats) -> list[int]:
-    """Return the steps to draw of ``values [S, T]``: all of few, else the extremes and gaps of each bucket of steps."""
+    """Return the steps of ``values [S, T]`` to draw: all, or the extremes and gaps in each bucket of steps."""
     num_series, num_steps = values.shape
     if num_steps <= _MAX_POINTS:
         return list(range(num_steps))
+    # Each bucket keeps two points (lowest and highest) of each series, so that peaks stay visible.
     num_buckets = max(1, _MAX_POINTS // (2 * num_series))
     places = {0, num_steps - 1}
     for start, stop in pairwise(np.linspace(0, num_steps, num_buckets + 1).astype(int).tolist()):
@@ -149,7 +150,7 @@ def _thin(values: _Floats) -> list[int]:
 
 
 def _running_means(values: _Floats) -> _Floats | None:
-    """Centred means of ``values [S, T]`` over about a twentieth of the steps; None for a run too short to need them."""
+    """Return centred means of ``values [S, T]`` over about a twentieth of the steps; None for less than 40 steps."""
     num_steps = values.shape[1]
     reach = num_steps // 40
     if reach < 1:
@@ -157,6 +158,7 @@ def _running_means(values: _Floats) -> _Floats | None:
     known = ~np.isnan(values)
     start = np.maximum(np.arange(num_steps) - reach, 0)
     stop = np.minimum(np.arange(num_steps) + reach + 1, num_steps)
+    # Means of all windows by differences of cumulative sums. NaN adds 0 to the sum and to the count.
     totals, counts = (
         np.pad(part, ((0, 0), (1, 0))).cumsum(1) for part in (np.where(known, values, 0.0), known.astype(np.float64))
     )
@@ -178,7 +180,7 @@ def _in_words(chart: Chart) -> str:
 
 
 def _legend(chart: Chart) -> str:
-    """List the curves with their last values; the page's script shows those under the pointer instead."""
+    """List the curves with their last values. The script shows the values under the pointer instead."""
     rows = ""
     for place, (name, values) in enumerate(chart.series.items()):
         last = next((value for value in reversed(values) if value is not None), None)
@@ -190,7 +192,7 @@ def _legend(chart: Chart) -> str:
 
 
 def _table(chart: Chart) -> str:
-    """Write out the numbers behind a chart, for those who cannot see it or want to copy them."""
+    """Return the numbers of a chart as a table, for screen readers and for copying."""
     count = len(chart.steps)
     places = np.unique(np.linspace(0, count - 1, min(count, _MAX_TABLE_ROWS)).round().astype(int)).tolist()
     title = f"Numbers: {len(places)} of {count:,} steps" if len(places) < count else "Numbers"

@@ -1,4 +1,4 @@
-"""Which charts a run has: the usual ones in a fixed order, then one for each metric that is left."""
+"""The charts of a report: the main ones in a fixed order, then one for each other metric."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _USUAL: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ),
     (
         "Zero-variance groups",
-        "share of groups whose rewards are all equal; they teach nothing. Healthy: under 50%",
+        "share of groups whose rewards are all equal, which have no gradient; healthy: under 50%",
         "%",
         {"rollout/frac_reward_zero_std": "zero variance"},
     ),
@@ -106,9 +106,9 @@ _USUAL: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
 
 
 def curves(runs: Sequence[Run]) -> str:
-    """Return every chart of a run as HTML, all over the same steps; empty when nothing was recorded.
+    """Return the charts of a run as HTML, all over the same steps; empty without metrics.
 
-    Several runs get one chart for each curve, with a line for each run.
+    For several runs, return one chart for each curve, with a line for each run.
     """
     steps = [step for run in runs for step in (*run.metrics, *run.evaluations)]
     if not steps:
@@ -170,7 +170,7 @@ def _held_out(evaluations: Table) -> list[Chart]:
 
 
 def _training(metrics: Table, left: dict[str, None]) -> list[Chart]:
-    """Make the usual charts, and remove the metrics that they show from ``left``."""
+    """Return the main charts, and remove their metrics from ``left``."""
     steps = list(metrics)
 
     def chart(title: str, note: str, unit: str, names: Mapping[str, str]) -> Chart:

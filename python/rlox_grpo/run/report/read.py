@@ -1,4 +1,4 @@
-"""Read a run's folder, which may come from somebody else: any file may be missing, broken or hostile."""
+"""Read a run folder for its report. Any file may be missing, damaged or hostile: folders are shared."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ else:
 
 
 Table = dict[int, dict[str, float | None]]
-"""Step → metric → value; None where it was not finite."""
+"""Step → metric → value; None if the value was not finite."""
 
 MAX_BYTES = 2**28
-"""Largest file that a report reads: the metrics of about a hundred thousand steps."""
+"""Size limit of the files that a report reads, about the metrics of a hundred thousand steps."""
 
 _MAX_STEP = 2**53  # JavaScript holds integers up to here
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that a report needs of one run.
+    """The content of a run folder. Mappings by step are in ascending order.
 
     Attributes:
-        name: The folder's name.
-        config: The resolved configuration, flat: ``section.key`` → value; empty when there is no file.
-        metrics: Training metrics by step, in ascending order.
-        evaluations: Held-out metrics by step, in ascending order.
-        warnings: What the guards warned of: rows with ``step``, ``guard`` and ``message``, in the file's order.
-        samples: Training step → its file of completions, ascending.
-        held_out: Step of an evaluation → its file of completions, ascending.
+        name: Name of the folder.
+        config: The resolved configuration, ``section.key`` → value; empty without a file.
+        metrics: Training metrics.
+        evaluations: Metrics of evaluations.
+        warnings: Warnings of guards: rows with ``step``, ``guard`` and ``message``.
+        samples: Training step → file of completions.
+        held_out: Step of an evaluation → file of completions.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Run:
 
 
 def read_run(run_dir: Path) -> Run:
-    """Read a run's folder; any of its files may be missing.
+    """Read a run folder.
 
     Raises:
-        FileNotFoundError: There is no such folder.
-        ValueError: A file is broken; the message names the file and, where there is one, the line.
-        OSError: A file is larger than ``MAX_BYTES``, or not a regular file.
+        FileNotFoundError: The folder does not exist.
+        ValueError: A file is damaged; the message names the file and the line.
+        OSError: A file is larger than ``MAX_BYTES`` or not a regular file.
     """
     if not run_dir.is_dir():
         raise FileNotFoundError(f"{run_dir}: no such folder; a report is made from the output_dir of a run")
@@ -77,7 +77,7 @@ def read_run(run_dir: Path) -> Run:
 
 
 def read_rows(path: Path, *, limit: int | None = None) -> list[dict[str, Any]]:
-    """Read a file of JSON objects, one on each line, at most ``limit`` of them; none when there is no file.
+    """Read at most ``limit`` objects of a file of JSON lines; none if there is no file.
 
     Raises:
         ValueError, OSError: See :func:`read_run`.
@@ -133,10 +133,10 @@ def _completion_files(folder: Path, kind: str) -> dict[int, Path]:
 
 
 def column(table: Table, key: str) -> list[float | None]:
-    """Return one metric at each step of ``table``, None at the steps that do not have it."""
+    """Return one metric at each step of ``table``; None at steps without it."""
     return [row.get(key) for row in table.values()]
 
 
 def known(table: Table, key: str) -> list[tuple[int, float]]:
-    """Return the steps at which a metric has a value, and the values."""
+    """Return the steps with a value of a metric, and the values."""
     return [(step, value) for step, row in table.items() if (value := row.get(key)) is not None]

@@ -1,4 +1,4 @@
-"""Sampled completions on the page: held-out prompts before and after training, and groups of training prompts."""
+"""Sampled completions in a report: held-out prompts before and after training, and groups of training prompts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Row = dict[str, Any]
 
 
 def before_and_after(held_out: Mapping[int, Path]) -> str:
-    """Show the same held-out prompts at the first and the last evaluation, side by side; empty without two of them.
+    """Show held-out prompts at the first and the last evaluation, side by side; empty with less than two evaluations.
 
     Raises:
-        ValueError: A file is broken; the message names it and the line.
+        ValueError: A file is damaged; the message names the file and the line.
     """
     if len(held_out) < 2:
         return ""
@@ -42,10 +42,10 @@ def before_and_after(held_out: Mapping[int, Path]) -> str:
 
 
 def training_samples(samples: Mapping[int, Path]) -> str:
-    """Show whole groups of completions with rewards and advantages, from a few steps spread over the run.
+    """Show groups of completions with rewards and advantages, from a few steps spread over the run.
 
     Raises:
-        ValueError: A file is broken; the message names it and the line.
+        ValueError: A file is damaged; the message names the file and the line.
     """
     if not samples:
         return ""
@@ -89,7 +89,7 @@ def _completion(row: Row, title: str) -> str:
 
 
 def _conversation(row: Row) -> str:
-    """Show the messages of an episode in order, those that the policy sampled marked; empty for one turn."""
+    """Show the messages of an episode, and mark those that the policy sampled; empty for one turn."""
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         return ""
@@ -120,7 +120,7 @@ def _message(message: Row, reward: Any) -> str:
 
 
 def _describe_call(call: Any) -> str:
-    """A tool call as ``call: name(argument=value)``, or as JSON where it has another form."""
+    """Format a tool call as ``call: name(argument=value)``, or as JSON if it has another form."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
         return json.dumps(call, ensure_ascii=False)

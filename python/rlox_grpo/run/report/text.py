@@ -1,4 +1,4 @@
-"""Text and numbers for a page. What a run holds may be hostile model output, so all of it is escaped here."""
+"""Format text and numbers for HTML. A run folder contains model output, which may be hostile, so all is escaped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def escape(value: object) -> str:
 
 
 def breakable(name: str) -> str:
-    """Return the HTML of a name, as :func:`escape`, which a narrow page may break behind a slash."""
+    """Return the escaped name, with an optional line break after each slash."""
     return escape(name).replace("/", "/<wbr>")
 
 
