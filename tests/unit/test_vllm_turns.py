@@ -100,7 +100,7 @@ def test_answers_of_servers_come_in_any_order() -> None:
     gates[2].set()
     assert sorted(drain(session, 2)) == [0, 2]
     assert (len(session), session.prefilled_tokens) == (0, 3)
-    with pytest.raises(ValueError, match="passes the model's 20"):
+    with pytest.raises(ValueError, match="exceeds the model's 20"):
         session.submit(ask(0, length=18))
     session.abort()
 

@@ -53,7 +53,7 @@ def load_policy(
         model: a path, a hub id, or a model object, which is changed in place.
         tokenizer: None loads the tokenizer that belongs to the path.
         config: all options.
-        ranks: all ranks of the run. Where several hold parts of the weights, none loads a path or hub id whole.
+        ranks: all ranks of the run. If the weights are sharded, each rank loads only its part.
 
     Raises:
         TypeError: if the model is neither a path nor a module, or if the tokenizer is a path.
@@ -111,8 +111,7 @@ def load_policy(
         give_storage(model, find_device(model))
         stored.fill(model)
         stored = None
-    positions = find_max_positions(model)
-    return Policy(model, tokenizer, end_tokens, vocabulary, positions, recomputes, masters, shards, stored)
+    return Policy(model, tokenizer, end_tokens, vocabulary, recomputes, masters, shards, stored)
 
 
 def _keep_float32_weights(model: nn.Module) -> None:

@@ -18,7 +18,7 @@ from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache, ga
 from rlox_grpo.rollout.engines.hf.live_rows import NonFiniteLogitsError
 from rlox_grpo.rollout.engines.sampling import draw_row_uniforms, sample_tokens
 from rlox_grpo.rollout.engines.stop_strings import StopStrings
-from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
+from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, check_turn_request
 from rlox_grpo.types import Int64Array, Sampling
 
 # Padded tokens of one prefill forward: bounds its activations.
@@ -105,11 +105,7 @@ class TurnDecoder:
 
     def submit(self, request: TurnRequest) -> None:
         """Add a request. Raises ValueError where it does not fit the model."""
-        length = len(request.token_ids) + request.max_new_tokens
-        if request.max_new_tokens < 1 or not len(request.token_ids):
-            raise ValueError(f"a reply needs a prompt and max_new_tokens of at least 1, got {request.max_new_tokens}")
-        if self._max_length is not None and length > self._max_length:
-            raise ValueError(f"a conversation of {length} tokens passes the model's {self._max_length} positions")
+        check_turn_request(request, None, self._max_length)
         self._waiting.append(request)
 
     def drop(self, request: TurnRequest) -> None:

@@ -1,4 +1,4 @@
-"""What a start of vLLM in this process needs: its version, its environment, and what it must leave as it was."""
+"""Start vLLM in this process: check its version, set its environment, and restore the state that it changes."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def choose_runner(excluded: int) -> None:
 
 
 def warn_of_draws_by_row(config: Any) -> None:
-    """Log a warning where vLLM runs with its older model runner on a GPU.
+    """Log a warning if vLLM uses its older model runner on a GPU.
 
-    The newer one draws the tokens of a batch by one kernel, keyed by each row's seed and position. The older one has a
-    generator for each row, and launches a kernel for each.
+    The newer runner samples a batch with one kernel, keyed by each row's seed and position. The older runner launches a
+    kernel for each row.
     """
     if torch.cuda.is_available() and not config.use_v2_model_runner:
         setting = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
