@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 from rlox_grpo.types import BoolArray, Completion, Float32Array, Int64Array, ScoredGroup
 
 RIGHT = 1.0
-"""A completion is right when the first reward function gives it at least this."""
+"""Minimum score of the first reward function for a correct completion."""
 
 
 def list_rows(completion: Completion) -> tuple[Completion, ...]:
-    """Return the rows that an update has of a completion: itself and the branches of its episode."""
+    """Return the rows of a completion in the update: the completion and its branches."""
     return (completion, *completion.branches)
 
 
 def count_sampled(completion: Completion) -> int:
-    """Count the sampled tokens: the length of a completion in metrics, rewards and denominators. With its branches."""
+    """Count the sampled tokens of a completion with its branches: its length in metrics, rewards and denominators."""
     return sum(
         len(row.token_ids) if row.sampled is None else int(np.count_nonzero(row.sampled))
         for row in list_rows(completion)
@@ -38,13 +38,13 @@ def count_sampled(completion: Completion) -> int:
 
 
 def select_sampled(completion: Completion) -> Int64Array:
-    """Return the sampled token ids, ``int64``, one turn after another; those of branches behind the others."""
+    """Return the sampled token ids, ``int64``, in the order of turns, and then those of branches."""
     parts = [row.token_ids if row.sampled is None else row.token_ids[row.sampled] for row in list_rows(completion)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def count_turns(completion: Completion) -> int:
-    """Count the turns, at least 1. With those of the branches."""
+    """Count the turns of a completion with its branches, at least 1."""
     return max(1, sum(len(row.turns) for row in list_rows(completion)))
 
 
@@ -134,20 +134,21 @@ def compute_group_offsets(groups: Sequence[ScoredGroup]) -> Int64Array:
 def compute_turn_returns(
     groups: Sequence[ScoredGroup], rewards: Float32Array | None = None
 ) -> tuple[NDArray[np.float64], Int64Array]:
-    """Return of each turn: what an episode is paid at this turn and after it.
+    """Compute the return of each turn: the sum of the rewards at this turn and later ones.
 
-    Turn 0 has the whole reward. What the reward has beyond ``turn_rewards`` is paid at the last turn.
+    The return of turn 0 is the whole reward. The part of the reward that is not in ``turn_rewards`` is paid at the last
+    turn. Example: a reward of 1 with ``turn_rewards`` ``0.2 0.3`` has the returns ``1 0.8``.
 
     Args:
-        groups: N completions in all, prompt-major.
-        rewards: ``[N]``, where they are not the groups' own, such as rewards minus a KL penalty.
+        groups: groups with N completions in all.
+        rewards: ``[N]``, prompt-major, in place of those of the groups, such as rewards minus a KL penalty.
 
     Returns:
-        ``float64 [N, K]``, K the most turns of any of them, 0 after an episode's last turn; a row of NaN where the
-        reward is NaN. And ``int64 [N]``, the turns of each.
+        The returns, ``float64 [N, K]`` for at most K turns, 0 after the last turn of an episode and NaN if the reward
+        is NaN; and the number of turns of each, ``int64 [N]``.
 
     Raises:
-        ValueError: a group whose ``turn_rewards`` are not one finite number for each turn; an episode with branches.
+        ValueError: ``turn_rewards`` that are not one finite number for each turn, or an episode with branches.
     """
     completions = [completion for scored in groups for completion in scored.group.completions]
     for row, completion in enumerate(completions):
@@ -176,12 +177,12 @@ def compute_turn_returns(
 def select_by_variance(groups: Sequence[ScoredGroup], share: float) -> list[int]:
     """Return the groups with the highest reward variances, as few as have ``share`` of the sum of all variances.
 
-    The signal-to-noise filter of RAGEN-2 (arXiv:2604.06268) as VAGEN has it: groups in descending order of variance,
-    until their sum reaches the share. Variances have ddof 0; a NaN reward is left out. Of equal variances the first
-    group is taken first. Groups without variance are returned only if no group has any.
+    The signal-to-noise filter of RAGEN-2 (arXiv:2604.06268), as in VAGEN: take groups in descending order of variance
+    until the sum reaches the share. Variances have ddof 0 and ignore NaN rewards. Of equal variances, the first group
+    is taken first. If no group has variance, all are returned.
 
     Returns:
-        Places in ``groups``, ascending.
+        Indices of ``groups``, ascending.
     """
     valid = [scored.rewards[~np.isnan(scored.rewards)].astype(np.float64) for scored in groups]
     variances = np.array([rewards.var() if len(rewards) else 0.0 for rewards in valid])
@@ -207,8 +208,7 @@ def has_zero_variance(scored: ScoredGroup, *, by_turn: bool = False) -> bool:
 def has_zero_std(rewards: Float32Array) -> bool:
     """Whether a group has zero variance: its valid rewards are equal, or it has none.
 
-    By ``max == min``, never by a standard deviation or a mean: float32 leaves a residue in the variance of a
-    constant 0.3, and a mean says nothing of spread.
+    The test is ``max == min``. A standard deviation is no exact test: in float32 that of a constant 0.3 is not 0.
     """
     valid = rewards[~np.isnan(rewards)]
     return len(valid) == 0 or bool(valid.max() == valid.min())

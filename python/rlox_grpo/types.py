@@ -1,4 +1,4 @@
-"""Data types that stages pass to each other: frozen, with shapes, no behaviour beyond validation."""
+"""Frozen dataclasses that the stages of a step pass to each other, with the shapes of their arrays."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Prompt:
 
     Attributes:
         token_ids: ``int64 [prompt_len]``, at least one token.
-        index: Position in the list that the user gave; stable over epochs and resumes.
-        text: What was tokenised (the template applied), or None when the prompt came as token ids.
-        source: What the user gave, as reward functions receive it: text, chat messages or token ids.
-        columns: The other columns of the user's row; they reach reward functions by name.
+        index: index in the user's prompts; the same in every epoch and after a resume.
+        text: the tokenised text, with the template applied; None for a prompt of token ids.
+        source: the user's prompt as reward functions get it: text, chat messages or token ids.
+        columns: the other columns of the user's row, which reward functions get by name.
     """
 
     token_ids: Int64Array
@@ -39,15 +39,15 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw a completion. Temperature 0 is greedy; the filters apply in the order top-k, top-p, min-p.
+    """Sampling parameters. Temperature 0 is greedy. The filters apply in the order top-k, top-p, min-p.
 
     Attributes:
-        max_new_tokens: Longest completion, its end token included.
-        temperature: Logits are divided by it before anything else.
-        top_p, top_k, min_p: Off at 1.0, 0 and 0.0.
-        stop: Strings that end a completion; the tokens that spelled one stay in it.
-        stop_token_ids: Ids that end a completion beside the model's own end tokens.
-        extra: Further parameters of the engine, (name, value); an engine that does not know one refuses it.
+        max_new_tokens: maximum length of a completion, its end token included.
+        temperature: divisor of the logits, applied before the filters.
+        top_p, top_k, min_p: filters; 1.0, 0 and 0.0 disable them.
+        stop: strings that end a completion; their tokens are part of it.
+        stop_token_ids: ids that end a completion, in addition to the model's end tokens.
+        extra: further parameters of the engine, (name, value). An engine refuses parameters that it does not support.
     """
 
     max_new_tokens: int
@@ -62,21 +62,21 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """How an episode of several turns went. Every value is JSON's.
+    """The outcome of an episode of several turns, as JSON values.
 
     Attributes:
-        stop_reason: Why it ended; see :data:`rlox_grpo.environments.outcome.STOP_REASONS`.
-        reward: The environment's, or None: unscored.
-        turn_rewards: One for each turn, where the environment gave them.
-        metrics: The environment's own numbers.
-        messages: The whole conversation; of an episode with branches, the one that ``chat.turn`` goes on with.
-        prompt_messages: How many of them make up the first prompt.
-        tool_calls, tool_errors, observations_cut: Counts.
-        tool_seconds: Time that the tools took.
-        error: What went wrong, where something did.
-        branch_messages: The other conversations, in the order of ``Completion.branches``; one that the chat template
-            rewrote when it went on is left out, because ``messages`` or a later one holds it.
-        cancelled_calls: Calls whose caller went away before the reply was complete; nothing of them is trained.
+        stop_reason: one of :data:`rlox_grpo.environments.outcome.STOP_REASONS`.
+        reward: the environment's reward; None if it is unscored.
+        turn_rewards: one reward for each turn, if the environment returned them.
+        metrics: the environment's metrics.
+        messages: the conversation. In an episode with branches, the one that ``chat.turn`` continues.
+        prompt_messages: number of messages in the first prompt.
+        tool_calls, tool_errors, observations_cut: counts.
+        tool_seconds: time that the tools took.
+        error: an error message, or None.
+        branch_messages: the other conversations, in the order of ``Completion.branches``, without those that the chat
+            template rewrote: their rewritten form has their messages.
+        cancelled_calls: number of calls that were cancelled before the reply was complete. They are not trained.
     """
 
     stop_reason: str
@@ -96,26 +96,24 @@ class Episode:
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """One completion: what the policy sampled after a prompt, in one turn or in several.
+    """One completion of a prompt, in one turn or in several.
 
     An episode of several turns is one completion. Its tokens are the policy's turns and, between them, observations:
-    tokens that the environment or the chat template wrote. Only sampled tokens are trained on and counted as length.
-    :mod:`rlox_grpo.groups` reads the last two fields.
+    tokens of the environment or the chat template. Only sampled tokens are trained and counted as length.
 
     Attributes:
-        token_ids: ``int64 [T]``, as sampled, the end tokens and the observations included.
-        log_probs: ``float32 [T]``, of each token under the distribution that it was really drawn from; 0.0 where it was
-            not sampled.
+        token_ids: ``int64 [T]``, including end tokens and observations.
+        log_probs: ``float32 [T]``, under the distribution from which each token was sampled; 0.0 on other tokens.
         finish_reason: ``"stop"`` (end token or stop string) or ``"length"`` (truncated), of the last turn.
-        text: Decoded without special tokens, or None when there is no tokenizer.
-        sampled: ``bool [T]``, True on tokens that the policy sampled; None: all of them.
-        turns: The offset in ``token_ids`` where each turn's sampled tokens begin, ascending; (): one turn, from 0.
-        episode: How the episode went, where an environment ran it.
-        branches: The other rows of the episode, where its history was rewritten or it had several conversations. They
-            share its reward and advantage. What an earlier row sampled is not ``sampled`` in a later one, and
-            ``turns`` are a row's own, so every sampled token is trained once. A branch has no episode and no branches.
-        prompt_ids: ``int64 [P]``, where the row does not begin with its group's prompt; None: it does.
-        versions: The policy version that sampled each of ``turns``, with partial rollouts; (): that of the group.
+        text: decoded without special tokens; None without a tokenizer.
+        sampled: ``bool [T]``, True on tokens that the policy sampled; None: all.
+        turns: offsets in ``token_ids`` where the turns begin, ascending; (): one turn, from 0.
+        episode: the outcome of the episode; None without an environment.
+        branches: the other rows of the episode, if its history was rewritten or it had several conversations. They
+            share its reward and advantage. Each sampled token is ``sampled`` in one row only, so it is trained once. A
+            branch has no episode and no branches.
+        prompt_ids: ``int64 [P]``, the row's own prompt; None: the group's prompt.
+        versions: the policy version of each of ``turns``, with partial rollouts; (): the version of the group.
     """
 
     token_ids: Int64Array
@@ -135,10 +133,10 @@ class RolloutGroup:
     """The completions sampled for one prompt.
 
     Attributes:
-        prompt, completions: See above.
-        policy_version: The version of the policy that sampled them; with partial rollouts that of the oldest turn.
-        prefilled_tokens: Tokens run through the model to prepare the replies of its episodes: those of the engine's
-            call, shared out evenly over its groups, so that groups add up.
+        prompt, completions: see above.
+        policy_version: version of the policy that sampled them; with partial rollouts, that of the oldest turn.
+        prefilled_tokens: tokens run through the model to prepare the replies of episodes: those of the engine's call,
+            divided evenly among its groups.
     """
 
     prompt: Prompt
@@ -152,16 +150,15 @@ class ScoredGroup:
     """A group with its rewards.
 
     Attributes:
-        group: The prompt and its G completions.
-        rewards: ``float32 [G]``, weighted total; NaN where no function applied.
-        components: Each function's own scores by name, ``float32 [G]``, NaN where it did not apply.
-        statuses: How each rule's scores came about, ``uint8 [G]``, indices of ``rewards.STATUSES``; rules only.
-        outcomes: How each other function's calls ended, ``uint8 [G]``, indices of ``rewards.OUTCOMES``.
-        seconds: Each function's time, its batch's shared out evenly over the completions, so that groups add up.
-        measures: What functions measured beside their scores, ``float32 [G]`` by ``function/name``, NaN where nothing.
-        turn_rewards: For each completion the reward that each of its turns was paid, ``float32 [turns]``, in the unit
-            of ``rewards``; None: no turn was paid on its own. They are a part of ``rewards``, not an addition to it:
-            the rest, ``rewards[i] - turn_rewards[i].sum()``, is paid at the last turn.
+        group: the prompt and its G completions.
+        rewards: ``float32 [G]``, weighted total; NaN if no function applied.
+        components: scores of each function by name, ``float32 [G]``, NaN where it did not apply.
+        statuses: status of each rule's scores, ``uint8 [G]``, indices of ``rewards.STATUSES``.
+        outcomes: outcome of each other function's calls, ``uint8 [G]``, indices of ``rewards.OUTCOMES``.
+        seconds: time of each function: that of the batch, divided evenly among its completions.
+        measures: further numbers of functions, ``float32 [G]`` by ``function/name``, NaN if missing.
+        turn_rewards: for each completion, the part of its reward that is paid at each turn, ``float32 [turns]``; None:
+            the whole reward is paid at the last turn. So is the rest, ``rewards[i] - turn_rewards[i].sum()``.
     """
 
     group: RolloutGroup
@@ -193,10 +190,10 @@ class OutputHead:
 
 @dataclass(frozen=True, eq=False)
 class TokenDistributions:
-    """What the distributions of M tokens are made of.
+    """The next-token distributions of M tokens, as hidden states and output layer, or as logits.
 
     Attributes:
-        hidden: ``[M, H]`` final hidden states, or ``[M, V]`` logits where there is no head.
+        hidden: ``[M, H]`` final hidden states, or ``[M, V]`` logits without a head.
         head: the output layer, or None.
     """
 
@@ -216,27 +213,25 @@ class Batch:
         position_ids: ``int64 [N, L]``, counted from each row's first real token.
         prompt_lengths: ``int64 [N]``; completion token t of row i is ``input_ids[i, prompt_lengths[i] + t]``.
         completion_ids: ``int64 [N, T]``.
-        completion_mask: ``bool [N, T]``, True on the tokens after the prompt, end tokens and observations included;
-            from lengths, never ids. It is for attention and positions; everything that counts tokens or averages over
-            them uses ``loss_mask``.
-        loss_mask: ``bool [N, T]``, the tokens trained on: a subset of the sampled tokens, never an observation.
-        advantages: ``float32 [N]``, or ``[N, T]`` where each turn has its own; then 0 outside ``loss_mask``.
-        row_index: ``int64 [N]``, each row's place among the completions of the optimizer step; the branches of an
-            episode have that of their completion.
+        completion_mask: ``bool [N, T]``, True on the tokens after the prompt, including end tokens and observations.
+            For attention and positions; counts and means of tokens use ``loss_mask``.
+        loss_mask: ``bool [N, T]``, the trained tokens: sampled tokens, never observations.
+        advantages: ``float32 [N]``, or ``[N, T]`` if each turn has its own; then 0 outside ``loss_mask``.
+        row_index: ``int64 [N]``, index of each row's completion in the optimizer step; branches have that of their
+            completion.
         prompt_index: ``int64 [N]``, ascending; rows with the same value share their prompt.
-        num_loss_tokens: Denominator: loss tokens of the whole optimizer step, over micro-batches and ranks.
-        num_sequences: Denominator: sequences of the whole optimizer step that hold a loss token, likewise.
-        old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]`` where they are known.
-        policy_mask: ``bool [N, T]``, the loss tokens whose policy term counts; None: all of them. It enters no
-            denominator.
+        num_loss_tokens: denominator: loss tokens of the whole optimizer step, over micro-batches and ranks.
+        num_sequences: denominator: sequences with a loss token of the whole optimizer step.
+        old_log_probs, ref_log_probs, sampling_log_probs: ``float32 [N, T]``, or None.
+        policy_mask: ``bool [N, T]``, the loss tokens with a policy term; None: all. It does not change denominators.
         covariance_mask: ``bool [N, T]``, the loss tokens that ``policy_loss`` ``clip_cov`` or ``kl_cov`` selects; see
             :mod:`rlox_grpo.loss.covariance`.
         importance_weights: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.loss.importance`.
-        ref_distributions: the reference's, of the tokens under ``loss_mask`` in row order, for ``kl_estimator="full"``.
+        ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``.
         branch_index: ``int64 [N]``, 0 for a completion itself and b for its ``branches[b - 1]``; None: no branches.
         sequence_lengths: ``int64 [N]``, loss tokens of the completion with its branches, which are one sequence; None:
             each row is a sequence.
-        is_unscaled: Whether log-probs are those at temperature 1 over every id of the output layer, whatever the
+        is_unscaled: whether log-probs are computed at temperature 1 over all ids of the output layer, regardless of the
             forward's temperature and vocabulary.
     """
 
@@ -270,8 +265,7 @@ class LossOutput:
 
     Attributes:
         loss: Scalar; micro-batch losses of one optimizer step add up to the loss of the whole step.
-        metrics: Sums under ``loss_mask`` divided by the step's global denominators, so that they too add up
-            over micro-batches; detached scalars.
+        metrics: detached scalars: sums under ``loss_mask`` over the step's denominators, which add up in the same way.
     """
 
     loss: Tensor
@@ -280,7 +274,7 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """What one optimizer step did: gradient norm before clipping, learning rate used, metrics of its loss."""
+    """Result of one optimizer step: gradient norm before clipping, learning rate, and metrics of the loss."""
 
     grad_norm: float
     learning_rate: float

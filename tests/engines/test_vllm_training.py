@@ -196,7 +196,7 @@ def test_bfloat16_differs_and_is_corrected(make_tiny_model, byte_tokenizer, tmp_
 def test_a_prompt_too_long_for_the_engine_is_refused_before_the_first_step(make_tiny_model, byte_tokenizer):
     model = make_tiny_model("qwen2", **SIZES)
     trainer = GRPO(model, share_of_low_bytes, tokenizer=byte_tokenizer, **options())
-    with pytest.raises(ValueError, match=r"prompts\[1\] has 53 tokens.*exceeds the model's 64 positions"):
+    with pytest.raises(ValueError, match=r"prompts\[1\] has 53 tokens.*passes the model's 64 positions"):
         trainer.train(["1", "1" * 53])
     assert trainer.engine.policy_version == -1
 
