@@ -65,7 +65,7 @@ class Rows:
             log_probs=log_probs,
             sampled=sampled,
             prompt_of_row=prompt_of_row,
-            train=_mark_trained(completions, train_truncated),
+            train=np.array([train_truncated or c.finish_reason != "length" for c in completions], np.bool_),
             advantages=rows[of] if rows.ndim == 1 else _spread_over_tokens(rows, whole),
             by_turn=rows.ndim == 2,
             completion_of_row=of,
@@ -193,11 +193,6 @@ def _list_prompts(groups: Sequence[RolloutGroup]) -> tuple[list[Int64Array], Int
                 last = own
                 of_row.append(len(prompts) - 1)
     return prompts, np.array(of_row, np.int64)
-
-
-def _mark_trained(completions: Sequence[Completion], train_truncated: bool) -> BoolArray:
-    flags = (train_truncated or completion.finish_reason != "length" for completion in completions)
-    return np.fromiter(flags, np.bool_, len(completions))
 
 
 def _check_log_probs(id_offsets: Int64Array, log_prob_offsets: Int64Array) -> None:

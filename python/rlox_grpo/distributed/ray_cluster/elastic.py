@@ -98,7 +98,8 @@ class ElasticEngines:
         index = sum(place.kind == _KIND for place in self.served.places)
         group = self.ray.util.placement_group([dict(self.resources)], strategy="PACK")
         self._joining = _Joining(index, group, group.ready())
-        self.say(f"engine {index} joins as soon as a node has {_amounts(self.resources)} free\n")
+        amounts = " and ".join(f"{amount:g} {name}" for name, amount in self.resources.items())
+        self.say(f"engine {index} joins as soon as a node has {amounts} free\n")
 
     def _go_on_joining(self, wanted: int) -> None:
         joining = self._joining
@@ -219,7 +220,3 @@ def make_elastic(
     start = partial(start_server, ray, command=servers.commands.get(_KIND, ()), environment=environment, folder=folder)
     fixed = sum(place.kind == _KIND for place in served.places)
     return ElasticEngines(ray, served, servers.count or (lambda: fixed), start, resources, registry, say)
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} {name}" for name, amount in resources.items())

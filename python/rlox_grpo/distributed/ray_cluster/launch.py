@@ -108,7 +108,7 @@ def launch_ranks(
             words = [*arguments, *servers.find(served.urls, room)]
             metrics = None if log_folder is None else str(folder.parent / "metrics.jsonl")
             actors = [_make_actor(ray, room, place, None if place.rank else metrics) for place in room.places]
-            with cleaned_up(partial(_kill_actors, ray, actors)):
+            with cleaned_up(lambda: [ray.kill(actor) for actor in actors]):
                 threads = {"OMP_NUM_THREADS": f"{sizes.cpus_per_trainer}"}
                 try:
                     running, store = _start(ray, actors, room.places, words, run_id, folder, {**threads, **environment})
@@ -132,11 +132,6 @@ def launch_ranks(
         if served.is_fatal and any(ending.status == STOPPED for ending in watched.endings.values()):
             raise EngineError(end)
         _raise_failure(watched, end)
-
-
-def _kill_actors(ray: Any, actors: Sequence[Any]) -> None:
-    for actor in actors:
-        ray.kill(actor)
 
 
 def _make_actor(ray: Any, room: Room, place: Place, metrics: str | None) -> Any:
