@@ -179,7 +179,7 @@ def _load_pretrained(
     has_adapter: bool = False,
     in_shards: bool = False,
 ) -> tuple[nn.Module, PreTrainedTokenizerBase, StoredWeights | None]:
-    """Load model and tokenizer; with ``in_shards`` the model without its weights, and the files that hold them."""
+    """Load model and tokenizer. With ``in_shards``, the model has no weights, and their files are returned too."""
     if not Path(source).exists() and _looks_like_a_folder(source):
         raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()})")
     if (Path(source) / ADAPTER_CONFIG).is_file():
@@ -213,7 +213,7 @@ def _load_pretrained(
 
 
 def _make_blank(source: str, config: GRPOConfig) -> tuple[nn.Module, StoredWeights] | None:
-    """Build the model without its weights, and find the files that hold them; None, with the reason in the log."""
+    """Build the model without weights, and find their files; None, with the reason in the log, if that fails."""
     try:
         if config.lora_rank > 0:
             raise UnreadableError(f"lora_rank is {config.lora_rank}")
