@@ -164,11 +164,11 @@ def make_rows(shape: Turns) -> list[dict[str, Any]]:
 
 def read_calls_ours() -> None:
     """Read every reply as a call."""
-    from rlox_grpo.rollout.episodes import line
+    from rlox_grpo.rollout.episodes import conversation
     from rlox_grpo.rollout.episodes.parsing import ParsedReply
 
-    assert hasattr(line, "parse_reply"), "replies are parsed elsewhere: every episode would end after one turn"
-    line.parse_reply = lambda text, **_: ParsedReply("", None, (("move", {"steps": 3}),))  # type: ignore[assignment]
+    assert hasattr(conversation, "parse_reply"), "replies are parsed elsewhere: every episode would end after one turn"
+    conversation.parse_reply = lambda text, **_: ParsedReply("", None, (("move", {"steps": 3}),))  # type: ignore[assignment]
 
 
 def make_trainer(shape: Turns, environment: Any, **options: Any) -> Any:

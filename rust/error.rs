@@ -108,7 +108,7 @@ pub enum KernelError {
         /// Columns of the output.
         width: usize,
     },
-    /// A gold that a reward rule cannot read.
+    /// A gold answer that a reward rule cannot read.
     #[error("{argument}[{index}] is {value:?}: {reason}")]
     BadGold {
         /// Name of the column.

@@ -3,22 +3,22 @@
 use std::error::Error;
 use std::sync::OnceLock;
 
-/// Process that started the thread pool; None when the system refused it a thread.
+/// Id of the process that started the thread pool; None if the system could not create its threads.
 static POOL_OWNER: OnceLock<Option<u32>> = OnceLock::new();
 
 /// Whether to split `work` items over threads, given tasks of about `grain` items.
 ///
 /// False in a forked child of a process that has used the pool: the pool's threads do not survive the fork, and waiting
-/// for them would hang. False also where the pool cannot start. One thread computes the same result.
+/// for them would hang. False also if the pool cannot start. One thread computes the same result.
 #[must_use]
 pub fn worth_splitting(work: usize, grain: usize) -> bool {
     work > grain && *POOL_OWNER.get_or_init(start_pool) == Some(std::process::id()) && rayon::current_num_threads() > 1
 }
 
-/// Start rayon's global pool here: on first use rayon would panic where the system refuses a thread.
+/// Start rayon's global pool. If rayon started it at first use, it would panic if a thread cannot be created.
 fn start_pool() -> Option<u32> {
     let refused = rayon::ThreadPoolBuilder::new().build_global().is_err_and(|error| error.source().is_some());
-    // An error without a source means that the pool is already there.
+    // An error without a source means that the pool was already started.
     (!refused).then(std::process::id)
 }
 

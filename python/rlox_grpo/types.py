@@ -233,11 +233,11 @@ class Batch:
         covariance_mask: ``bool [N, T]``, the loss tokens that ``policy_loss`` ``clip_cov`` or ``kl_cov`` selects; see
             :mod:`rlox_grpo.loss.covariance`.
         importance_weights: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.loss.importance`.
-        ref_distributions: the reference's, of the tokens under ``loss_mask`` in row order, for ``kl_estimator="full"``.
+        ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``.
         branch_index: ``int64 [N]``, 0 for a completion itself and b for its ``branches[b - 1]``; None: no branches.
         sequence_lengths: ``int64 [N]``, loss tokens of the completion with its branches, which are one sequence; None:
             each row is a sequence.
-        is_unscaled: Whether log-probs are those at temperature 1 over every id of the output layer, whatever the
+        is_unscaled: whether log-probs are computed at temperature 1 over all ids of the output layer, regardless of the
             forward's temperature and vocabulary.
     """
 
@@ -271,8 +271,7 @@ class LossOutput:
 
     Attributes:
         loss: Scalar; micro-batch losses of one optimizer step add up to the loss of the whole step.
-        metrics: Sums under ``loss_mask`` divided by the step's global denominators, so that they too add up
-            over micro-batches; detached scalars.
+        metrics: detached scalars: sums under ``loss_mask`` over the step's denominators, which add up in the same way.
     """
 
     loss: Tensor

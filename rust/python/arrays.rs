@@ -35,7 +35,7 @@ pub(super) fn zeros<'py, T: Element>(
     Ok(allocate::<T>(py, (length,), (1, length), argument)?.cast_into()?)
 }
 
-/// Allocate `[rows, width]` zeros. A large array comes as untouched pages; the threads that fill it fault them in.
+/// Allocate `[rows, width]` zeros. The pages of a large array are mapped only when a thread first writes them.
 ///
 /// # Errors
 /// As [`zeros`].
@@ -48,7 +48,7 @@ pub(super) fn rectangle<'py, T: Element>(
     Ok(allocate::<T>(py, (rows, width), (rows, width), argument)?.cast_into()?)
 }
 
-/// Call `numpy.zeros`: where the memory is refused it raises, and the constructors of the numpy crate panic.
+/// Call `numpy.zeros`, which raises if there is not enough memory; the constructors of the numpy crate panic.
 fn allocate<'py, T: Element>(
     py: Python<'py>,
     shape: impl IntoPyObject<'py>,

@@ -62,7 +62,7 @@ pub(super) fn pad<'py>(
     pad_slices(py, &rows.rows().collect::<Vec<_>>(), side, pad_token_id, multiple_of)
 }
 
-/// `pad` from a list of arrays without a flat copy. None when an array is not contiguous int64: the caller coerces.
+/// `pad` for a list of arrays, without a flat copy. None if an array is not contiguous int64; the caller converts it.
 #[pyfunction]
 pub(super) fn pad_arrays<'py>(
     rows: &Bound<'py, PyList>,
@@ -215,7 +215,7 @@ pub(super) fn share_prefixes<'py>(values: &Ids<'py>, offsets: &Ids<'py>) -> PyRe
     ))
 }
 
-/// The argument that decides the width of a rectangle: `multiple_of` where no row is longer.
+/// The argument to name if a rectangle is too large: `multiple_of` if no row is longer, else `rows`.
 fn size_cause(width: usize, multiple_of: usize) -> &'static str {
     if width == multiple_of { "multiple_of" } else { "rows" }
 }

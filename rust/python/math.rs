@@ -49,9 +49,9 @@ fn score_majority<'py>(
     Ok(wrap(py, scores))
 }
 
-/// The rows of the golds that cannot be read, each with the reason.
+/// Row and reason of each gold answer that cannot be read.
 #[pyfunction]
-fn unreadable_golds(py: Python<'_>, golds: Vec<PyBackedStr>) -> Vec<(usize, &'static str)> {
+fn unreadable_golds(py: Python<'_>, golds: List<PyBackedStr>) -> Vec<(usize, &'static str)> {
     py.detach(|| unreadable(&golds))
 }
 

@@ -1,7 +1,8 @@
 //! The `_native` module. A binding checks its arguments, releases the interpreter, calls the core and wraps the result.
 //!
-//! No argument may cause a panic, because a panic passes `except Exception`: sizes that an argument decides are allocated
-//! by [`arrays`], and what another thread can write during the call is copied first where it decides what is read.
+//! No argument may cause a panic, because `except Exception` does not catch a panic. Arrays whose size depends on an
+//! argument are allocated by [`arrays`]. Offsets, lengths and indices are copied, because another thread can write to
+//! them during the call.
 
 mod advantages;
 mod arrays;

@@ -363,6 +363,6 @@ def test_a_plain_module_is_refused():
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.model.policy import Policy
 
-    policy = Policy(torch.nn.Linear(2, 2), None, (), None, None)
+    policy = Policy(torch.nn.Linear(2, 2), None, (), None)
     with pytest.raises(ConfigError, match="engine='vllm' needs a transformers model, got Linear"):
         make_engine(GRPOConfig(engine="vllm"), policy)

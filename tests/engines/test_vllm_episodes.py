@@ -146,7 +146,7 @@ def test_requests_that_do_not_fit_are_refused(served):
     _, engine = served
     with engine.open_turns(SAMPLING, 3, 1) as session:
         for request, told in (
-            (ask((0, 0), length=600), "passes the model's"),
+            (ask((0, 0), length=600), "exceeds the model's"),
             (ask((0, 0), most=0), "at least 1"),
             (TurnRequest((0, 0), 0, np.array([3, 999]), 4), r"token_ids\[1\] is 999"),
         ):

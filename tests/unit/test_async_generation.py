@@ -11,7 +11,13 @@ import torch
 
 from counted_bytes import CountedBytes
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.rollout.async_generation import Ahead, BackgroundEngine, Pending, join_states, measure_staleness
+from rlox_grpo.rollout.async_generation import (
+    BackgroundEngine,
+    BatchQueue,
+    PendingBatch,
+    join_states,
+    measure_staleness,
+)
 from rlox_grpo.rollout.engines import MeasuredEngine
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
@@ -198,9 +204,9 @@ def groups(tokens, version=0, start=0):
 
 
 def test_batches_go_through_a_checkpoint_exactly():
-    ahead, again = Ahead(), Ahead()
-    ahead.put(Pending.done(PROMPTS[:2], groups([1, 2, 3], version=4)))
-    ahead.put(Pending.done(PROMPTS[2:4], groups([9], version=5, start=2)))
+    ahead, again = BatchQueue(), BatchQueue()
+    ahead.put(PendingBatch.done(PROMPTS[:2], groups([1, 2, 3], version=4)))
+    ahead.put(PendingBatch.done(PROMPTS[2:4], groups([9], version=5, start=2)))
     state = json.loads(json.dumps(ahead.state()))
     again.restore(state, PROMPTS, lambda prompts, place: pytest.fail("nothing was lost"))
     assert len(again) == 2
@@ -217,10 +223,10 @@ def test_batches_go_through_a_checkpoint_exactly():
 
 
 def test_a_batch_that_failed_is_sampled_again_by_a_resumed_run():
-    ahead, again = Ahead(), Ahead()
+    ahead, again = BatchQueue(), BatchQueue()
     engine = BackgroundEngine(Engine(fails=True))
     engine.load_weights([("w", torch.ones(()))], 1)
-    ahead.put(Pending(PROMPTS[2:4], engine.submit(lambda e: e.generate(PROMPTS[2:4], 2, Sampling(4), 0))))
+    ahead.put(PendingBatch(PROMPTS[2:4], engine.submit(lambda e: e.generate(PROMPTS[2:4], 2, Sampling(4), 0))))
     with pytest.raises(RuntimeError, match="could not take new weights"):
         ahead.first().groups.result()
     state = json.loads(json.dumps(ahead.state()))
@@ -228,7 +234,7 @@ def test_a_batch_that_failed_is_sampled_again_by_a_resumed_run():
 
     def sample(prompts, place):
         asked.append(([prompt.index for prompt in prompts], place))
-        return Pending.done(prompts, groups([7], start=2))
+        return PendingBatch.done(prompts, groups([7], start=2))
 
     again.restore(state, PROMPTS, sample)
     assert asked == [([2, 3], 0)]
@@ -238,13 +244,13 @@ def test_a_batch_that_failed_is_sampled_again_by_a_resumed_run():
 def test_the_states_of_ranks_join_and_each_takes_its_share_back():
     states = []
     for rank in range(2):
-        ahead = Ahead()
-        ahead.put(Pending.done(PROMPTS[:2], groups([rank])[rank : rank + 1]))
+        ahead = BatchQueue()
+        ahead.put(PendingBatch.done(PROMPTS[:2], groups([rank])[rank : rank + 1]))
         states.append(json.loads(json.dumps(ahead.state())))
     (joined,) = join_states(states)
     assert joined["prompts"] == [0, 1]
     for rank in range(2):
-        again = Ahead()
+        again = BatchQueue()
         again.restore([joined], PROMPTS, lambda prompts, place: pytest.fail("nothing was lost"), Ranks(rank, 2).share)
         (group,) = again.first().groups.result()
         assert group.prompt.index == rank

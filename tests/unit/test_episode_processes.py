@@ -25,7 +25,7 @@ from rlox_grpo.errors import ConfigError, EpisodeError
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.episodes import adapters, processes
-from rlox_grpo.rollout.episodes.process_main import Foreign
+from rlox_grpo.rollout.episodes.process_main import WorkerSetup
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.episodes.tools import ToolLimits
 from rlox_grpo.types import Sampling
@@ -286,7 +286,7 @@ class Started:
 
 def make_pool(monkeypatch: pytest.MonkeyPatch, size: int) -> Any:
     monkeypatch.setattr(processes, "Worker", Started)
-    return processes.ProcessPool("tools", Foreign(None, (misbehaving_turns.count,), ToolLimits(1.0)), size)
+    return processes.ProcessPool("tools", WorkerSetup(None, (misbehaving_turns.count,), ToolLimits(1.0)), size)
 
 
 def test_the_turn_of_a_call_that_is_cancelled_is_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:

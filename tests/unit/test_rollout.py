@@ -129,7 +129,7 @@ def test_refills_are_bounded():
 def test_nothing_to_replace_asks_for_nothing():
     own = [scored(0, [0, 1])]
     assert refill_groups(own, lambda count: pytest.fail("asked for more"), most_refills=3).chosen == own
-    assert Rollout.of(own).metrics() == {"rollout/groups": 1.0, "rollout/groups_chosen": 1.0}
+    assert Rollout(own, own).metrics() == {"rollout/groups": 1.0, "rollout/groups_chosen": 1.0}
 
 
 def test_a_row_is_named_in_groups_of_several_sizes():

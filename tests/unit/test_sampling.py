@@ -194,4 +194,4 @@ def test_a_rows_uniforms_depend_on_its_key_alone() -> None:
 )
 def test_bad_sampling_is_refused(values: dict[str, object], name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        check_sampling(Sampling(**{"max_new_tokens": 1, **values}))  # type: ignore[arg-type]
+        check_sampling(Sampling(**{"max_new_tokens": 1, **values}), 0, has_tokenizer=True)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlox_grpo.errors import EngineError
-from rlox_grpo.rollout.engines.vllm import client, connection, served_model
+from rlox_grpo.rollout.engines.vllm import client, connection
 from rlox_grpo.rollout.engines.vllm.connection import MARK, Unavailable
 from rlox_grpo.rollout.engines.weight_sync import WeightStream, build_manifest
 from rlox_grpo.types import Prompt, Sampling
@@ -189,7 +189,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(make_tiny_model, monkeypat
 
     server.post = post
     monkeypatch.setattr(client, "ServerConnection", lambda url, max_requests: server)
-    monkeypatch.setattr(served_model, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "POLL_SECONDS", 0.01)
     client.VLLMServerEngine(["http://s0:1"], model, sync_dir=str(tmp_path), timeout=20.0).close()
     assert len(tries) == 4  # and one for its rows
     assert caplog.text.count("waiting up to 20 s for http://s0:1: it starts") == 1

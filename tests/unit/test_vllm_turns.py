@@ -100,7 +100,7 @@ def test_answers_of_servers_come_in_any_order() -> None:
     gates[2].set()
     assert sorted(drain(session, 2)) == [0, 2]
     assert (len(session), session.prefilled_tokens) == (0, 3)
-    with pytest.raises(ValueError, match="passes the model's 20"):
+    with pytest.raises(ValueError, match="exceeds the model's 20"):
         session.submit(ask(0, length=18))
     session.abort()
 
@@ -167,7 +167,7 @@ def test_tokens_of_a_server_are_told_once_as_they_come(second: list[int], caplog
     gate.set()
     assert drain(session, 1) == [0]
     assert told == ([4, 5, 6] if second[1] == 5 else [4, 5])
-    assert ("another sampled other tokens" in caplog.text) == (second[1] != 5)
+    assert ("another server sampled different tokens" in caplog.text) == (second[1] != 5)
     session.abort()
 
 

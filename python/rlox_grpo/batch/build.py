@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rlox_grpo.distributed.ranks import Ranks
 
-# What a token costs beside the square of its row's length: 6 * hidden_size for a dense transformer, here of 4,096.
+# Cost of a token without attention, in units of a (query, key) pair: 6 * hidden_size, for a hidden size of 4,096.
 LINEAR_COST = 24_576
 
 
@@ -42,7 +42,7 @@ class Packing(NamedTuple):
     num_ranks: int
 
     def of_rank(self, rank: int) -> list[Int64Array]:
-        """Row indices of each of the rank's micro-batches, in the order in which to take them."""
+        """Row indices of each of the rank's micro-batches, in their order."""
         if not 0 <= rank < self.num_ranks:
             raise ValueError(f"rank is {rank}: it is below num_ranks, {self.num_ranks}")
         return np.split(self.rows, self.offsets[1:-1])[rank :: self.num_ranks] if len(self.offsets) > 1 else []
@@ -78,7 +78,7 @@ def pad(
         rows: Lists of ints, 1-D integer arrays, one 2-D array, or a flat array with ``offsets``.
         offsets: ``int64 [N + 1]``: row i is ``rows[offsets[i]:offsets[i + 1]]``.
         side: Where the padding goes: ``"left"`` for generation, ``"right"`` for training.
-        pad_token_id: What it is made of.
+        pad_token_id: Token id of padding.
         multiple_of: Round the width up to a multiple of this.
 
     Another thread may write to ``rows`` and ``offsets`` during the call: the offsets are copied first, and a change of
@@ -170,7 +170,7 @@ def build_batch(
     """
     step = Rows.of(scored_groups, advantages, train_truncated)
     denominators = step.denominators(num_loss_tokens, num_sequences)
-    return step.batch(np.arange(step.count), denominators, pad_token_id, multiple_of, device)
+    return step.batch(np.arange(step.count), denominators, pad_token_id, multiple_of, device=device)
 
 
 def microbatches(
@@ -182,46 +182,32 @@ def microbatches(
     share_prompts: bool = False,
     num_ranks: int = 1,
     rank: int = 0,
-    linear_cost: int = LINEAR_COST,
     oversize: Literal["error", "alone"] = "error",
     train_truncated: bool = True,
-    pad_token_id: int = 0,
-    multiple_of: int = 1,
-    num_loss_tokens: float | None = None,
-    num_sequences: float | None = None,
     device: torch.device | str | None = None,
 ) -> list[Batch]:
     """Lay out the completions of the groups as micro-batches within a token budget.
 
     Every micro-batch has the denominators of the whole step, so that their losses add up to the loss of the step.
-    ``row_index`` is the number of each row's completion in the step. With ``num_ranks`` above 1, every rank passes the
-    same groups and gets its share: as many micro-batches as the other ranks, of which one can be empty if there are
-    fewer rows than ranks. Arguments and errors are those of `build_batch` and `pack`.
+    ``row_index`` is the index of each row's completion in the step. With ``num_ranks`` above 1, every rank passes the
+    same groups and gets its share. All ranks get the same number of micro-batches; a micro-batch can be empty if there
+    are fewer rows than ranks. Arguments and errors are those of `build_batch` and `pack`.
 
-    With ``share_prompts`` a prompt is counted once for its completions, and padding is not counted. A group stays
-    together if it fits the budget; a larger group is split into parts with a prompt each.
+    With ``share_prompts``, a prompt counts once for its completions, and padding does not count. A group stays together
+    if it fits the budget; a larger group is split into parts with one copy of the prompt each.
     """
     step = Rows.of(scored_groups, advantages, train_truncated)
-    denominators = step.denominators(num_loss_tokens, num_sequences)
+    denominators = step.denominators(None, None)
     parts = step.parts(token_budget) if share_prompts else [[row] for row in range(step.count)]
     packing = pack(
         [step.count_tokens(part) for part in parts],
         token_budget=token_budget,
         padded=padded and not share_prompts,
         num_ranks=num_ranks,
-        linear_cost=linear_cost,
         oversize=oversize,
     )
-    return [
-        step.batch(
-            np.sort(np.array([row for place in places for row in parts[place]], np.int64)),
-            denominators,
-            pad_token_id,
-            multiple_of,
-            device,
-        )
-        for places in packing.of_rank(rank)
-    ]
+    rows = [[row for place in places for row in parts[place]] for places in packing.of_rank(rank)]
+    return [step.batch(np.sort(np.array(own, np.int64)), denominators, device=device) for own in rows]
 
 
 def drop_tokens(
@@ -230,14 +216,14 @@ def drop_tokens(
     ranks: Ranks | None = None,
     branches_dropped: Mapping[tuple[int, int], Sequence[int]] = MappingProxyType({}),
 ) -> list[Batch]:
-    """Return the micro-batches without some tokens in loss and denominators.
+    """Exclude tokens from the loss masks and denominators of micro-batches.
 
     Args:
         batches: all micro-batches of an optimizer step, or this rank's.
-        dropped: for each ``row_index`` their offsets in the completion; see
+        dropped: for each ``row_index``, the offsets of the excluded tokens in the completion; see
             :func:`rlox_grpo.groups.find_end_tokens` and :func:`rlox_grpo.groups.find_stale_tokens`.
         ranks: the ranks that have the step's other micro-batches.
-        branches_dropped: those of branches, by ``row_index`` and ``branch_index``.
+        branches_dropped: the same for branches, by ``row_index`` and ``branch_index``.
     """
     masks, numbers = [], []
     for batch in batches:

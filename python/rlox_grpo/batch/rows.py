@@ -23,8 +23,8 @@ class Rows:
     """Rows of an optimizer step: arrays over all tokens with offsets, and arrays over rows.
 
     ``sampled`` is None if the policy sampled every token. ``advantages`` have one value for each row, or for each token
-    if ``by_turn``. ``completion_of_row`` is the completion of each row, ascending: one row each, and one more for each
-    branch, which ``branch_of_row`` numbers from 1.
+    if ``by_turn``. A completion has one row, and one more for each branch: ``completion_of_row`` is the completion of
+    each row, ascending, and ``branch_of_row`` is 0 for the completion itself and b for its branch b.
     """
 
     prompts: Int64Array
@@ -65,7 +65,7 @@ class Rows:
             log_probs=log_probs,
             sampled=sampled,
             prompt_of_row=prompt_of_row,
-            train=_mark_trained(completions, train_truncated),
+            train=np.array([train_truncated or c.finish_reason != "length" for c in completions], np.bool_),
             advantages=rows[of] if rows.ndim == 1 else _spread_over_tokens(rows, whole),
             by_turn=rows.ndim == 2,
             completion_of_row=of,
@@ -102,7 +102,7 @@ class Rows:
         return parts
 
     def denominators(self, num_loss_tokens: float | None, num_sequences: float | None) -> tuple[float, float]:
-        """Loss tokens and sequences that hold one, counted here where they are not given."""
+        """Return the number of loss tokens, and of sequences with a loss token, unless they are given."""
         tokens = self._count_loss_tokens()
         return (
             float(tokens.sum()) if num_loss_tokens is None else num_loss_tokens,
@@ -110,7 +110,7 @@ class Rows:
         )
 
     def _count_loss_tokens(self) -> Int64Array:
-        """``int64 [completions]``, branches with theirs."""
+        """Loss tokens of each completion with its branches, ``int64 [completions]``."""
         lengths = np.diff(self.completion_offsets)
         if self.sampled is not None:
             lengths = np.diff(np.append(0, np.cumsum(self.sampled))[self.completion_offsets])
@@ -120,8 +120,9 @@ class Rows:
         self,
         rows: Int64Array,
         denominators: tuple[float, float],
-        pad_token_id: int,
-        multiple_of: int,
+        pad_token_id: int = 0,
+        multiple_of: int = 1,
+        *,
         device: torch.device | str | None,
     ) -> Batch:
         """Lay out ``rows``, ``int64`` indices in the step, with the denominators of the whole step."""
@@ -141,7 +142,7 @@ class Rows:
             )
         )
         if self.sampled is not None:
-            # Boolean indexing goes through the rectangle row by row, as the flags do.
+            # Boolean indexing assigns row by row, which is the order of the flags.
             flags = [self.sampled[start:stop] for start, stop in self._bounds(rows)]
             loss_mask[completion_mask] &= np.concatenate([np.zeros(0, np.bool_), *flags])
         width = completion_ids.shape[1]
@@ -179,7 +180,7 @@ class Rows:
 
 
 def _list_prompts(groups: Sequence[RolloutGroup]) -> tuple[list[Int64Array], Int64Array]:
-    """The distinct prompts, and each row's: its group's, or its own."""
+    """Return the distinct prompts, and the index of each row's prompt: that of its group, or its own."""
     prompts: list[Int64Array] = []
     of_row: list[int] = []
     for group in groups:
@@ -192,11 +193,6 @@ def _list_prompts(groups: Sequence[RolloutGroup]) -> tuple[list[Int64Array], Int
                 last = own
                 of_row.append(len(prompts) - 1)
     return prompts, np.array(of_row, np.int64)
-
-
-def _mark_trained(completions: Sequence[Completion], train_truncated: bool) -> BoolArray:
-    flags = (train_truncated or completion.finish_reason != "length" for completion in completions)
-    return np.fromiter(flags, np.bool_, len(completions))
 
 
 def _check_log_probs(id_offsets: Int64Array, log_prob_offsets: Int64Array) -> None:

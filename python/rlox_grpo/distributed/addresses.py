@@ -1,7 +1,7 @@
-"""Addresses of servers that Ray has started or moved since: the launcher writes them to the ranks' store.
+"""Current addresses of the servers of a Ray run, which the launcher writes to the ranks' rendezvous store.
 
-Ranks are told every server's URL when they start. When the node of a server is lost, its actor starts on another node.
-Engines may also join the run and leave it; the ranks take the new list when they next give out weights.
+Ranks get the URLs of all servers when they start. Later, a server may move to another node after its node was lost, and
+engines may join or leave the run. Ranks read a new list of engines at the next weight transfer.
 """
 
 from __future__ import annotations
@@ -15,31 +15,28 @@ from typing import Any
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
 
 LOST = "lost"
-"""Instead of a URL: the node is gone, and the server has no other node yet."""
+"""Published in place of a URL while the server has no node."""
 
 _ANSWER_S = 5.0
 _ENGINES, _TAKEN = "rlox_grpo/engines", "rlox_grpo/engines_taken"
 
 
 def publish_address(store: tuple[str, int], url: str, now: str) -> None:
-    """Tell the ranks that the server that they know as ``url`` is at ``now``, or :data:`LOST`.
-
-    Nothing where the store does not answer: its node is lost, and rank 0 with it.
+    """Publish the current URL of a server. Does nothing if the store does not answer: its node and rank 0 are lost.
 
     Args:
         store: host and port of the ranks' store.
         url: the server's URL when the ranks were started.
-        now: its URL now.
+        now: its URL now, or :data:`LOST`.
     """
     with suppress(RuntimeError):
-        _open(*store).set(_key(url), now)
+        connect_store(*store, _ANSWER_S).set(_key(url), now)
 
 
 def find_address(url: str) -> str | None:
-    """Return what :func:`publish_address` has told of ``url``.
+    """Return the published address of ``url``: a URL, :data:`LOST`, or None.
 
-    Returns:
-        A URL, :data:`LOST`, or None: nothing was told, this process is no rank under Ray, or the store does not answer.
+    None means that nothing was published, that this process is not a rank under Ray, or that the store does not answer.
     """
     return _read(_key(url))
 
@@ -52,24 +49,24 @@ class EngineRegistry:
         self._address = store
 
     def publish(self, revision: int, urls: list[str]) -> None:
-        """Tell the ranks all engines of the run, by the URLs that they had when they were started.
+        """Publish the engines that ranks use from their next weight transfer on, by the URLs of their start.
 
-        Nothing where the store does not answer: its node is lost, and rank 0 with it.
+        Does nothing if the store does not answer.
         """
         with suppress(RuntimeError):
-            _open(*self._address).set(_ENGINES, json.dumps([revision, urls]))
+            connect_store(*self._address, _ANSWER_S).set(_ENGINES, json.dumps([revision, urls]))
 
     def read_taken(self) -> int:
-        """The last revision of the list that all ranks use; 0 before the first, and if the store does not answer."""
+        """The last revision that all ranks use; 0 before the first, and if the store does not answer."""
         try:
-            store = _open(*self._address)
+            store = connect_store(*self._address, _ANSWER_S)
             return int(store.get(_TAKEN)) if store.check([_TAKEN]) else 0
         except RuntimeError:
             return 0
 
 
 def find_engines() -> tuple[int, list[str]] | None:
-    """Return the revision and the URLs that :meth:`EngineRegistry.publish` has told; None: as :func:`find_address`."""
+    """Return the revision and URLs of :meth:`EngineRegistry.publish`; None as in :func:`find_address`."""
     told = _read(_ENGINES)
     if told is None:
         return None
@@ -78,29 +75,30 @@ def find_engines() -> tuple[int, list[str]] | None:
 
 
 def take_engines(revision: int) -> None:
-    """Tell the launcher that all ranks use the engines of ``revision`` and ask no other one.
+    """Publish that all ranks use the engines of ``revision`` and no others.
 
     Raises:
         RuntimeError: the store does not answer.
     """
-    _open(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])).set(_TAKEN, str(revision))
+    connect_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _ANSWER_S).set(_TAKEN, str(revision))
 
 
 def _read(key: str) -> str | None:
-    """A value of this rank's store; None without one, outside of Ray, and if the store does not answer."""
+    """Read a value of the store; None if there is none, outside of Ray, and if the store does not answer."""
     if os.environ.get(LAUNCHER_VARIABLE) != "ray" or "MASTER_ADDR" not in os.environ:
         return None
     try:
-        store = _open(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        store = connect_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _ANSWER_S)
         return str(store.get(key).decode()) if store.check([key]) else None
     except RuntimeError:
         return None
 
 
-def _open(host: str, port: int) -> Any:
-    import torch.distributed as dist  # seconds that most commands that start ranks need not wait
+def connect_store(host: str, port: int, timeout: float) -> Any:
+    """Connect to the ranks' rendezvous store; every request raises RuntimeError after ``timeout`` seconds."""
+    import torch.distributed as dist  # here, because the import takes seconds
 
-    patience = timedelta(seconds=_ANSWER_S)
+    patience = timedelta(seconds=timeout)
     return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)  # type: ignore[attr-defined]
 
 

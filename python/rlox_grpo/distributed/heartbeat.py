@@ -1,8 +1,8 @@
 """Heartbeats between ranks: detect a failed or dead rank through the launcher's store.
 
-When a rank dies, the collectives of the others do not say which one or why, and over NCCL they hang. So every rank
-writes a counter and its first error to the store. Rank 0 reads all counters and publishes which rank is silent; the
-others read only rank 0's. The number of requests grows with the number of ranks, not with its square.
+When a rank dies, the collectives of the other ranks hang over NCCL, and over gloo their error does not name the rank.
+So every rank writes a counter and its first error to the store. Rank 0 reads all counters and publishes which rank is
+silent; the others read only rank 0's counter, so the number of requests is linear in the number of ranks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 import threading
 import time
 import traceback
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from rlox_grpo.distributed.addresses import connect_store
 from rlox_grpo.distributed.signals import signalled
 
 SIGN_OF_LIFE_S = 0.5
@@ -36,13 +36,7 @@ def open_store(timeout: float) -> Any:
     """Open a new connection to the rendezvous store, under a prefix unique to this run."""
     global _entered
     _entered += 1
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=False,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout),
-    )
+    store = connect_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout)
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"rlox_grpo/{restart}/{_entered}", store)  # type: ignore[attr-defined]
 
@@ -70,7 +64,7 @@ class Heartbeat:
         self._answered = now
         """When the store last answered."""
         self._signs: dict[int, tuple[bytes, float]] = dict.fromkeys(self._others, (b"", now))
-        """The last sign of each rank that this one reads, and when it changed."""
+        """Last counter of each rank that this one reads, and the time of its last change."""
         self._first_error: dict[str, Any] | None = None
         self._last_words: str | None = None
         self._told = False
@@ -117,7 +111,7 @@ class Heartbeat:
         count = 0
         try:
             if self._rank == 0:
-                for other in self._others:  # those without a sign yet: one that began earlier keeps its own
+                for other in self._others:  # an empty counter for ranks that have not written one yet
                     self._store.compare_set(f"alive/{other}", "", "")
             while not self._ended.is_set():
                 count += 1
@@ -160,7 +154,7 @@ class Heartbeat:
             if time.monotonic() - known_since > GRACE_S:
                 where = f"its main thread hangs in {_locate_main_thread()}"
                 print(f"rlox-grpo: rank {self._rank} stops: {found}; {where}", file=sys.stderr, flush=True)
-                os._exit(1)  # as in a collective: nothing else ends it
+                os._exit(1)  # nothing else ends a thread that hangs in a collective
 
     def _verdict(self, silence: float) -> str | None:
         """Describe which other rank has ended and why; None while all are alive."""
@@ -182,7 +176,7 @@ class Heartbeat:
         found = []
         for other, (sign, since) in list(self._signs.items()):
             said = json.loads(sign or b"{}")
-            # Silence counts from the store's last answer: a store that is out of reach tells nothing of other ranks.
+            # Silence ends at the store's last answer: if the store does not answer, other ranks may still be alive.
             age = self._answered - since
             if age > 2 * SIGN_OF_LIFE_S:
                 found.append((age, said.get("name", f"rank {other}")))

@@ -1,7 +1,7 @@
-"""A bounded HTTP server: tokens, and limits on connections, memory and time.
+"""An HTTP server with bearer tokens and limits on connections, memory and time.
 
-A request is refused by its headers before its body is read. Connections, bytes in memory and the time for sending a
-request are bounded, so that no client can hold the server's threads or memory. Every answer ends its connection.
+A request is checked by its headers before its body is read. Connections, bytes in memory and the time to send a request
+are limited, so that no client can exhaust the server's threads or memory. Every answer closes its connection.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Bounds:
 
 
 class _Reservations:
-    """Bytes that requests hold."""
+    """Counts the bytes of request bodies in memory."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
@@ -108,10 +108,9 @@ class Answer:
     """An answer to a request.
 
     Attributes:
-        status: 400 and more: a refusal, whose body is bytes.
-        body: the whole, or parts that are sent as they come; then the generator is closed at the end, also where the
-            client has gone.
-        kind: its media type.
+        status: HTTP status; an answer with 400 or more is a refusal and has a body of bytes.
+        body: the complete body, or a generator of parts, which is closed at the end and if the client disconnects.
+        kind: media type.
     """
 
     status: int
@@ -124,12 +123,12 @@ class Service(Generic[User]):
     """The handlers of a server.
 
     Attributes:
-        authorize: Finds the user by the header ``Authorization``; None: status 401.
-        get: Answers a path; None: status 404.
-        post: Answers a path of ``posts`` and a body, in a thread of its own. Its last argument is a function that says
-            whether the client has closed its connection, so that nobody waits for the answer.
-        posts: The paths of ``post``.
-        describe_error: The body of a refusal, of its status and its reason.
+        authorize: returns the user of an ``Authorization`` header; None is answered with status 401.
+        get: answers a GET of a path; None is answered with status 404.
+        post: answers a POST of a path and a body, in its own thread. Its last argument is a function that returns
+            whether the client has disconnected.
+        posts: the paths of ``post``.
+        describe_error: returns the body of a refusal with this status and reason.
     """
 
     authorize: Callable[[str], User | None]

@@ -13,25 +13,25 @@ from pathlib import Path
 from rlox_grpo.errors import RankError
 
 LAUNCHER_VARIABLE = "RLOX_GRPO_LAUNCHER"
-"""Set to ``ray`` in the processes of Ray's actors: a run file that asks for Ray must not start another set of them."""
+"""Set to ``ray`` in ranks that Ray started, so that a run file with Ray options does not start another set of ranks."""
 
 LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "CROSS_RANK", LAUNCHER_VARIABLE)
-"""Variables that torchrun, the deepspeed launcher and Ray's actors set. A rank that a shell started may outlive it."""
+"""Variables that torchrun, the deepspeed launcher and Ray's actors set. Without one, no launcher is watched."""
 
 EVERY_S = 0.5
-"""Seconds between two looks at the parent process."""
+"""Seconds between two checks of the parent process."""
 GRACE_S = 20.0
-"""Seconds to finish the current step and save, after which the process is ended."""
+"""Seconds to finish the current step and save before the process is killed."""
 
 _parent = os.getppid()  # the launcher: read on import, as it may be gone by the time that the ranks join
 _watching = threading.Event()
 
 
 def end_with_launcher() -> None:
-    """Watch the launcher from a thread, once in a process; does nothing where no launcher started it.
+    """Watch the launcher in a thread. Does nothing without a launcher, and in later calls.
 
-    When the launcher is gone the process gets SIGTERM, on which a run saves and stops. A process that still runs after
-    ``GRACE_S``, such as one that hangs in a collective, exits with status 1.
+    When the launcher ends, the process gets SIGTERM, which makes a run save and stop. If it still runs after
+    ``GRACE_S`` seconds, for example because it hangs in a collective, it exits with status 1.
 
     Raises:
         RankError: the launcher ended while this process imported its modules.
@@ -54,7 +54,7 @@ def _may_be_launcher(command_line: Path) -> bool:
 
 
 def _forget_launcher() -> None:
-    """In a forked process: its launcher is the process that forked it."""
+    """Reset the state in a forked process, whose launcher is the process that forked it."""
     global _parent
     _parent = os.getppid()
     _watching.clear()

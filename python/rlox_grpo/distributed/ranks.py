@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlox_grpo.distributed.addresses import connect_store
 from rlox_grpo.distributed.heartbeat import Heartbeat, is_lost_connection, open_store
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.distributed.launcher import end_with_launcher
@@ -29,13 +30,13 @@ from rlox_grpo.errors import ConfigError, RankError
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables that torchrun and the deepspeed launcher set in each process."""
 
-# Ranks wait for each other's completions, rewards and checkpoints without a limit, as the heartbeat finds a dead rank.
-# Within an update they wait at most for one micro-batch.
+# Collectives outside the update have practically no timeout: the heartbeat finds dead ranks, and a rank may wait long
+# for completions, rewards or checkpoints. Within an update a rank waits for one micro-batch at most.
 _PATIENCE = timedelta(days=7)
 _UPDATE_PATIENCE = timedelta(minutes=30)
 
 _LET_GO_S = 0.5
-"""Seconds before exit in which gloo's threads finish microseconds of work, on a busy machine too."""
+"""Seconds before exit for gloo's threads to finish; they need microseconds, on a busy machine more."""
 
 _BUCKET = 2**25
 """Numbers summed over ranks at once: 128 MiB of float32."""
@@ -222,9 +223,7 @@ def _require_launchers_store(timeout: float) -> None:
         return  # rank 0 makes the store
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        dist.TCPStore(  # type: ignore[attr-defined]
-            address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
-        )
+        connect_store(address, port, timeout)
     except dist.DistError as error:
         raise RankError(
             f"torchrun's store at {address}:{port} does not answer within {timeout:g} s: the launcher is gone or its "

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 signalled = threading.Event()
-"""Set once a signal that `stop_on_signal` caught has asked this process to end. Launchers kill 30 s after it."""
+"""Set when `stop_on_signal` has caught a signal. A launcher kills the process 30 s after its signal."""
 
 
 class StopRequest:
@@ -17,7 +17,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.name = ""
-        """Of the signal, once there was one."""
+        """Name of the signal; empty before there is one."""
 
     def __bool__(self) -> bool:
         return bool(self.name)
@@ -27,8 +27,8 @@ class StopRequest:
 def stop_on_signal() -> Iterator[StopRequest]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into a request to stop; a second SIGINT interrupts at once.
 
-    A closed terminal sends SIGHUP. A program started by ``nohup`` ignores it, and goes on ignoring it. Outside the main
-    thread signals cannot be caught, and nothing is changed.
+    A closed terminal sends SIGHUP; under ``nohup`` it stays ignored. Outside the main thread, signals cannot be caught
+    and this does nothing.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

@@ -1,8 +1,8 @@
 """Selection of tokens by the covariance of log-prob and advantage: clip-cov and kl-cov (arXiv:2505.22617).
 
-A policy gradient step lowers the entropy by the covariance of log-probs and advantages. A few tokens make up
-most of it. ``policy_loss="clip_cov"`` takes some of them out of the policy term, ``"kl_cov"`` holds them near the old
-policy.
+A policy-gradient step lowers the entropy by the covariance of log-probs and advantages, to which few tokens contribute
+most. ``policy_loss="clip_cov"`` excludes some of these tokens from the policy term; ``"kl_cov"`` penalises their
+distance from the old policy.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _select(tokens: NDArray[np.float64], config: LossConfig, seed: Sequence[int]
         return np.argsort(-covariances, kind="stable")[:size]
     low, high = config.covariance_bounds
     candidates = np.flatnonzero((covariances > low) & (covariances < high) & (clipped == 0))
-    # A number for each token, not a permutation of the candidates: rounding that moves one token over a bound changes
-    # the draw of that token alone.
+    # A random number for each token, not a permutation of the candidates: if rounding moves one token over a bound, the
+    # draws of the other tokens stay the same.
     lots = np.random.default_rng(list(seed)).random(len(covariances))[candidates]
     return candidates[np.argsort(lots, kind="stable")[:size]]
 

@@ -1,7 +1,7 @@
-"""A model without its weights, and the safetensors files that fill it, or a rank's shards of it.
+"""Blank models, and loading their weights, or only a rank's shards of them, from safetensors files.
 
-Parameters of a *blank* are on torch's meta device: they have a shape and a dtype, and no storage. Buffers are real, as
-files do not hold those that a model computes (rotary frequencies).
+The parameters of a *blank* model are on torch's meta device: they have a shape and a dtype, and no storage. Its buffers
+have storage, because files do not contain buffers that a model computes, such as rotary frequencies.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _DIGEST_BYTES = 2**20
 
 
 class UnreadableError(ValueError):
-    """Weights that cannot be read tensor by tensor; says why."""
+    """Weights that cannot be read tensor by tensor; the message has the reason."""
 
 
 @dataclass
 class StoredWeights:
-    """The place of every weight of a model.
+    """The safetensors files of a model's weights.
 
     Attributes:
-        places: file and name there, by the model's own name. A tied parameter is there once.
+        places: name of each weight in the model → its file and its name there. A tied parameter has one entry.
     """
 
     places: Mapping[str, tuple[Path, str]]
@@ -58,17 +58,17 @@ class StoredWeights:
         return {path.name: _digest_file(path) for path in sorted({path for path, _ in self.places.values()})}
 
     def take(self, path: Path) -> None:
-        """From now on, read the weights from this file, which has them by their own names."""
+        """Read the weights from this file from now on; it has them by their names in the model."""
         self.places = {name: (path, name) for name in self.places}
 
     def fill(self, model: nn.Module) -> None:
-        """Copy the weights into ``model``; of a parameter in shards only this rank's rows are read."""
+        """Copy the weights into ``model``. For a sharded parameter, only this rank's rows are read."""
         for name, tensor in list_stored(model):
             self.read_into(name, local_part(tensor), find_own_rows(tensor).start if tensor.dim() else 0)
 
     @torch.no_grad()
     def read_into(self, name: str, tensor: Tensor, first: int = 0) -> None:
-        """Copy the rows from ``first`` on of one weight into ``tensor``."""
+        """Copy rows of one weight into ``tensor``, beginning with row ``first``."""
         path, key = self.places[name]
         for start, stop in _split_rows(tensor):
             with safe_open(path, framework="pt") as file:
@@ -87,11 +87,11 @@ class StoredWeights:
 
 
 def make_blank(source: str) -> tuple[nn.Module, StoredWeights]:
-    """Build the causal language model of ``source`` in float32 without its weights, and find these.
+    """Build a blank causal language model in float32, and find the files of its weights.
 
     Raises:
-        UnreadableError: the weights have other names than the model's, or are not in safetensors files.
-        OSError, ValueError: no such model; as ``from_pretrained``.
+        UnreadableError: the weights have other names than in the model, or are not in safetensors files.
+        OSError, ValueError: there is no such model, as in ``from_pretrained``.
     """
     config = transformers.AutoConfig.from_pretrained(source)
     if getattr(config, "quantization_config", None) is not None:
@@ -109,13 +109,13 @@ def make_blank(source: str) -> tuple[nn.Module, StoredWeights]:
 
 
 def copy_blank(model: nn.Module) -> nn.Module:
-    """Copy ``model`` with real buffers and without weights. Parameters that are shared stay shared."""
+    """Make a blank copy of ``model``. Shared parameters stay shared."""
     metas = {id(parameter): _to_meta(parameter) for parameter in model.parameters()}
     return copy.deepcopy(model, dict(metas))
 
 
 def find_device(model: nn.Module) -> torch.device:
-    """The device of the model; of a blank that of its weights to come: this process's GPU, or the CPU.
+    """Return the device of the model: for a blank model this process's GPU, or the CPU without one.
 
     A module without parameters is on the CPU.
     """
@@ -127,10 +127,10 @@ def find_device(model: nn.Module) -> torch.device:
 
 
 def run_blank(model: nn.Module, call: Callable[[], T], otherwise: T) -> T:
-    """Return ``call()``, which may run a blank forward on random weights. Each module has its own while it runs.
+    """Return ``call()``, in which the blank ``model`` runs on random weights. A module has them only while it runs.
 
     Returns:
-        ``otherwise`` for a model in which a module reads the weights of another one, which has none then.
+        ``otherwise`` if a module reads the weights of another module, which are missing then.
     """
     seeds = {id(parameter): seed for seed, parameter in enumerate(model.parameters())}
     device, blanks = find_device(model), {}
@@ -173,7 +173,7 @@ def run_blank(model: nn.Module, call: Callable[[], T], otherwise: T) -> T:
 
 
 def give_storage(model: nn.Module, device: torch.device) -> None:
-    """Put the parameters of a blank on ``device``, with any values, and its buffers too."""
+    """Allocate the parameters of a blank model on ``device``, uninitialised, and move its buffers there."""
     replaced: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -1,9 +1,12 @@
-"""Attention of a decoding step on a GPU: one query for each row, over keys that lie in slots of equal size.
+"""Attention of a decoding step on a GPU: one query for each row, over keys in slots of equal size.
 
-Row r's keys are in slot r of one flat buffer: its token t is at place ``r * capacity + t``. A kernel gets the start and
-the number of each row's keys. There is no mask, no padding and no copy, and the shapes of a step depend only on the
-number of rows and the capacity. Every row attends at least to its own token, so no softmax is empty. A sliding window
-moves the start. Heads that share a key head are not repeated.
+The keys of row r are in slot r of one flat buffer: its token t is at place ``r * capacity + t``. A kernel gets the
+first place and the number of each row's keys. There is no mask, no padding and no copy, and the shapes of a step depend
+only on the number of rows and the capacity. Every row attends at least to its own token, so no softmax is empty. A
+sliding window moves the first place. Heads that share a key head are not repeated.
+
+Example: capacity 4, rows of 3 and 1 tokens. ``starts`` is ``0 4 8`` and ``lengths`` is ``3 1``. With a window of 2, row
+0 sees its last two tokens: ``starts`` is ``1 4 8`` and ``lengths`` is ``2 1``.
 
 Two kernels compute it: flash attention (float16 and bfloat16) and the memory-efficient one (any other dtype, and GPUs
 without flash attention). :func:`choose_decoding_kernel` tries them against the formula once for each kind of head.
@@ -25,10 +28,10 @@ class RowSlots:
     """Places of the keys and values of R rows, the newest included.
 
     Attributes:
-        starts: ``int32 [R + 1]``, place of each slot's first token; the last entry is one slot further.
-        lengths: ``int32 [R]``, tokens of each row.
-        counts: ``int32 [R + 1]``, 0 to R.
-        capacity: tokens of a slot.
+        starts: ``int32 [R + 1]``, first place of each slot, and the end of the last.
+        lengths: ``int32 [R]``, number of tokens of each row.
+        counts: ``int32 [R + 1]``, 0 to R: the kernels' offsets of the queries, one for each row.
+        capacity: number of tokens of a slot.
     """
 
     starts: Tensor
@@ -87,10 +90,10 @@ _chosen: dict[Hashable, DecodingKernel | None] = {}
 
 
 def choose_decoding_kernel(q: Tensor, k: Tensor) -> DecodingKernel:
-    """The fastest kernel that computes a decoding step right on this device, found by trying it once; logged.
+    """Return the fastest kernel that computes a decoding step correctly on this device; tried once and logged.
 
     Args:
-        q: ``[R, H, D]``, as it will be given.
+        q: ``[R, H, D]``; device, dtype, H and D are those of the later calls.
         k: ``[N, H_kv, D]``.
 
     Raises:

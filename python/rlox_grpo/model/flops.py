@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,11 +88,8 @@ def count_update_work(batches: Iterable[Batch], *, shares_prompts: bool) -> Upda
             (:attr:`rlox_grpo.model.forward.Forward.shares_prompts`). A packed batch forwards the common prefix of rows
             once, leaves out the last token of each completion, and has no padding.
     """
-    return reduce(_add_work, (_count_batch_work(batch, shares_prompts) for batch in batches), UpdateWork())
-
-
-def _add_work(one: UpdateWork, other: UpdateWork) -> UpdateWork:
-    return UpdateWork(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
+    counts = [astuple(_count_batch_work(batch, shares_prompts)) for batch in batches]
+    return UpdateWork(*map(sum, zip(*counts, strict=True)))
 
 
 def _count_batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:

@@ -1,10 +1,10 @@
 """Forward pass of the policy: log-probs and entropies of the completion tokens of a batch.
 
-There are three ways. The trainer takes the first that gives the model's own results on a few tokens:
+There are three forward passes. The trainer uses the first that gives the same results as the model on a few tokens:
 
-- packed: whole groups in one row, each prompt and each common prefix once, no padding, no logits
-  (:mod:`rlox_grpo.model.packed_row`); a batch in which packing saves little takes the next way (:data:`WORTH_PACKING`);
-- by hidden states: padded rows, no logits;
+- packed: all rows in one, each prompt and each common prefix once, without padding and without logits in memory
+  (:mod:`rlox_grpo.model.packed_row`). Where packing saves little (:data:`WORTH_PACKING`), a batch is not packed;
+- by hidden states: padded rows, without logits in memory;
 - by logits: padded rows, for any module with ``forward(input_ids) -> logits``.
 
 Padding is on the right, so no real token of a causal model attends to padding. Neither an attention mask nor position
@@ -121,15 +121,17 @@ def make_forward(
     Args:
         model: a transformers causal LM (bare or with adapters), or any module with ``forward(input_ids) -> logits``.
         temperature: logits are divided by it, as in sampling.
-        vocabulary: ids from here on are padding of the embedding, without a token; they are left out.
-        autocast_dtype: dtype of the decoder's and the head's arithmetic; None: that of the weights.
+        vocabulary: number of ids with a token. Later rows of the embedding are padding and are left out; None: all ids.
+        autocast_dtype: dtype of the computation in decoder and head; None: the dtype of the weights.
         share_prompts: pack rows if the model allows it.
-        torch_compile: compile the decoder with :func:`torch.compile`, for dynamic shapes; not for other modules.
-        entropy_gradient: let gradients flow through the entropies.
-        entropy_always: compute entropies also without gradients.
-        run: runs a function that tries the model, and returns what it returns; for a model in shards.
-        is_rounded: whether ``run`` gives parameters rounded to ``autocast_dtype``.
-        like: the forward of a model of the same architecture, which was tried: this one is not.
+        torch_compile: compile the decoder with :func:`torch.compile`, for dynamic shapes. Ignored for a module that is
+            not a transformers model.
+        entropy_gradient: whether entropies have a gradient.
+        entropy_always: compute entropies also if gradients are off.
+        run: calls a function that runs the model, and returns its result; for sharded models, whose parameters it
+            gathers.
+        is_rounded: whether ``run`` rounds the parameters to ``autocast_dtype``.
+        like: the forward of a model with the same architecture. Its choice is reused without a trial.
     """
 
     def choose() -> tuple[SplitModel | None, bool]:
@@ -242,10 +244,10 @@ def is_worth_packing(tree: PrefixTree, batch: Batch) -> bool:
 
 
 def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None, *, is_rounded: bool = False) -> bool:
-    """Whether the decoder gives the same hidden states packed as row by row; sets its attention if it does.
+    """Whether the decoder gives equal hidden states packed and row by row; if so, set its attention to the packed one.
 
-    On a GPU it is tried in ``autocast_dtype``, the arithmetic of the training step: kernels there are for some dtypes.
-    So it is where parameters are rounded to it.
+    On a GPU the trial runs in ``autocast_dtype``, as the training step does, because each kernel supports some dtypes
+    only. It does so also where parameters are rounded to that dtype.
     """
     decoder: Any = split.decoder
     before = decoder.config._attn_implementation
@@ -282,7 +284,7 @@ def can_pack(split: SplitModel, autocast_dtype: torch.dtype | None = None, *, is
 
 
 def _make_trial_batch(device: torch.device, vocabulary: int) -> Batch:
-    """Two prompts of 3 and 2 tokens, two completions each of 1 to 4 tokens; the first two begin alike."""
+    """Two prompts of 3 and 2 tokens with two completions each, of 1 to 4 tokens; the first two share a prefix."""
     prompt_lengths, lengths = torch.tensor([3, 3, 2, 2]), torch.tensor([2, 4, 1, 3])
     mask = torch.arange(4) < lengths[:, None]
     ids = (torch.arange(28).reshape(4, 7) * 5 + 3) % vocabulary
@@ -331,9 +333,9 @@ def _scatter_to_rectangle(flat: Tensor, mask: Tensor) -> Tensor:
 
 
 def split_model(model: nn.Module, *, is_tried: bool = False) -> SplitModel | None:
-    """The model as decoder and head when their composition gives its very logits, else None (said once in the log).
+    """Split the model into decoder and head; None, with the reason in the log, if they do not give the model's logits.
 
-    With ``is_tried`` it is known to, and does not run.
+    With ``is_tried``, an earlier trial has succeeded, and the model does not run.
     """
     adapted: Any = model
     base = adapted.get_base_model() if hasattr(model, "get_base_model") else model

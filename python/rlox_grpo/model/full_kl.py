@@ -1,4 +1,4 @@
-"""Exact KL of two models' next-token distributions, in tiles: ``[tokens, vocab]`` logits never exist.
+"""Exact KL of two models' next-token distributions, in tiles, without logits of shape ``[tokens, vocab]``.
 
 KL(p ‖ q) = Σ p (log p − log q) = E_p[z − y] − log Z_p + log Z_q for logits z of p and y of q. One pass over the
 vocabulary computes the three sums online (arXiv:1805.02867). Backward takes a second pass: d KL / d z =
@@ -7,7 +7,6 @@ p (log p − log q − KL).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,8 +26,8 @@ def distribution_kl(
     """KL(policy ‖ reference) of softmax(logits / temperature) at each of M tokens.
 
     Args:
-        policy: with gradient, which flows to its hidden states and its head.
-        reference: of the same tokens and the same vocabulary, and with a head where the policy has one; no gradient.
+        policy: the policy's distributions; gradients flow to hidden states and head.
+        reference: the reference's, of the same tokens and vocabulary, with a head if the policy has one; no gradient.
         temperature: positive, for both.
         tile: tokens and vocabulary rows for which logits exist at a time; by
             :func:`rlox_grpo.model.log_probs.tile_shape` when None. Without heads the logits exist already.
@@ -37,7 +36,7 @@ def distribution_kl(
         ``float32 [M]`` in nats, never negative (float64 for float64 ``hidden``).
 
     Raises:
-        ValueError: other numbers of tokens or of vocabulary rows, or a head on one side alone.
+        ValueError: numbers of tokens or vocabulary rows that differ, or a head on only one side.
     """
     if (policy.head is None) != (reference.head is None):
         one = "policy" if policy.head is None else "reference"
@@ -68,12 +67,13 @@ def distribution_kl(
 
 
 class _TiledKL(torch.autograd.Function):
-    """Forward keeps three numbers a token: both log normalisers and the divergence."""
+    """Forward saves three numbers per token: both log normalisers and the KL."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        hidden, weight, bias, *ref_tensors, settings, ref_settings = arguments
-        own, other = Tiles(hidden, weight, bias, settings), _tiles(ref_tensors, ref_settings)
+        hidden, weight, bias, *reference, settings, ref_settings = arguments
+        ref_hidden, ref_weight, ref_bias = reference
+        own, other = Tiles(hidden, weight, bias, settings), Tiles(ref_hidden, ref_weight, ref_bias, ref_settings)
         kl = torch.empty(hidden.shape[0], dtype=own.dtype, device=hidden.device)
         log_normalisers, ref_log_normalisers = torch.empty_like(kl), torch.empty_like(kl)
         for rows in own.token_slices():
@@ -87,15 +87,16 @@ class _TiledKL(torch.autograd.Function):
             kl[rows] = (mine.moment / mine.mass - log_normaliser + ref_log_normaliser).clamp(min=0).to(own.dtype)
             log_normalisers[rows] = log_normaliser.to(own.dtype)
             ref_log_normalisers[rows] = ref_log_normaliser.to(own.dtype)
-        ctx.save_for_backward(hidden, weight, bias, *ref_tensors, log_normalisers, ref_log_normalisers, kl)
+        ctx.save_for_backward(hidden, weight, bias, *reference, log_normalisers, ref_log_normalisers, kl)
         ctx.settings = settings, ref_settings
         return kl
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        hidden, weight, bias, *ref_tensors, log_normalisers, ref_log_normalisers, kl = ctx.saved_tensors
+        hidden, weight, bias, *reference, log_normalisers, ref_log_normalisers, kl = ctx.saved_tensors
         settings, ref_settings = ctx.settings
-        own, other = Tiles(hidden, weight, bias, settings), _tiles(ref_tensors, ref_settings)
+        ref_hidden, ref_weight, ref_bias = reference
+        own, other = Tiles(hidden, weight, bias, settings), Tiles(ref_hidden, ref_weight, ref_bias, ref_settings)
         gradients = TileGradients(own, (hidden, weight, bias), ctx.needs_input_grad[:3])
         for rows in own.token_slices():
             grad = grad_outputs[0][rows, None] * settings.factor
@@ -110,7 +111,11 @@ class _TiledKL(torch.autograd.Function):
 
 
 class _OnlineSum:
-    """Σ exp(logit − top) and Σ exp(logit − top) · value over a vocabulary's tiles, top the largest logit so far."""
+    """Σ exp(logit − top) and Σ exp(logit − top) · value over the tiles of a vocabulary; top is the largest logit.
+
+    Example: tiles of the logits ``1`` and ``3``. After the first, top is 1 and the first sum is 1. The second raises
+    top to 3, so the sum is rescaled and becomes e⁻² · 1 + 1.
+    """
 
     def __init__(self, like: Tensor) -> None:
         self._top = torch.full_like(like, -torch.inf)
@@ -130,11 +135,6 @@ class _OnlineSum:
     def log_normaliser(self) -> Tensor:
         """``float64 [m]``."""
         return self._top.double() + self.mass.log()
-
-
-def _tiles(tensors: Sequence[Tensor], settings: TileSettings) -> Tiles:
-    hidden, weight, bias = tensors
-    return Tiles(hidden, weight, bias, settings)
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:

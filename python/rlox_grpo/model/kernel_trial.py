@@ -12,7 +12,7 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 REFUSALS = (RuntimeError, NotImplementedError, ValueError, TypeError)
-"""What torch raises where a kernel does not run: for this device, dtype, head size, or in this version."""
+"""Errors of torch for a kernel that does not support the device, dtype or head size, or that this version lacks."""
 
 
 class Named(Protocol):
@@ -35,18 +35,18 @@ def choose_by_trial(
     candidates: Sequence[K],
     computes_right: Callable[[K], bool],
 ) -> K:
-    """Return the first of ``candidates`` that computes right; tried once for each ``kind`` and logged.
+    """Return the first of ``candidates`` that agrees with the formula; tried once for each ``kind`` and logged.
 
     Args:
-        what: for the log: ``attention over packed rows``.
-        q: ``[S, H, D]``, as it will be given.
-        kind: what a choice depends on.
-        chosen: earlier choices by kind; a new one is added.
-        candidates: the fastest first.
+        what: name of the computation in the log, such as ``attention over packed rows``.
+        q: ``[S, H, D]``, for the log: its device, dtype, H and D.
+        kind: key of the choice.
+        chosen: earlier choices by kind; a new choice is added.
+        candidates: kernels, the fastest first.
         computes_right: whether a kernel agrees with the formula.
 
     Raises:
-        RuntimeError: no kernel computes right.
+        RuntimeError: no kernel agrees with the formula.
     """
     where, heads, width = f"on {q.device} in {str(q.dtype).removeprefix('torch.')}", q.shape[1], q.shape[2]
     if kind not in chosen:
@@ -68,10 +68,10 @@ def agrees(
     dtype: torch.dtype,
     rounding: float,
 ) -> bool:
-    """Whether what ``compute`` returns is ``expected``, ``float64`` on the CPU.
+    """Whether the result of ``compute`` is close to ``expected``, ``float64`` tensors on the CPU.
 
-    The tolerance is relative to the largest number expected, and to 1 at least: 1e-4 in float32, 1e-9 in float64,
-    ``rounding`` in 16 bits.
+    The tolerance is 1e-4 in float32, 1e-9 in float64 and ``rounding`` in 16 bits, times the larger of 1 and the
+    largest expected absolute value.
     """
     try:
         found = compute()

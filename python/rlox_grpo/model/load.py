@@ -53,7 +53,7 @@ def load_policy(
         model: a path, a hub id, or a model object, which is changed in place.
         tokenizer: None loads the tokenizer that belongs to the path.
         config: all options.
-        ranks: all ranks of the run. Where several hold parts of the weights, none loads a path or hub id whole.
+        ranks: all ranks of the run. If the weights are sharded, each rank loads only its part.
 
     Raises:
         TypeError: if the model is neither a path nor a module, or if the tokenizer is a path.
@@ -111,8 +111,7 @@ def load_policy(
         give_storage(model, find_device(model))
         stored.fill(model)
         stored = None
-    positions = find_max_positions(model)
-    return Policy(model, tokenizer, end_tokens, vocabulary, positions, recomputes, masters, shards, stored)
+    return Policy(model, tokenizer, end_tokens, vocabulary, recomputes, masters, shards, stored)
 
 
 def _keep_float32_weights(model: nn.Module) -> None:
@@ -180,7 +179,7 @@ def _load_pretrained(
     has_adapter: bool = False,
     in_shards: bool = False,
 ) -> tuple[nn.Module, PreTrainedTokenizerBase, StoredWeights | None]:
-    """Load model and tokenizer; with ``in_shards`` the model without its weights, and the files that hold them."""
+    """Load model and tokenizer. With ``in_shards``, the model has no weights, and their files are returned too."""
     if not Path(source).exists() and _looks_like_a_folder(source):
         raise ValueError(f"model={source!r}: no such folder (here is {Path.cwd()})")
     if (Path(source) / ADAPTER_CONFIG).is_file():
@@ -214,7 +213,7 @@ def _load_pretrained(
 
 
 def _make_blank(source: str, config: GRPOConfig) -> tuple[nn.Module, StoredWeights] | None:
-    """Build the model without its weights, and find the files that hold them; None, with the reason in the log."""
+    """Build the model without weights, and find their files; None, with the reason in the log, if that fails."""
     try:
         if config.lora_rank > 0:
             raise UnreadableError(f"lora_rank is {config.lora_rank}")

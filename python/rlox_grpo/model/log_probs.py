@@ -1,10 +1,10 @@
-"""Log-probs of the taken tokens from hidden states, in tiles: ``[batch, time, vocab]`` logits never exist.
+"""Log-probs of sampled tokens from hidden states, in tiles, without logits of shape ``[batch, time, vocab]``.
 
-Forward keeps one number a token, the log normaliser, and logits up to a fixed budget. Backward computes the other
-logits again, tile by tile. Memory grows with neither the batch nor the vocabulary; full logits fill GPUs in other
-trainers (trl#3678, open-r1#615). The softmax of a row over several tiles is the online softmax (arXiv:1805.02867). On a
-CPU a tile stays in the cache: log-sum-exp costs 0.5 ns a logit over tiles and 2.8 ns over whole rows of 32,768, and the
-forward pass takes a third of the time.
+Forward saves one number per token, the log normaliser, and logits up to a fixed budget. Backward computes the other
+logits again, tile by tile. So the memory for logits does not grow with the batch or the vocabulary (full logits are a
+known cause of running out of memory: trl#3678, open-r1#615). The softmax of a row over several tiles is the online
+softmax (arXiv:1805.02867). On a CPU a tile stays in the cache: log-sum-exp costs 0.5 ns a logit over tiles and 2.8 ns
+over whole rows of 32,768, and the forward pass takes a third of the time.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class _TiledLogProbs(torch.autograd.Function):
                 logits = tiles.logits(rows, columns)
                 if rows.stop <= len(kept):
                     kept[rows, columns] = logits
-                place, inside = _places(token_ids[rows], columns)
+                place, inside = find_places(token_ids[rows], columns)
                 taken = torch.where(inside, logits.gather(1, place).squeeze(1), taken)
                 higher = torch.maximum(top, logits.amax(dim=-1))
                 fall = (top - higher).double()  # −inf at first, when there is no mass to move
@@ -178,7 +178,7 @@ class _TiledLogProbs(torch.autograd.Function):
             for columns in tiles.vocabulary_slices():
                 logits = kept[rows, columns] if rows.stop <= len(kept) else tiles.logits(rows, columns)
                 slope = None if settings.softcap is None else tiles.softcap_slope(logits)
-                place, inside = _places(token_ids[rows], columns)
+                place, inside = find_places(token_ids[rows], columns)
                 log_p = torch.sub(logits, log_normalisers[rows, None], out=tiles.room(logits))
                 if scratch is None:
                     grad_logits = log_p.exp_().mul_(-grad)
@@ -286,7 +286,7 @@ def _slices(size: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
-def _places(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+def find_places(token_ids: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
     """Column ``[m, 1]`` of each token in a tile, and whether ``[m]`` it is in the tile (if not, the column is 0)."""
     place = token_ids - columns.start
     inside = (place >= 0) & (place < columns.stop - columns.start)

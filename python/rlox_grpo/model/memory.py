@@ -1,9 +1,9 @@
 """Estimate the device memory of a training step from the model's sizes and the run's options, without allocating it.
 
 Weights, gradients and moments are counted exactly. Activations are counted tensor by tensor for a decoder with
-RMSNorm, rotary attention and a gated MLP, under the library's own forward pass; tests/cuda_sim/test_memory.py holds the
-result against the simulated peak within 15 %. Not counted: CUDA's context (about 0.5 GiB), fragmentation, buffers of
-collectives.
+RMSNorm, rotary attention and a gated MLP, under the library's own forward pass. tests/cuda_sim/test_memory.py checks
+that the result is within 15 % of the simulated peak. Not counted: CUDA's context (about 0.5 GiB), fragmentation,
+buffers of collectives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Attention over packed rows: a group's completions attend to one copy of their prompt.
 
-A group's G completions share their prompt. Most trainers forward it G times. Here it is forwarded once, with gradient,
-as are the common prefixes of completions (:mod:`.prefix_tree`). Nothing is padded outside attention.
+The G completions of a group share their prompt. The model forwards it once, with gradient, instead of G times; the same
+holds for common prefixes of completions (:mod:`.prefix_tree`). There is no padding outside attention.
 
 A completion token attends to its prompt and to earlier tokens of its completion. Its softmax is computed in these two
 parts, which are merged by their log-sum-exps. The backward pass of each part is the kernel's own, given the merged
@@ -33,13 +33,13 @@ class PackedLayout:
         prompt_index: ``int64 [B, P]``, places of each group's prompt tokens.
         prompt_mask: ``bool [B, P]``.
         completion_index: ``int64 [R, T]``, places of each row's completion tokens; they follow their group's prompt.
-            Rows with a common prefix name the same places. A row without a token of its own is left out.
+            Rows with a common prefix have the same places there. A row that owns no token is left out.
         completion_mask: ``bool [R, T]``.
         completion_owned: ``bool [R, T]``, True in the one row whose attention output is kept for that place.
         prompt_of: ``int64 [R]``, the group of each row.
         spans: for each group the bounds of its prompt and of its completions, ``(start, middle, end)``.
-        longest: tokens of the longest prompt and completion together.
-        forest: the parent of each token. Attention on a GPU is planned from it. The tables above are used on the CPU
+        longest: maximum number of tokens of a row, prompt and completion.
+        forest: the parent of each token, from which attention on a GPU is planned. The tables above are for the CPU
             only and stay in host memory.
     """
 
@@ -66,11 +66,11 @@ class SharedPrefix:
     """Keys and values of the prompts in a decoding step, one slot for each prompt, shared by its rows.
 
     Attributes:
-        keys, values: one tensor a layer, ``[P, H_kv, W, D]``.
+        keys, values: one tensor for each layer, ``[P, H_kv, W, D]``.
         mask: ``[P, 1, 1, W]``, 0 or −inf; None when every prompt has W tokens.
         row_table: ``int64 [P, n]``, the rows of each prompt, padded with any row.
         slot_of_row, place_of_row: ``int64 [R]``, line and column of each row in ``row_table``.
-        own_mask: ``[R, 1, 1, T]``, 0 or −inf, over what each row has sampled; None when all began together.
+        own_mask: ``[R, 1, 1, T]``, 0 or −inf, over the tokens that each row has sampled; None if all rows have T.
     """
 
     keys: list[Tensor]
@@ -157,10 +157,10 @@ def packed_attention(
 
 
 def _repeats_heads(query: Tensor, key: Tensor) -> bool:
-    """Whether transformers would copy keys and values for each query head that shares them, and need not.
+    """Whether transformers would copy keys and values for each query head although the kernel needs no copies.
 
-    It copies them for every masked call, as a GPU's fast kernels take no mask with shared heads. The CPU's does, and
-    gives the same bits. A decoding step reads all keys for one token, so copies would take most of its time.
+    It copies them for every masked call, because fast GPU kernels take no mask with shared heads. The CPU kernel does,
+    with the same bits. A decoding step reads all keys for one token, so copies would take most of its time.
     """
     return query.device.type == "cpu" and query.shape[1] != key.shape[1] and not torch.is_grad_enabled()
 
@@ -297,7 +297,7 @@ def _decoding_attention(
 def _masked_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float, window: int | None
 ) -> Tensor:
-    """The same by two masked calls, for prompts and for completions; each row gets a copy of its prompt's keys."""
+    """Packed attention by two masked calls, for prompts and completions; each row gets a copy of its prompt's keys."""
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [S, H, D]
     prompt_lengths = layout.prompt_mask.sum(dim=1)
     out = q.new_zeros((*q.shape[:2], v.shape[-1]))
@@ -329,7 +329,7 @@ def _masked_attention(
 
 
 def _tables(layout: PackedLayout) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Places, mask and owned of prompts and of completions, without tables of width 0, which the kernel refuses."""
+    """Places, mask and ownership of prompts and of completions; without tables of width 0, where the kernel fails."""
     tables = [
         (layout.prompt_index, layout.prompt_mask, layout.prompt_mask),
         (layout.completion_index, layout.completion_mask, layout.completion_owned),

@@ -26,25 +26,23 @@ class Policy:
         tokenizer: None if prompts and completions are token ids.
         eos_token_ids: ids that end a completion.
         vocabulary: number of ids that can be sampled; larger ids are padding of the embedding. None: all ids.
-        positions: maximum sequence length of the model, or None if its config has none.
         recomputes: whether the backward pass recomputes activations.
         masters: float32 master weights in host memory by parameter name, for weights that ``model`` has in bfloat16.
-        shards: those of ``model``, if it was never whole on this rank.
-        stored: the files with the weights of ``model``, which it lacks until DeepSpeed shards it (ZeRO 3).
+        shards: the shards of ``model``, if it was loaded in shards.
+        stored: the files with the weights of ``model``, if DeepSpeed loads them when it shards the model (ZeRO 3).
     """
 
     model: nn.Module
     tokenizer: PreTrainedTokenizerBase | None
     eos_token_ids: tuple[int, ...]
     vocabulary: int | None
-    positions: int | None
     recomputes: bool = False
     masters: Mapping[str, Tensor] = field(default_factory=dict)
     shards: Shards | None = None
     stored: StoredWeights | None = None
 
     def copy_whole(self) -> nn.Module:
-        """Copy the model, whole on this rank; a collective if it is sharded."""
+        """Copy the model without sharding the copy; a collective if the model is sharded."""
         if self.shards is not None:
             return self.shards.copy_whole()
         if self.stored is None:
@@ -55,7 +53,7 @@ class Policy:
         return whole
 
     def copy_in_shards(self, cast: Callable[[nn.Module], object], ranks: Ranks) -> Shards:
-        """Copy a model that is in shards, or has no weights yet; frozen. See :meth:`Shards.copy_frozen`."""
+        """Make a frozen, sharded copy of a model that is sharded or not loaded yet; see :meth:`Shards.copy_frozen`."""
         if self.shards is not None:
             return self.shards.copy_frozen(cast)
         assert self.stored is not None
@@ -67,7 +65,7 @@ class Policy:
         return copied
 
     def get_runner(self) -> Callable[[Callable[[], Any]], Any] | None:
-        """How ``make_forward`` tries a model that is in shards or has no weights yet; None: as it is."""
+        """Return the function in which ``make_forward`` tests a sharded or unloaded model; None for other models."""
         if self.stored is not None:
             return lambda choose: run_blank(self.model, choose, (None, False))
         return None if self.shards is None else self.shards.run

@@ -1,6 +1,6 @@
-"""The precision of a run, and the dtype that weights are stored in.
+"""The dtype of computation in a run, and the dtype in which weights are stored.
 
-:func:`take_masters` keeps float32 copies of what is in training where the model itself becomes bfloat16.
+If trained weights are stored in bfloat16, :func:`take_masters` keeps their float32 master copies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 def resolve_dtype(config: GRPOConfig) -> GRPOConfig:
     """Return ``config`` with ``dtype="auto"`` replaced by :func:`choose_dtype`.
 
-    DeepSpeed's ``zero_stage=0`` keeps no float32 weights beside bfloat16 ones, so it uses float32.
+    DeepSpeed at ``zero_stage=0`` keeps no float32 master weights, so it uses float32.
     """
     if config.dtype != "auto":
         return config
@@ -44,9 +44,9 @@ def choose_dtype() -> Literal["float32", "bfloat16"]:
 
 
 def stores_bfloat16(update: UpdateConfig, updater: UpdaterConfig, *, has_adapter: bool) -> bool:
-    """Whether the run's device holds the policy in bfloat16: a frozen model under an adapter, or offloaded weights.
+    """Whether the model's weights on the device are bfloat16: with an adapter, or with ``offload_optimizer``.
 
-    Weights in training are then float32 elsewhere: an adapter's own, or master weights in host memory.
+    Trained weights are float32 all the same: those of the adapter, or master weights in host memory.
     """
     if update.dtype != "bfloat16" or updater.updater != "torch" or updater.shards_weights:
         return False
@@ -54,10 +54,10 @@ def stores_bfloat16(update: UpdateConfig, updater: UpdaterConfig, *, has_adapter
 
 
 def take_masters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters in training by name, ``float32`` in host memory.
+    """Return the trainable parameters by name, ``float32`` in host memory.
 
-    A parameter that is there already is not copied: cast the model afterwards (:func:`cast_weights`), so that it holds
-    parameters of its own.
+    A parameter that is float32 in host memory already is not copied: call :func:`cast_weights` afterwards, which gives
+    the model new parameters.
     """
     return {
         name: parameter.detach().to("cpu", torch.float32)
@@ -69,9 +69,9 @@ def take_masters(model: nn.Module) -> dict[str, Tensor]:
 def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> int:
     """Store the frozen linear layers of ``model`` in ``dtype``, in place; returns the bytes that this frees.
 
-    For training under ``torch.autocast(dtype)``, which casts these weights for every product: results are the same to
-    the bit, and a float32 copy is not kept. Left alone are weights in training, norms, embeddings, and output layers
-    that share the embeddings' weight.
+    For training under ``torch.autocast(dtype)``, which casts these weights for every product: results are bitwise
+    equal, and the float32 weights are freed. Trainable weights, norms, embeddings, and output layers tied to the
+    embeddings keep their dtype.
     """
     users: dict[int, list[nn.Module]] = {}
     for module in model.modules():
@@ -82,12 +82,11 @@ def cast_frozen_layers(model: nn.Module, dtype: torch.dtype) -> int:
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype, *, trained: bool, device: torch.device | None = None) -> int:
-    """Store the frozen parameters of ``model`` in ``dtype``, in place, and with ``trained`` the others too.
+    """Store the frozen parameters of ``model`` in ``dtype``, in place; with ``trained``, all parameters.
 
-    The sum that runs through the layers is then in ``dtype`` too, as it is in an engine that holds the model in
-    ``dtype``. Buffers stay, and so do parameters that the architecture asks to keep in float32. Parameters are
-    replaced by new ones: make optimizers and hooks afterwards. With ``device``, the new ones are there: one parameter
-    at a time is cast and moved.
+    The residual stream is then in ``dtype`` too, as in an engine that stores the model in ``dtype``. Buffers, and
+    parameters that the architecture keeps in float32, are unchanged. Parameters are replaced by new objects: create
+    optimizers and hooks afterwards. With ``device``, each parameter is cast and then moved there.
 
     Returns:
         The bytes that this frees.
@@ -103,7 +102,7 @@ def _cast(
     device: torch.device | None = None,
 ) -> int:
     freed = 0
-    places: dict[int, list[tuple[nn.Module, str]]] = {}  # of a parameter: those that share it
+    places: dict[int, list[tuple[nn.Module, str]]] = {}  # modules and names of each parameter; several if it is tied
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.is_floating_point() and parameter.dtype != dtype and is_cast(parameter):
@@ -111,7 +110,7 @@ def _cast(
     for users in places.values():
         module, name = users[0]
         parameter = getattr(module, name)
-        # Cast first: the device never holds the wider one.
+        # Cast before the move, so that the device never stores the float32 parameter.
         own = nn.Parameter(parameter.detach().to(dtype).to(device), requires_grad=parameter.requires_grad)
         freed += (parameter.element_size() - own.element_size()) * parameter.numel()
         for module, name in users:

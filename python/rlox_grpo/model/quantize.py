@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 BYTES = 0.5 + (1 + 4 / 256) / 64
-"""Of a weight: 4 bits, and for 64 of them a scale of one byte, of which 256 share a float32 scale."""
+"""Bytes of a weight: 4 bits, a scale of one byte for 64 weights, and a float32 scale for 256 such scales."""
 
 
 def make_settings(dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
@@ -54,7 +54,7 @@ def count_weights(tensor: Tensor) -> int:
 
 
 def unpack(tensor: Tensor) -> Tensor:
-    """Return the weights of a packed parameter as floating-point numbers of the shape and dtype they had, else it."""
+    """Return the dequantized weights, in their original shape and dtype; ``tensor`` itself if it is not packed."""
     if not is_packed(tensor):
         return tensor
     from bitsandbytes.functional import dequantize_4bit
@@ -71,7 +71,7 @@ def find_scales(names: Iterable[tuple[str, Tensor]]) -> set[str]:
 
 
 def make_unpacked(model: Any) -> Any:
-    """Return ``model`` without quantization and without data (on the meta device), to save unpacked weights by."""
+    """Return the unquantized model of the same config, on the meta device; for saving unpacked weights."""
     config = copy.deepcopy(model.config)
     del config.quantization_config
     config.dtype = torch.float32

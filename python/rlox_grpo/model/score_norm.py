@@ -1,4 +1,4 @@
-"""Squared norm of the score of sampled tokens, in tiles: ``[tokens, vocab]`` logits never exist.
+"""Squared norm of the score of sampled tokens, in tiles, without logits of shape ``[tokens, vocab]``.
 
 The gradient of log p[y] by the logits is onehot(y) − p. Its squared norm, 1 − 2 p[y] + Σ p², is a proxy for the squared
 norm of the token's gradient (OTB, arXiv:2602.07078).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlox_grpo.model.log_probs import Tiles, TileSettings, tile_shape
+from rlox_grpo.model.log_probs import Tiles, TileSettings, find_places, tile_shape
 from rlox_grpo.types import TokenDistributions
 
 
@@ -45,9 +45,8 @@ def score_norms(
         taken = torch.zeros_like(top)
         for columns in tiles.vocabulary_slices():
             logits = tiles.logits(rows, columns).double()
-            place = ids - columns.start
-            inside = (place >= 0) & (place < logits.shape[1])
-            taken = torch.where(inside, logits.gather(1, torch.where(inside, place, 0)[:, None]).squeeze(1), taken)
+            place, inside = find_places(ids, columns)
+            taken = torch.where(inside, logits.gather(1, place).squeeze(1), taken)
             higher = torch.maximum(top, logits.amax(dim=-1))
             fall, weights = (top - higher).exp(), (logits - higher[:, None]).exp()
             mass, squares = fall * mass + weights.sum(dim=-1), fall**2 * squares + weights.square().sum(dim=-1)

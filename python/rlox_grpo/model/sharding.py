@@ -23,11 +23,11 @@ class Shards:
     """A model whose parameters are sharded.
 
     Attributes:
-        model: its parameters are DTensors under their own names.
-        blank: the same model without weights and not sharded, of which copies are made.
-        root: the module whose forward gathers the parameters outside of the decoder's blocks.
-        mesh: all ranks.
-        gather_dtype: what the blocks' parameters are gathered in; None: their own dtype.
+        model: the model; its parameters are DTensors.
+        blank: a blank copy of the model that is not sharded, from which copies are made.
+        root: the FSDP2 root module; its forward gathers the parameters outside the decoder's blocks.
+        mesh: the device mesh of all ranks.
+        gather_dtype: dtype in which the blocks' parameters are gathered; None: their own dtype.
     """
 
     model: nn.Module
@@ -43,13 +43,13 @@ class Shards:
         return done
 
     def wrap(self, forward: Forward) -> Forward:
-        """Return ``forward`` of the model as a collective; gradients are summed over ranks and stay in shards."""
+        """Return ``forward`` as a collective that gathers parameters; gradients are summed over ranks and sharded."""
         self.root.take(forward)
         return Forward(self.root, forward.shares_prompts, is_split=forward.is_split)
 
     @torch.no_grad()
     def copy_whole(self) -> nn.Module:
-        """Copy the model, not in shards, with the weights of now; a collective."""
+        """Copy the model with its current weights, without sharding the copy; a collective."""
         whole = copy_blank(self.blank)
         give_storage(whole, next(self.model.parameters()).device)
         _copy_tensors(self.model, whole, gather_shards)
@@ -57,10 +57,10 @@ class Shards:
 
     @torch.no_grad()
     def copy_frozen(self, cast: Callable[[nn.Module], object]) -> Shards:
-        """Copy the model, frozen and in shards of its own; no communication.
+        """Make a frozen, sharded copy of the model; no communication.
 
         Args:
-            cast: gets the copy while it has no weights, and may change the dtype of its parameters.
+            cast: called with the copy while it is blank; may change the dtype of its parameters.
         """
         frozen = copy_blank(self.blank).eval().requires_grad_(False)
         cast(frozen)
@@ -94,11 +94,11 @@ def shard_parameters(model: nn.Module, ranks: Ranks, *, gather_dtype: torch.dtyp
     Args:
         model: whole and the same on every rank, or without weights (:mod:`rlox_grpo.model.blank`).
         ranks: all ranks of the run.
-        gather_dtype: what the blocks' parameters are gathered in; None: their own dtype. Gradients are summed in
-            float32.
+        gather_dtype: dtype in which the blocks' parameters are gathered; None: their own dtype. Gradients are summed
+            in float32.
 
     Raises:
-        RuntimeError: a torch version whose FSDP2 lacks a method that this needs.
+        RuntimeError: FSDP2 of this torch version lacks a method.
     """
     from torch.distributed.device_mesh import init_device_mesh
 

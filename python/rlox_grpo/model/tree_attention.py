@@ -42,12 +42,13 @@ class Call:
     """One variable-length kernel call: sequence i has queries ``cu_q[i]:cu_q[i + 1]`` and keys ``cu_k[i]:cu_k[i + 1]``.
 
     Attributes:
-        queries, keys: ``int64`` places in the packed row, sequence after sequence; None: the whole row as it lies.
-        cu_q, cu_k: ``int32 [n + 1]``, where each sequence begins.
-        max_q, max_k: the longest sequence of queries and of keys.
-        num_queries: of all sequences.
-        causal: whether a query sees no later key; the last query and the last key of a sequence are at one position.
-        window: keys that a query sees at most, itself included; None for all.
+        queries, keys: ``int64`` places in the packed row, sequence after sequence; None: the whole row in order.
+        cu_q, cu_k: ``int32 [n + 1]``, first index of each sequence, and the total.
+        max_q, max_k: maximum number of queries and of keys of a sequence.
+        num_queries: number of queries of all sequences.
+        causal: whether a query attends to no later key; the last query and the last key of a sequence are at the same
+            position.
+        window: maximum number of keys that a query attends to, its own included; None: all.
     """
 
     queries: Tensor | None
@@ -72,12 +73,12 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Who follows whom in a packed row, on the host.
+    """The tree structure of a packed row, in host memory.
 
     Attributes:
-        parents: ``int64 [S]``, the place before each token on its path, −1 for a prompt's first token. A parent stands
-            before its children, and a token's only child stands right after it.
-        run_starts: ``int64 [n + 1]``, where each prompt and each row's own tokens begin, and S.
+        parents: ``int64 [S]``, the place of the previous token on each token's path, −1 for the first token of a
+            prompt. A parent is placed before its children; an only child is placed right after its parent.
+        run_starts: ``int64 [n + 1]``, first place of each prompt and of each row's own tokens, and S.
     """
 
     parents: Int64Array
@@ -90,7 +91,7 @@ class Forest:
     def _by_depth(self, device: torch.device) -> tuple[Call, ...]:
         size = len(self.parents)
         children = np.bincount(self.parents[self.parents >= 0], minlength=size)
-        # A segment begins at a root, after a branch, and wherever a token's parent is not the one before it.
+        # A segment begins at a root, after a branch, and at each token whose parent is not the token before it.
         begins = (self.parents != np.arange(size) - 1) | (self.parents < 0)
         begins[1:] |= children[self.parents[1:]] > 1
         starts = np.flatnonzero(begins)
@@ -204,7 +205,7 @@ def _flash_backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     left, right = _flash_window(call)
-    state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
+    state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout's generator; there is no dropout
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         *(grad_out, q, k, v, out, lse.transpose(0, 1).contiguous()),
         *(call.cu_q, call.cu_k, call.max_q, call.max_k, 0.0, call.causal, state, state),
@@ -322,10 +323,10 @@ _chosen: dict[Hashable, Kernel | None] = {}
 
 
 def choose_kernel(q: Tensor, k: Tensor, *, windowed: bool) -> Kernel:
-    """The fastest kernel that computes this kind of call right on this device, found by trying it once; logged.
+    """Return the fastest kernel that computes this kind of call correctly on this device; tried once and logged.
 
     Args:
-        q: ``[S, H, D]``, as it will be given.
+        q: ``[S, H, D]``; device, dtype, H and D are those of the later calls.
         k: ``[S, H_kv, D]``.
         windowed: whether calls have a sliding window.
 
@@ -341,7 +342,8 @@ def choose_kernel(q: Tensor, k: Tensor, *, windowed: bool) -> Kernel:
 
 def computes_right(kernel: Kernel, q: Tensor, k: Tensor, windowed: bool) -> bool:
     """Whether values and gradients over a small forest agree with the formula."""
-    # Two prompts of 5 and 3 tokens; under the first a shared beginning of 2 tokens with two ends, and a branch of 4.
+    # Prompts of 5 and 3 tokens. Completions of the first: a common prefix of 2 tokens that continues in two ways, and 4
+    # other tokens. Completion of the second: 2 tokens.
     parents = np.array([-1, 0, 1, 2, 3, 4, 5, 6, 7, 6, 9, 10, 4, 12, 13, 14, -1, 16, 17, 18, 19])
     forest = Forest(parents, np.array([0, 5, 9, 12, 16, 19, 21]))
     window = 4 if windowed else None

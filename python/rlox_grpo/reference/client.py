@@ -30,7 +30,7 @@ _SERVER_ERRORS = 3
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A request for the log-probs of the completion tokens under ``loss_mask``.
+    """A request for the log-probs of the tokens under ``loss_mask``.
 
     Attributes:
         input_ids: ``int64 [N, L]``, prompt then completion, padded on the right.
@@ -168,8 +168,8 @@ class _Client:
 
         self._shown, self._timeout = url, timeout
         self._failures = httpx.TransportError
-        # No proxy and no redirect, so that nobody else gets to see the token; a connection for each call, so that none
-        # is left from before a restart of the server.
+        # Without proxies and redirects, which would see the token. A new connection for each call, because an old one
+        # does not survive a restart of the server.
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
             limits=httpx.Limits(max_keepalive_connections=0),

@@ -1,4 +1,4 @@
-"""The reference policy that a KL penalty measures against."""
+"""Make the reference policy of the KL penalty."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def make_reference(
     """Return the reference of a run, or None when nothing needs one.
 
     Args:
-        config: the options. ``reference="auto"`` takes ``ref_model`` if it is given, else none when ``kl_coef`` is 0,
-            else the policy without its adapter if it has one, else a frozen copy of the policy as it is now.
+        config: the options. ``reference="auto"`` is ``ref_model`` if there is one; else none if ``kl_coef`` is 0; else
+            the policy without its adapter if it has one; else a frozen copy of the current policy.
         policy: the model in training.
         policy_forward: its forward, for ``adapter_off``.
         kl_coef: weight of the penalty.
         ref_model: the user's own reference; it is frozen.
         in_bfloat16: whether the policy is stored in bfloat16; a frozen reference then is too.
         masters: float32 weights of parameters that the policy holds in bfloat16, by name.
-        loaded: how the policy was loaded; None: it is whole. Where it is in shards, or has no weights until it is,
-            a frozen copy is in shards too, unless ``reference_offload`` keeps it in host memory.
+        loaded: the policy with its shards or files; None: it is not sharded. A frozen copy of a sharded policy is
+            sharded too, unless ``reference_offload`` keeps it in host memory.
         ranks: all ranks of the run.
         forward_options: the policy's own options of :func:`rlox_grpo.model.forward.make_forward`.
 

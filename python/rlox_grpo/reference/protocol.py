@@ -39,16 +39,15 @@ class Reference:
     """Batch → the reference's log-probs ``[N, T]``, no gradient.
 
     Attributes:
-        distributions: Batch → what its whole distributions are made of, no gradient. Its head is the model's own and
-            not a copy, so it is read before the reference changes.
-        fingerprint: Tells frozen weights apart: a resumed run must measure against the same ones. None where the
-            reference follows the policy's own weights.
-        in_use: Context in which a step's batches are measured; where the copy rests in host memory, it is on the
-            policy's device in there.
-        after_step: Called with the number of steps taken and a source of the policy's weights, by name and whole,
-            which is asked only when they are taken over; on every rank.
-        state_dict: Weights that a checkpoint must hold, as they cannot be made again from the first model.
-        load_state_dict: Takes them back.
+        distributions: batch → distributions of the tokens under ``loss_mask``, no gradient. The head is not a copy, so
+            it must be used before the reference changes.
+        fingerprint: digest of frozen weights, which must be the same in a resumed run. None if the weights are not
+            frozen.
+        in_use: context manager around the forward passes of a step. It moves an offloaded model to the device.
+        after_step: called on every rank with the number of steps and a function that returns the policy's weights by
+            name, gathered. The function is called only if the reference takes over the weights.
+        state_dict: returns the weights that a checkpoint needs, because they cannot be derived from the initial model.
+        load_state_dict: loads the result of ``state_dict``.
     """
 
     compute: Callable[[Batch], Tensor]

@@ -30,7 +30,7 @@ from rlox_grpo.types import Batch
 logger = logging.getLogger(__name__)
 
 WAITING = 256
-"""Most waiting requests; a further one gets HTTP 503."""
+"""Maximum number of waiting requests; one more gets status 503."""
 _SETTINGS = 8
 """Most combinations of temperature and vocabulary that are kept ready."""
 
@@ -152,7 +152,7 @@ def _build_batch(questions: Sequence[Question], device: torch.device) -> Batch:
     loss_mask = torch.cat([nn.functional.pad(q.loss_mask, (0, steps - q.loss_mask.shape[1])) for q in questions])
     prompts = torch.cat([question.prompt_lengths for question in questions])
     lengths = torch.cat([question.completion_lengths for question in questions])
-    # Prompts are told apart between questions by where their first row stands.
+    # Make the prompt indices of different questions distinct: add the index of the question's first row.
     groups, first = [], 0
     for question in questions:
         groups.append(torch.unique_consecutive(question.prompt_index, return_inverse=True)[1] + first)

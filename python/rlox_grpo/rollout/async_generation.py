@@ -1,8 +1,7 @@
 """Asynchronous generation: the engine runs in a thread, and batches are sampled ahead of the update.
 
-With ``async_steps = k`` the batch of step t is sampled from the weights that step t − k began with, while the update of
-an earlier step runs. So its staleness is exactly k (less at the start), whatever the timing, and a run is the same each
-time.
+With ``async_steps = k`` the batch of step t is sampled from the weights at the start of step t − k, while an earlier
+step is updated. Its staleness is exactly k (less at the start) and does not depend on timing, so runs are reproducible.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Handover:
-    """Weights on their way to the engine.
+    """Weights that are queued for the engine.
 
     Attributes:
         weights: the policy's own tensors, or copies of them.
-        before: the job that the engine's thread runs before it reads the weights.
-        is_read: whether the engine has begun to read.
-        copied: when the copies are complete on the GPU.
-        loaded: done when the engine has read all.
+        before: the engine's job before this load; None: there is none.
+        is_read: whether the engine has begun to read the weights.
+        copied: recorded on the GPU after the copies; None: there are no copies.
+        loaded: done when the engine has read all weights.
     """
 
     weights: Iterable[tuple[str, Tensor]]
@@ -47,7 +46,7 @@ class _Handover:
     loaded: Future[None] | None = None
 
     def read(self) -> Iterable[tuple[str, Tensor]]:
-        """Return the weights, which from now on are not replaced by copies."""
+        """Return the weights. From here on :meth:`keep` waits for the engine instead of copying them."""
         with self.lock:
             self.is_read = True
             if self.copied is not None:
@@ -55,7 +54,7 @@ class _Handover:
             return self.weights
 
     def keep(self) -> None:
-        """Return once the policy's tensors may change: read by an idle engine, or copied for a busy one."""
+        """Return when the policy's tensors may change: copy them for a busy engine, else wait until they are read."""
         with self.lock:
             if not self.is_read and self.before is not None and not self.before.done():
                 self.weights, self.copied = copy_weights(self.weights), _record_event()
@@ -65,17 +64,16 @@ class _Handover:
 
 
 class BackgroundEngine:
-    """An engine whose calls run in one background thread, in the order of the calls.
+    """A generation engine that runs in a background thread, one call after another.
 
-    Weights are not copied when they are handed over: the engine reads the policy's own tensors, one at a time. Before
-    they change, :meth:`keep_weights` waits for an engine that reads them, and copies them only for an engine that is
-    still busy with an earlier batch, as it can be with ``async_steps`` of 2 or more.
+    :meth:`load_weights` does not copy: the engine reads the policy's own tensors, one at a time. Call
+    :meth:`keep_weights` before an update. It waits until the engine has read them, or copies them if the engine is
+    still busy with an earlier batch, which happens with ``async_steps`` of 2 or more.
 
     Attributes:
-        exact: False: what it samples can come from weights older than the trainer's.
-        takes_weights: As the engine's.
-        policy_version: Version of the weights that were last handed over.
-        max_length: As the engine's.
+        exact: False, because completions can come from older weights than the trainer's.
+        takes_weights, max_length: those of the engine.
+        policy_version: version of the last ``load_weights``.
     """
 
     exact = False
@@ -84,7 +82,7 @@ class BackgroundEngine:
         self._engine = engine
         device = torch.cuda.current_device() if torch.cuda.is_available() else None
         self._thread = ThreadPoolExecutor(1, "rlox_grpo generation", _use_device, (device,))
-        self._broken: BaseException | None = None  # why the engine lacks the weights of its last load
+        self._broken: BaseException | None = None  # the error of the last load_weights
         self._last: Future[Any] | None = None
         self._unread: list[_Handover] = []
         self._canary: Canary | None = None
@@ -92,7 +90,7 @@ class BackgroundEngine:
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
     def submit(self, job: Callable[[GenerationEngine], T]) -> Future[T]:
-        """Queue ``job(engine)``; it fails if the last ``load_weights`` failed."""
+        """Queue ``job(engine)``. Its future raises RuntimeError if the last ``load_weights`` failed."""
 
         def run(engine: GenerationEngine) -> T:
             if self._broken is not None:
@@ -106,7 +104,7 @@ class BackgroundEngine:
 
         def run() -> T:
             if ready is not None:
-                torch.cuda.current_stream().wait_event(ready)  # what the caller had begun on its own stream
+                torch.cuda.current_stream().wait_event(ready)  # after the caller's own kernels
             return job(self._engine)
 
         future = self._thread.submit(run)
@@ -122,18 +120,18 @@ class BackgroundEngine:
         ).result()
 
     def take_metrics(self) -> dict[str, float]:
-        """The engine's own metrics, where it has any; with batches ahead, of generation for later steps."""
+        """The engine's metrics; empty if it has none. They are about the batches of later steps."""
         return self._engine.take_metrics() if isinstance(self._engine, MeasuredEngine) else {}
 
     def expect_log_probs(self, canary: Canary | None) -> None:
-        """Set what the weights of the next ``load_weights`` compute, where the engine compares it."""
+        """See :class:`rlox_grpo.rollout.engines.CheckedEngine`."""
         self._canary = canary
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Queue the load of ``weights``; call :meth:`keep_weights` before they change.
 
-        Weights that are gathered from shards are gathered here, as every rank's trainer does so at once, one by one
-        into host memory. A rank whose engine does not read them (``reads_weights``) keeps none of them.
+        Sharded weights are gathered here into host memory, one at a time, because gathering is a collective of the main
+        threads. A rank whose engine does not read weights (``reads_weights``) keeps none.
         """
         reads = getattr(self._engine, "reads_weights", True)
         given: Iterable[tuple[str, Tensor]]
@@ -149,7 +147,7 @@ class BackgroundEngine:
                 if isinstance(engine, CheckedEngine):
                     engine.expect_log_probs(canary)
                 engine.load_weights(handover.read(), version)
-                if torch.cuda.is_available():  # what was read may change, and copies go back to the caller's stream
+                if torch.cuda.is_available():  # tensors may now change, and copies may be freed
                     torch.cuda.current_stream().synchronize()
             except BaseException as error:
                 self._broken = error
@@ -160,7 +158,7 @@ class BackgroundEngine:
         self._unread.append(handover)
 
     def keep_weights(self) -> None:
-        """Return once every tensor that was handed over may change; the engine still loads its old values."""
+        """Return when all tensors of earlier loads may change. The engine gets the values from before the change."""
         unread, self._unread = self._unread, []
         for handover in unread:
             handover.keep()
@@ -172,7 +170,7 @@ class BackgroundEngine:
 
 
 def _use_device(device: int | None) -> None:
-    """The trainer's GPU for the engine's thread too, which starts on GPU 0, and a stream beside the update's."""
+    """Use the trainer's GPU in the engine's thread, which starts on GPU 0, with a stream apart from the update's."""
     if device is not None:
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
@@ -183,68 +181,66 @@ def _record_event() -> torch.cuda.Event | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Pending:
-    """A batch being sampled: all its prompts, and a future of this rank's groups."""
+class PendingBatch:
+    """A batch being sampled: its prompts on all ranks, and a future of this rank's groups."""
 
     prompts: Sequence[Prompt]
     groups: Future[list[RolloutGroup]]
 
     @classmethod
-    def sample(cls, prompts: Sequence[Prompt], sampled: Callable[[], list[RolloutGroup]]) -> Pending:
-        """A batch that is sampled here and now; ``groups`` raises what ``sampled`` raised."""
+    def sample(cls, prompts: Sequence[Prompt], generate: Callable[[], list[RolloutGroup]]) -> PendingBatch:
+        """Call ``generate()`` now. Its exception is raised by ``groups.result()``."""
         future: Future[list[RolloutGroup]] = Future()
         try:
-            future.set_result(sampled())
+            future.set_result(generate())
         except Exception as error:  # noqa: BLE001  `result` raises it
             future.set_exception(error)
         return cls(prompts, future)
 
     @classmethod
-    def done(cls, prompts: Sequence[Prompt], groups: list[RolloutGroup]) -> Pending:
-        """A batch that is already sampled."""
-        future: Future[list[RolloutGroup]] = Future()
-        future.set_result(groups)
-        return cls(prompts, future)
+    def done(cls, prompts: Sequence[Prompt], groups: list[RolloutGroup]) -> PendingBatch:
+        """A batch with its groups."""
+        return cls.sample(prompts, lambda: groups)
 
 
-class Ahead:
+class BatchQueue:
     """A first-in, first-out queue of batches being sampled."""
 
     def __init__(self) -> None:
-        self._queue: deque[Pending] = deque()
+        self._queue: deque[PendingBatch] = deque()
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def put(self, pending: Pending) -> None:
+    def put(self, pending: PendingBatch) -> None:
         """Append a batch."""
         self._queue.append(pending)
 
-    def first(self) -> Pending:
+    def first(self) -> PendingBatch:
         """The oldest batch."""
         return self._queue[0]
 
     def list_failed(self) -> list[int]:
-        """Places of the batches whose sampling failed. Waits for running ones."""
+        """Indices of the failed batches. Waits for the running ones."""
         return [place for place, pending in enumerate(self._queue) if pending.groups.exception() is not None]
 
-    def replace(self, place: int, ask: Callable[[Sequence[Prompt]], Pending]) -> None:
-        """Sample the prompts of a batch again by ``ask(prompts)``."""
-        self._queue[place] = ask(self._queue[place].prompts)
+    def replace(self, place: int, sample: Callable[[Sequence[Prompt]], PendingBatch]) -> None:
+        """Replace a batch by ``sample(prompts)`` of the same prompts."""
+        self._queue[place] = sample(self._queue[place].prompts)
 
     def drop_first(self) -> None:
-        """Remove the oldest batch after its step. Until then checkpoints keep it."""
+        """Remove the oldest batch after its step. Until then it is part of checkpoints."""
         self._queue.popleft()
 
     def clear(self) -> None:
-        """Remove all batches, once the running ones have ended; what failed in one of them fails no later call."""
+        """Wait for the running batches and remove all; their errors are dropped."""
         for pending in self._queue:
             if not pending.groups.cancel():
                 wait([pending.groups])
         self._queue.clear()
 
     def state(self, *, prompts_alone: bool = False) -> list[dict[str, Any]]:
-        """The queue as JSON values for a checkpoint. Waits for running batches unless ``prompts_alone``."""
+        """The queue as JSON values for a checkpoint. Waits for the running batches unless ``prompts_alone``."""
         return [
             {
                 "prompts": [prompt.index for prompt in pending.prompts],
@@ -259,7 +255,7 @@ class Ahead:
         self,
         state: Iterable[Mapping[str, Any]],
         prompts: Sequence[Prompt],
-        generate: Callable[[Sequence[Prompt], int], Pending],
+        generate: Callable[[Sequence[Prompt], int], PendingBatch],
         share: Callable[[int], slice] = lambda count: slice(count),
     ) -> None:
         """Restore the queue from :meth:`state`.
@@ -267,7 +263,7 @@ class Ahead:
         Args:
             state: of all ranks; see :func:`join_states`.
             prompts: all prompts of the run.
-            generate: ``generate(prompts, position)`` samples again a batch whose completions were not saved.
+            generate: ``generate(prompts, position)`` samples a batch again whose completions were not saved.
             share: ``share(count)`` is this rank's slice of ``count`` prompts.
         """
         for place, entry in enumerate(state):
@@ -276,7 +272,7 @@ class Ahead:
                 self.put(generate(asked, place))
             else:
                 records = list(zip(entry["groups"], asked, strict=True))[share(len(asked))]
-                self.put(Pending.done(asked, [decode_group(record, prompt) for record, prompt in records]))
+                self.put(PendingBatch.done(asked, [decode_group(record, prompt) for record, prompt in records]))
 
 
 def join_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -290,6 +286,6 @@ def join_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
 
 
 def measure_staleness(groups: Sequence[RolloutGroup], version: int) -> dict[str, float]:
-    """``rollout/staleness_mean`` and ``_max``: versions between the weights that sampled and those in training."""
+    """``rollout/staleness_mean`` and ``_max``: how many versions the sampling weights are behind ``version``."""
     behind = np.array([version - group.policy_version for group in groups], np.float64)
     return {"rollout/staleness_mean": float(behind.mean()), "rollout/staleness_max": float(behind.max())}

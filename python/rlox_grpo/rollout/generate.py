@@ -5,28 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 from rlox_grpo.groups import has_zero_variance
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling, ScoredGroup
 
-
-class Generate(Protocol):
-    """Samples groups: :func:`generate`, or episodes of several turns."""
-
-    def __call__(
-        self,
-        engine: GenerationEngine,
-        prompts: Sequence[Prompt],
-        group_sizes: Sequence[int],
-        sampling: Sampling,
-        seed: int,
-        share: slice = slice(None),
-        asked: slice | None = None,
-    ) -> list[RolloutGroup]:
-        """Sample ``group_sizes[i]`` completions for ``prompts[i]``."""
-        ...
+Generate: TypeAlias = (
+    "Callable[[GenerationEngine, Sequence[Prompt], Sequence[int], Sampling, int, slice, slice], list[RolloutGroup]]"
+)
+"""The arguments of :func:`generate`; a run with an environment calls its ``EpisodeRunner`` instead."""
 
 
 def generate(
@@ -36,12 +24,14 @@ def generate(
     sampling: Sampling,
     seed: int,
     share: slice = slice(None),
-    asked: slice | None = None,
+    engine_share: slice | None = None,
 ) -> list[RolloutGroup]:
     """Sample ``group_sizes[i]`` completions for ``prompts[i]``, all in one call of the engine.
 
-    Engines take one group size a call: the largest that divides all of these. Larger groups are asked for in parts.
-    A rank that samples a ``share`` of the prompts gets what one process would have sampled for them.
+    An engine takes one group size for all prompts: the greatest common divisor of ``group_sizes``. A prompt with a
+    larger group is repeated: sizes 4 and 6 are a size of 2 with the first prompt twice and the second three times.
+
+    A completion depends on its prompt's place in ``prompts``, so ranks together sample what one process would.
 
     Args:
         engine: samples; see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
@@ -50,25 +40,24 @@ def generate(
         sampling: the sampling parameters.
         seed: of the step.
         share: the prompts whose groups this rank gets.
-        asked: the prompts that the engine samples, a slice that holds ``share``. Ranks that share one engine by tensor
-            parallelism ask for the same prompts, and each keeps its share. None: ``share``.
+        engine_share: the prompts that the engine samples, a slice that contains ``share``. Ranks that share one engine
+            by tensor parallelism sample the same prompts, and each rank keeps its share. None: ``share``.
     """
     unit = math.gcd(*group_sizes)
     parts = [size // unit for size in group_sizes]
     start, stop, _ = share.indices(len(prompts))
-    first, last, _ = (asked or share).indices(len(prompts))
+    first, last, _ = (engine_share or share).indices(len(prompts))
     sampled = list(zip(prompts, parts, strict=True))[first:last]
     if not sampled:
         return []
     repeated = [prompt for prompt, count in sampled for _ in range(count)]
     found = iter(engine.generate(repeated, unit, sampling, seed, first_prompt=sum(parts[:first])))
-    groups = [_join_groups([next(found) for _ in range(count)]) for _, count in sampled]
+    groups = []
+    for prompt, count in sampled:
+        part = [next(found) for _ in range(count)]
+        completions = tuple(completion for group in part for completion in group.completions)
+        groups.append(RolloutGroup(prompt, completions, part[0].policy_version))
     return groups[start - first : stop - first]
-
-
-def _join_groups(groups: Sequence[RolloutGroup]) -> RolloutGroup:
-    completions = tuple(completion for group in groups for completion in group.completions)
-    return RolloutGroup(groups[0].prompt, completions, groups[0].policy_version)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,22 +65,17 @@ class Rollout:
     """The groups of one step.
 
     Attributes:
-        groups: Every group, in the order of sampling.
-        chosen: Those of ``groups`` that the update is about.
-        refills: Times that more was sampled.
+        groups: all sampled groups, in the order of sampling.
+        chosen: the groups that are trained.
+        refills: number of times that replacements were sampled.
     """
 
     groups: list[ScoredGroup]
     chosen: list[ScoredGroup]
     refills: int = 0
 
-    @classmethod
-    def of(cls, groups: list[ScoredGroup]) -> Rollout:
-        """A rollout without replaced groups."""
-        return cls(groups, groups)
-
     def metrics(self) -> dict[str, float]:
-        """``rollout/groups`` sampled and ``rollout/groups_chosen``; ``rollout/refills``, where there were any."""
+        """``rollout/groups`` and ``rollout/groups_chosen``, and ``rollout/refills`` if there were any."""
         metrics = {"rollout/groups": float(len(self.groups)), "rollout/groups_chosen": float(len(self.chosen))}
         return {**metrics, "rollout/refills": float(self.refills)} if self.refills else metrics
 
@@ -103,19 +87,15 @@ def refill_groups(
     most_refills: int,
     by_turn: bool = False,
 ) -> Rollout:
-    """Dynamic sampling: replace zero-variance groups by groups of new prompts.
+    """Replace zero-variance groups by groups of new prompts: dynamic sampling (DAPO, arXiv:2503.14476, section 3.2).
 
-    Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2).
-    A group is judged by max − min of its rewards: a mean says nothing of spread, and a filter by the mean keeps groups
-    of equal continuous rewards. Exactly as many groups are sampled as are missing, so nothing that was paid for is
-    thrown away.
+    Each refill samples exactly as many groups as are missing, so no group with variance is dropped.
 
     Args:
-        groups: the step's own.
-        more: samples and scores that many groups of prompts not yet drawn.
-        most_refills: times that it is called; a step may end with fewer groups than it began with.
-        by_turn: whether a group is judged by the returns of each turn instead; see
-            :func:`rlox_grpo.groups.has_zero_variance`.
+        groups: the groups of the step's prompts.
+        more: ``more(count)`` samples and scores ``count`` groups of new prompts.
+        most_refills: maximum number of calls of ``more``. After them the step has fewer groups.
+        by_turn: whether variance is that of the returns of each turn; see :func:`rlox_grpo.groups.has_zero_variance`.
     """
     sampled, refills = list(groups), 0
     chosen = [group for group in groups if not has_zero_variance(group, by_turn=by_turn)]

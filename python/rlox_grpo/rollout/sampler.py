@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from functools import partial
 
 import numpy as np
 
@@ -12,10 +11,11 @@ from rlox_grpo.config.generation_kwargs import split_generation_kwargs
 from rlox_grpo.config.records import SamplingConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.prompts.curriculum import PassRates
-from rlox_grpo.rollout.async_generation import Ahead, BackgroundEngine, Pending
+from rlox_grpo.rollout.async_generation import BackgroundEngine, BatchQueue, PendingBatch
 from rlox_grpo.rollout.engines import GenerationEngine
+from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Generate, generate
-from rlox_grpo.rollout.partial_rollouts import PartialRollouts, Player
+from rlox_grpo.rollout.partial_rollouts import PartialRollouts
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 
@@ -23,11 +23,11 @@ class Sampler:
     """Samples the batch of each step.
 
     Attributes:
-        engine: The generation engine.
-        sampling: The sampling parameters.
-        pass_rates: Measured where the curriculum or the group sizes ask for them.
-        ahead: Batches under way: this step's and, with ``async_steps``, those of later ones.
-        partial: The episodes under way, with partial rollouts.
+        engine: the generation engine.
+        sampling: the sampling parameters.
+        pass_rates: the pass rate of each prompt, for the curriculum and for group sizes.
+        ahead: the batches being sampled: of this step and, with ``async_steps``, of later steps.
+        partial: the unfinished episodes with partial rollouts; else None.
     """
 
     def __init__(
@@ -38,22 +38,24 @@ class Sampler:
         *,
         seed: int,
         generate: Generate = generate,
-        player: Player | None = None,
+        partial_episodes: EpisodeRunner | None = None,
     ) -> None:
-        """Prepare to sample; ``player`` plays episodes on from step to step, for partial rollouts."""
+        """Prepare to sample; ``partial_episodes`` runs the episodes of partial rollouts."""
         self._ranks, self._seed = ranks, seed
         self.engine = BackgroundEngine(engine) if config.async_steps > 0 else engine
         self.sampling = make_sampling(config)
         self.pass_rates = PassRates()
-        self.ahead = Ahead()
+        self.ahead = BatchQueue()
         draws = derive_seed(seed, "partial rollouts", 0)
-        self.partial = None if player is None else PartialRollouts(player, draws, ranks, config.async_steps)
+        self.partial: PartialRollouts | None = None
+        if partial_episodes is not None:
+            self.partial = PartialRollouts(partial_episodes, draws, ranks, config.async_steps)
         self._config = config
         self._generate = generate
 
     @property
     def measures_pass_rates(self) -> bool:
-        """Whether the curriculum or the group sizes need pass rates."""
+        """Whether the curriculum or the group sizes use pass rates."""
         return self._config.curriculum == "pass_rate" or self._config.max_group_size is not None
 
     def chance(self, index: int) -> float:
@@ -62,8 +64,8 @@ class Sampler:
             return 1.0
         return self.pass_rates.chance(index, self._config.curriculum_floor)
 
-    def next_batch(self, step: int, draw_prompts: Callable[[int], Sequence[Prompt]]) -> Pending:
-        """Get the batch of ``step`` and start later ones, ``async_steps`` ahead; call :meth:`done` afterwards.
+    def next_batch(self, step: int, draw_prompts: Callable[[int], Sequence[Prompt]]) -> PendingBatch:
+        """Return the batch of ``step``, and start the next ``async_steps`` batches. Call :meth:`done` after the update.
 
         Args:
             step: from 0, each in turn.
@@ -76,30 +78,25 @@ class Sampler:
             prompts = draw_prompts(later)
             if not prompts:
                 break
-            self.ahead.put(self.ask(prompts, later))
+            self.ahead.put(self.sample(prompts, later))
         return self.ahead.first()
 
-    def ask(self, prompts: Sequence[Prompt], step: int, refill: int = 0) -> Pending:
-        """Sample ``prompts`` for ``step``: at once, or in the engine's thread if it has one."""
+    def sample(self, prompts: Sequence[Prompt], step: int, refill: int = 0) -> PendingBatch:
+        """Sample ``prompts`` for ``step``: in the engine's thread if it has one, else before this returns."""
         engine = self.engine
         sizes = [self._count_group(prompt) for prompt in prompts]
         seed = derive_seed(self._seed, f"refill {refill}" if refill else "rollout", step)
-        share, asked = self._ranks.share(len(prompts)), self._ranks.engine_share(len(prompts))
+        share, engine_share = self._ranks.share(len(prompts)), self._ranks.engine_share(len(prompts))
 
-        def sampled(engine: GenerationEngine) -> list[RolloutGroup]:
-            return self._generate(engine, prompts, sizes, self.sampling, seed, share, asked)
+        def generate(engine: GenerationEngine) -> list[RolloutGroup]:
+            return self._generate(engine, prompts, sizes, self.sampling, seed, share, engine_share)
 
         if isinstance(engine, BackgroundEngine):
-            return Pending(prompts, engine.submit(sampled))
-        return Pending.sample(prompts, lambda: sampled(engine))
-
-    def retry(self, places: Sequence[int], step: int) -> None:
-        """Sample the batches at these places of ``ahead`` again; ``step`` is that of the first place."""
-        for place in places:
-            self.ahead.replace(place, partial(self.ask, step=step + place))
+            return PendingBatch(prompts, engine.submit(generate))
+        return PendingBatch.sample(prompts, lambda: generate(engine))
 
     def keep_weights(self) -> None:
-        """Call before an update: an engine in its own thread may still have to read the weights of before."""
+        """Call before an update: an engine in its own thread may not have read the current weights yet."""
         if isinstance(self.engine, BackgroundEngine):
             self.engine.keep_weights()
 
@@ -111,7 +108,7 @@ class Sampler:
             self.ahead.drop_first()
 
     def _count_group(self, prompt: Prompt) -> int:
-        """Completions of a prompt's group."""
+        """The group size of ``prompt``."""
         config = self._config
         if config.max_group_size is None:
             return config.group_size
@@ -119,13 +116,13 @@ class Sampler:
 
 
 def make_sampling(config: SamplingConfig) -> Sampling:
-    """How the options of sampling and ``generation_kwargs`` say to draw a completion."""
+    """The sampling parameters of the options and of ``generation_kwargs``."""
     shared = {field.name for field in fields(Sampling)} & SamplingConfig.model_fields.keys()
     also, extra = split_generation_kwargs(config.generation_kwargs)
     return Sampling(**{**{name: getattr(config, name) for name in shared}, **also, "extra": extra})
 
 
 def derive_seed(seed: int, purpose: str, step: int) -> int:
-    """An independent 63-bit seed for each purpose and step: a resumed step draws what it would have drawn."""
+    """An independent 63-bit seed for each purpose and step, the same in a resumed run."""
     entropy = [seed, step, *purpose.encode()]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))

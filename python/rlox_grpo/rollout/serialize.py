@@ -1,8 +1,8 @@
 """Rollouts as JSON values, for checkpoints and for the all-gather over ranks.
 
-A group travels without its prompt, which the reader has. Arrays are their little-endian bytes in base64: exact, a tenth
-of the size of numbers in JSON, and nothing is unpickled. Checkpoints hold this form (``batches_under_way`` in
-``state.json``): a change must still read theirs.
+A group is written without its prompt, because the reader has it. An array is written as its little-endian bytes in
+base64: this is exact, takes a tenth of the size of JSON numbers, and needs no pickle. Checkpoints have this format
+(``batches_under_way`` in ``state.json``), so a new version must still read old ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TABLES = {"components": np.float32, "measures": np.float32, "statuses": np.uint
 
 
 def encode_group(group: RolloutGroup) -> dict[str, Any]:
-    """A group without its prompt, unless an environment wrote that; :func:`decode_group` is the inverse."""
+    """Encode a group without its prompt, unless an environment wrote it; :func:`decode_group` is the inverse."""
     record: dict[str, Any] = {
         "policy_version": group.policy_version,
         "completions": [_encode_completion(completion) for completion in group.completions],
@@ -43,7 +43,7 @@ def encode_group(group: RolloutGroup) -> dict[str, Any]:
 
 
 def decode_group(record: Mapping[str, Any], prompt: Prompt) -> RolloutGroup:
-    """The group of :func:`encode_group`, with its prompt."""
+    """Decode the result of :func:`encode_group`; ``prompt`` is the group's prompt."""
     completions = tuple(_decode_completion(entry) for entry in record["completions"])
     if (own := record.get("prompt")) is not None:
         token_ids = decode_array(own["token_ids"], np.int64)
@@ -52,7 +52,7 @@ def decode_group(record: Mapping[str, Any], prompt: Prompt) -> RolloutGroup:
 
 
 def encode_scored_group(scored: ScoredGroup) -> dict[str, Any]:
-    """A group and its rewards, without its prompt; :func:`decode_scored_group` is the inverse."""
+    """Encode a group and its rewards, without its prompt; :func:`decode_scored_group` is the inverse."""
     tables = {
         field: {name: encode_array(values, dtype) for name, values in getattr(scored, field).items()}
         for field, dtype in _TABLES.items()
@@ -65,7 +65,7 @@ def encode_scored_group(scored: ScoredGroup) -> dict[str, Any]:
 
 
 def decode_scored_group(record: Mapping[str, Any], prompt: Prompt) -> ScoredGroup:
-    """The group of :func:`encode_scored_group`, with its prompt."""
+    """Decode the result of :func:`encode_scored_group`; ``prompt`` is the group's prompt."""
     tables = {
         field: {name: decode_array(text, dtype) for name, text in record[field].items()}
         for field, dtype in _TABLES.items()
@@ -83,7 +83,7 @@ def gather_scored_groups(mine: Sequence[ScoredGroup], prompts: Sequence[Prompt],
     Args:
         mine: the groups of this rank's share of ``prompts``.
         prompts: all prompts of the step, the same on every rank.
-        ranks: with one of them ``mine`` comes back.
+        ranks: all ranks of the run. With a single rank the result is ``mine``.
     """
     if ranks.size == 1:
         return list(mine)
@@ -92,7 +92,7 @@ def gather_scored_groups(mine: Sequence[ScoredGroup], prompts: Sequence[Prompt],
 
 
 def encode_fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass of arrays, tuples of integers and JSON values; :func:`decode_fields` is the inverse."""
+    """Encode a dataclass of arrays, tuples of integers and JSON values; :func:`decode_fields` is the inverse."""
     record: dict[str, Any] = {}
     for field in fields(value):
         own = getattr(value, field.name)
@@ -103,7 +103,7 @@ def encode_fields(value: Any) -> dict[str, Any]:
 
 
 def decode_fields(kind: type[T], record: Mapping[str, Any]) -> T:
-    """The dataclass of :func:`encode_fields`; fields that ``record`` lacks have their defaults."""
+    """Decode the result of :func:`encode_fields`; fields missing in ``record`` get their defaults."""
     given: dict[str, Any] = {}
     for name in [field.name for field in fields(kind) if field.name in record]:  # type: ignore[arg-type]
         own = record[name]
@@ -114,7 +114,7 @@ def decode_fields(kind: type[T], record: Mapping[str, Any]) -> T:
 
 
 def _encode_completion(completion: Completion) -> dict[str, Any]:
-    """The fields of several turns are there only where they say something: most completions have one turn."""
+    """Encode a completion. Empty fields are left out: most completions have one turn, without branches."""
     record = encode_fields(replace(completion, episode=None, branches=()))
     record = {name: own for name, own in record.items() if own not in (None, []) or name == "text"}
     if completion.episode is not None:
@@ -130,7 +130,7 @@ def _decode_completion(record: Mapping[str, Any]) -> Completion:
 
 
 def decode_episode(record: Mapping[str, Any] | None) -> Episode | None:
-    """The episode of ``dataclasses.asdict``, or None."""
+    """Decode an episode from its ``dataclasses.asdict``; None stays None."""
     if record is None:
         return None
     paid = record["turn_rewards"]
@@ -143,10 +143,10 @@ def decode_episode(record: Mapping[str, Any] | None) -> Episode | None:
 
 
 def encode_array(values: NDArray[Any], dtype: Any) -> str:
-    """The bytes of an array of ``dtype``, little-endian, in base64."""
+    """Return the little-endian bytes of an array of ``dtype``, in base64."""
     return base64.b64encode(np.asarray(values, np.dtype(dtype).newbyteorder("<")).tobytes()).decode("ascii")
 
 
 def decode_array(text: str, dtype: Any) -> NDArray[Any]:
-    """The array of :func:`encode_array`."""
+    """Decode the result of :func:`encode_array`."""
     return np.frombuffer(base64.b64decode(text), np.dtype(dtype).newbyteorder("<")).astype(dtype)

@@ -34,7 +34,7 @@ from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, di
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.on_ray import starts_on_ray
 from rlox_grpo.trainer.parts import make_parts
-from rlox_grpo.trainer.step import StepTaker, take_up_rollouts
+from rlox_grpo.trainer.step import StepTaker, restore_rollouts
 from rlox_grpo.types import Prompt
 from rlox_grpo.update.own_optimizer import OptimizerFactory
 
@@ -89,7 +89,7 @@ class GRPO:
         self.config = resolve_dtype(choose_config(config, options))
         self._optimizer = optimizer
         self.callbacks = Callbacks(callbacks)
-        parts = make_parts(
+        self._parts = parts = make_parts(
             self.config,
             model,
             reward_fn,
@@ -108,11 +108,7 @@ class GRPO:
         self.origin: Mapping[str, Any] = {}
         """Model, data and rewards of the run; the first keys of its config.toml."""
         self.progress = Progress()
-        self._step_taker = StepTaker(
-            *(self.config, self.model, self.sampler, self.learner, self.ranks, self.progress),
-            reward_fns=self.reward_fns,
-            episodes=self.episodes,
-        )
+        self._step_taker = StepTaker(self.config, parts, self.progress)
         self._evaluate = Evaluator(
             self.config,
             self.sampler,
@@ -127,11 +123,11 @@ class GRPO:
         self._stop_requested = False
 
     def __repr__(self) -> str:
-        """The model, the reward functions, and how far the training is."""
+        """Describe the model, the reward functions and the progress."""
         return f"GRPO({', '.join(f'{name}={value}' for name, value in self._describe().items())})"
 
     def _repr_html_(self) -> str:
-        """A table for notebooks, with the last step's main metrics."""
+        """Show a table with the last step's main metrics in notebooks."""
         rows = {**self._describe(), **{key: number(value) for key, value in select_main(self._last_metrics).items()}}
         return make_table("GRPO", rows)
 
@@ -145,7 +141,7 @@ class GRPO:
 
     @property
     def step(self) -> int:
-        """Training steps taken since the weights were loaded, those before a resume included."""
+        """Number of training steps, including those before a resume."""
         return self.progress.step
 
     def train_step(
@@ -154,9 +150,9 @@ class GRPO:
         """Take one step: B prompts, G completions each, ``updates_per_batch`` passes. Return its metrics.
 
         Args:
-            draw_prompts: draws the prompts of this step or, with ``async_steps``, of a later one; empty after the last.
-                Called once for each step, in order.
-            more: draws further prompts for ``zero_variance="refill"``.
+            draw_prompts: ``draw_prompts(step)`` draws the prompts of ``step``, with ``async_steps`` those of a later
+                step. It is called once for each step, in order, and returns no prompts after the last.
+            more: ``more(count)`` draws further prompts for ``zero_variance="refill"``.
         """
         taken = self._step_taker.take(draw_prompts, more, self._total_steps)
         self.last_rollout = taken.scored, taken.advantages
@@ -167,8 +163,8 @@ class GRPO:
     ) -> dict[str, float]:
         """Train on ``prompts``; continue the run in ``output_dir`` if there is one.
 
-        After an interruption or :meth:`stop`, the next call goes on to the end of the one that was stopped. After a
-        call that ended, the next one trains as many steps again.
+        If the last call was interrupted, or ended by :meth:`stop`, the next call trains its remaining steps. After a
+        complete call, the next one trains the same number of steps again.
 
         Args:
             prompts: see :func:`rlox_grpo.prompts.load.load_prompts`.
@@ -176,17 +172,17 @@ class GRPO:
             eval_prompts: held-out prompts, evaluated at the start, every ``eval_steps``, and at the end.
 
         Returns:
-            The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) by those short names;
-            ``resumed_from_step`` (0 for a new run) and ``steps_trained`` say what this call did.
+            The last step's metrics, with ``mean_reward`` and ``kl`` (NaN without a reference) as short names. Also
+            ``resumed_from_step``, 0 for a new run, and ``steps_trained``, the steps of this call.
 
         Raises:
-            ConfigError: an option that would be ignored, such as ``eval_steps`` without ``eval_prompts``; a model whose
-                weights, gradients and moments are larger than the GPU.
+            ConfigError: an option that would be ignored, such as ``eval_steps`` without ``eval_prompts``; or weights,
+                gradients and moments that do not fit on the GPU.
             ValueError: prompts that cannot be used; the message names their index.
-            NonFiniteError: the loss or the gradient of a step is not finite; the step was not applied.
-            CheckpointError: another run holds ``output_dir``, or a checkpoint cannot be written or continued.
+            NonFiniteError: the loss or the gradient of a step is not finite; this optimizer step was not taken.
+            CheckpointError: another run uses ``output_dir``, or a checkpoint cannot be written or resumed.
             KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; raised after the current step and a checkpoint.
-            RankError: another rank failed or died; the message names it and its error.
+            RankError: another rank failed or died; the message has its number and its error.
         """
         self.config.refuse_ignored(eval_prompts=eval_prompts is not None)
         with self.ranks.failing_together(), hold_run_folder(self.config.output_dir, self.ranks):
@@ -228,7 +224,7 @@ class GRPO:
             return add_short_names(run.last_metrics, run.progress_fields)
 
     def _draw_prompts(self, plan: Plan, draws: PromptDraws | StreamDraws, step: int) -> list[Prompt]:
-        """Draw the prompts of ``step``; none after the last."""
+        """Draw the prompts of ``step``; no prompts after the last step."""
         taken = draws.take(plan.count_prompts(step))
         self.progress.draws = draws.draws
         return taken
@@ -240,9 +236,9 @@ class GRPO:
     def _begin(
         self, prompts: PromptsLike, n_epochs: int, eval_prompts: PromptsLike | None, restore: Path | None
     ) -> tuple[Run, Plan, PromptDraws | StreamDraws, list[Prompt] | None]:
-        """Begin a call of ``train``: read and check the prompts, open or resume the run, plan its steps.
+        """Begin a call of ``train``: read and check the prompts, open or resume the run, and plan its steps.
 
-        ``restore`` is the checkpoint to go back to, after a collapse.
+        ``restore`` is the checkpoint to restore after a collapse.
 
         Returns:
             The run, its plan, the draws of its prompts, and the held-out prompts.
@@ -279,7 +275,7 @@ class GRPO:
             callbacks=self.callbacks,
             restore=restore,
         )
-        if self._unfinished is not None and run.resumed_from is None:  # the same call again: it goes on to its end
+        if self._unfinished is not None and run.resumed_from is None:  # continue the stopped call
             run.start_step, run.start_draw = self._unfinished
         plan = make_plan(
             len(train_prompts) if stream is None else self.config.prompts_per_step,
@@ -298,13 +294,13 @@ class GRPO:
         self._unfinished = run.start_step, run.start_draw
         if stream is not None:
             stream.skip_to(self.progress.draws)
-        take_up_rollouts(run, self.sampler, self.ranks, train_prompts, self._step_taker, self.step)
+        restore_rollouts(run, self._parts, train_prompts, self._step_taker, self.step)
         if self.episodes is not None:
             self.episodes.on_ended = run.show_episodes
         return run, plan, draws, held_out
 
     def stop(self) -> None:
-        """End ``train`` after the current step, with a checkpoint; for callbacks. The same call of it goes on later."""
+        """Stop ``train`` after the current step, with a checkpoint; for callbacks. The next call continues."""
         self._stop_requested = True
 
     def evaluate(self, prompts: PromptsLike, *, samples: int | None = None, greedy: bool = False) -> dict[str, float]:
@@ -323,11 +319,11 @@ class GRPO:
     def save(self, path: str | Path, *, merged: bool = False) -> None:
         """Write the model, its tokenizer and a model card as a Hugging Face checkpoint.
 
-        Of a plain module only ``model.safetensors`` is written. Call this on every rank; rank 0 writes.
+        For a plain module, only ``model.safetensors`` is written. Call this on every rank; rank 0 writes.
 
         Args:
             path: the folder.
-            merged: of a LoRA model write the whole model with the adapter merged in, instead of the adapter alone.
+            merged: write the whole model with the LoRA adapter merged in, instead of the adapter alone.
 
         Raises:
             ValueError: ``merged=True`` without an adapter.
@@ -361,14 +357,14 @@ class GRPO:
         Args:
             repo_id: ``owner/name``; the repository is created if there is none.
             merged: see :meth:`save`.
-            private: of a repository that is created; None: the hub's or the organization's default.
-            token: None: that of ``hf auth login`` or of the environment.
-            revision: branch, which must exist; None: main.
-            commit_message: None: one that names the step.
+            private: visibility of a new repository; None: the default of the hub or the organization.
+            token: None: the token of ``hf auth login`` or of the environment.
+            revision: an existing branch; None: main.
+            commit_message: None: a message with the step.
 
         Raises:
-            ValueError: a ``repo_id`` that the hub cannot have, a plain module, or ``merged=True`` without an adapter.
-            huggingface_hub.errors.HfHubHTTPError: the hub refuses; its message says why.
+            ValueError: an invalid ``repo_id``, a plain module, or ``merged=True`` without an adapter.
+            huggingface_hub.errors.HfHubHTTPError: the hub refused the upload; the message has its reason.
         """
         check_repo_id(repo_id)
         if not hasattr(self.model, "save_pretrained"):

@@ -1,7 +1,7 @@
-"""``GRPO(..., launcher="ray")``: a script or a notebook that starts a run on a Ray cluster and waits for it.
+"""``GRPO(..., launcher="ray")``: start a run on a Ray cluster from a script or notebook, and wait for its end.
 
-The ranks are processes of their own, on this machine or others. So nothing of this process reaches them but a run file,
-and what that can name: a model by its folder, functions by module and name, prompts as a file.
+The ranks are other processes, on this machine or others. They get a run file, so every argument must have a form that a
+run file can hold: a model by its folder, a function by module and name, prompts as a file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,7 +64,7 @@ class RayGRPO:
 
     Attributes:
         config: the options of the run.
-        output_dir: its folder, which all nodes share. ``launch/`` in it has the run file and the prompts.
+        output_dir: the run folder, shared by all nodes. Its subfolder ``launch/`` has the run file and the prompts.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class RayGRPO:
 
         Args:
             model: a folder or hub id that every node can load.
-            reward_fn: one or several: ``"module:function"``, a function of an importable module, a rule of
-                :mod:`rlox_grpo.rewards` or its name in run files, or a table as under ``[[rewards]]``.
-            ref_model, tokenizer, callbacks, optimizer: refused, as they cannot be sent.
+            reward_fn: one reward function or several. Each is ``"module:function"``, a function of an importable
+                module, a rule of :mod:`rlox_grpo.rewards` or its name in run files, or a table of ``[[rewards]]``.
+            ref_model, tokenizer, callbacks, optimizer: refused, because they cannot be sent.
             launcher: ``"ray"``.
             ray_address: see ``rlox-grpo train --ray``.
             layout: the table ``[layout]`` of a run file, such as ``{"trainers": 2}``.
@@ -129,7 +129,7 @@ class RayGRPO:
         self._tables = {name: table for name, table in (("rewards", rewards), ("layout", self._layout)) if table}
 
     def __repr__(self) -> str:
-        """The model, the layout and the folder."""
+        """Describe the model, the layout and the folder."""
         facts = {"model": self._document["model"], "layout": self._layout, "output_dir": self.output_dir}
         return f"GRPO(launcher=ray, {', '.join(f'{name}={value}' for name, value in facts.items())})"
 
@@ -148,20 +148,20 @@ class RayGRPO:
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
     ) -> dict[str, float]:
-        """Start the run on the cluster, or continue that of ``output_dir``, print its output, and wait for its end.
+        """Start the run on the cluster, or continue the run in ``output_dir``; print its output and wait for its end.
 
         Args:
-            prompts: the path of a file with rows, or rows, texts, messages or token ids, which are written to one.
+            prompts: the path of a file with rows; or rows, texts, messages or token ids, which are written to a file.
             n_epochs: passes over the prompts; ``max_steps`` overrides it.
             eval_prompts: held-out prompts, in the same forms.
 
         Returns:
-            The last step's metrics, with ``mean_reward`` and ``kl`` by those short names.
+            The last step's metrics, with ``mean_reward`` and ``kl`` as short names.
 
         Raises:
             ConfigError: prompts that cannot be written to a file.
-            RankError: the run ended with an error; the message has its last lines.
-            KeyboardInterrupt: Ctrl-C; raised after the ranks' step and a checkpoint.
+            RankError: the run ended with an error; the message has the last lines of its output.
+            KeyboardInterrupt: Ctrl-C; raised after the current step and a checkpoint.
         """
         folder = self.output_dir / "launch"
         folder.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ class RayGRPO:
         """Copy the model of the newest checkpoint, a Hugging Face folder with its tokenizer.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no checkpoint.
         """
         found = checkpoints(self.output_dir / "checkpoints")
         if not found:
@@ -212,12 +212,12 @@ _INSTEAD_OF_REFERENCE = "choose reference, such as reference='frozen', or layout
 
 
 def _resolve(path: str | Path) -> str:
-    """A path that means the same in any folder; a hub id stays as it is."""
+    """Make an existing path absolute; return a hub id unchanged."""
     return str(Path(path).resolve()) if Path(path).exists() else str(path)
 
 
 def _make_table(place: str, given: Any) -> dict[str, Any]:
-    """The table of ``[[rewards]]`` that makes this reward function."""
+    """Return the table of ``[[rewards]]`` for a reward function."""
     if isinstance(given, Mapping):
         return dict(given)
     if isinstance(given, (str, Path)):
@@ -233,7 +233,7 @@ def _make_table(place: str, given: Any) -> dict[str, Any]:
 
 
 def _name_callable(place: str, given: Any) -> str:
-    """``module:name`` of a function that other processes can import by it."""
+    """Return ``module:name`` of a function; raise ConfigError if other processes cannot import it."""
     if isinstance(given, str):
         return given
     module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
@@ -249,9 +249,9 @@ def _name_callable(place: str, given: Any) -> str:
 
 
 def _run(command: Sequence[str]) -> None:
-    """Run the command, print what it says, and pass Ctrl-C on to it."""
+    """Run the command, print its output, and forward Ctrl-C to it."""
     last: deque[str] = deque(maxlen=_SHOWN_LINES)
-    # In a session of its own: Ctrl-C in a terminal would reach it as well, and a second one kills.
+    # In its own session: a terminal sends Ctrl-C to the whole session, and a second SIGINT would interrupt the run.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
     ) as process:
@@ -268,8 +268,7 @@ def _run(command: Sequence[str]) -> None:
 
 def _show(process: subprocess.Popen[str], last: deque[str]) -> None:
     assert process.stdout is not None
-    show: Callable[[str], object] = sys.stdout.write
     for line in process.stdout:
-        show(line)
+        print(line, end="")
         last.append(line)
     process.wait()

@@ -1,4 +1,4 @@
-"""Builds the parts of a trainer from its arguments: ranks, policy, rewards, episodes, engine, learner."""
+"""Build the parts of a trainer from its arguments: ranks, policy, rewards, episodes, engine and learner."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trainer trains with.
+    """The parts of a trainer.
 
     Attributes:
-        ranks: the processes that share a step.
+        ranks: the training ranks.
         policy: the model in training and its tokenizer.
-        reward_fns: score the completions.
+        reward_fns: the reward functions, that of the environment first.
         episodes: runs the episodes of an environment or of tools; None: completions are single replies.
         sampler: samples the batch of each step.
         learner: takes the optimizer steps.
@@ -66,7 +66,7 @@ def make_parts(
 
     Raises:
         ConfigError: options and arguments that conflict.
-        TypeError: an argument of another type than its own.
+        TypeError: an argument of the wrong type.
         ValueError: a model, tokenizer and reward functions that do not fit together.
     """
     if ref_model is not None and not isinstance(ref_model, nn.Module):
@@ -92,8 +92,8 @@ def make_parts(
             function.load(find_device(policy.model))
     sampled_by = policy
     if config.async_steps > 0:
-        # Their thread's own: a call with padding or truncation, as in a reward function, sets a fast tokenizer's
-        # state, and a call in another thread would be truncated too.
+        # The engine's thread gets its own tokenizer: padding and truncation are state of a fast tokenizer, so a call
+        # in a reward function would also truncate a call in the other thread.
         sampled_by = replace(policy, tokenizer=copy.deepcopy(policy.tokenizer))
     episodes = (
         EpisodeRunner(environment, tools, config.episodes, sampled_by.tokenizer, config.prompts)
@@ -114,7 +114,7 @@ def make_parts(
         ranks,
         seed=config.seed,
         generate=episodes or generate,
-        player=None if config.partial_rollout_turns is None else episodes,
+        partial_episodes=None if config.partial_rollout_turns is None else episodes,
     )
     learner = Learner(
         config,

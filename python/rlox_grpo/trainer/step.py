@@ -4,41 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from typing import Any
 
-from torch import nn
-
 from rlox_grpo.config.schema import GRPOConfig
-from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import CheckpointError
 from rlox_grpo.loss.importance import mismatch_metrics
-from rlox_grpo.rewards import RewardFn, score
-from rlox_grpo.rollout.async_generation import Pending, measure_staleness
+from rlox_grpo.rewards import score
+from rlox_grpo.rollout.async_generation import PendingBatch, measure_staleness
 from rlox_grpo.rollout.engines import CheckedEngine, MeasuredEngine
 from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
 from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.rollout.episodes.partial import measure_dropped
-from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Rollout, refill_groups
-from rlox_grpo.rollout.sampler import Sampler
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.metrics import combined, episode_metrics, over_ranks, step_metrics
 from rlox_grpo.run.plan import Progress
 from rlox_grpo.run.run import Run
 from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, StageClock, count_tokens, measure_memory
+from rlox_grpo.trainer.parts import Parts
 from rlox_grpo.types import Batch, Float32Array, Prompt, ScoredGroup, UpdateStats
-from rlox_grpo.update.learner import Learner
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a training step made.
+    """The result of a training step.
 
     Attributes:
-        metrics: See docs/reference/metrics.md.
-        scored: The groups that were trained on.
+        metrics: see docs/reference/metrics.md.
+        scored: the trained groups.
         advantages: ``float32 [N]``, one for each completion of ``scored``; with turn credit ``[N, K]``.
     """
 
@@ -48,37 +44,13 @@ class StepResult:
 
 
 class StepTaker:
-    """Takes training steps with the parts of a trainer."""
+    """Takes training steps with the parts of a trainer; ``progress`` counts steps and tokens."""
 
-    def __init__(
-        self,
-        config: GRPOConfig,
-        model: nn.Module,
-        sampler: Sampler,
-        learner: Learner,
-        ranks: Ranks,
-        progress: Progress,
-        *,
-        reward_fns: Sequence[RewardFn],
-        episodes: EpisodeRunner | None,
-    ) -> None:
-        """Prepare to take steps.
-
-        Args:
-            config: every option of the run.
-            model: the model in training; the engine gets its weights.
-            sampler: samples the batch of each step.
-            learner: takes the optimizer steps.
-            ranks: the processes that share a step.
-            progress: counts the steps and the tokens; a step updates it.
-            reward_fns: score the completions.
-            episodes: runs the episodes of an environment; None: completions are single replies.
-        """
-        self._config, self._model, self._ranks, self._progress = config, model, ranks, progress
-        self._sampler, self._learner = sampler, learner
-        self._reward_fns, self._episodes = reward_fns, episodes
+    def __init__(self, config: GRPOConfig, parts: Parts, progress: Progress) -> None:
+        self._config, self._parts, self._progress = config, parts, progress
+        self._sampler, self._learner, self._ranks = parts.sampler, parts.learner, parts.ranks
         self._engine_step: int | None = None  # the step whose weights the engine has
-        self._changes: AdapterChanges | None = None  # of these weights
+        self._changes: AdapterChanges | None = None  # the adapter's change in these weights
 
     def take(
         self,
@@ -95,12 +67,13 @@ class StepTaker:
             batch = sampler.next_batch(step, draw_prompts)
             batch.groups.result()
         with clock("rewards"):
-            rollout = Rollout.of(self._score(batch))
+            groups = self._score(batch)
+            rollout = Rollout(groups, chosen=groups)
         if config.zero_variance == "refill" and more is not None:
             with clock("refill"):
                 rollout = refill_groups(
                     rollout.groups,
-                    lambda missing: self._score(sampler.ask(more(missing), step, next(refills))),
+                    lambda missing: self._score(sampler.sample(more(missing), step, next(refills))),
                     most_refills=config.max_refills,
                     by_turn=config.turn_credit == "turn",
                 )
@@ -126,26 +99,26 @@ class StepTaker:
         return StepResult(metrics, scored, advantages)
 
     def sync_engine(self, *, again: bool = False) -> None:
-        """Push the current weights to the engine if they changed since the last push, or ``again``."""
+        """Push the current weights to the engine if they changed since the last push, or with ``again`` always."""
         step = self._progress.step
         if again or self._engine_step != step:
             updater, engine = self._learner.updater, self._sampler.engine
             updater.start()
             self._changes = self._expect_log_probs()
-            whole = updater.weights if updater.is_model_sharded else None
-            weights = WeightStream(self._model, whole, changes=self._changes)
+            gather = updater.weights if updater.is_model_sharded else None
+            weights = WeightStream(self._parts.policy.model, gather, changes=self._changes)
             engine.load_weights(weights if engine.takes_weights else (), version=step)
-            self._ranks.gather(None)  # wait until every engine has them
+            self._ranks.gather(None)  # a barrier: every engine has the weights
             self._engine_step = step
 
     def _expect_log_probs(self) -> AdapterChanges | None:
-        """Tell the engine what its next weights compute; None where weights are not checked."""
+        """Send the engine the log-probs to compare its next weights with; None if weights are not checked."""
         config, engine = self._config, self._sampler.engine
         if config.engine == "hf" or not isinstance(engine, CheckedEngine):
             return None
         canary = None
         if config.check_weights:
-            model: Any = self._model
+            model: Any = self._parts.policy.model
             vocabulary = self._learner.vocabulary or model.config.get_text_config(decoder=True).vocab_size
             token_ids = choose_tokens(vocabulary, engine.max_length)
             log_probs = self._learner.measure_tokens(token_ids)
@@ -154,16 +127,16 @@ class StepTaker:
         return AdapterChanges() if config.check_weights else None
 
     def restart(self) -> None:
-        """Forget what is under way: another checkpoint is about to be loaded, and the engine needs its weights."""
+        """Drop all pending batches and episodes, before another checkpoint is loaded."""
         self._sampler.ahead.clear()
         if self._sampler.partial is not None:
             self._sampler.partial.clear()
         self._engine_step = None
 
-    def _score(self, batch: Pending) -> list[ScoredGroup]:
-        """Score the groups of the batch: each rank scores those that it sampled, then all ranks exchange scores."""
-        config = self._config
-        mine = score(batch.groups.result(), self._reward_fns, config.reward_weights, on_error=config.on_reward_error)
+    def _score(self, batch: PendingBatch) -> list[ScoredGroup]:
+        """Score this rank's groups, and all-gather the scored groups of all ranks."""
+        config, reward_fns = self._config, self._parts.reward_fns
+        mine = score(batch.groups.result(), reward_fns, config.reward_weights, on_error=config.on_reward_error)
         return gather_scored_groups(mine, batch.prompts, self._ranks)
 
     def _measure(
@@ -175,7 +148,7 @@ class StepTaker:
         seconds: Mapping[str, float],
         learning_rate: float,
     ) -> dict[str, float]:
-        """Return the metrics of the step just taken, reduced over ranks; ``seconds`` of each stage on this rank."""
+        """Return the step's metrics, reduced over ranks. ``seconds`` are the durations of the stages on this rank."""
         progress, by_turn, limit = self._progress, self._config.turn_credit == "turn", self._config.drop_stale
         prompt_tokens, completion_tokens = count_tokens(rollout.groups)
         progress.prompt_tokens += prompt_tokens
@@ -191,12 +164,12 @@ class StepTaker:
         everywhere = over_ranks(measured, self._ranks)
         slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
         metrics = step_metrics(rollout.groups, advantages, updates, slowest, by_turn=by_turn)
-        if self._episodes is not None:
-            # Of these groups, not of the runner's last call: with async_steps that is a later batch's.
+        if self._parts.episodes is not None:
+            # From the groups and not from the EpisodeRunner: with async_steps its last call was for a later batch.
             prefilled = sum(scored.group.prefilled_tokens for scored in rollout.groups)
             metrics["perf/prefilled_tokens"] = float(round(prefilled))
         return {
-            # Also of a step without an update, when all groups have constant rewards.
+            # A step in which all groups have constant rewards has no update and still reports its learning rate.
             "update/learning_rate": learning_rate,
             **metrics,
             **self._learner.kl_weight.finish(metrics, len(advantages)),
@@ -213,35 +186,34 @@ class StepTaker:
         }
 
 
-def take_up_rollouts(
-    run: Run, sampler: Sampler, ranks: Ranks, prompts: Sequence[Prompt], taker: StepTaker, step: int
-) -> None:
-    """Ask again for batches that failed, and for those of the checkpoint whose completions were not saved.
+def restore_rollouts(run: Run, parts: Parts, prompts: Sequence[Prompt], taker: StepTaker, step: int) -> None:
+    """Restore the pending batches of a checkpoint, and sample failed or unsaved batches again. Every rank calls this.
 
     Args:
-        run: the run that was resumed.
-        sampler: gets the batches.
-        ranks: the processes of the run; each calls this.
-        prompts: the training prompts, from which a checkpoint's batches were drawn.
-        taker: gives the engine the current weights.
+        run: the resumed run.
+        parts: the parts of the trainer; the sampler gets the batches.
+        prompts: the training prompts, from which the checkpoint's batches were drawn.
+        taker: pushes the current weights to the engine.
         step: the next training step.
 
     Raises:
-        CheckpointError: the checkpoint's rollouts need other options than those of this start.
+        CheckpointError: ``async_steps`` or ``partial_rollout_turns`` is not that of the checkpoint.
     """
+    sampler, ranks = parts.sampler, parts.ranks
     failed = sorted(set(chain(*ranks.gather(sampler.ahead.list_failed()))))
-    if failed:  # an earlier call of train ended by them
+    if failed:  # they ended an earlier call of train
         taker.sync_engine(again=True)
-        sampler.retry(failed, step)
+        for place in failed:
+            sampler.ahead.replace(place, partial(sampler.sample, step=step + place))
     if run.batches_under_way:
-        taker.sync_engine()  # batches whose completions were lost are sampled again, here
+        taker.sync_engine()  # batches without saved completions are sampled again below
     if run.batches_under_way and sampler.partial is not None:
         raise CheckpointError(
             f"{run.resumed_from} has {len(run.batches_under_way)} batches under way, sampled with async_steps, and "
             "partial_rollout_turns is set here: restore async_steps"
         )
     sampler.ahead.restore(
-        run.batches_under_way, prompts, lambda lost, place: sampler.ask(lost, step + place), ranks.share
+        run.batches_under_way, prompts, lambda lost, place: sampler.sample(lost, step + place), ranks.share
     )
     if sampler.partial is not None and run.partial_rollouts is not None:
         sampler.partial.restore(run.partial_rollouts, prompts)

@@ -27,10 +27,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class DeepSpeedUpdater:
     """Torch's AdamW under ZeRO 0 to 3; needs no compiler.
 
-    The DeepSpeed engine is made at its first use, from the weights at that time. Before that the model is whole on
-    every rank, so a checkpoint is loaded as without DeepSpeed. After that the model holds shards, or bfloat16 weights
-    beside sharded float32 master weights, and :meth:`weights` gathers them. With ``stored``, the model has no weights
-    before, and is then filled from these files, a parameter at a time.
+    The DeepSpeed engine is created at its first use, from the weights at that time. Until then every rank has the whole
+    model, so a checkpoint is loaded as without DeepSpeed. Afterwards the model has sharded weights, or bfloat16 weights
+    and sharded float32 master weights, and :meth:`weights` gathers them. With ``stored``, the model has no weights
+    until then, and each parameter is read from these files.
 
     Micro-batch losses are parts of one sum over ranks (their denominators are global). DeepSpeed averages gradients
     over ranks, so each loss is multiplied by the number of ranks first. DeepSpeed is configured with one micro-batch a
@@ -132,7 +132,7 @@ class DeepSpeedUpdater:
         self._moments = sort_moments(state, self._named)
 
     def _engine(self) -> Any:
-        """The DeepSpeed engine, made when it is first needed."""
+        """Return the DeepSpeed engine; create it at the first call."""
         if self._started is None:
             self._started = self._start()
             self._restore_moments()
@@ -140,7 +140,7 @@ class DeepSpeedUpdater:
 
     def _start(self) -> Any:
         join_alone()
-        groups = self._groups(self._named.values())  # by their shapes, which parameters in shards do not show
+        groups = self._groups(self._named.values())  # before sharding: groups depend on the shapes of the parameters
         if self._stored is not None:
             filled = self._fill(self._stored)
             groups = [{**group, "params": [filled[id(blank)] for blank in group["params"]]} for group in groups]
@@ -176,7 +176,7 @@ class DeepSpeedUpdater:
         Returns:
             The new parameters by the identities of those without weights.
         """
-        self._deepspeed.init_distributed(dist_init_required=False)  # takes the process group that there is
+        self._deepspeed.init_distributed(dist_init_required=False)  # uses the existing process group
         device, filled = find_device(self._model), {}
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         for name, tensor in list_stored(self._model):
@@ -189,7 +189,7 @@ class DeepSpeedUpdater:
                     if self._ranks.is_first:
                         stored.read_into(names[id(blank)], whole)
                     filled[id(blank)] = nn.Parameter(whole, requires_grad=blank.requires_grad)
-                    # Sends rank 0's numbers to all ranks, and replaces the parameter's by this rank's part.
+                    # Broadcasts the parameter from rank 0, and keeps this rank's shard of it.
                     self._deepspeed.zero.Init(
                         module=nn.ParameterList([filled[id(blank)]]),
                         config_dict_or_path=self._settings,
@@ -200,7 +200,7 @@ class DeepSpeedUpdater:
         return filled
 
     def _clip(self, *_: Any) -> None:
-        """Stage 0 has DeepSpeed sum the gradients and nothing else: norm and clipping are those of TorchUpdater."""
+        """Clip the gradients at stage 0 as TorchUpdater does; DeepSpeed only averages them."""
         gradients = [parameter.grad for parameter in self._named.values() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         self._norm = float(norm)
@@ -231,7 +231,7 @@ class DeepSpeedUpdater:
         return {"step": torch.tensor(float(self._steps)), **moments}
 
     def _restore_moments(self) -> None:
-        """Make AdamW's state, and give each shard its part of the loaded moments."""
+        """Create AdamW's state, and copy the loaded moments into the shards."""
         assert self._adamw is not None
         loaded, self._moments = self._moments, {}
         steps = next(iter(loaded.values()))["step"] if loaded else torch.tensor(0.0)
@@ -246,14 +246,14 @@ class DeepSpeedUpdater:
         for flat in flats:
             self._adamw.state[flat] = {"step": steps.clone()} | {moment: torch.zeros_like(flat) for moment in _MOMENTS}
         if self._stage < 3:
-            # DeepSpeed does so after the first parameter group's first step, when the others have no state yet.
+            # DeepSpeed calls this after the first step of the first parameter group, when other groups have no state.
             zero._lazy_init_hp_params_optimizer_state()
         for name, state in loaded.items():
             for moment in _MOMENTS:
                 self._set(self._named[name], state[moment], moment)
 
     def _set(self, parameter: Any, value: Tensor, moment: str | None = None) -> None:
-        """Put a whole moment, or whole master weights, into the shards."""
+        """Copy a whole moment, or the whole master weights (``moment`` is None), into the shards."""
         utils = self._deepspeed.utils
         if self._stage < 3:
             value = value.to(parameter.device)
@@ -266,7 +266,7 @@ class DeepSpeedUpdater:
         self._set_own(parameter, value.flatten()[size * self._ranks.rank :][:size], moment)
 
     def _set_own(self, parameter: Any, mine: Tensor, moment: str | None = None) -> None:
-        """Put this rank's part, flat, into its shard; that of the last rank is padded."""
+        """Copy this rank's flat part into its shard; the last rank's part is padded with zeros."""
         utils = self._deepspeed.utils
         padded = torch.zeros(parameter.ds_tensor.numel())
         padded[: mine.numel()] = mine
@@ -285,7 +285,7 @@ def _settings(sharding: UpdaterConfig, bfloat16: bool, max_grad_norm: float, ran
     if sharding.offload_params:
         zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if stage == 3:
-        # Small parameters that stay whole on every rank would hide a wrong gather on small models.
+        # On the CPU, for tests: shard small parameters too, so that a wrong gather shows on small models.
         zero["stage3_param_persistence_threshold"] = 0 if not torch.cuda.is_available() else 100_000
     return {
         "train_batch_size": ranks,
@@ -320,7 +320,7 @@ def _import_deepspeed() -> Any:
             "updater='deepspeed' needs DeepSpeed: pip install deepspeed (the extra 'deepspeed' of rlox-grpo)"
         ) from None
     if not torch.cuda.is_available():
-        # Else its collectives within one machine are compiled at start, which takes g++ and a minute.
+        # Otherwise DeepSpeed compiles its shared-memory collectives at start, which needs g++ and takes a minute.
         with contextlib.suppress(AttributeError, KeyError):
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

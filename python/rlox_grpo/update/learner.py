@@ -51,12 +51,12 @@ class Learner:
     """Takes the optimizer steps of each training step.
 
     Attributes:
-        reference: The reference policy, or None.
-        updater: Applies the gradient.
-        kl_weight: The weight of the KL penalty over the run.
-        vocabulary: Ids that can be sampled; larger ones are padding of the embedding. None: all ids.
-        weights_are_whole: False during an update, so that no checkpoint has only a part of its optimizer steps.
-        learning_rate_factor: Multiplies the learning rate; below 1 after a collapse with ``on_collapse="restore"``.
+        reference: the reference policy, or None.
+        updater: takes the optimizer steps.
+        kl_weight: the weight of the KL penalty over the run.
+        vocabulary: number of ids that can be sampled; larger ids are padding of the embedding. None: all ids.
+        weights_are_whole: False between the optimizer steps of an update, when no checkpoint may be written.
+        learning_rate_factor: factor of the learning rate; below 1 after a collapse with ``on_collapse="restore"``.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Learner:
             config: every option of the run.
             policy: the model in training.
             reward_weights: one for each reward function.
-            ref_model: the user's own reference, or None.
-            exact_engine: whether the sampler's log-probs are the trainer's own.
-            ranks: the processes that share the micro-batches.
-            max_sampled_tokens: most sampled tokens that a sequence can have; None: ``max_new_tokens``.
-            optimizer: the user's own, instead of AdamW.
+            ref_model: the user's reference, or None.
+            exact_engine: whether the engine's log-probs equal the trainer's.
+            ranks: the ranks that share the micro-batches.
+            max_sampled_tokens: maximum number of sampled tokens of a sequence; None: ``max_new_tokens``.
+            optimizer: the user's optimizer factory, in place of AdamW.
         """
         self._config, self._model, self._ranks = config, policy.model, ranks
         policy = replace(policy, shards=policy.shards or shard_policy(policy.model, config, ranks))
@@ -110,7 +110,7 @@ class Learner:
         self.reference = make_reference(
             config.reference_policy,
             self._model,
-            # The updater's, once there is one.
+            # self._forward is the updater's forward, which is made below.
             replace(forward, compute=lambda batch: self._forward(batch)),
             kl_coef=config.kl_coef,
             ref_model=ref_model,
@@ -133,7 +133,7 @@ class Learner:
         self._of_turns = make_turn_advantages(config.advantages)
         self.moving_baselines = MovingBaselines(config.baseline_decay, config.baseline_key)
         self._size, self._peak_flops = measure_model(self._model), find_peak_flops(self._device)
-        # After all that tried the model in its own dtype.
+        # Last, because everything above tests the model in its original dtype.
         if not in_bfloat16 and config.dtype == "bfloat16" and config.updater == "torch" and not config.shards_weights:
             cast_frozen_layers(self._model, torch.bfloat16)
         # No dropout: the policy in training must be the policy that sampled.
@@ -161,8 +161,8 @@ class Learner:
     def batches(self, scored: Sequence[ScoredGroup], advantages: Float32Array, step: int) -> list[list[Batch]]:
         """Return the micro-batches of each mini-batch; ``step`` counts from 0.
 
-        Zero-variance groups are left out, unless ``zero_variance="keep"``: no forward pass, and not in denominators.
-        So are those that ``reward_variance_share`` leaves out.
+        Zero-variance groups are excluded from the forward pass and the denominators, unless ``zero_variance="keep"``.
+        ``reward_variance_share`` excludes further groups.
         """
         rows = [np.arange(start, stop) for start, stop in pairwise(compute_group_offsets(scored))]  # of each group
         keep_all = self._config.zero_variance == "keep"
@@ -187,23 +187,23 @@ class Learner:
                     for branch, own in enumerate(completion.branches, 1)
                 }
                 batches = drop_tokens(batches, dropped, self._ranks, branches_dropped)
-            # Rows keep their numbers in the whole step, so that an error names the right sample.
+            # Rows keep their indices in the whole step, so that an error message has the right sample.
             numbers = torch.from_numpy(part_rows)
             batches = [replace(batch, row_index=numbers[batch.row_index.cpu()]) for batch in batches]
             parts.append([batch if len(batch.row_index) else make_dummy_batch(groups[0], batch) for batch in batches])
         return parts
 
     def _find_dropped(self, row: Completion, step: int) -> list[int]:
-        """Offsets of a row's tokens that are left out of the loss."""
+        """Return the offsets of a row's tokens that are excluded from the loss."""
         config = self._config
         ends = [] if config.train_end_token else find_end_tokens(row, self._end_ids)
         return ends if config.drop_stale is None else ends + find_stale_tokens(row, step - config.drop_stale)
 
     def with_log_probs(self, parts: Sequence[Sequence[Batch]], scored: Sequence[ScoredGroup]) -> list[list[Batch]]:
-        """Add what stays fixed during the updates: log-probs, importance weights and masks, and token advantages.
+        """Add the tensors that stay fixed during the updates; see :meth:`_measured`.
 
-        See :meth:`_measured`. With ``baseline="optimal_token"`` the advantages become those of each token, from one
-        more forward pass.
+        With ``baseline="optimal_token"``, also replace the advantages by one for each token, with a further forward
+        pass.
         """
         with torch.no_grad(), self._reference_in_use():
             measured = [self._measured(part) for part in parts]
@@ -255,8 +255,8 @@ class Learner:
     def _measured(self, batches: Sequence[Batch]) -> list[Batch]:
         """Add the tensors that stay fixed during the updates.
 
-        These are the old policy's log-probs (if they differ from the update's), the reference's log-probs, the
-        importance weights, and the mask of the tokens with the highest entropy.
+        These are the log-probs of the old policy (if the update needs them), those of the reference, the importance
+        weights, and the mask of the tokens with the highest entropy.
         """
         config = self._config
         uncertain = config.top_entropy_share < 1
@@ -285,7 +285,7 @@ class Learner:
         """Take an optimizer step on each mini-batch, ``updates_per_batch`` times.
 
         Raises:
-            NonFiniteError: a loss or gradient is not finite; the message names the step and the sample.
+            NonFiniteError: a loss or gradient is not finite; the message has the step and the sample.
         """
         config = self._config
         parts = [part for part in parts if part and part[0].num_loss_tokens > 0]
@@ -300,7 +300,7 @@ class Learner:
                     if config.policy_loss in SELECTING:
                         part = self._with_covariance_masks(part, step, len(updates))
                     updates.append(self.updater.step(part, learning_rate))
-        except NonFiniteError as error:  # the failed step changed no weight; earlier ones did
+        except NonFiniteError as error:  # this optimizer step changed no weight; earlier ones of the update did
             self.weights_are_whole = not updates
             raise NonFiniteError(
                 f"step {step + 1}: {error}{describe_sample(scored, error.rows)}", error.rows
@@ -309,9 +309,10 @@ class Learner:
         return updates
 
     def _with_covariance_masks(self, batches: Sequence[Batch], step: int, update: int) -> list[Batch]:
-        """Add the tokens that ``clip_cov`` or ``kl_cov`` selects, by the log-probs of the policy before this update.
+        """Add the mask of the tokens that ``clip_cov`` or ``kl_cov`` selects.
 
-        The first update has them: they are the old policy's. Each later one takes a forward pass more.
+        It needs the log-probs of the current policy. In the first update they are the old policy's; each later update
+        takes a further forward pass.
         """
         log_probs: list[Tensor] = []
         for batch in batches:

@@ -1,10 +1,11 @@
-"""Float32 weights and AdamW's moments in host memory, of parameters that the device holds in bfloat16.
+"""``offload_optimizer``: float32 weights and AdamW's moments in host memory, bfloat16 weights on the device.
 
-As ZeRO-Offload does (arXiv:2101.06840): the device keeps 2 bytes a weight, and during an update 4 bytes of gradient;
-the host keeps 12 bytes a weight and takes the step. Updates too small for bfloat16 add up in the float32 weight.
+As in ZeRO-Offload (arXiv:2101.06840), the device holds 2 bytes per weight, and during an update 4 bytes of gradient.
+The host holds 12 bytes per weight and takes the optimizer step. Changes that are too small for bfloat16 add up in the
+float32 weights.
 
-Page-locked are the two buffers that gradients and weights pass through. Float32 weights and moments never leave the
-host, so they are ordinary memory: locking 12 bytes a weight would take them from every other use and copy no faster.
+Only the two transfer buffers are page-locked. Float32 weights and moments never leave the host, so page-locking them
+would not make copies faster.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 class MasterWeights:
-    """AdamW over float32 copies, in host memory, of the parameters in training.
+    """AdamW over float32 copies of the trained parameters in host memory.
 
-    Gradients come in bfloat16 and are added up over micro-batches in float32, on the device.
+    Gradients are computed in bfloat16, and summed over micro-batches in float32 on the device.
 
     Attributes:
-        weights: ``float32``, by the parameter's name; what the optimizer steps.
-        gradients: ``float32``, of the parameters that the micro-batches so far have used.
+        weights: float32 weights by parameter name.
+        gradients: float32 gradients by parameter name, of the parameters used by the micro-batches so far.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -43,7 +44,7 @@ class MasterWeights:
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 partial(self._add_gradient, name)
             )
-        # One optimizer each, so that two gradients at a time are on the host.
+        # One optimizer per parameter, so that only two gradients at a time are on the host.
         self._optimizers = {name: make_adamw([nn.Parameter(weight)], config) for name, weight in self.weights.items()}
         largest = max(weight.numel() for weight in self.weights.values())
         self._buffers = HostBuffer(largest), HostBuffer(largest)
@@ -64,9 +65,10 @@ class MasterWeights:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Take a step by :attr:`gradients`, which are freed one by one, and write the weights back in bfloat16.
+        """Take an optimizer step with :attr:`gradients`, which are freed one by one, and copy the weights back.
 
-        The next gradient comes while the optimizer steps this weight, and nothing waits for a weight that leaves.
+        The next gradient is copied while the optimizer updates the current weight. Weights are copied back without
+        waiting.
         """
         names, (buffer, other) = list(self.gradients), self._buffers
         for place, name in enumerate(names):
@@ -96,16 +98,16 @@ class MasterWeights:
             load_state(self._optimizers[name], self._master(name), own)
 
     def _master(self, name: str) -> nn.Parameter:
-        """The weight as the optimizer knows it: a Parameter that shares the memory of ``weights[name]``."""
+        """The optimizer's parameter, which shares the memory of ``weights[name]``."""
         master: nn.Parameter = self._optimizers[name].param_groups[0]["params"][0]
         return master
 
 
 class HostBuffer:
-    """Page-locked host memory in which a gradient comes from a CUDA device and the weight it changed goes back.
+    """A page-locked host buffer through which a gradient is copied from the device and its weight is copied back.
 
-    The host waits for nothing but the gradient. Copies are made on the current stream, in the order of the calls: one
-    that fills the buffer again begins after the one that empties it.
+    The host waits only for the gradient. Copies run on the current stream in the order of the calls, so the buffer is
+    refilled only after it was emptied.
     """
 
     def __init__(self, size: int) -> None:

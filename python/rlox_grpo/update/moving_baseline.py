@@ -18,9 +18,9 @@ Key = str | int
 class MovingBaselines:
     """An exponential moving average of a run's rewards for each key.
 
-    The average b of a key begins at 0. Each completion i of that key, in the order of the step, has the advantage
-    ``A_i = r_i - b``; then ``b = decay * b + (1 - decay) * r_i``. So b does not depend on the completion that it is
-    subtracted from, and the policy gradient is unbiased. SPIRAL's code has this order.
+    The average b of a key starts at 0. Each completion i of that key, in the order of the step, has the advantage
+    ``A_i = r_i - b``; then ``b = decay * b + (1 - decay) * r_i``. So b does not depend on completion i, and the policy
+    gradient is unbiased. SPIRAL's code has this order.
 
     Example: ``decay=0.9``, key ``"white"``, rewards 1, 0, 1::
 
@@ -36,7 +36,7 @@ class MovingBaselines:
         self._averages: dict[Key, float] = {}
 
     def advantages(self, rewards: NDArray[Any], prompts: Sequence[Prompt]) -> Float32Array:
-        """Return the rewards minus the averages, and update these.
+        """Return the rewards minus the averages, and update the averages.
 
         Args:
             rewards: ``[N]``; a NaN reward has the advantage 0 and is left out of the averages.
@@ -66,10 +66,10 @@ class MovingBaselines:
         return {"keys": list(self._averages), "averages": list(self._averages.values())}
 
     def load_state(self, state: Mapping[str, Sequence[Any]] | None) -> None:
-        """Restore the averages from :meth:`state`; None, of an older checkpoint, is no averages.
+        """Restore the averages from :meth:`state`; None (an older checkpoint) restores no averages.
 
         Raises:
-            ValueError: lists that do not belong together, or an average that is not finite.
+            ValueError: keys and averages differ in number, or an average is not finite.
         """
         if state is None:
             state = {"keys": (), "averages": ()}

@@ -1,4 +1,4 @@
-"""An optimizer of the user's own: made by a factory, its learning rate scheduled, its state saved and loaded."""
+"""The user's optimizer: create it with a factory, schedule its learning rate, save and load its state."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def takes_learning_rate(factory: OptimizerFactory) -> bool:
 
 
 def refuse_unread_options(config: GRPOConfig, factory: OptimizerFactory) -> None:
-    """Raise ConfigError for options that an optimizer of the user's own leaves unread, or that exclude one.
+    """Raise ConfigError for options that the user's optimizer ignores or that exclude one.
 
-    An option counts as set when its value is neither the default nor the preset's.
+    An option counts as set if its value differs from the preset's.
     """
     if not callable(factory):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""AdamW: its learning rate, which parameters it decays, and its state with moments of 4 bytes or of 1."""
+"""AdamW with 32-bit or 8-bit moments: parameter groups for weight decay, optimizer state, learning-rate schedule."""
 
 from __future__ import annotations
 

@@ -28,9 +28,11 @@ def optimal_token_advantages(
 ) -> list[NDArray[np.float64]]:
     """Return the advantage of each token of one group: A_it = R_i − Σ_j W_jt R_j / (Σ_j W_jt + 1e-8).
 
-    W_jt is the sum of the norms of row j's first t tokens; a row without a token t is left out of both sums. As in
-    verl, the baseline is 0 for a row alone in its group, and for the tokens of the longest row that no other row
-    reaches.
+    W_jt is the sum of the norms of row j's first t tokens. Rows without a token t are not in the sums. As in verl, the
+    baseline is 0 where fewer than two rows have a token t.
+
+    Example: rewards ``1 0``, norms ``1 1`` and ``3``. Token 1 has W = 1 and 3, so its baseline is 1/4. Token 2 exists
+    only in the first row: its baseline is 0. The advantages are ``0.75 1`` and ``-0.25``, up to the 1e-8.
 
     Args:
         rewards: ``[G]``.

@@ -28,18 +28,19 @@ _DEFAULTS = OptimizerConfig()
 class TorchUpdater:
     """AdamW over the trainable parameters of ``model``; weights and moments in the parameters' own dtype.
 
-    With ``offload``, the model is stored in bfloat16, and float32 weights and moments lie in host memory
-    (:mod:`.master_weights`). Saved state is the same. ``masters`` are those weights of a model that is in bfloat16
-    already, by name; without them they are copied from the model.
+    With ``offload``, the model is stored in bfloat16, and float32 weights and moments are in host memory
+    (:mod:`.master_weights`). ``masters`` are the float32 weights of a model that is already in bfloat16, by name;
+    without them they are copied from the model.
 
-    With several ranks, each processes its own micro-batches, and gradients are summed once, after the last. They are
-    not averaged: the losses are parts of one sum. Every rank then takes the same step.
+    With several ranks, each rank processes its own micro-batches, and gradients are summed once after the last. They
+    are not averaged, because the losses are parts of one sum. Every rank then takes the same step.
 
-    With ``optimizer``, what that factory makes takes the steps instead of AdamW (:mod:`.own_optimizer`).
+    With ``optimizer``, this factory makes the optimizer in place of AdamW (:mod:`.own_optimizer`).
 
-    With ``shards``, those of ``model``, each rank holds a part of every parameter, gradient and moment
-    (:mod:`rlox_grpo.model.sharding`), gradients are summed after each micro-batch, and each rank updates its part.
-    Saved state is always whole.
+    With ``shards`` of ``model``, each rank holds a part of every parameter, gradient and moment
+    (:mod:`rlox_grpo.model.sharding`). Gradients are summed after each micro-batch, and each rank updates its part.
+
+    Saved state is the same in all cases: whole tensors by parameter name.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Metrics of a run in Ray's dashboard: gauges, which the actor of rank 0 sets from the run's ``metrics.jsonl``.
+"""Metrics of a run in Ray's dashboard: the actor of rank 0 sets Ray gauges from the run's ``metrics.jsonl``.
 
-Ray's agent on that node shows them to Prometheus, from which the dashboard draws its graphs.
+Ray's agent on the node exports the gauges to Prometheus, the source of the dashboard's graphs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PREFIX = "rlox_grpo_"
 SHOWN = re.compile(r"step|reward/mean|policy/kl|(engines|time|perf)/.*")
 """Metrics that are exported."""
 LONGEST = 2**20
-"""Most bytes that are read of the file at once."""
+"""Maximum bytes read at a time."""
 
 _OF_ENGINE = re.compile(r"engines/(\d+)/(.*)")
 

@@ -1,8 +1,8 @@
-"""Engines that join and leave a run between two steps, as many as the run file's ``[layout]`` asks for.
+"""Let engines join and leave a run between two steps, until there are as many as in ``[layout]`` of the run file.
 
-The launcher reads the number again and again. It starts engines in room of their own and tells the ranks once they
-listen; it ends an engine when the ranks have said that they ask it for nothing more. Draws do not depend on which
-engine answers, so the numbers of a run do not change.
+The launcher reads this number repeatedly. It starts an engine in a placement group of its own, and tells the ranks when
+the engine listens. It stops an engine when all ranks have stopped using it. Random draws do not depend on which engine
+answers, so the metrics of a run do not change.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from rlox_grpo.distributed.addresses import EngineRegistry
 from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes
 from rlox_grpo.distributed.ray_cluster.placement import ServerPlace
 from rlox_grpo.distributed.ray_cluster.servers import LOOK_S, START_S, RunningServers, Servers, start_server
@@ -22,21 +23,9 @@ from rlox_grpo.errors import ConfigError
 _KIND = "engines"
 
 
-class Registry(Protocol):
-    """The ranks' store, where the launcher tells the engines of the run."""
-
-    def publish(self, revision: int, urls: list[str]) -> None:
-        """Tell the engines that the ranks take from their next weight sync on."""
-        ...
-
-    def read_taken(self) -> int:
-        """The last revision that all ranks have taken; 0 before the first."""
-        ...
-
-
 @dataclass
 class _Joining:
-    """An engine that is starting: in turn its placement group and its server are waited for."""
+    """An engine that is starting. ``reference`` is what it waits for: first the placement group, then the server."""
 
     index: int
     group: Any
@@ -51,10 +40,10 @@ class ElasticEngines:
     """The engines of a run while their number changes.
 
     Attributes:
-        count: returns how many engines the run should have.
-        start: starts a server in a room: actor and port.
-        registry: tells the ranks.
-        say: takes a line for each change.
+        count: returns the wanted number of engines.
+        start: starts a server in a room; returns its actor and port.
+        registry: publishes the engines to the ranks.
+        say: shows a line for each change.
     """
 
     ray: Any
@@ -62,24 +51,24 @@ class ElasticEngines:
     count: Callable[[], int]
     start: Callable[[Room, ServerPlace], tuple[Any, int]]
     resources: Mapping[str, float]
-    registry: Registry
+    registry: EngineRegistry
     say: Callable[[str], None]
     _active: list[int] = field(default_factory=list)
-    """Places in ``served.places`` of the engines that the ranks ask."""
+    """Indices in ``served.places`` of the engines that ranks use."""
     _joining: _Joining | None = None
     _leaving: dict[int, int] = field(default_factory=dict)
-    """Place in ``served.places`` → the revision without it."""
+    """Index in ``served.places`` → the first revision without it."""
     _groups: dict[int, Any] = field(default_factory=dict)
     _revision: int = 0
     _refused: int | None = None
-    """A number that could not be reached; it is tried again when another one was asked for."""
+    """A number that could not be reached. It is not tried again until the wanted number has changed."""
     _next_look: float = 0.0
 
     def __post_init__(self) -> None:
         self._active = [index for index, place in enumerate(self.served.places) if place.kind == _KIND]
 
     def follow(self) -> None:
-        """Take the next action, at most once in ``LOOK_S`` seconds; waits for nothing."""
+        """Take the next action, at most once in ``LOOK_S`` seconds. Does not block."""
         if not self._active or time.monotonic() < self._next_look:
             return
         wanted = max(1, self.count())
@@ -98,7 +87,7 @@ class ElasticEngines:
         self._next_look = time.monotonic() + LOOK_S
 
     def end(self) -> None:
-        """Give back the room of engines that joined; their actors end with those of ``served``."""
+        """Remove the placement groups of engines that joined; ``served`` ends their actors."""
         if self._joining is not None and self._joining.actor is not None:
             self.ray.kill(self._joining.actor)
         groups = [*self._groups.values(), *([] if self._joining is None else [self._joining.group])]
@@ -109,7 +98,8 @@ class ElasticEngines:
         index = sum(place.kind == _KIND for place in self.served.places)
         group = self.ray.util.placement_group([dict(self.resources)], strategy="PACK")
         self._joining = _Joining(index, group, group.ready())
-        self.say(f"engine {index} joins as soon as a node has {_amounts(self.resources)} free\n")
+        amounts = " and ".join(f"{amount:g} {name}" for name, amount in self.resources.items())
+        self.say(f"engine {index} joins as soon as a node has {amounts} free\n")
 
     def _go_on_joining(self, wanted: int) -> None:
         joining = self._joining
@@ -184,22 +174,22 @@ class ElasticEngines:
 
 
 class FileCount:
-    """The number of engines that a file names, read again when the file has changed."""
+    """The number of engines in a file, which is read again when the file has changed."""
 
     def __init__(self, file: Path, read: Callable[[], int], say: Callable[[str], None]) -> None:
-        """Begin with what the file says now.
+        """Read the current number.
 
         Args:
-            file: that is watched.
-            read: returns the number. Raises ConfigError or OSError: the number before stays.
-            say: takes that error.
+            file: the file to watch.
+            read: returns the number. If it raises ConfigError or OSError, the last number stays.
+            say: shows this error.
         """
         self._file, self._read, self._say = file, read, say
         self._seen = self._look()
         self._count = read()
 
     def __call__(self) -> int:
-        """The number now."""
+        """Return the current number."""
         if (found := self._look()) != self._seen:
             self._seen = found
             try:
@@ -223,14 +213,10 @@ def make_elastic(
     resources: Mapping[str, float],
     environment: Mapping[str, str],
     folder: Path,
-    registry: Registry,
+    registry: EngineRegistry,
     say: Callable[[str], None],
 ) -> ElasticEngines:
     """Watch the engines of a run; see :class:`ElasticEngines`. Without ``servers.count`` their number stays."""
     start = partial(start_server, ray, command=servers.commands.get(_KIND, ()), environment=environment, folder=folder)
     fixed = sum(place.kind == _KIND for place in served.places)
     return ElasticEngines(ray, served, servers.count or (lambda: fixed), start, resources, registry, say)
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} {name}" for name, amount in resources.items())

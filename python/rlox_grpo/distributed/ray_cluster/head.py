@@ -1,4 +1,4 @@
-"""Notice that the head node of a Ray cluster is lost. Ray's own calls wait for it, and after 60 s end this process."""
+"""Detect the loss of a Ray cluster's head node. Ray's own calls wait for the head, and after 60 s end this process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from rlox_grpo.errors import RankError
 
 LOST_S = 20.0
-"""A head that answers nothing for so many seconds is lost. Ray's own limit, after which its nodes end, is 60 s."""
+"""Seconds without an answer after which the head is lost. Ray's own limit, after which its nodes end, is 60 s."""
 LOOK_S = 2.0
-"""Seconds between two looks at it, and the most that one takes."""
+"""Seconds between two checks, and timeout of a check."""
 
 
 class HeadLostError(RankError):
@@ -20,7 +20,7 @@ class HeadLostError(RankError):
 
 
 class Head:
-    """Looks whether the control service of a cluster accepts connections."""
+    """Checks whether the control service of a cluster accepts connections."""
 
     def __init__(self, address: str) -> None:
         """Begin at ``HOST:PORT`` of the service; nothing is sent yet."""
@@ -29,10 +29,10 @@ class Head:
         self._answered = self._looked = time.monotonic()
 
     def require(self, *, at_once: bool = False) -> bool:
-        """Look, at most once in ``LOOK_S`` seconds unless ``at_once``.
+        """Check, at most once in ``LOOK_S`` seconds unless ``at_once``.
 
         Returns:
-            Whether it answered at the last look. If not, Ray's calls to the cluster may wait for minutes.
+            Whether it answered at the last check. If not, calls of Ray may block for minutes.
 
         Raises:
             HeadLostError: it has not answered for ``LOST_S`` seconds.

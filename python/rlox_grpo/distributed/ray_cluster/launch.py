@@ -36,13 +36,20 @@ SHOWN = 600
 STOPPED = 130
 """Exit status of a rank that a signal asked to stop, after its checkpoint."""
 
-# How a rank that ends because of another one begins its last line; see distributed.heartbeat.
+# Beginning of the last line of a rank that stopped because of another rank; see distributed.heartbeat.
 _VICTIM = re.compile(r"rlox-grpo: (rank \d+ \(|the store of the ranks|a connection to another rank)")
 
 
 @dataclass
 class _Watched:
-    """The ranks of one start: those that run, and how the others ended, in that order."""
+    """The ranks of a run.
+
+    Attributes:
+        places, actors: place and actor of each rank.
+        running: Ray's reference to the end of each running rank → its number.
+        endings: the end of each finished rank, in this order.
+        lost: for each lost rank, a message.
+    """
 
     places: Sequence[Place]
     actors: Sequence[Any]
@@ -74,7 +81,7 @@ def launch_ranks(
         log_folder: gets ``rank_0.log``, … from each rank's node; None: a folder for temporary files there. The
             ``metrics.jsonl`` of the folder that it is in is shown in Ray's dashboard.
         dry_run: show the placement and start nothing.
-        say: takes the placement and rank 0's output.
+        say: shows the placement and the output of rank 0.
 
     Raises:
         ImportError: Ray is not installed.
@@ -101,7 +108,7 @@ def launch_ranks(
             words = [*arguments, *servers.find(served.urls, room)]
             metrics = None if log_folder is None else str(folder.parent / "metrics.jsonl")
             actors = [_make_actor(ray, room, place, None if place.rank else metrics) for place in room.places]
-            with cleaned_up(partial(_kill_actors, ray, actors)):
+            with cleaned_up(lambda: [ray.kill(actor) for actor in actors]):
                 threads = {"OMP_NUM_THREADS": f"{sizes.cpus_per_trainer}"}
                 try:
                     running, store = _start(ray, actors, room.places, words, run_id, folder, {**threads, **environment})
@@ -125,11 +132,6 @@ def launch_ranks(
         if served.is_fatal and any(ending.status == STOPPED for ending in watched.endings.values()):
             raise EngineError(end)
         _raise_failure(watched, end)
-
-
-def _kill_actors(ray: Any, actors: Sequence[Any]) -> None:
-    for actor in actors:
-        ray.kill(actor)
 
 
 def _make_actor(ray: Any, room: Room, place: Place, metrics: str | None) -> Any:
@@ -210,7 +212,7 @@ def _watch(
 
 
 def _kill(ray: Any, watched: _Watched, waited_s: float) -> dict[int, str]:
-    """Kill the ranks that still run; returns what became of each, in words."""
+    """Kill the running ranks; returns a message for each."""
     calls = {watched.actors[rank].stop.remote(at_once=True): rank for rank in watched.running.values()}
     done, out_of_reach = ray.wait(list(calls), num_returns=len(calls), timeout=10 * POLL_S)
     how = dict.fromkeys((calls[call] for call in done), f"did not end within {waited_s:g} s and was killed")
@@ -227,7 +229,7 @@ def _note_ending(ray: Any, watched: _Watched, reference: Any) -> None:
 
 
 def _note_dead_nodes(ray: Any, watched: _Watched) -> None:
-    """Say of each lost rank whether its node is dead: Ray's error may say only that the actor does not answer."""
+    """Add to the message of each lost rank whether its node is dead, which Ray's error may not have."""
     if watched.lost:
         alive = {node.id for node in list_nodes(ray)}
         for rank in watched.lost:
@@ -251,7 +253,7 @@ def _show_output(ray: Any, watched: _Watched, say: Callable[[str], None]) -> Non
 
 
 def _raise_failure(watched: _Watched, how_to_go_on: str) -> None:
-    """Raise the error of the run: first the rank that died or failed by itself, then those that ended because of it."""
+    """Raise the error of the run. It lists the rank that failed first, then the ranks that stopped because of it."""
     bad = {rank: ending for rank, ending in watched.endings.items() if ending.status}
     if not bad and not watched.lost:
         return

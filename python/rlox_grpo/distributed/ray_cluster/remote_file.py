@@ -1,7 +1,7 @@
-"""Files of rank 0's node that the engines of other nodes read through Ray's object store, a piece at a time.
+"""Read files of rank 0's node on other nodes, through Ray's object store, in pieces.
 
-The launcher starts one :class:`FileReader` on the node of rank 0, and tells the servers by an environment variable how
-to find it. A server's process joins the cluster when it first reads.
+The launcher starts one :class:`FileReader` on rank 0's node, and passes its name to the servers in an environment
+variable. A server process joins the cluster at its first read.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rlox_grpo.distributed.ray_cluster.head import cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import Node
 
 SCHEME = "ray:"
-"""Begins the name of a remote file; the path on rank 0's node follows."""
+"""Prefix of the name of a remote file; the path on rank 0's node follows."""
 
 NODE_VARIABLE = "RLOX_GRPO_NODE_ADDRESS"
-"""A server's environment variable with the address of its node, which Ray itself guesses from the network's routes."""
+"""Environment variable with the address of a server's node; Ray's own guess, by network routes, may be wrong."""
 
 _VARIABLE = "RLOX_GRPO_REMOTE_FILES"
 _READERS = 8
-"""Engines that rank 0's node serves at once."""
+"""Maximum number of engines that read at a time."""
 _PIECE_BYTES = 16 * 2**20
 _AHEAD = 2
-"""Pieces that are on their way while one is copied: an engine takes 48 MiB of the object stores."""
+"""Pieces requested in advance while one is copied: an engine uses 48 MiB of the object stores."""
 
 
 class FileReader:
@@ -142,7 +142,7 @@ def _connect(told: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's answer to SIGTERM, which ``ray.init`` replaces."""
+    """Restore this process's SIGTERM handler, which ``ray.init`` replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():

@@ -32,11 +32,11 @@ class Servers:
     """How the servers of a run are started and found.
 
     Attributes:
-        commands: kind → arguments after the interpreter's name, with :data:`HOST` and :data:`PORT`.
-        variables: environment of the servers and of the ranks, such as the token of both sides.
-        find: the URLs of each kind, and where everything runs → arguments that tell the ranks.
-        reads_files: whether the engines of a room read new weights from rank 0's node through Ray.
-        count: how many engines the run should have now; None: their number stays.
+        commands: kind → command line after the interpreter's name, with :data:`HOST` and :data:`PORT`.
+        variables: environment variables of servers and ranks, such as their common token.
+        find: returns command-line arguments for the ranks, from the URLs of each kind and the room.
+        reads_files: whether engines read new weights from rank 0's node through Ray.
+        count: returns the wanted number of engines; None: the number is fixed.
     """
 
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -51,9 +51,9 @@ class RunningServers:
     """The servers of a run while it lasts.
 
     Attributes:
-        urls: of each kind, as they were when the servers were started.
-        losses: servers whose node was lost, in words.
-        is_fatal: whether one of them cannot be replaced: the ranks do not look for another reference.
+        urls: the URLs of each kind at the start.
+        losses: a message for each server whose node was lost.
+        is_fatal: whether the reference was lost, which ranks cannot replace.
     """
 
     ray: Any
@@ -68,7 +68,7 @@ class RunningServers:
     _next_look: float = 0.0
 
     def follow(self, publish: Callable[[str, str], None], say: Callable[[str], None]) -> None:
-        """Tell the ranks by ``publish(URL, URL now)`` which engines lost their node, and where they started again."""
+        """Call ``publish(URL, current URL)`` for engines that lost their node, and when they have started again."""
         if not self.places or time.monotonic() < self._next_look:
             return
         try:
@@ -85,14 +85,14 @@ class RunningServers:
         self._next_look = time.monotonic() + LOOK_S
 
     def add(self, place: ServerPlace, actor: Any, url: str) -> int:
-        """Take a server that has joined; returns its place in ``places``."""
+        """Add a server that has joined; returns its index in ``places``."""
         self.places.append(place)
         self.actors.append(actor)
         self.urls[place.kind].append(url)
         return len(self.places) - 1
 
     def remove(self, index: int) -> None:
-        """Stop a server that is asked for nothing any more, without waiting for its end."""
+        """Stop a server that is no longer used, without waiting for its end."""
         self._gone.add(index)
         self._moving.pop(index, None)
         self.actors[index].stop.remote()

@@ -1,7 +1,7 @@
-"""Generation engines: the protocol, and :func:`make_engine`, which finds an engine by its name.
+"""Protocols of generation engines, and :func:`make_engine`.
 
-The engine ``name`` is the module or package ``rollout/engines/<name>``, whose ``make_engine`` creates it for one rank.
-The option ``engine`` lists the names.
+The engine ``<name>`` is the module or package ``rollout/engines/<name>``, whose ``make_engine`` creates it for one
+rank.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ class GenerationEngine(Protocol):
     """Samples completions from the current policy.
 
     Attributes:
-        exact: Whether the log-probs it reports are those of the trainer's own weights and arithmetic.
-        takes_weights: Whether it samples from weights of its own, which ``load_weights`` replaces. False: it samples
-            from the trainer's module, and ``load_weights`` gets no tensors and sets the version only.
-        policy_version: Version of the weights that it samples from: 0 for an engine that shares the trainer's module,
-            −1 for one that has none of its own yet and needs ``load_weights`` before ``generate``.
-        max_length: Tokens that a prompt and its completion may have together; None when the model states no limit.
+        exact: whether its log-probs equal the trainer's: the same weights and the same arithmetic.
+        takes_weights: whether it has its own copy of the weights, which ``load_weights`` replaces. False: it samples
+            from the trainer's module, and ``load_weights`` only sets the version.
+        policy_version: version of its weights; −1 before the first ``load_weights`` of an engine that needs one.
+        max_length: maximum tokens of a prompt with its completion; None without a limit.
     """
 
     exact: bool
@@ -45,13 +44,13 @@ class GenerationEngine(Protocol):
     ) -> list[RolloutGroup]:
         """Sample ``group_size`` completions for each prompt; the same arguments and weights give the same result.
 
-        ``first_prompt`` is the place of ``prompts[0]`` among all prompts of the step: ranks that share them out draw
-        what one process would have drawn.
+        ``first_prompt`` is the index of ``prompts[0]`` among all prompts of the step, so that several ranks sample what
+        one process would.
         """
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights; completions sampled from now on carry ``version``."""
+        """Replace the weights. Later completions have the policy version ``version``."""
         ...
 
     def close(self) -> None:
@@ -61,7 +60,7 @@ class GenerationEngine(Protocol):
 
 @runtime_checkable
 class MeasuredEngine(Protocol):
-    """An engine with metrics of its own."""
+    """An engine with its own metrics."""
 
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics of this rank since the last call, by name."""
@@ -70,12 +69,12 @@ class MeasuredEngine(Protocol):
 
 @runtime_checkable
 class CheckedEngine(Protocol):
-    """An engine that compares its log-probs with the trainer's after it was given new weights."""
+    """An engine that compares its log-probs with the trainer's after each ``load_weights``."""
 
     def expect_log_probs(self, canary: Canary | None) -> None:
-        """Set what the weights of the next ``load_weights`` compute; None: they are not checked.
+        """Set the log-probs to compare after the next ``load_weights``; None: no comparison.
 
-        ``load_weights`` then raises EngineError where the engine's log-probs are others.
+        ``load_weights`` raises EngineError if the engine's log-probs differ.
         """
         ...
 
@@ -84,8 +83,8 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks | None = None) 
     """Create the engine that ``config.engine`` names, for one rank.
 
     Raises:
-        ConfigError: an engine that cannot serve this policy.
-        ImportError: an engine that is not installed; names the extra.
+        ConfigError: the engine cannot serve this policy.
+        ImportError: the engine is not installed; the message has the extra.
     """
     from rlox_grpo.distributed.ranks import Ranks
 

@@ -1,9 +1,8 @@
-"""How much of a LoRA's change is left in the merged weights that an engine gets.
+"""Measure how much of a LoRA update survives the rounding of the merged weights.
 
-A merged weight W + ΔW is rounded to W's dtype. In bfloat16 an entry of ΔW below 1/512 to 1/256 of the entry of W is
-rounded away. Early in training most entries are that small, and the engine samples from a policy between the base model
-and the policy in training. If every entry is rounded away, the engine samples from the base model, and each update
-trains on samples of another policy.
+An engine gets the merged weight W + ΔW, rounded to W's dtype. In bfloat16 an entry of ΔW is lost if it is below 1/512
+to 1/256 of the entry of W. Early in training most entries are that small, and the engine samples from a policy between
+the base model and the trained policy. If all entries are lost, the engine samples from the base model.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class _Change:
 
 
 class AdapterChanges:
-    """Collects, for one transfer of weights, what of each adapter's change the merged matrix has."""
+    """Compares merged with original weights during one transfer."""
 
     def __init__(self) -> None:
         self._found: dict[str, _Change] = {}
@@ -49,7 +48,7 @@ class AdapterChanges:
             merged: W + ΔW, in W's dtype.
             updates: B A of each adapter, ``[R, C]`` in its own dtype, and its scale.
         """
-        if name in self._found:  # weights are read more than once
+        if name in self._found:  # a second pass over the weights
             return
         self._dtype = merged.dtype
         squares = arrived = torch.zeros((), dtype=torch.float64, device=weight.device)

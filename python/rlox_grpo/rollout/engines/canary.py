@@ -1,7 +1,7 @@
-"""Canary prompt: after each transfer of weights, an engine's log-probs of a few fixed tokens against the trainer's.
+"""Canary prompt: compare log-probs of a few fixed tokens between engine and trainer after each transfer of weights.
 
-An engine that ignored new weights goes on sampling, and training goes on with a wrong policy. Names, shapes and digests
-say what was sent; only the engine's own log-probs say what it computes with.
+An engine that silently ignores new weights keeps sampling from an old policy. Names, shapes and digests check what was
+sent. Only the engine's log-probs show which weights it uses.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CANARY_GAP = "mismatch/canary_gap_max"
 """Metric: the largest mean difference of all engines."""
 
 STALE_SHARE = 0.1
-"""An engine whose log-probs have not changed in a bit is stale when the trainer's have changed by this share of the
-tolerance."""
+"""An engine with bit-identical log-probs is stale if the trainer's log-probs have changed by more than this share of
+the tolerance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,18 +70,18 @@ class CanaryCheck:
         self._first_expected: Float32Array | None = None  # the trainer's, when the engine first gave ``_answer``
 
     def compare(self, canary: Canary, answer: Sequence[float], version: int, *, source: str, dtype: str) -> None:
-        """Compare what the engine computed after the transfer of ``version``.
+        """Compare the engine's log-probs after the transfer of ``version``.
 
         Args:
             canary: the prompt and the trainer's log-probs.
             answer: the engine's log-probs, ``[T − 1]``.
-            version: of the weights that the engine was given.
+            version: version of the transferred weights.
             source: the engine's name, for the error.
             dtype: the engine's arithmetic.
 
         Raises:
-            EngineError: other weights than it was given: the log-probs differ by more than the tolerance, are not
-                finite, or have not changed while the trainer's have.
+            EngineError: the log-probs differ by more than the tolerance, are not finite, or have not changed although
+                the trainer's have.
         """
         found = np.asarray(answer, np.float32)
         begin = f"{source}, weights of version {version}: "

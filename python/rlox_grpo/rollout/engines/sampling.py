@@ -1,4 +1,4 @@
-"""Draw the next token of every row from logits and pre-drawn uniforms: pure functions, no generator state."""
+"""Sample the next token of every row from logits and uniform random numbers: pure functions without generator state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _BLOCK = 128
 _NUCLEUS_CANDIDATES = 1024
 
 
-def check_sampling(sampling: Sampling, extra: Collection[str] = ()) -> None:
-    """Raise ValueError for sampling values out of their range.
+def check_sampling(sampling: Sampling, seed: int, *, has_tokenizer: bool, extra: Collection[str] = ()) -> None:
+    """Raise ValueError for a sampling value or seed out of range, and for stop strings without a tokenizer.
 
-    Raises:
-        ValueError: Names the field and its value.
+    ``extra`` are the names of further parameters that the engine supports; others raise ValueError.
     """
+    if seed < 0:
+        raise ValueError(f"seed is {seed}, expected at least 0")
     if sampling.max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {sampling.max_new_tokens}, expected at least 1")
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
@@ -40,20 +41,22 @@ def check_sampling(sampling: Sampling, extra: Collection[str] = ()) -> None:
             raise ValueError(f"{name} is {value!r}, and this engine does not honour it")
     if "" in sampling.stop:
         raise ValueError(f"stop is {sampling.stop!r}, expected no empty string: every completion contains it")
+    if sampling.stop and not has_tokenizer:
+        raise ValueError(f"stop is {sampling.stop!r} and there is no tokenizer: pass tokenizer=, or stop_token_ids")
 
 
 def draw_row_uniforms(seed: int, prompt: int, completion: int, count: int, turn: int = 0) -> NDArray[np.float64]:
-    """Uniforms in [0, 1) of one row, ``float64 [count]``: draw t decides the row's token t.
+    """Uniform random numbers in [0, 1) of one row, ``float64 [count]``: number t decides token t.
 
-    Philox is counter-based: the key is the seed and the counter starts at (turn, completion, prompt), so a row's draws
-    depend on nothing else: not on the group size, the length asked for, or the rows that it shares a batch with.
+    Philox is counter-based: its key is the seed, and its counter starts at (turn, completion, prompt). So the numbers
+    of a row do not depend on the group size, on ``count``, or on the other rows of the batch.
     """
     bits = np.random.Philox(key=seed, counter=[0, turn, completion, prompt])
     return np.random.Generator(bits).random(count)
 
 
 def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Draw one token for each row by inverting its cumulative distribution at the row's uniform.
+    """Sample one token for each row by inverting its cumulative distribution at the row's uniform number.
 
     The distribution is softmax(logits / temperature) cut to top-k, then top-p, then min-p, and renormalised.
     Each filter keeps the tokens at or above a threshold, so tokens that tie at it all stay. Temperature 0 is
@@ -93,10 +96,13 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of the entry that each uniform falls in, and where inside it the uniform fell, as a new uniform.
+    """Return the index of the entry that contains each uniform number, and the number's position inside it, 0 to 1.
 
-    An entry of weight 0 is never chosen: the search wants the first cumulative sum *beyond* the target, and the
-    target is kept below the total even when u · total rounds up to it.
+    An entry of weight 0 is never chosen: the search finds the first cumulative sum above the target, and the target
+    stays below the total even if u · total rounds up to it.
+
+    Example: weights ``1 0 3`` and the number 0.5. The cumulative sums are ``1 1 4`` and the target is 2, so the index
+    is 2 and the position is (2 − 1) / 3.
     """
     cumulative = weights.cumsum(dim=-1)  # [R, K], float64
     total = cumulative[:, -1]
@@ -118,7 +124,7 @@ def _sum_blocks(weights: Tensor) -> Tensor:
 
 
 def _filter(weights: Tensor, sampling: Sampling) -> Tensor:
-    """Zero the weights that top-k, top-p and min-p leave out; NaN stays NaN."""
+    """Set the weights that top-k, top-p and min-p exclude to 0; NaN stays NaN."""
     if 0 < sampling.top_k < weights.shape[1]:
         threshold = weights.topk(sampling.top_k, dim=-1).values[:, -1:]
         weights = weights.masked_fill(weights < threshold, 0)
@@ -159,30 +165,22 @@ def check_request(
     has_tokenizer: bool,
     extra: Collection[str] = (),
 ) -> None:
-    """Raise ValueError for a request that an engine cannot serve as it is.
+    """Raise ValueError for arguments of ``generate`` that an engine cannot serve.
 
     Args:
-        prompts: Their token ids are checked one by one.
-        group_size: Completions for each prompt.
-        sampling: See :func:`~rlox_grpo.rollout.engines.sampling.check_sampling`.
-        seed: Of the request.
-        vocab_size: Rows of the model's embedding; None where they are unknown.
-        max_length: Positions of the model or of the engine; None where there is no limit.
-        has_tokenizer: Whether stop strings can be found.
-        extra: Names of further parameters that the engine honours.
+        prompts, group_size: see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
+        sampling, seed, has_tokenizer, extra: see :func:`check_sampling`.
+        vocab_size: rows of the model's embedding; None if unknown.
+        max_length: maximum tokens of a prompt with its completion; None without a limit.
 
     Raises:
-        ValueError: Names the argument, the prompt's position in ``prompts`` and the value.
+        ValueError: the message has the argument, the index of the prompt and the value.
     """
     if group_size < 1:
         raise ValueError(f"group_size is {group_size}, expected at least 1")
-    if seed < 0:
-        raise ValueError(f"seed is {seed}, expected at least 0")
     if not prompts:
         raise ValueError("prompts is empty, expected at least one prompt")
-    check_sampling(sampling, extra)
-    if sampling.stop and not has_tokenizer:
-        raise ValueError(f"stop is {sampling.stop!r} and there is no tokenizer: pass tokenizer=, or stop_token_ids")
+    check_sampling(sampling, seed, has_tokenizer=has_tokenizer, extra=extra)
     for place, prompt in enumerate(prompts):
         ids = np.asarray(prompt.token_ids)
         if ids.ndim != 1 or not len(ids):

@@ -1,4 +1,4 @@
-"""Sampling turn by turn: the protocol of engines that episodes can run on."""
+"""Protocol of engines that sample turn by turn, for episodes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from rlox_grpo.types import Float32Array, Int64Array, Sampling
 
 @dataclass(frozen=True, eq=False)
 class TurnRequest:
-    """A reply to sample.
+    """A request for one reply.
 
     Attributes:
-        episode: The prompt's place in its step and the completion's in its group.
-        turn: The reply's place in its episode. The draws depend on the seed, ``episode``, ``turn`` and the token's
-            position alone; turn 0 draws what a completion of one turn draws.
-        token_ids: ``int64 [L]``, the conversation so far. It extends that of the branch's last request.
-        max_new_tokens: Longest reply, its end token included.
-        stop: Strings that end it, beside those of the sampling parameters.
-        branch: 0 in the episode's first conversation; in a branch a number by what it begins with, of at most 47 bits.
-            An episode has at most one request for each branch at a time.
-        replaces: The branch whose rewritten history begins this one, or None: an engine may go on with its keys and
-            values, as far as the tokens are the same. A hint, which changes no token. The built-in engine takes it,
-            because it keeps keys and values by branch. vLLM's prefix cache finds equal tokens of any request by their
-            blocks, so its sessions do not read it.
-        on_tokens: Called with the reply's new tokens as they are sampled, in the thread of ``step``. An engine that
-            cannot tell them before the reply ends does not call it.
+        episode: index of the prompt in its step, and of the completion in its group.
+        turn: index of the reply in its conversation. Random draws depend only on the seed, ``episode``, ``branch``,
+            ``turn`` and the position of the token. Turn 0 draws like a completion of one turn.
+        token_ids: ``int64 [L]``, the conversation so far. It extends the branch's last request.
+        max_new_tokens: maximum tokens of the reply, its end token included.
+        stop: strings that end the reply, in addition to those of the sampling parameters.
+        branch: 0 for the first conversation; in a branch, a number of at most 47 bits derived from its first tokens. An
+            episode has at most one request per branch at a time.
+        replaces: the branch whose rewritten history begins this one, or None. A hint that changes no token: the
+            built-in engine reuses that branch's keys and values for the common prefix. vLLM ignores it, because its
+            prefix cache finds equal tokens of any request.
+        on_tokens: called with new tokens of the reply as they are sampled, in the thread of ``step``. An engine that
+            cannot stream does not call it.
     """
 
     episode: tuple[int, int]
@@ -42,7 +41,7 @@ class TurnRequest:
 
     @property
     def draw(self) -> int:
-        """Branch and turn as one number, which with seed and episode decides the draws; the turn in branch 0."""
+        """Branch and turn as one number, part of the key of random draws; in branch 0 it is the turn."""
         return (self.branch << 16) + self.turn
 
     @property
@@ -53,9 +52,13 @@ class TurnRequest:
 
 @dataclass(frozen=True, eq=False)
 class SampledTurn:
-    """A reply: ``int64 [T]``, ``float32 [T]``, and whether an end token or stop string ended it.
+    """A sampled reply.
 
-    ``policy_version`` is that of the weights that sampled it, with partial rollouts; None: the engine's.
+    Attributes:
+        token_ids: ``int64 [T]``.
+        log_probs: ``float32 [T]``.
+        stopped: whether an end token or a stop string ended it; otherwise it is truncated.
+        policy_version: version of the weights that sampled it, with partial rollouts; None: the engine's version.
     """
 
     token_ids: Int64Array
@@ -68,29 +71,29 @@ class TurnSession(Protocol):
     """Samples the replies of many episodes together. Requests join at any step.
 
     Attributes:
-        prefilled_tokens: Tokens run through the model to prepare replies; sampled tokens are not among them.
+        prefilled_tokens: tokens run through the model to prepare replies, without the sampled tokens.
     """
 
     prefilled_tokens: int
 
     def submit(self, request: TurnRequest) -> None:
-        """Add a request; ValueError for tokens that the model cannot take."""
+        """Add a request. Raises ValueError if it does not fit the model."""
         ...
 
     def step(self) -> list[tuple[TurnRequest, SampledTurn]]:
-        """Sample a token for every live reply, or start waiting ones; return the replies that ended."""
+        """Sample a token for every live reply, or start waiting replies; return the complete ones."""
         ...
 
     def __len__(self) -> int:
-        """Replies under way or waiting."""
+        """Number of pending replies."""
         ...
 
     def drop(self, request: TurnRequest) -> None:
-        """Stop a reply under way, or one that waits; nothing where it has ended."""
+        """Cancel a pending reply; do nothing if it is complete."""
         ...
 
     def forget(self, episode: tuple[int, int]) -> None:
-        """Free what is kept of an episode that has ended, and drop its replies under way."""
+        """Free the state of a finished episode, and cancel its pending replies."""
         ...
 
 
@@ -103,5 +106,19 @@ class TurnEngine(Protocol):
     end_ids: tuple[int, ...]
 
     def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> AbstractContextManager[TurnSession]:
-        """A session on the current weights for at most so many episodes; within it nothing else uses the engine."""
+        """Open a session on the current weights for at most ``max_episodes`` episodes. It has the engine to itself."""
         ...
+
+
+def check_turn_request(request: TurnRequest, vocab_size: int | None, max_length: int | None) -> None:
+    """Raise ValueError for a request that does not fit the model; None skips the check of a size."""
+    ids = request.token_ids
+    if request.max_new_tokens < 1 or not len(ids):
+        raise ValueError(f"a reply needs a prompt and max_new_tokens of at least 1, got {request.max_new_tokens}")
+    length = len(ids) + request.max_new_tokens
+    if max_length is not None and length > max_length:
+        raise ValueError(f"a conversation of {length} tokens exceeds the model's {max_length} positions")
+    beyond = (ids < 0) | (ids >= (vocab_size or ids.max() + 1))
+    if beyond.any():
+        at = int(beyond.argmax())
+        raise ValueError(f"token_ids[{at}] is {ids[at]}, outside the model's vocabulary of {vocab_size}")

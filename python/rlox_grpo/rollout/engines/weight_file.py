@@ -1,4 +1,4 @@
-"""Weights in a safetensors file that is written and read one tensor at a time: neither side holds a second copy."""
+"""Write and read a safetensors file of weights one tensor at a time, without a second copy of the weights in memory."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _LENGTH_BYTES = 8
 
 
 def write_weights(weights: Iterable[tuple[str, Tensor]], expected: Manifest, path: Path) -> str:
-    """Write weights in one pass, and check them; returns their digest. Iterates to the end whatever happens.
+    """Check and write weights in one pass; returns their digest.
 
-    The header stands before the data and is known after it, so room is left for it.
+    The header precedes the data but is known only after it, so space is reserved for it.
 
     Args:
-        weights: read once: where each tensor is gathered from shards, every rank takes part in it.
+        weights: iterated exactly once and to the end, also on an error, because gathering shards is a collective.
         expected: names and shapes of the engine's model.
-        path: of the file; nothing is left there when this raises.
+        path: the file; it is not left behind if this raises.
 
     Raises:
-        WeightMismatchError: other names, shapes or types.
+        WeightMismatchError: names, shapes or types are not those of ``expected``.
         OSError: the file cannot be written.
     """
     room = len(_make_header({name: ("BF16", shape, 2**50, 2**50) for name, shape in expected.items()}))
@@ -69,15 +69,15 @@ def write_weights(weights: Iterable[tuple[str, Tensor]], expected: Manifest, pat
 
 @contextmanager
 def opened_weights(path: str, expected: Manifest) -> Iterator[Iterator[tuple[str, Tensor]]]:
-    """Open a file and check its names, shapes and types; yields its tensors, each read when it is asked for.
+    """Open a file, check its names, shapes and types, and yield an iterator that reads one tensor at a time.
 
     Args:
-        path: of the file; ``ray:PATH`` is a file of rank 0's node, which is read through Ray's object store.
+        path: the file; ``ray:PATH`` is a file of rank 0's node, which is read through Ray's object store.
         expected: names and shapes of the engine's model.
 
     Raises:
-        OSError, safetensors.SafetensorError: the file is missing, or no safetensors file of its own length.
-        WeightMismatchError: other names, shapes or types.
+        OSError, safetensors.SafetensorError: the file is missing, or is not a complete safetensors file.
+        WeightMismatchError: names, shapes or types are not those of ``expected``.
     """
     from safetensors import safe_open
 
@@ -92,7 +92,7 @@ def opened_weights(path: str, expected: Manifest) -> Iterator[Iterator[tuple[str
 
 
 class _RemoteWeights:
-    """A file that :func:`write_weights` wrote on rank 0's node, with those methods of ``safe_open`` that this needs."""
+    """A remote file of :func:`write_weights`, with the methods of ``safe_open`` that :func:`opened_weights` calls."""
 
     def __init__(self, path: str) -> None:
         self._file = RemoteFile(path)
@@ -115,7 +115,7 @@ class _RemoteWeights:
     def get_tensor(self, name: str) -> Tensor:
         entry = self._entries[name]
         start, end = entry["data_offsets"]
-        if start == end:  # torch cannot view no bytes as numbers
+        if start == end:  # torch cannot view an empty byte tensor as another dtype
             return torch.empty(entry["shape"], dtype=_BY_NAME[entry["dtype"]])
         data = torch.from_numpy(self._file.read(self._data + start, end - start))
         return data.view(_BY_NAME[entry["dtype"]]).reshape(entry["shape"])
@@ -133,7 +133,7 @@ class _Slice:
 
 
 def _make_header(entries: Mapping[str, tuple[str, tuple[int, ...], int, int]]) -> bytes:
-    """The header of a safetensors file; its length is a multiple of 8, as the tensors behind it are aligned."""
+    """The header of a safetensors file, padded to a multiple of 8 bytes, which aligns the tensors after it."""
     told: dict[str, Any] = {
         name: {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
         for name, (dtype, shape, start, end) in entries.items()

@@ -1,8 +1,8 @@
-"""Policy weights for a generation engine: checkpoint names, merged adapters, and checks before the first transfer.
+"""Policy weights for a generation engine: names of the checkpoint, merged adapters, and checks before a transfer.
 
-A reload that fails midway leaves a mixture of old and new weights, and an engine does not report missing ones. So all
-names and shapes are checked against the engine's configuration before the engine gets the first weight. Both passes go
-over a stream: one merged or gathered weight exists at a time.
+A reload that fails midway leaves a mixture of old and new weights, and engines do not report missing weights. So all
+names and shapes are checked before the engine gets the first weight. Both passes iterate a stream, in which only one
+merged or gathered weight exists at a time.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ def collect_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield name and value of every tensor in a checkpoint of ``model``, without gradients; tied tensors once.
 
-    A LoRA model gives the names of its base model, and each adapted weight with its active adapters merged in:
-    W + ΔW in W's own dtype, also while they are disabled (``model.disable_adapter()``). Weights of 4 bits are unpacked.
-    The model itself is not changed, and only one merged weight exists at a time.
+    For a LoRA model, names are those of the base model, and active adapters are merged into the weights: W + ΔW in W's
+    dtype, even while they are disabled (``model.disable_adapter()``). 4-bit weights are unpacked. The model itself is
+    not changed.
 
     Args:
-        model: A transformers model, bare or with LoRA adapters.
-        whole: Each parameter under its name in ``model``, where the model itself holds shards. It is read in step with
-            the weights that are yielded: at most the parameters of one adapted layer are held.
-        copies: Values of earlier parameters, by the parameter's ``id``.
-        changes: Collects what of the adapters' changes the merged weights have.
+        model: a transformers model, with or without LoRA adapters.
+        whole: the gathered parameters of a sharded ``model``, by their names there. It is iterated in step with the
+            yielded weights, so that at most the parameters of one adapted layer are held.
+        copies: values to yield in place of parameters, by the ``id`` of the parameter.
+        changes: measures how much of the adapters' changes survives the merge.
 
     Raises:
         ValueError: an adapter other than plain LoRA on linear or embedding layers.
-        EngineError: with ``changes``, after the last weight: adapters of whose changes nothing is left.
+        EngineError: with ``changes``, after the last weight: no change of an adapter survived.
     """
     adapts = hasattr(model, "peft_config")
     if whole is not None and not adapts:
@@ -94,10 +94,10 @@ def collect_weights(
 
 
 class WeightStream:
-    """The weights of ``model`` as they are when it is iterated, any number of times; see :func:`collect_weights`.
+    """An iterable of the current weights of ``model``, for any number of iterations; see :func:`collect_weights`.
 
     Attributes:
-        is_collective: Whether an iteration gathers shards, so that every rank must iterate, and to the end.
+        is_collective: whether an iteration gathers shards, so that every rank must iterate to the end.
     """
 
     def __init__(
@@ -115,37 +115,37 @@ class WeightStream:
         return collect_weights(self._model, whole, self._copies, self._changes)
 
     def copy_trained(self) -> WeightStream:
-        """Return the weights as they are now: parameters in training are copied, frozen ones are read in place."""
+        """Return a snapshot: trained parameters are copied, frozen ones are read in place."""
         trained = (parameter for parameter in self._model.parameters() if parameter.requires_grad)
         copies = {id(parameter): parameter.detach().clone() for parameter in trained}
         return WeightStream(self._model, None, copies, self._changes)
 
 
 def copy_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-    """Return ``weights`` with their values of now, whatever the tensors become."""
+    """Return a snapshot of ``weights``, which does not change with the tensors."""
     if isinstance(weights, WeightStream) and not weights.is_collective:
         return weights.copy_trained()
     return [(name, tensor.detach().clone()) for name, tensor in weights]
 
 
 def gather_to_host(weights: Iterable[tuple[str, Tensor]], *, keep: bool) -> list[tuple[str, Tensor]]:
-    """Iterate a collective stream once, and return its weights in host memory; none of them without ``keep``.
+    """Iterate a collective stream, and return its weights in host memory; an empty list without ``keep``.
 
-    The device holds a gathered weight at a time. All of them would take as much of it as the whole model.
+    The device holds one gathered weight at a time.
     """
     return [(name, tensor.cpu()) for name, tensor in weights if keep]
 
 
 def make_repeatable(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-    """Return ``weights``, or a list of them where they can be iterated only once."""
+    """Return ``weights``, as a list if they can be iterated only once."""
     return list(weights) if iter(weights) is weights else weights
 
 
 class WeightDigest:
-    """Digest of names, shapes and every bit of the values, tensor by tensor.
+    """Digest of names, shapes and values, tensor by tensor; not cryptographic.
 
-    Two sums over the bits of each tensor, one weighted by position, in wrapping 64-bit arithmetic on the tensor's
-    device: one read, exact in any order. Not a cryptographic digest.
+    Each tensor is read once, on its device, as integers. Two sums of them in wrapping 64-bit arithmetic, one weighted
+    by position, do not depend on the order of additions. Example: the integers ``5 7`` give 12 and 5 · 1 + 7 · 2 = 19.
     """
 
     def __init__(self) -> None:
@@ -184,10 +184,10 @@ def build_manifest(config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def untie_output_layer(config: Any) -> Any:
-    """The transformers ``config`` of the same model with an output layer of its own.
+    """Return the transformers ``config`` with a separate output layer.
 
-    On the CPU vLLM 0.32 packs the output layer when it starts and not when weights are reloaded: tied to the
-    embeddings, it would go on sampling by the first weights (6.3 nats off; 3e-7 with a layer of its own).
+    On the CPU, vLLM 0.32 packs the output layer only at its start. With an output layer that is tied to the embeddings,
+    it would keep using the first weights after a reload (6.3 nats off; 3e-7 with a separate layer).
     """
     own = copy.deepcopy(config)
     own.get_text_config(decoder=True).tie_word_embeddings = False
@@ -196,7 +196,7 @@ def untie_output_layer(config: Any) -> Any:
 
 
 def find_tied_layers(config: Any) -> dict[str, str]:
-    """The output layer that :func:`untie_output_layer` adds: its name, and the name of the embeddings it equals."""
+    """Return {name of the output layer that :func:`untie_output_layer` adds: name of its embeddings}; {} if none."""
     names = list(build_manifest(config))
     return {
         name: names[0] for name in build_manifest(untie_output_layer(config)) if name not in names
@@ -214,13 +214,13 @@ class WeightCheck:
         self._empty: list[str] = []
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Take the next tensor; one without data is not taken for a weight."""
+        """Check the next tensor."""
         self.add_shape(name, tuple(tensor.shape), tensor.dtype)
         if tensor.is_meta:
             self._empty.append(name)
 
     def add_shape(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Take the next tensor, whose data is elsewhere."""
+        """Check the name, shape and type of the next tensor."""
         self._counts[name] += 1
         if name in self._expected and shape != tuple(self._expected[name]):
             self._reshaped.append(f"{name} {shape} instead of {tuple(self._expected[name])}")
@@ -228,7 +228,7 @@ class WeightCheck:
             self._not_floats.append(f"{name} {dtype}")
 
     def finish(self) -> None:
-        """Check what can be known after the last tensor.
+        """Raise an error for all problems found; call this after the last tensor.
 
         Raises:
             WeightMismatchError: names that are missing, unknown or given twice; shapes, or types that hold no real
@@ -268,9 +268,9 @@ def _find_adapted_layer(name: str, adapted: Mapping[str, Any]) -> tuple[Any, str
 
 
 def _take_from(gathered: Iterator[tuple[str, Tensor]], others: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
-    """Return a function that gives each tensor of ``gathered`` or ``others`` once, by name.
+    """Return a function that returns each tensor of ``gathered`` or ``others`` once, by name.
 
-    It reads ``gathered`` until the name comes, and holds what came before it until that is asked for.
+    It iterates ``gathered`` up to the name, and holds the tensors before it until they are requested.
     """
     held: dict[str, Tensor] = dict(others)
 
@@ -287,10 +287,10 @@ def _take_from(gathered: Iterator[tuple[str, Tensor]], others: Mapping[str, Tens
 
 @torch.no_grad()
 def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor], changes: AdapterChanges | None) -> Tensor:
-    """Return W + (alpha / r) B A of each active adapter (LoRA, arXiv:2106.09685, eq. 3); takes each once.
+    """Return W + Σ (alpha / r) B A over the active adapters (LoRA, arXiv:2106.09685, eq. 3).
 
-    ``layer.disable_adapters`` is not read: the reference's forward sets it for a moment in the trainer's thread, while
-    the engine's thread may be here.
+    ``layer.disable_adapters`` is ignored: the reference's forward sets it in the trainer's thread, possibly while the
+    engine's thread is here.
     """
     weight = unpack(take(f"{prefix}base_layer.weight")).detach()
     if any(getattr(layer, "use_dora", {}).values()) or weight.dim() != 2:

@@ -1,1 +1,1 @@
-"""Episodes of several turns: the conversation as tokens, and the scheduler that runs episodes beside each other."""
+"""Episodes of several turns: conversations as tokens, and the scheduler that runs episodes concurrently."""

@@ -1,4 +1,4 @@
-"""Environments in other forms as ``async def episode(row, chat)``, and how their episodes end."""
+"""Convert every form of environment to ``async def episode(row, chat)``, and read the outcomes of episodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.environments import Outcome, Reply
@@ -17,25 +17,26 @@ from rlox_grpo.environments.outcome import LIMITS, read_outcome
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.workers import is_coroutine_function
 from rlox_grpo.rollout.episodes.chat import Chat
-from rlox_grpo.rollout.episodes.command import MAX_COMMANDS, PREFIX, make_command, name_command, read_command
+from rlox_grpo.rollout.episodes.command import MAX_COMMANDS, PREFIX, name_command, play_command, read_command
 from rlox_grpo.rollout.episodes.tools import make_schemas
 
+T = TypeVar("T")
 EpisodeFn = Callable[[Mapping[str, Any], Chat], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment in the form that episodes run.
+    """An environment as an async function, with its properties.
 
     Attributes:
         play: ``await play(row, chat)`` returns an outcome.
-        name: In metrics, and of its reward.
-        has_reward: Whether it scores its episodes; otherwise reward functions do.
-        is_async: Whether a deadline can stop it.
-        tools: The policy's tools, for the first prompt's schemas; those of a class are unbound.
-        needs: Columns that every row must have.
-        function: The environment itself, where it is a sync function ``episode(row, chat)``.
-        max_live: Episodes at the same time where the option ``max_live_episodes`` is None; None: all of a batch.
+        name: name in metrics, and of the reward.
+        has_reward: whether the environment scores its episodes; otherwise reward functions do.
+        is_async: whether a deadline can cancel it.
+        tools: the policy's tools, whose schemas are in the first prompt. Methods of a class are unbound.
+        needs: columns that every row must have.
+        function: the user's function if the environment is a sync function ``episode(row, chat)``; else None.
+        max_live: maximum number of concurrent episodes if ``max_live_episodes`` is None; None: the whole batch.
     """
 
     play: EpisodeFn
@@ -51,14 +52,14 @@ class Environment:
 def adapt_environment(
     environment: Any, tools: Sequence[Callable[..., Any]] = (), *, check_tools: bool = True
 ) -> Environment:
-    """Read the form of ``environment``: an async function, a sync one, a class or a factory, a command, or None.
+    """Convert ``environment``: an async or sync function, a class or factory, a command, or None.
 
-    A class has ``reset(**row)`` and ``step(reply)``, or is one of TRL's: ``reset``, methods that are tools, and
-    perhaps ``get_reward``. None lets the policy call ``tools`` until it answers. ``check_tools=False`` leaves out the
-    check of a class's tools, which imports transformers.
+    A class has ``reset(**row)`` and ``step(reply)``, or is a TRL environment: ``reset``, methods that are tools, and an
+    optional ``get_reward``. None lets the policy call ``tools`` until it answers without a call. ``check_tools=False``
+    skips the check of a class's tools, which imports transformers.
 
     Raises:
-        ConfigError: something else, or tools that cannot be described.
+        ConfigError: another kind of object, or tools without hints or descriptions.
     """
     if isinstance(environment, str):
         if not environment.startswith(PREFIX):
@@ -66,7 +67,8 @@ def adapt_environment(
                 f"environment={environment!r}: expected a function, a class, or a text 'command: python my_agent.py'"
             )
         words = read_command(environment)
-        return Environment(make_command(words), name_command(words), tools=tuple(tools), max_live=MAX_COMMANDS)
+        play = functools.partial(play_command, words)
+        return Environment(play, name_command(words), tools=tuple(tools), max_live=MAX_COMMANDS)
     if environment is None:
         return Environment(_use_tools, "tools", has_reward=False, tools=tuple(tools), needs=("prompt",))
     name = _find_name(environment)
@@ -91,31 +93,28 @@ def adapt_environment(
 
 
 class SyncChat:
-    """A chat for a sync function, in a thread of its own: ``turn`` and ``call_tools`` wait for their result."""
+    """The chat of a sync function that runs in its own thread: its methods wait for their result."""
 
     def __init__(self, chat: Chat, loop: asyncio.AbstractEventLoop) -> None:
         self._chat, self._loop = chat, loop
         self._waiting: Future[Any] | None = None
         self._closed = False
-        self._lock = threading.Lock()  # of both: no call begins between the end of the episode and its cancelling
+        self._lock = threading.Lock()  # of both: no call may begin after close()
 
     def turn(self, *args: Any, **options: Any) -> Reply:
         """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.turn`."""
-        reply: Reply = self._wait_for(self._chat.turn(*args, **options))
-        return reply
+        return self._wait_for(self._chat.turn(*args, **options))
 
     def complete(self, *args: Any, **options: Any) -> Reply:
         """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.complete`."""
-        reply: Reply = self._wait_for(self._chat.complete(*args, **options))
-        return reply
+        return self._wait_for(self._chat.complete(*args, **options))
 
     def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
-        messages: list[dict[str, Any]] = self._wait_for(self._chat.call_tools(reply))
-        return messages
+        return self._wait_for(self._chat.call_tools(reply))
 
     def close(self) -> None:
-        """End the thread at its next call, or at the one that it waits in."""
+        """Raise CancelledError in the thread, at its pending call or at its next one."""
         with self._lock:
             self._closed = True
             waiting = self._waiting
@@ -125,30 +124,31 @@ class SyncChat:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chat, name)
 
-    def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def _wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
         with self._lock:
             if self._closed:
                 coroutine.close()
                 raise CancelledError("the episode was stopped")
-            waiting = self._waiting = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            waiting = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            self._waiting = waiting
         return waiting.result()
 
 
 async def _play_in_thread(function: Callable[..., Any], row: Mapping[str, Any], chat: Chat) -> Any:
-    """Run a sync function in a thread; episodes beside it have their own."""
+    """Run a sync function in a thread of its own."""
     loop = asyncio.get_running_loop()
     thread, facade = ThreadPoolExecutor(1, "rlox_grpo episode"), SyncChat(chat, loop)
     try:
         return await loop.run_in_executor(thread, _call_sync, function, row, facade)
     finally:
         facade.close()
-        thread.shutdown(wait=False)  # it waits for this loop
+        thread.shutdown(wait=False)  # the thread waits for this event loop
 
 
 def _call_sync(function: Callable[..., Any], row: Mapping[str, Any], chat: SyncChat) -> Any:
     try:
         return function(row, chat)
-    except StopIteration as error:  # no future takes it, so its episode would never end
+    except StopIteration as error:  # a future cannot hold it, so the episode would never end
         raise RuntimeError(f"the environment raised StopIteration: {error}") from error
 
 
@@ -196,7 +196,7 @@ def _adapt_class(
 
 
 async def _play_steps(make: Callable[[], Any], row: Mapping[str, Any], chat: Chat) -> Outcome:
-    """An instance with ``reset(**row)`` → first message, and ``step(reply)`` → next message, with reward and end."""
+    """Play a class: ``reset(**row)`` returns the first message, ``step(reply)`` the next one, a reward and the end."""
     instance = make()
     rewards: list[float] = []
     try:
@@ -215,7 +215,7 @@ async def _play_steps(make: Callable[[], Any], row: Mapping[str, Any], chat: Cha
 async def _play_trl(
     make: Callable[[], Any], tools: Sequence[Callable[..., Any]], row: Mapping[str, Any], chat: Chat
 ) -> Outcome:
-    """TRL's ``environment_factory``: what ``reset`` returns is added to the prompt, and methods are tools."""
+    """Play a TRL environment: the result of ``reset`` is appended to the prompt, and methods are tools."""
     instance = make()
     told = await _settle(instance.reset(**_select(instance.reset, row)))
     methods = [*_list_tools(instance), *tools]
@@ -226,7 +226,7 @@ async def _play_trl(
 
 
 def _join_prompt(prompt: Any, told: Any) -> Any:
-    """The row's prompt with what ``reset`` returned at the end of its last user message."""
+    """Append the result of ``reset`` to the last message of the row's prompt."""
     if prompt is None:
         return str(told)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(one) for one in prompt]
@@ -236,16 +236,16 @@ def _join_prompt(prompt: Any, told: Any) -> Any:
 
 
 def _read_reset(found: Any) -> Any:
-    """The first message, alone or the observation of Gymnasium's pair of observation and info."""
+    """Return the first message: the result of ``reset``, or the observation of Gymnasium's (observation, info)."""
     is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
     return _as_message(found[0] if is_pair else found)
 
 
 def _read_step(found: Any) -> tuple[Any, float, bool]:
-    """A message; (message, reward, done); or Gymnasium's five.
+    """Return (message, reward, done) from a message, such a triple, or Gymnasium's five values.
 
     Raises:
-        TypeError: something else.
+        TypeError: another number of values.
     """
     if not isinstance(found, tuple):
         return _as_message(found), 0.0, False
@@ -268,7 +268,7 @@ async def _settle(result: Any) -> Any:
 
 
 def _select(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Those columns of the row that the function takes."""
+    """Return the columns of the row that are arguments of the function."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(row)
@@ -282,7 +282,7 @@ def _list_required(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _list_tools(instance: Any) -> list[Callable[..., Any]]:
-    """The public methods of a TRL environment, but for those that are not tools."""
+    """Return the public methods of a TRL environment that are tools."""
     methods = inspect.getmembers(instance, inspect.ismethod)
     return [
         method for name, method in methods if not name.startswith("_") and name not in ("reset", "get_reward", "close")
@@ -305,10 +305,10 @@ def _find_name(environment: Any) -> str:
 
 
 def check_outcome(returned: Any, turns: int, ended: str | None) -> Outcome:
-    """Read what an environment returned after ``turns`` replies; ``ended`` is the limit that had ended its chat.
+    """Check the return value of an environment after ``turns`` replies. ``ended`` is the limit that ended its chat.
 
     Raises:
-        ValueError: no outcome, an episode without a reply, or rewards of another number of turns.
+        ValueError: not an outcome, no reply, or a number of turn rewards that is not ``turns``.
     """
     outcome = read_outcome(returned)
     if outcome.turn_rewards is not None and len(outcome.turn_rewards) != turns:
@@ -321,13 +321,13 @@ def check_outcome(returned: Any, turns: int, ended: str | None) -> Outcome:
 
 
 def end_episode(environment: Environment, config: EpisodeConfig, reason: str) -> Outcome:
-    """The outcome of an episode that a limit or a failure ended."""
+    """Return the outcome of an episode that a limit or a failure ended."""
     paid = config.limit_reward if reason in LIMITS else config.failure_reward
     return Outcome(paid if environment.has_reward else None, stop_reason=reason)
 
 
 def check_columns(environment: Environment, row: Mapping[str, Any], name: str, advice: str = "") -> None:
-    """Raise ValueError where ``row``, called ``name`` in the message, lacks a column that the environment needs."""
+    """Raise ValueError if ``row`` lacks a column that the environment needs. ``name`` is its name in the message."""
     for needed in environment.needs:
         if needed not in row:
             raise ValueError(

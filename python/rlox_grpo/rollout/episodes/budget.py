@@ -1,4 +1,4 @@
-"""The limits of an episode, and what it has used of them."""
+"""Limits of an episode, and counts of the tokens and turns that it has used."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Budget:
     """The limits of an episode.
 
     Attributes:
-        max_turns: Replies.
-        max_new_tokens: Tokens of a reply.
-        max_episode_tokens: Tokens after the first prompt, replies and observations; None: as many as fit the model.
-        max_length: Tokens of the whole conversation that the model takes; None when it states no limit.
+        max_turns: maximum number of replies.
+        max_new_tokens: maximum tokens of a reply.
+        max_episode_tokens: maximum tokens of replies and observations; None: no limit but ``max_length``.
+        max_length: maximum tokens of a conversation in the model; None without a limit.
     """
 
     max_turns: int
@@ -27,12 +27,12 @@ class Budget:
 
 
 class Usage:
-    """What an episode has used of its budget.
+    """Counts of one episode.
 
     Attributes:
-        replies: So far.
-        pending: Replies that are being sampled.
-        given_up: Replies that nobody waited for; each counts as one, so that calls have an end.
+        replies: replies so far.
+        pending: replies that are being sampled.
+        given_up: cancelled replies. They count as turns, so that the number of calls is limited.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -40,30 +40,30 @@ class Usage:
         self.pending = 0
         self.given_up = 0
         self._budget = budget
-        self._reserved = 0  # tokens that pending replies may have
-        self._used = 0  # tokens behind the first prompts; what conversations share counts once
+        self._reserved = 0  # maximum tokens of the pending replies
+        self._used = 0  # tokens after the first prompts; shared tokens count once
 
     def count_left(self, length: int) -> int | None:
-        """Tokens that a conversation of ``length`` tokens may still have; None where nothing limits them."""
+        """Number of tokens left for a conversation of ``length`` tokens; None without a limit."""
         limits = ((self._budget.max_episode_tokens, self._used), (self._budget.max_length, length))
         left = [limit - taken for limit, taken in limits if limit is not None]
         return max(0, min(left)) if left else None
 
     def check_turn(self) -> None:
-        """Raise EpisodeEnded where no reply is left."""
+        """Raise EpisodeEnded if no turn is left."""
         if self.replies + self.pending + self.given_up >= self._budget.max_turns:
             raise EpisodeEnded("max_turns")
 
     def find_room(self, length: int, added: int, asked: int | None) -> int:
-        """Tokens that the next reply may have.
+        """Return the maximum number of tokens of the next reply.
 
         Args:
-            length: tokens that the model is given.
-            added: those of them that count as new; see :meth:`add`.
-            asked: the reply's own limit.
+            length: tokens of the conversation, new messages included.
+            added: tokens of the new messages that count against ``max_episode_tokens``.
+            asked: limit of this reply, or None.
 
         Raises:
-            EpisodeEnded: there are none.
+            EpisodeEnded: no token is left.
         """
         budget = self._budget
         room = min(budget.max_new_tokens, asked or budget.max_new_tokens)
@@ -78,17 +78,17 @@ class Usage:
         return room
 
     def add(self, tokens: int) -> None:
-        """Count tokens behind the first prompt."""
+        """Count tokens after the first prompt."""
         self._used += tokens
 
     def give_up(self, tokens: int) -> None:
-        """Count a reply that nobody waited for, and not the ``tokens`` that were added for it."""
+        """Count a cancelled reply, and stop counting the ``tokens`` that were added for it."""
         self.given_up += 1
         self._used -= tokens
 
     @contextmanager
     def reserve(self, room: int) -> Iterator[None]:
-        """Keep ``room`` tokens for a reply that is being sampled."""
+        """Reserve ``room`` tokens for a reply while it is being sampled."""
         self.pending += 1
         self._reserved += room
         try:
@@ -99,6 +99,6 @@ class Usage:
 
 
 def check_room(max_new_tokens: int | None) -> None:
-    """Raise ValueError for a reply's own limit below 1."""
+    """Raise ValueError if the limit of a reply is below 1."""
     if max_new_tokens is not None and max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens}: expected at least 1")

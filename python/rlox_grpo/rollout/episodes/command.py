@@ -1,24 +1,23 @@
 """Environments that are programs: ``environment="command: python my_agent.py"`` starts one process for each episode.
 
-The program gets the episode's OpenAI-compatible endpoint and the data row:
+The program gets the episode's OpenAI-compatible endpoint and the data row in environment variables:
 
-=================== ==================================================================
-``OPENAI_BASE_URL`` the URL of the episode's endpoint, which ``openai.OpenAI()`` reads
-``OPENAI_API_KEY``  its key
-``RLOX_ROW_FILE``   the path of a file that holds the row as one JSON object
-``RLOX_SEED``       ``chat.seed``, for the program's own random numbers
-=================== ==================================================================
+=================== =================================================================
+``OPENAI_BASE_URL`` URL of the episode's endpoint, which ``openai.OpenAI()`` reads
+``OPENAI_API_KEY``  key of the endpoint
+``RLOX_ROW_FILE``   path of a file with the row as one JSON object
+``RLOX_SEED``       ``chat.seed``, for the program's random numbers
+=================== =================================================================
 
-Its reward is the last line of its stdout: a JSON number, null (unscored), or an object with ``reward`` and perhaps
-``metrics`` and ``stop_reason``. A program that writes nothing to stdout is paid by its exit code: 0 pays 1.0, and 1
-pays 0.0 if it wrote nothing to stderr either. Every other end is an error of the environment.
+The reward is the last line of stdout: a JSON number, null (unscored), or an object with ``reward`` and optional
+``metrics`` and ``stop_reason``. Without output on stdout, the exit code decides: 0 is a reward of 1.0, and 1 is a
+reward of 0.0 if stderr is empty too. Everything else is an error of the environment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import shlex
@@ -27,7 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +35,20 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.episodes.chat import Chat
 
 PREFIX = "command:"
-"""What an environment begins with that is a command."""
+"""Prefix of an ``environment`` that is a command."""
 
 MAX_COMMANDS = 32
-"""Programs at the same time, unless the option ``max_live_episodes`` says how many."""
+"""Maximum number of programs at the same time if ``max_live_episodes`` is not set."""
 
 _KEPT = 64 * 1024
-"""Bytes of stdout and of stderr that are kept, the last ones; the rest is read and dropped."""
+"""Number of last bytes of stdout and of stderr that are kept."""
 _SHOWN = 1000
-"""Characters of stderr in an error."""
+"""Number of last characters of stderr in an error message."""
 _GRACE = 5.0
-"""Seconds for what holds the streams of a killed process to let go of them."""
+"""Seconds to wait for the streams of a killed program: a process that it started may keep them open."""
 
-# Ends the program's group when the trainer dies: the guard's stdin is a pipe that only the trainer holds.
+# Parent process of the program. It kills the process group when the trainer dies: only the trainer holds the other end
+# of its stdin.
 _GUARD = """
 import os, signal, subprocess, sys, threading
 program = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
@@ -63,11 +63,11 @@ threading.Event().wait()
 
 
 class CommandError(RuntimeError):
-    """A program failed, or did not say a reward."""
+    """A program failed, or wrote no reward."""
 
 
 def read_command(environment: str) -> list[str]:
-    """The words of a command.
+    """Split a command into its words.
 
     Raises:
         ConfigError: no command, an unclosed quote, or a program that is not found.
@@ -78,7 +78,7 @@ def read_command(environment: str) -> list[str]:
         raise ConfigError(f"environment={environment!r} cannot be split into words: {error}") from None
     if not words:
         raise ConfigError(f"environment={environment!r} names no program: expected 'command: python my_agent.py'")
-    if words[0] in ("python", "python3"):  # that of the trainer, whose packages the agent may need
+    if words[0] in ("python", "python3"):  # the trainer's interpreter, which has the packages of the agent
         words[0] = sys.executable
     if shutil.which(words[0]) is None:
         raise ConfigError(f"environment={environment!r}: the program {words[0]!r} is not found")
@@ -86,21 +86,16 @@ def read_command(environment: str) -> list[str]:
 
 
 def name_command(words: Sequence[str]) -> str:
-    """A name for metrics: the program, or the script or module that Python runs, such as ``my_agent``."""
+    """The environment's name in metrics: the program, or the script or module that Python runs (``my_agent``)."""
     named = [word for word in words[1:] if not word.startswith("-")] if words[0] == sys.executable else words[:1]
     return Path(named[0]).stem if named else "command"
 
 
-def make_command(words: Sequence[str]) -> Callable[[Mapping[str, Any], Chat], Awaitable[Outcome]]:
-    """An environment ``play(row, chat)`` of a command."""
-    return functools.partial(play_command, words)
-
-
 async def play_command(words: Sequence[str], row: Mapping[str, Any], chat: Chat) -> Outcome:
-    """Run a program for one episode; see the module. What it started is killed when it ends, or when this is cancelled.
+    """Run a program for one episode. When it ends or the task is cancelled, all processes that it started are killed.
 
     Raises:
-        CommandError: it failed, or its last line is no reward.
+        CommandError: the program failed, or its last line is not a reward.
     """
     try:
         text = json.dumps(dict(row), default=_to_json)
@@ -116,7 +111,7 @@ async def play_command(words: Sequence[str], row: Mapping[str, Any], chat: Chat)
 
 
 async def _run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
-    """Exit code and the ends of stdout and stderr."""
+    """Return the exit code, and the last bytes of stdout and stderr."""
     loop = asyncio.get_running_loop()
     code_read, code_write = os.pipe()
     try:
@@ -133,14 +128,14 @@ async def _run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[in
     assert process.stdout is not None
     assert process.stderr is not None
     readers = [asyncio.ensure_future(_read_end(stream)) for stream in (process.stdout, process.stderr)]
-    ended = loop.create_future()  # not process.wait(), which also waits for what the program left behind
+    ended = loop.create_future()  # not process.wait(), which also waits for processes that the program left running
     loop.add_reader(code_read, lambda: None if ended.done() else ended.set_result(None))
     try:
         await ended
     finally:
         loop.remove_reader(code_read)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # the guard waits for it, so that its number is still its own
+            os.killpg(process.pid, signal.SIGKILL)  # the guard still runs, so its process id is not reused
         told = os.read(code_read, 32)
         os.close(code_read)
         try:
@@ -148,13 +143,13 @@ async def _run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[in
         finally:
             for reader in readers:
                 reader.cancel()
-            process._transport.close()  # type: ignore[attr-defined]  # pipes that an escaped process still holds
+            process._transport.close()  # type: ignore[attr-defined]  # an escaped process may hold the pipes
     ends = [b"" if reader.cancelled() or not reader.done() else reader.result() for reader in readers]
     return int(told or -signal.SIGKILL), ends[0], ends[1]
 
 
 async def _wait_in_spite(awaited: Sequence[asyncio.Future[Any]], timeout: float) -> None:
-    """Wait for all, also where the task is cancelled meanwhile, which raises afterwards: they have been killed."""
+    """Wait for all, even if the task is cancelled meanwhile; then raise CancelledError."""
     waiting = asyncio.ensure_future(asyncio.wait(awaited, timeout=timeout))
     cancelled: asyncio.CancelledError | None = None
     while not waiting.done():
@@ -200,7 +195,7 @@ def _read_outcome(code: int, stdout: bytes, stderr: bytes) -> Outcome:
 
 
 def _to_json(value: Any) -> Any:
-    """NumPy's values as Python's."""
+    """Convert NumPy values to Python values."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} is no JSON value")

@@ -1,7 +1,7 @@
 """OpenAI-compatible endpoints of episodes: one HTTP server on loopback, and a key for each episode.
 
-The server is the bounded one: it refuses a request without an episode's key before it reads the body, and bounds
-connections, bytes and time. A key ends with its episode.
+The server (:mod:`rlox_grpo.distributed.http_server`) refuses a request without a valid key before it reads the body,
+and limits connections, bytes and time. A key is valid until its episode ends.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 CALLS_AFTER_END = 8
-"""Calls of an episode that a limit has ended: after so many the episode is stopped, as its agent may never stop."""
+"""Calls that are answered after a limit has ended the episode. One more call stops the episode: its agent may loop."""
 
 _LOOK_AT_CLIENT = 0.2
-"""Seconds between two looks at whether the client of a call has gone away."""
+"""Seconds between two checks whether the client of a call has disconnected."""
 
 _CHAT, _COMPLETIONS, _MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
 
@@ -68,20 +68,19 @@ class _Open:
 
 
 class Endpoints:
-    """The endpoints of the episodes of one call. The server starts with the first of them."""
+    """The endpoints of one batch of episodes. The server starts when the first endpoint is opened."""
 
-    def __init__(self, sampling: Sampling, max_episodes: int, bounds: Bounds | None = None) -> None:
-        """Prepare.
+    def __init__(self, sampling: Sampling, max_episodes: int) -> None:
+        """Prepare; nothing listens yet.
 
         Args:
-            sampling: of the run: requests may not ask for another temperature or top_p.
-            max_episodes: how many episodes there are, each with several connections at a time.
-            bounds: of the server.
+            sampling: the run's parameters; a request with another temperature or top_p is refused.
+            max_episodes: number of episodes; each may have several connections at a time.
         """
         self._sampling = sampling
-        # An answer takes as long as the policy's reply, which may wait for others. An agent of this process sends its
-        # request from the event loop that the engine's steps hold up, and vLLM's first ones compile.
-        self._bounds = bounds or Bounds(
+        # Generous times: a reply can wait for other replies, vLLM compiles in its first steps, and an agent in this
+        # process sends its request from the event loop that the engine's steps block.
+        self._bounds = Bounds(
             connections=min(4096, 64 + 8 * max_episodes),
             body_bytes=2**24,
             header_seconds=600.0,
@@ -95,7 +94,7 @@ class Endpoints:
         self._lock = threading.Lock()
 
     def open(self, chat: Chat, loop: asyncio.AbstractEventLoop) -> tuple[str, str]:
-        """The URL and the key of an episode; the same ones at every call.
+        """Return the URL and the key of an episode, the same at every call.
 
         Raises:
             ValueError: the episode has ended.
@@ -112,7 +111,7 @@ class Endpoints:
             return f"http://127.0.0.1:{self._server.server_address[1]}/v1", key
 
     def end_episode(self, chat: Chat) -> None:
-        """Make an episode's key invalid, and answer what still waits."""
+        """Invalidate an episode's key, and cancel its pending calls."""
         with self._lock:
             self._ended.add(chat)
             key = self._keys.pop(chat, None)
@@ -125,7 +124,7 @@ class Endpoints:
                 future.cancel()
 
     def close(self) -> None:
-        """End every episode and the server."""
+        """End all episodes, and stop the server."""
         for chat in list(self._keys):
             self.end_episode(chat)
         if self._server is not None:
@@ -142,7 +141,7 @@ class Endpoints:
             _describe_error,
         )
         server = make_bounded_server(service, bounds=self._bounds)
-        server.block_on_close = False  # a request that waits for an agent's end is not waited for
+        server.block_on_close = False  # do not wait for requests of agents that still run
         threading.Thread(
             target=server.serve_forever, args=(0.05,), name="rlox_grpo episode endpoints", daemon=True
         ).start()
@@ -150,7 +149,7 @@ class Endpoints:
 
     def _authorize(self, given: str) -> _Open | None:
         scheme, _, key = given.partition(" ")
-        # By its digest: how long the look-up takes says nothing of a key.
+        # By digest, so that the time of the look-up reveals nothing about a key.
         return self._open.get(_hash(key)) if scheme == "Bearer" else None
 
     def _post(self, episode: _Open, path: str, body: bytes, is_gone: Callable[[], bool]) -> Answer:
@@ -161,15 +160,14 @@ class Endpoints:
             request = read(body, self._sampling)
             if request.stream:
                 return self._stream(episode, request, is_gone, deadline, name, created)
-            future = self._submit(episode, _complete(episode.chat, request))
-            reply, prompt_tokens = _wait(future, is_gone, deadline)
+            reply = _wait(self._submit(episode, _complete(episode.chat, request)), is_gone, deadline)
         except BaseException as error:  # noqa: BLE001  a cancelled future's too
             return Answer(400, self._describe(error, episode))
         make = make_chat_answer if path == _CHAT else make_completion_answer
-        return Answer(200, make(reply, request, prompt_tokens, name, created))
+        return Answer(200, make(reply, request, name, created))
 
     def _describe(self, error: BaseException, episode: _Open) -> bytes:
-        """A call's error in OpenAI's form."""
+        """The error of a call as OpenAI's API writes it."""
         if isinstance(error, RequestError):
             return make_error(str(error), param=error.param)
         if isinstance(error, EpisodeEnded):
@@ -194,10 +192,10 @@ class Endpoints:
         name: str,
         created: int,
     ) -> Answer:
-        """The answer as events, once there is something to show; raises what goes wrong before that.
+        """Answer with a stream of events. An error before the first event is raised.
 
-        From then on the reply is sampled to its end, also where its client goes away: what is trained does not depend
-        on when that is seen.
+        From the first event on, the reply is sampled to its end even if its client disconnects, so that the trained
+        tokens do not depend on when the disconnection is noticed.
         """
         is_raw = request.token_ids is not None
         deltas: queue.SimpleQueue[Delta | None] = queue.SimpleQueue()
@@ -217,7 +215,7 @@ class Endpoints:
                         yield make_delta_event(delta, name, created, is_first=is_first)
                     is_first = False
                     delta = deltas.get(timeout=max(0.0, deadline - time.monotonic()))
-                reply, prompt_tokens = future.result()
+                reply = future.result()
             except queue.Empty:
                 future.cancel()
                 yield make_error_event(self._describe(FutureTimeoutError(), episode))
@@ -228,15 +226,15 @@ class Endpoints:
                 yield make_error_event(self._describe(error, episode))
                 return
             if is_raw:
-                yield make_last_text_events(reply, request, prompt_tokens, name, created)
+                yield make_last_text_events(reply, request, name, created)
                 return
-            if is_first:  # such as a reply of tool calls alone
+            if is_first:  # nothing was streamed, such as for a reply that is only tool calls
                 yield make_delta_event(Delta(), name, created, is_first=True)
-            yield make_last_events(reply, request, prompt_tokens, name, created)
+            yield make_last_events(reply, request, name, created)
 
         return Answer(200, make_events(), "text/event-stream")
 
-    def _submit(self, episode: _Open, coroutine: Coroutine[Any, Any, tuple[Reply, int]]) -> Future[tuple[Reply, int]]:
+    def _submit(self, episode: _Open, coroutine: Coroutine[Any, Any, Reply]) -> Future[Reply]:
         """Run a call in the episode's event loop.
 
         Raises:
@@ -261,7 +259,7 @@ class Endpoints:
 
 
 def _wait(future: Future[T], is_gone: Callable[[], bool], deadline: float) -> T:
-    """The result; it is cancelled where its client goes away, or at the deadline."""
+    """Wait for the result; cancel the call if its client disconnects, and at the deadline."""
     while True:
         try:
             return future.result(min(_LOOK_AT_CLIENT, max(0.0, deadline - time.monotonic())))
@@ -274,7 +272,7 @@ def _wait(future: Future[T], is_gone: Callable[[], bool], deadline: float) -> T:
 def _wait_for_delta(
     deltas: queue.SimpleQueue[Delta | None], future: Future[Any], is_gone: Callable[[], bool], deadline: float
 ) -> Delta | None:
-    """The first piece, None where the call ended without; otherwise as :func:`_wait`."""
+    """Wait for the first piece; None if the call ended without one. Cancels as :func:`_wait` does."""
     while True:
         try:
             return deltas.get(timeout=min(_LOOK_AT_CLIENT, max(0.0, deadline - time.monotonic())))
@@ -284,22 +282,11 @@ def _wait_for_delta(
                 raise FutureTimeoutError from None
 
 
-async def _complete(
-    chat: Chat, request: OpenAIRequest, on_delta: Callable[[Delta], None] | None = None
-) -> tuple[Reply, int]:
+async def _complete(chat: Chat, request: OpenAIRequest, on_delta: Callable[[Delta], None] | None = None) -> Reply:
+    options: dict[str, Any] = {"max_new_tokens": request.max_new_tokens, "stop": request.stop, "on_delta": on_delta}
     if request.token_ids is not None:
-        reply = await chat.complete_ids(
-            request.token_ids, max_new_tokens=request.max_new_tokens, stop=request.stop, on_delta=on_delta
-        )
-        return reply, reply.prompt_tokens
-    reply = await chat.complete(
-        request.messages,
-        tools=request.tools,
-        max_new_tokens=request.max_new_tokens,
-        stop=request.stop,
-        on_delta=on_delta,
-    )
-    return reply, reply.prompt_tokens
+        return await chat.complete_ids(request.token_ids, **options)
+    return await chat.complete(request.messages, tools=request.tools, **options)
 
 
 def _describe_error(status: int, why: str) -> bytes:

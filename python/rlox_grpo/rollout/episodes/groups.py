@@ -1,4 +1,4 @@
-"""Episodes as completions: a row for each conversation, behind the prompt that the episodes of a group share."""
+"""Convert finished episodes to groups of completions: a shared prompt, and a row for each conversation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.rollout.episodes.chat import Chat
-from rlox_grpo.rollout.episodes.line import ChatTokens
+from rlox_grpo.rollout.episodes.conversation import ChatTokens
 from rlox_grpo.types import Completion, Episode, Int64Array, Prompt, RolloutGroup
 
 _CUT = ("max_turns", "max_tokens", "context")
@@ -18,24 +18,26 @@ _CUT = ("max_turns", "max_tokens", "context")
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """An episode that has ended: the rows of its conversations, none where the policy had no turn, and how it went."""
+    """A finished episode: the tokens of its conversations (none without a reply), and its outcome."""
 
     rows: Sequence[ChatTokens]
     episode: Episode
 
     @classmethod
     def of(cls, chat: Chat, episode: Episode) -> Played:
-        """What remains of an episode when its chat has ended."""
+        """Collect the rows of a finished chat."""
         return cls(chat.rows() if chat.turns else (), episode)
 
 
 def make_group(prompt: Prompt, played: Sequence[Played], tokenizer: Any, policy_version: int) -> RolloutGroup:
     """Make the group of one prompt.
 
-    The group's prompt is what the first prompts of its episodes and their branches have in common, which is all of them
-    unless the environment asks each episode something else. What remains of a first prompt begins its row, not sampled;
-    where they have nothing in common, each row has its own. An episode that failed before its first turn is one end
-    token that the policy did not sample.
+    The group's prompt is the longest common prefix of the first prompts of all rows. The rest of a first prompt is the
+    beginning of its row, marked as not sampled. Without a common prefix, each row has its own prompt. An episode that
+    failed before its first reply is one end token, which is not sampled.
+
+    Example: first prompts ``1 2 3`` and ``1 2 4`` give the group's prompt ``1 2``, and rows that begin with ``3`` and
+    with ``4``.
     """
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
     rows = [one.rows for one in played]
@@ -45,8 +47,10 @@ def make_group(prompt: Prompt, played: Sequence[Played], tokenizer: Any, policy_
         shared = next((found[0].prompt_ids for found in rows if found), np.array([end], dtype=np.int64))
     first = next((one for one, found in zip(played, rows, strict=True) if found), played[0])
     asked = first.episode.messages[: first.episode.prompt_messages]
+    end_ids, zeros = np.array([end], dtype=np.int64), np.zeros(1, dtype=np.float32)
+    empty = ChatTokens(shared, end_ids, zeros, sampled=zeros.astype(bool), turns=(), truncated=False)
     completions = tuple(
-        _make_completion(one.episode, found or [_say_nothing(shared, end)], None if has_own else len(shared), tokenizer)
+        _make_completion(one.episode, found or [empty], None if has_own else len(shared), tokenizer)
         for one, found in zip(played, rows, strict=True)
     )
     text = tokenizer.decode(shared.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -60,7 +64,7 @@ def _make_completion(episode: Episode, found: Sequence[ChatTokens], shared: int 
 
 
 def _make_row(episode: Episode, found: ChatTokens, shared: int | None, tokenizer: Any) -> Completion:
-    """A row behind the first ``shared`` tokens of its prompt; None: behind the whole prompt, which is its own."""
+    """Make a row after the first ``shared`` tokens of its prompt; None: the row has its own prompt."""
     rest = found.prompt_ids[len(found.prompt_ids) if shared is None else shared :]
     token_ids = np.concatenate([rest, found.token_ids])
     sampled = np.concatenate([np.zeros(len(rest), dtype=bool), found.sampled])
@@ -75,12 +79,6 @@ def _make_row(episode: Episode, found: ChatTokens, shared: int | None, tokenizer
         tuple(len(rest) + turn for turn in found.turns),
         prompt_ids=found.prompt_ids if shared is None else None,
         versions=found.versions,
-    )
-
-
-def _say_nothing(prompt_ids: Int64Array, end: int) -> ChatTokens:
-    return ChatTokens(
-        prompt_ids, np.array([end], dtype=np.int64), np.zeros(1, dtype=np.float32), np.zeros(1, dtype=bool), (), False
     )
 
 

@@ -1,4 +1,4 @@
-"""Chat messages: checked, compared, and made from replies."""
+"""Chat messages: check and compare them, and make them from replies."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.rollout.episodes.template import Message
 
 MAX_PROMPT_CHARS = 2_000_000
-"""A longer message of the first prompt is an error."""
+"""Maximum length of a message of the first prompt."""
 
 MessageKey: TypeAlias = "tuple[str, tuple[str, ...], str | None, tuple[Any, ...], str | None]"
-"""What a message is compared by: role, forms of its content, name or tool_call_id, tool calls, reasoning."""
+"""Key by which messages are compared: role, forms of the content, name or tool_call_id, tool calls, reasoning."""
 
 
 def make_reply_message(content: str, reasoning: str | None, calls: Sequence[ToolCall]) -> dict[str, Any]:
-    """A reply as a message that chat templates know."""
+    """Make the message of a reply for chat templates."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning is not None:
         message["reasoning_content"] = reasoning
@@ -30,7 +30,7 @@ def make_reply_message(content: str, reasoning: str | None, calls: Sequence[Tool
 
 
 def make_message_key(message: Message) -> MessageKey:
-    """What a message is compared by. Arguments of tool calls are compared as JSON values, not as text."""
+    """Make the key by which a message is compared. Arguments of tool calls are compared as JSON values, not as text."""
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else json.dumps(content, default=str)
     calls = tuple(_make_call_key(call) for call in message.get("tool_calls") or ())
@@ -41,13 +41,13 @@ def make_message_key(message: Message) -> MessageKey:
 
 
 def cut_stop(content: str, stop: Sequence[str]) -> str:
-    """``content`` without the stop string that ended it, as OpenAI's API returns it."""
+    """Cut ``content`` before the first stop string, as OpenAI's API does."""
     ends = [place for one in stop if one and (place := content.find(one)) >= 0]
     return content[: min(ends)] if ends else content
 
 
 def cut_reply(reply: Reply, stop: Sequence[str]) -> str:
-    """The content of a reply without the stop string that ended it."""
+    """Return the content of a reply without its stop string."""
     return cut_stop(reply.content, stop) if reply.finish_reason == "stop" else reply.content
 
 
@@ -63,16 +63,16 @@ def _make_call_key(call: Any) -> Any:
 
 
 def is_same_message(own: MessageKey, given: MessageKey) -> bool:
-    """Whether a message came back unchanged. A reply's reasoning may be left out, as many clients do."""
+    """Whether a message came back unchanged. The reasoning of a reply may be missing: many clients drop it."""
     reasoning = given[4] is None or given[4] == own[4]
     return own[0] == given[0] and given[1][0] in own[1] and own[2:4] == given[2:4] and reasoning
 
 
 def list_messages(messages: str | Sequence[Message] | None) -> list[dict[str, Any]]:
-    """Messages to the policy as a list of dicts; a text is one user message.
+    """Return messages to the policy as a list of dicts; a text is one user message.
 
     Raises:
-        ValueError: a message without role or content, with a lone surrogate, or a last one of the policy's own.
+        ValueError: a message without role or content or with a lone surrogate, or an assistant message at the end.
     """
     if messages is None:
         return []
@@ -99,14 +99,14 @@ def bound_messages(messages: Sequence[Message], bound: Callable[[str], str]) -> 
 
 
 def refuse_long_prompt(text: str) -> str:
-    """``text`` of the first prompt, which is not cut. Raises ValueError over :data:`MAX_PROMPT_CHARS` characters."""
+    """Return ``text``; raise ValueError if it has more than :data:`MAX_PROMPT_CHARS` characters."""
     if len(text) > MAX_PROMPT_CHARS:
         raise ValueError(f"a message has {len(text)} characters: expected at most {MAX_PROMPT_CHARS}")
     return text
 
 
 def refuse_late_tools(messages: Sequence[Message]) -> None:
-    """Raise ValueError for tools that are given in a conversation that has begun."""
+    """Raise ValueError for tools that are passed after the first turn."""
     if messages:
         raise ValueError("tools can be given at the first turn only: templates list them at the beginning")
 
@@ -116,16 +116,16 @@ def _bound_content(content: Any, bound: Callable[[str], str]) -> Any:
         return bound(content)
     if not isinstance(content, list):
         return content
-    return [_bound_part(part, bound) for part in content]
-
-
-def _bound_part(part: Any, bound: Callable[[str], str]) -> Any:
-    is_text = isinstance(part, Mapping) and isinstance(part.get("text"), str)
-    return {**part, "text": bound(part["text"])} if is_text else part
+    return [
+        {**part, "text": bound(part["text"])}
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+        else part
+        for part in content
+    ]
 
 
 def _refuse_surrogates(text: str, place: int) -> None:
-    """Raise ValueError for half of a UTF-16 pair, which no tokenizer takes."""
+    """Raise ValueError for a lone surrogate (half of a UTF-16 pair), which no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

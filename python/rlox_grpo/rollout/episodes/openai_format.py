@@ -1,4 +1,4 @@
-"""Requests and answers of OpenAI's API as an episode's endpoint takes and gives them. Pure functions of JSON values."""
+"""Read requests and write answers in the format of OpenAI's API: pure functions of JSON values."""
 
 from __future__ import annotations
 
@@ -22,23 +22,19 @@ END_OF_EVENTS = b"data: [DONE]\n\n"
 
 _MAX_STOPS = 16
 _IGNORED = {"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier", "prompt_cache_key"}
-"""Parameters that change nothing of a reply."""
+"""Parameters that do not change a reply."""
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "tool_choice": ("auto",),
     "parallel_tool_calls": (True,), "response_format": ({"type": "text"},), "top_logprobs": (0,), "best_of": (1,),
     "echo": (False,), "suffix": ("",), "modalities": (["text"],),
 }  # fmt: skip
-"""Parameters that may have these values alone."""
+"""Parameters that may have only these values."""
 _COMMON = {"model", "stop", "temperature", "top_p", "stream", "logprobs", "max_tokens", *_IGNORED, *_FIXED}
 _ROLES = {"system", "user", "assistant", "tool"}
 
 
 class RequestError(ValueError):
-    """A request that the endpoint cannot serve; answered with status 400.
-
-    Attributes:
-        param: the parameter.
-    """
+    """A request that the endpoint cannot serve; answered with status 400. ``param`` is the parameter at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -47,13 +43,15 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class OpenAIRequest:
-    """A request, read.
+    """A parsed request.
 
     Attributes:
-        messages, tools: of a chat; tools None: none were given.
-        token_ids: ``int64 [L]``, of a completion.
-        max_new_tokens, stop: of the reply.
-        stream, with_usage, with_log_probs: forms of the answer.
+        messages, tools: those of a chat request; ``tools`` is None if there are none.
+        token_ids: ``int64 [L]``, the prompt of a completion request.
+        max_new_tokens, stop: limits of the reply.
+        stream: answer with a stream of events.
+        with_usage: end a stream with the token counts.
+        with_log_probs: include log-probs.
     """
 
     messages: Sequence[dict[str, Any]] = ()
@@ -70,7 +68,7 @@ def read_chat_request(body: bytes, sampling: Sampling) -> OpenAIRequest:
     """Read the body of ``POST /v1/chat/completions``.
 
     Raises:
-        RequestError: not JSON, or a parameter that cannot be served; says what to do.
+        RequestError: not JSON, or a parameter that cannot be served; the message says what to do.
     """
     given = _read_object(body, {"messages", "tools", "max_completion_tokens"}, sampling)
     messages = given.get("messages")
@@ -112,7 +110,7 @@ def read_completion_request(body: bytes, sampling: Sampling) -> OpenAIRequest:
     return OpenAIRequest(token_ids=ids, with_log_probs=log_probs not in (None, False), **_read_shared(given))
 
 
-def make_chat_answer(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
+def make_chat_answer(reply: Reply, request: OpenAIRequest, name: str, created: int) -> bytes:
     """The answer to a chat request as one JSON object."""
     message = make_message(reply, request.stop)
     choice = {"index": 0, "message": message, "logprobs": _make_log_probs(reply, request)}
@@ -120,7 +118,7 @@ def make_chat_answer(reply: Reply, request: OpenAIRequest, prompt_tokens: int, n
         {
             **_make_heading(name, created, "chat.completion"),
             "choices": [{**choice, "finish_reason": _find_reason(reply)}],
-            "usage": _make_usage(reply, prompt_tokens),
+            "usage": _make_usage(reply),
         }
     )
 
@@ -135,15 +133,15 @@ def make_delta_event(delta: Delta, name: str, created: int, *, is_first: bool) -
     return _make_chunk(told, name, created)
 
 
-def make_last_events(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
-    """The events at the end of a stream: tool calls, the reason of the end, log-probs and usage where asked for."""
+def make_last_events(reply: Reply, request: OpenAIRequest, name: str, created: int) -> bytes:
+    """The last events of a stream: tool calls and the finish reason, and log-probs and usage if requested."""
     calls = make_message(reply, request.stop).get("tool_calls", ())
     events = [
         _make_chunk({"tool_calls": [{"index": place, **call}]}, name, created) for place, call in enumerate(calls)
     ]
     events.append(_make_chunk({}, name, created, _find_reason(reply), _make_log_probs(reply, request)))
     heading = _make_heading(name, created, "chat.completion.chunk")
-    return b"".join([*events, _end_stream(heading, reply, request, prompt_tokens)])
+    return b"".join([*events, _end_stream(heading, reply, request)])
 
 
 def make_text_event(delta: Delta, name: str, created: int) -> bytes:
@@ -151,21 +149,21 @@ def make_text_event(delta: Delta, name: str, created: int) -> bytes:
     return _encode_event(_make_text_chunk(name, created, delta.content, delta.token_ids))
 
 
-def make_last_text_events(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
-    """The events at the end of a stream of text: the reason of the end, log-probs and usage where asked for."""
+def make_last_text_events(reply: Reply, request: OpenAIRequest, name: str, created: int) -> bytes:
+    """The last events of a stream of text: the finish reason, and log-probs and usage if requested."""
     last = _make_text_chunk(name, created, "", (), reply.finish_reason, _make_text_log_probs(reply, request))
-    return _encode_event(last) + _end_stream(last, reply, request, prompt_tokens)
+    return _encode_event(last) + _end_stream(last, reply, request)
 
 
-def make_completion_answer(reply: Reply, request: OpenAIRequest, prompt_tokens: int, name: str, created: int) -> bytes:
-    """The answer to a request of token ids: with ``token_ids`` of the reply, as vLLM's server gives them."""
+def make_completion_answer(reply: Reply, request: OpenAIRequest, name: str, created: int) -> bytes:
+    """The answer to a completion request; ``token_ids`` has the reply's ids, as in the answers of vLLM's server."""
     text, log_probs = cut_stop(reply.text, request.stop), _make_text_log_probs(reply, request)
     whole = _make_text_chunk(name, created, text, reply.token_ids.tolist(), reply.finish_reason, log_probs)
-    return _encode({**whole, "usage": _make_usage(reply, prompt_tokens)})
+    return _encode({**whole, "usage": _make_usage(reply)})
 
 
 def make_message(reply: Reply, stop: Sequence[str]) -> dict[str, Any]:
-    """A reply as OpenAI's API writes it: arguments of tool calls are JSON text, and no stop string."""
+    """A reply as a message of OpenAI's API: arguments of tool calls are JSON text, and the stop string is cut off."""
     content = cut_reply(reply, stop)
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reply.reasoning is not None:
@@ -189,7 +187,7 @@ def make_error(message: str, kind: str = "invalid_request_error", param: str | N
 
 
 def make_error_event(error: bytes) -> bytes:
-    """An error of :func:`make_error` in a stream that has begun, and its end."""
+    """An error of :func:`make_error` as the last event of a stream."""
     return b"data: " + error + b"\n\n" + END_OF_EVENTS
 
 
@@ -247,7 +245,7 @@ def _read_shared(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_message(message: Any, where: str, names: dict[str, str]) -> dict[str, Any]:
-    """A message as chat templates know it; ``names`` are those of the tool calls so far, by their ids."""
+    """Convert a message to the form of chat templates. ``names`` maps the ids of earlier tool calls to tool names."""
     if not isinstance(message, dict):
         raise RequestError(f"{where} must be an object with role and content", where)
     role = "system" if message.get("role") == "developer" else message.get("role")
@@ -322,9 +320,9 @@ def _make_chunk(
     return _encode_event({**_make_heading(name, created, "chat.completion.chunk"), "choices": [choice]})
 
 
-def _end_stream(chunk: Mapping[str, Any], reply: Reply, request: OpenAIRequest, prompt_tokens: int) -> bytes:
-    """The usage where asked for, in a copy of ``chunk`` without choices, and the mark of the end."""
-    usage = {**chunk, "choices": [], "usage": _make_usage(reply, prompt_tokens)}
+def _end_stream(chunk: Mapping[str, Any], reply: Reply, request: OpenAIRequest) -> bytes:
+    """The usage if requested, in a copy of ``chunk`` without choices, and the end of the stream."""
+    usage = {**chunk, "choices": [], "usage": _make_usage(reply)}
     return (_encode_event(usage) if request.with_usage else b"") + END_OF_EVENTS
 
 
@@ -343,19 +341,18 @@ def _make_text_log_probs(reply: Reply, request: OpenAIRequest) -> dict[str, Any]
 
 
 def _make_log_probs(reply: Reply, request: OpenAIRequest) -> dict[str, Any] | None:
-    return {"content": _list_log_probs(reply), "refusal": None} if request.with_log_probs else None
-
-
-def _list_log_probs(reply: Reply) -> list[dict[str, Any]]:
-    return [
+    if not request.with_log_probs:
+        return None
+    tokens = [
         {"token": f"token_id:{token}", "logprob": log_prob, "bytes": None, "top_logprobs": []}
         for token, log_prob in zip(reply.token_ids.tolist(), reply.log_probs.tolist(), strict=True)
     ]
+    return {"content": tokens, "refusal": None}
 
 
-def _make_usage(reply: Reply, prompt_tokens: int) -> dict[str, int]:
-    count = len(reply.token_ids)
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": count, "total_tokens": prompt_tokens + count}
+def _make_usage(reply: Reply) -> dict[str, int]:
+    prompt, completion = reply.prompt_tokens, len(reply.token_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _encode_event(event: Mapping[str, Any]) -> bytes:

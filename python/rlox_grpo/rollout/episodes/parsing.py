@@ -1,11 +1,11 @@
-"""Parse a reply: reasoning, tool calls, and what remains. The text is a model's: nothing in it is trusted.
+"""Parse a reply into reasoning, tool calls and content. The text comes from a model and is not trusted.
 
-Six forms of tool calls are read, each with any number of calls in a reply:
+There are six formats of tool calls, each with any number of calls in a reply:
 
 ``hermes``
     Hermes' and Qwen's ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``; without that tag as ``json``.
 ``llama3``
-    ``{"name": …, "parameters": {…}}``, perhaps behind ``<|python_tag|>``; several are separated by ``;``.
+    ``{"name": …, "parameters": {…}}``, optionally after ``<|python_tag|>``; calls are separated by ``;``.
 ``mistral``
     ``[TOOL_CALLS][{"name": …, "arguments": {…}}, …]``, or ``[TOOL_CALLS]name[ARGS]{…}`` for each call; without that
     token as ``json``.
@@ -55,13 +55,13 @@ MARKS: Mapping[CallFormat, tuple[str, ...]] = {
     "glm": (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END),
     "json": (),
 }
-"""What each form writes beside JSON. Where a tokenizer has one as a special token, it is read before it is dropped."""
+"""Tags of each format. If a tokenizer has one as a special token, replies are decoded with special tokens."""
 THINK, THOUGHT = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """The parts of a reply's text; ``calls`` are pairs of name and arguments."""
+    """The parts of a reply's text. ``calls`` are pairs of name and arguments; ``error`` describes a malformed call."""
 
     content: str
     reasoning: str | None
@@ -76,13 +76,13 @@ def parse_reply(
     call_format: CallFormat = "hermes",
     schemas: Sequence[Mapping[str, Any]] | None = None,
 ) -> ParsedReply:
-    """Split ``text``. Without tools, nothing is read as a call.
+    """Split the text of a reply.
 
     Args:
         text: the reply.
-        with_tools: whether calls are read.
-        call_format: their form.
-        schemas: JSON schemas of the tools, which say of which types the arguments of ``qwen_xml`` and ``glm`` are.
+        with_tools: whether tool calls are parsed.
+        call_format: the format of tool calls.
+        schemas: JSON schemas of the tools, with the types of the arguments of ``qwen_xml`` and ``glm``.
     """
     reasoning, content = _split_reasoning(text)
     if not with_tools:

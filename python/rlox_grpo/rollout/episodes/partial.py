@@ -1,8 +1,8 @@
-"""Partial rollouts: episodes that do not end in a step go on in the next one.
+"""State of partial rollouts: the recorded replies of unfinished episodes, and the gate between two rounds.
 
-What is kept of an episode between two steps are its replies. In the next step its environment runs again from the
-beginning and gets them back, until it asks for a reply that was not sampled yet. So nothing of an environment has to be
-saved, and a resumed run does what a run does that was not interrupted.
+Between two steps, only the replies of an episode are stored. In the next step its environment runs again from the
+beginning and gets the recorded replies, until it asks for a reply that has not been sampled. So the state of an
+environment is never saved, and a resumed run equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 
 from rlox_grpo.groups import find_stale_tokens, list_rows
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
+from rlox_grpo.rollout.episodes.conversation import ChatTokens
 from rlox_grpo.rollout.episodes.groups import Played
-from rlox_grpo.rollout.episodes.line import ChatTokens
 from rlox_grpo.rollout.serialize import decode_episode, decode_fields, decode_group, encode_fields, encode_group
 from rlox_grpo.types import Prompt, RolloutGroup
 
@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class RecordedReply:
-    """A reply of an episode under way.
+    """A recorded reply of an unfinished episode.
 
     Attributes:
-        context: A digest of the tokens that it follows and of its stop strings.
-        turn: Its tokens, their log-probs when they were sampled, and the version that sampled them.
+        context: digest of the tokens before the reply and of its stop strings.
+        turn: its tokens, their log-probs, and the policy version that sampled it.
     """
 
     context: str
@@ -41,12 +41,12 @@ class RecordedReply:
 
 @dataclass(eq=False)
 class StartedEpisode:
-    """What is kept of an episode between steps.
+    """The state of an episode between two steps.
 
     Attributes:
-        replies: By branch and turn; see :class:`rlox_grpo.rollout.engines.turns.TurnRequest`.
-        seconds: What it has used of ``episode_timeout``.
-        played: How it went, where it has ended.
+        replies: recorded replies by branch and turn; see :class:`rlox_grpo.rollout.engines.turns.TurnRequest`.
+        seconds: time used of ``episode_timeout``.
+        played: its rows and outcome; None until it has finished.
     """
 
     replies: dict[tuple[int, int], RecordedReply] = field(default_factory=dict)
@@ -56,13 +56,13 @@ class StartedEpisode:
 
 @dataclass(eq=False)
 class StartedGroup:
-    """A prompt whose episodes are under way.
+    """The episodes of one prompt.
 
     Attributes:
-        prompt: The row.
-        draw: Its place among the prompts that the run has drawn; with the seed it decides what is sampled.
-        episodes: Those of its group.
-        group: Made when the last one has ended.
+        prompt: the prompt.
+        draw: index of the prompt among all prompts that the run has drawn; part of the key of random draws.
+        episodes: the episodes of the group.
+        group: the group; None until all episodes have finished.
     """
 
     prompt: Prompt
@@ -72,19 +72,19 @@ class StartedGroup:
 
     @property
     def versions(self) -> list[int]:
-        """The versions of the replies so far."""
+        """The policy versions of the replies so far."""
         replies = [reply for episode in self.episodes for reply in episode.replies.values()]
         return [reply.turn.policy_version for reply in replies if reply.turn.policy_version is not None]
 
 
 class Gate:
-    """Lets each episode sample ``turns`` replies in a round, and keeps later requests for the next round.
+    """Admits ``turns`` replies of each episode per round, and holds further requests until the next round.
 
-    The first round lets none pass: episodes that go on get their recorded replies back first, so that what is decoded
-    together does not depend on how long their environments take.
+    The first round admits none: continued episodes first get their recorded replies, so that the batches of decoding
+    do not depend on how long environments take.
 
     Attributes:
-        waiting: The requests that wait for the next round, with the time when they came.
+        waiting: the requests that wait for the next round, with their times of arrival.
     """
 
     def __init__(self, turns: int, policy_version: int, started: Mapping[tuple[int, int], StartedEpisode]) -> None:
@@ -94,7 +94,7 @@ class Gate:
         self._has_warned = False
 
     def find(self, request: TurnRequest) -> SampledTurn | None:
-        """The recorded reply to a request; None where there is none, or where it followed other tokens."""
+        """Return the recorded reply to a request; None if there is none, or if the tokens before it have changed."""
         replies = self._started[request.episode].replies
         known = replies.get((request.branch, request.turn))
         if known is None:
@@ -105,15 +105,15 @@ class Gate:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "an environment did not repeat itself: the conversation before turn %d of an episode that goes on is "
-                "another than in the step before, so that its replies from there on are sampled again. Draw random "
+                "an environment is not deterministic: when an episode was continued, the conversation before its turn "
+                "%d differed from the previous step, so its replies from there on are sampled again. Draw random "
                 "numbers from chat.seed, and see partial_rollout_turns in docs/guides/async.md",
                 request.turn,
             )
         return None
 
     def admit(self, request: TurnRequest) -> bool:
-        """Whether the request may be sampled in this round; if not, it waits here."""
+        """Whether the request may be sampled in this round; otherwise it is added to :attr:`waiting`."""
         left = self._left.get(request.episode, 0)
         if left:
             self._left[request.episode] = left - 1
@@ -122,7 +122,7 @@ class Gate:
         return left > 0
 
     def record(self, request: TurnRequest, turn: SampledTurn) -> SampledTurn:
-        """Keep a reply that was sampled; returns it with its version."""
+        """Record a sampled reply; returns it with its policy version."""
         versioned = replace(turn, policy_version=self._version)
         self._started[request.episode].replies[request.branch, request.turn] = RecordedReply(
             _digest(request), versioned
@@ -130,17 +130,17 @@ class Gate:
         return versioned
 
     def list_episodes(self) -> set[tuple[int, int]]:
-        """The episodes that wait for the next round."""
+        """Return the keys of the episodes that wait for the next round."""
         return {request.episode for request in self.waiting}
 
     def open_round(self, episodes: Iterable[tuple[int, int]]) -> list[TurnRequest]:
-        """Begin the next round of these episodes; returns the requests that may be sampled now, in a fixed order."""
+        """Begin the next round of these episodes; returns the admitted requests in a fixed order."""
         self._left = dict.fromkeys(episodes, self._turns)
         held, self.waiting = sorted(self.waiting, key=lambda one: (one.episode, one.branch, one.turn)), {}
         return [request for request in held if self.admit(request)]
 
     def note_time(self, episode: tuple[int, int], started: float | None) -> None:
-        """Keep what an episode that waits here has used of its time since ``started``; nothing in the first round."""
+        """Store the time that a waiting episode has used since ``started``; do nothing in the first round."""
         if not self._left:
             return
         since = [when for request, when in self.waiting.items() if request.episode == episode]
@@ -148,26 +148,26 @@ class Gate:
             self._started[episode].seconds = max(0.0, max(since) - started)
 
     def count_seconds(self, episode: tuple[int, int]) -> float:
-        """Seconds that an episode has used of its time."""
+        """Return the seconds that an episode has used."""
         return self._started[episode].seconds
 
 
 def _digest(request: TurnRequest) -> str:
-    """Of the tokens that a reply follows, and of its stop strings."""
+    """Digest of the tokens before a reply and of its stop strings."""
     digest = hashlib.sha256(request.token_ids.astype("<i8").tobytes())
     digest.update(repr(request.stop).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:32]
 
 
 def count_carried(groups: Iterable[StartedGroup]) -> tuple[int, int | None]:
-    """The episodes that have begun and not ended, and the oldest version of the groups under way; None without any."""
+    """Return the number of started, unfinished episodes, and the oldest version of the unfinished groups, or None."""
     under_way = [started for started in groups if started.group is None]
     begun = [one for started in under_way for one in started.episodes if one.played is None and one.replies]
     return len(begun), min((version for started in under_way for version in started.versions), default=None)
 
 
 def measure_dropped(groups: Iterable[RolloutGroup], oldest: int) -> dict[str, float]:
-    """``rollout/dropped_stale_share``: the sampled tokens of versions before ``oldest``, as a share of all."""
+    """``rollout/dropped_stale_share``: the share of sampled tokens of versions before ``oldest``."""
     rows = [row for group in groups for completion in group.completions for row in list_rows(completion)]
     flags = [np.ones(len(row.token_ids), np.bool_) if row.sampled is None else row.sampled for row in rows]
     dropped = sum(int(own[find_stale_tokens(row, oldest)].sum()) for row, own in zip(rows, flags, strict=True))
@@ -175,7 +175,7 @@ def measure_dropped(groups: Iterable[RolloutGroup], oldest: int) -> dict[str, fl
 
 
 def encode_started(started: StartedGroup) -> dict[str, Any]:
-    """A prompt's episodes as JSON values, without its row; :func:`decode_started` is the inverse."""
+    """Encode a group as JSON values, without the prompt; :func:`decode_started` is the inverse."""
     return {
         "prompt": started.prompt.index,
         "draw": started.draw,
@@ -185,7 +185,7 @@ def encode_started(started: StartedGroup) -> dict[str, Any]:
 
 
 def decode_started(record: Mapping[str, Any], prompt: Prompt) -> StartedGroup:
-    """What :func:`encode_started` encoded, with its row."""
+    """Decode a group of :func:`encode_started`; ``prompt`` is its prompt."""
     group = None if record["group"] is None else decode_group(record["group"], prompt)
     return StartedGroup(prompt, record["draw"], [*map(_decode_episode, record["episodes"])], group)
 

@@ -27,7 +27,7 @@ from rlox_grpo.rollout.episodes.template import Message
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
 
 MAX_SHOWN = 2000
-"""Characters of a message that are shown."""
+"""Maximum characters of a message that are shown."""
 
 
 class NoReplyError(Exception):
@@ -35,14 +35,13 @@ class NoReplyError(Exception):
 
 
 class PlayedChat:
-    """Stands in for :class:`rlox_grpo.rollout.episodes.chat.Chat` where no model samples.
+    """Replaces :class:`rlox_grpo.rollout.episodes.chat.Chat` if no model samples.
 
     Replies have no tokens: ``token_ids`` and ``log_probs`` are empty, and ``tokens_left`` is None.
 
     Attributes:
-        seed: Of the environment's random numbers.
-        ended: The limit that has ended the episode, or None.
-        waiting_since: When the environment was last given control.
+        seed: seed of the environment's random numbers.
+        ended: the limit that has ended the episode, or None.
     """
 
     tokens_left: int | None = None
@@ -52,16 +51,16 @@ class PlayedChat:
         read_reply: Callable[[], str],
         say: Callable[[str], None],
         config: EpisodeConfig,
-        tools: Sequence[Callable[..., Any]] = (),
-        seed: int = 0,
+        tools: Sequence[Callable[..., Any]],
+        seed: int,
     ) -> None:
         """Begin an empty conversation.
 
         Args:
-            read_reply: returns the next reply; raises NoReplyError where there is none.
+            read_reply: returns the next reply; raises NoReplyError at the end.
             say: shows a line.
-            config: the limits; those of tokens are not read.
-            tools: what the policy may call.
+            config: the limits; limits of tokens are ignored.
+            tools: functions that replies may call.
             seed: see above.
         """
         self.seed = seed
@@ -83,7 +82,7 @@ class PlayedChat:
 
     @property
     def turns(self) -> int:
-        """Replies so far."""
+        """Number of replies so far."""
         return self._turns
 
     async def turn(
@@ -97,9 +96,9 @@ class PlayedChat:
         """Show ``messages`` and read one reply, which ends at the first of the ``stop`` strings.
 
         Raises:
-            EpisodeEnded: ``max_turns`` replies were given.
+            EpisodeEnded: there were ``max_turns`` replies.
             NoReplyError: there is no further reply.
-            ValueError: as of :meth:`rlox_grpo.rollout.episodes.chat.Chat.turn`.
+            ValueError: as in :meth:`rlox_grpo.rollout.episodes.chat.Chat.turn`.
         """
         if self.ended is not None:
             raise RuntimeError(f"chat.turn was called after the episode had ended by {self.ended}")
@@ -132,11 +131,11 @@ class PlayedChat:
 
     @property
     def base_url(self) -> str:
-        """No model answers here. Raises ValueError."""
+        """Raise ValueError: there is no model."""
         raise ValueError("this environment asks a model by chat.base_url: use rlox-grpo eval --environment")
 
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
-        """Call the tools that ``reply`` asks for; see :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
+        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
         try:
             return await self.tools.answer(reply)
         except EpisodeEnded as ended:
@@ -160,22 +159,22 @@ def play_episode(
     config: EpisodeConfig | None = None,
     seed: int = 0,
 ) -> Outcome:
-    """Play one episode and show messages, tools' results, the reward and the stop reason.
+    """Play one episode, and show its messages, tool results, reward and stop reason.
 
     Args:
-        environment: as :class:`rlox_grpo.GRPO` takes it.
+        environment: the argument of :class:`rlox_grpo.GRPO`.
         row: the data row.
-        read_reply: returns the next reply; raises NoReplyError where there is none.
+        read_reply: returns the next reply; raises NoReplyError at the end.
         say: shows a line.
         tools: functions that replies may call.
         config: the limits of episodes.
-        seed: the environment's, as ``chat.seed``.
+        seed: ``chat.seed``.
 
     Raises:
-        ConfigError: an environment or a tool that cannot be used.
+        ConfigError: the environment or a tool cannot be used.
         ValueError: the row lacks a column that the environment needs.
         NoReplyError: the replies ended before the episode.
-        Exception: what the environment raises, after its traceback was shown.
+        Exception: raised by the environment; its traceback was shown.
     """
     if isinstance(environment, str):
         raise ConfigError("a command asks a model by its endpoint: use rlox-grpo eval --environment instead of play")
@@ -184,7 +183,7 @@ def play_episode(
     check_columns(adapted, row, "the row", ": give rows with --data")
     chat: Any = PlayedChat(read_reply, say, config, adapted.tools, seed)
     try:
-        returned = run_coroutine(lambda: _play(adapted.play, row, chat))
+        returned = run_coroutine(lambda: adapted.play(row, chat))
         outcome = check_outcome(returned, chat.turns, chat.ended)
     except EpisodeEnded as ended:
         outcome = end_episode(adapted, config, ended.reason)
@@ -197,10 +196,6 @@ def play_episode(
     for line in _describe_outcome(outcome, chat.turns):
         say(line)
     return outcome
-
-
-async def _play(play: Callable[[Mapping[str, Any], Any], Any], row: Mapping[str, Any], chat: Any) -> Any:
-    return await play(row, chat)
 
 
 def _describe_outcome(outcome: Outcome, turns: int) -> list[str]:
@@ -220,7 +215,7 @@ def _describe_message(message: Message) -> str:
 
 
 def _escape(text: str) -> str:
-    """``text`` without control characters, which could move the cursor or change a terminal's colours."""
+    """Escape control characters, which could move the cursor or change the terminal's colours."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 

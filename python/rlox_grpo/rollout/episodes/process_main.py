@@ -1,7 +1,7 @@
-"""The worker process of sync environments and tools: play an episode or call a tool, and answer in JSON.
+"""Main function of the worker processes in which sync environments and tools run.
 
-Jobs come as pickles from the trainer, which is trusted. Answers go back as lines of JSON of bounded length. An episode
-is a conversation: the worker asks for a turn and waits for the reply.
+The trainer sends jobs as pickles; it is trusted. The worker answers with lines of JSON of bounded length. While it
+plays an episode, it also sends requests, such as for a reply of the policy, and waits for the trainer's answer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import pickle
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -22,21 +22,20 @@ from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, show_result
 
 LONGEST_ANSWER = 4_000_000
-"""Bytes of one answer: a longer one is an error of the environment."""
-
+"""Maximum bytes of one answer; a longer answer is an error of the environment."""
 
 CHAT_FACTS = ("messages", "turns", "tokens_left", "base_url", "api_key")
-"""What a worker asks of a chat beside turns and tools."""
+"""Properties of a chat that a worker can request."""
 
 
 @dataclass(frozen=True)
-class Foreign:
-    """What a worker process runs.
+class WorkerSetup:
+    """The first message to a worker process: the functions that it runs.
 
     Attributes:
-        environment: As the user gave it, or None for a process of tools alone.
-        tools: Functions, by their place.
-        limits: Of tools that the environment calls itself, as methods of TRL's environments.
+        environment: the argument of :class:`rlox_grpo.GRPO`; None for a process that only runs tools.
+        tools: functions, which jobs name by their index.
+        limits: limits of tools that are methods of the environment, as in TRL's environments.
     """
 
     environment: Any
@@ -46,7 +45,7 @@ class Foreign:
 
 @dataclass(frozen=True)
 class PlayJob:
-    """An episode to play; ``timeout`` seconds between two turns."""
+    """Play an episode, with at most ``timeout`` seconds between two turns."""
 
     row: dict[str, Any]
     seed: int
@@ -55,7 +54,7 @@ class PlayJob:
 
 @dataclass(frozen=True)
 class CallJob:
-    """A tool to call: its place in :attr:`Foreign.tools`, and what becomes of its result."""
+    """Call tool number ``place`` of :attr:`WorkerSetup.tools`, and cut its result to ``max_chars``."""
 
     place: int
     arguments: dict[str, Any]
@@ -63,14 +62,14 @@ class CallJob:
     timeout: float
 
 
-class Line:
+class TrainerPipe:
     """The connection to the trainer."""
 
     def __init__(self, jobs: BinaryIO, answers: BinaryIO) -> None:
         self._jobs, self._answers = jobs, answers
         self._owner = os.getpid()
         self.timeout = 0.0
-        # A process that the environment forks and leaves must not hold the pipe: the trainer waits for its end.
+        # A forked process that outlives the worker must not keep the pipe open: the trainer waits for its end of file.
         os.register_at_fork(after_in_child=self._close)
 
     def _close(self) -> None:
@@ -81,10 +80,10 @@ class Line:
         """Send an answer.
 
         Raises:
-            ValueError: it is longer than :data:`LONGEST_ANSWER`.
+            ValueError: the answer is longer than :data:`LONGEST_ANSWER`.
         """
         if os.getpid() != self._owner:
-            os._exit(1)  # a fork that the environment made: its parent plays the episode
+            os._exit(1)  # a process that the environment forked: the worker itself plays the episode
         line = json.dumps(fields, default=str).encode() + b"\n"
         if len(line) > LONGEST_ANSWER:
             raise ValueError(f"it sends {len(line)} bytes at once: expected at most {LONGEST_ANSWER}")
@@ -92,7 +91,7 @@ class Line:
         self._answers.flush()
 
     def receive(self) -> Any:
-        """Wait for a job or for what was asked for. Ends the process when the trainer has gone."""
+        """Wait for a job or for the answer to a request. Ends the process if the trainer has ended."""
         self.set_alarm(0.0)
         frame = read_frame(self._jobs)
         if frame is None:
@@ -102,82 +101,56 @@ class Line:
         return found
 
     def set_alarm(self, timeout: float) -> None:
-        """End the process a while after ``timeout``; 0.0: never. Nobody else ends it where the trainer was killed."""
+        """End the process some seconds after ``timeout``, in case the trainer was killed and cannot; 0.0: never."""
         if threading.current_thread() is threading.main_thread():
             set_alarm(timeout + ORPHAN_GRACE if timeout else 0.0)
 
 
-class RemoteChat:
-    """The chat of an episode whose environment runs in a worker process; see docs/several_turns.md.
+class BlockingChat:
+    """The chat of a sync function in a worker process: each method asks the trainer and waits for its answer.
 
     Attributes:
-        seed: A seed of this episode, for the environment's own random numbers.
-        tools: Tools that run in this process.
+        seed: seed of this episode, for the environment's random numbers.
+        tools: tools that run in this process.
     """
 
-    def __init__(self, line: Line, seed: int, limits: ToolLimits) -> None:
+    def __init__(self, pipe: TrainerPipe, seed: int, limits: ToolLimits) -> None:
         self.seed = seed
         self.tools = Tools((), limits)
-        self._line = line
+        self._pipe = pipe
 
     def __getattr__(self, name: str) -> Any:
-        """The facts of a chat, from the trainer."""
+        """Ask for one of :data:`CHAT_FACTS`."""
         if name not in CHAT_FACTS:
             raise AttributeError(f"a chat has no {name!r}")
         return self._ask(get=name)
 
-    async def turn(
-        self,
-        messages: Any = None,
-        *,
-        tools: Sequence[Callable[..., Any]] | None = None,
-        max_new_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+    def turn(
+        self, messages: Any = None, *, tools: Any = None, max_new_tokens: int | None = None, stop: Any = ()
     ) -> Reply:
-        """Append ``messages`` and sample one reply.
-
-        Raises:
-            EpisodeEnded: a limit has ended the episode.
-            ValueError: malformed messages, or ``tools``, which the trainer's process cannot get from this one.
-        """
-        _refuse_tools(tools)
-        return self.ask_turn(messages, max_new_tokens, stop)
-
-    def ask_turn(self, messages: Any, max_new_tokens: int | None, stop: str | Sequence[str]) -> Reply:
-        """:meth:`turn`, for a sync function."""
+        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.turn`. ``tools`` cannot be sent to the trainer."""
+        if tools is not None:
+            raise ValueError(
+                "chat.turn(tools=) needs an async environment where turn_timeout or episode_timeout is set: "
+                "use GRPO(tools=)"
+            )
         reply: Reply = self._ask(turn=messages, max_new_tokens=max_new_tokens, stop=stop)
         return reply
 
-    async def complete(
-        self, messages: Any, *, tools: Any = None, max_new_tokens: int | None = None, stop: str | Sequence[str] = ()
-    ) -> Reply:
+    def complete(self, messages: Any, *, tools: Any = None, max_new_tokens: int | None = None, stop: Any = ()) -> Reply:
         """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.complete`."""
-        return self.ask_completion(messages, tools, max_new_tokens, stop)
-
-    def ask_completion(self, messages: Any, tools: Any, max_new_tokens: int | None, stop: str | Sequence[str]) -> Reply:
-        """:meth:`complete`, for a sync function."""
         reply: Reply = self._ask(complete=messages, schemas=tools, max_new_tokens=max_new_tokens, stop=stop)
         return reply
 
-    async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
-        """Call the tools that ``reply`` asks for; return their messages in the order of the calls.
-
-        Raises:
-            EpisodeEnded: ``on_parse_error`` or ``on_tool_error`` ends the episode.
-        """
-        if self.tools:
-            return await self.tools.answer(reply)
-        return self.ask_tools(reply)
-
-    def ask_tools(self, reply: Reply) -> list[dict[str, Any]]:
-        """:meth:`call_tools`, for a sync function."""
+    def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
+        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
         calls = [[call.name, dict(call.arguments), call.id] for call in reply.tool_calls]
-        found: list[dict[str, Any]] = self._ask(call_tools=calls, parse_error=reply.parse_error)
-        return found
+        messages: list[dict[str, Any]] = self._ask(call_tools=calls, parse_error=reply.parse_error)
+        return messages
 
     def _ask(self, **question: Any) -> Any:
-        self._line.answer(**question)
-        kind, found = self._line.receive()
+        self._pipe.answer(**question)
+        kind, found = self._pipe.receive()
         if kind == "ended":
             raise EpisodeEnded(*found)
         if kind == "error":
@@ -185,86 +158,76 @@ class RemoteChat:
         return found
 
 
-class BlockingChat:
-    """:class:`RemoteChat` for a sync function."""
+class RemoteChat:
+    """:class:`BlockingChat` for an async function."""
 
-    def __init__(self, chat: RemoteChat) -> None:
+    def __init__(self, chat: BlockingChat) -> None:
         self._chat = chat
 
-    def turn(
-        self, messages: Any = None, *, tools: Any = None, max_new_tokens: int | None = None, stop: Any = ()
-    ) -> Reply:
-        """See :meth:`RemoteChat.turn`."""
-        _refuse_tools(tools)
-        return self._chat.ask_turn(messages, max_new_tokens, stop)
+    async def turn(self, *args: Any, **options: Any) -> Reply:
+        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.turn`."""
+        return self._chat.turn(*args, **options)
 
-    def complete(self, messages: Any, *, tools: Any = None, max_new_tokens: int | None = None, stop: Any = ()) -> Reply:
-        """See :meth:`RemoteChat.complete`."""
-        return self._chat.ask_completion(messages, tools, max_new_tokens, stop)
+    async def complete(self, *args: Any, **options: Any) -> Reply:
+        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.complete`."""
+        return self._chat.complete(*args, **options)
 
-    def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
-        """See :meth:`RemoteChat.call_tools`."""
-        return self._chat.ask_tools(reply)
+    async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
+        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
+        return await self.tools.answer(reply) if self.tools else self._chat.call_tools(reply)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chat, name)
 
 
-def _refuse_tools(tools: Any) -> None:
-    if tools is not None:
-        raise ValueError(
-            "chat.turn(tools=) needs an async environment where turn_timeout or episode_timeout is set: "
-            "use GRPO(tools=)"
-        )
-
-
 def main() -> None:
     """Serve jobs until the trainer closes the stream."""
     jobs, answers = take_streams()
-    line = Line(jobs, answers)
+    pipe = TrainerPipe(jobs, answers)
     try:
-        foreign: Foreign = pickle.loads(read_frame(jobs) or b"")  # noqa: S301  the trainer's own
+        setup: WorkerSetup = pickle.loads(read_frame(jobs) or b"")  # noqa: S301  the trainer's own
         environment = None
-        if foreign.environment is not None:  # the trainer has checked its tools
-            environment = adapt_environment(foreign.environment, foreign.tools, check_tools=False)
-    except BaseException as error:  # noqa: BLE001  reported, and raised over there
-        line.answer(failed=describe_error(error))
+        if setup.environment is not None:  # the trainer has checked its tools
+            environment = adapt_environment(setup.environment, setup.tools, check_tools=False)
+    except BaseException as error:  # noqa: BLE001  the trainer raises it
+        pipe.answer(failed=describe_error(error))
         return
-    line.answer(ready=True)
+    pipe.answer(ready=True)
     while True:
-        line.timeout = 0.0
+        pipe.timeout = 0.0
         try:
-            job: PlayJob | CallJob = line.receive()
+            job: PlayJob | CallJob = pipe.receive()
         except Exception as error:  # noqa: BLE001  a column whose class cannot be imported here
-            line.answer(error=f"its row cannot be read in a worker process: {describe_error(error)}", turns=0)
+            pipe.answer(error=f"its row cannot be read in a worker process: {describe_error(error)}", turns=0)
             continue
-        line.timeout = job.timeout
-        line.set_alarm(job.timeout)
+        pipe.timeout = job.timeout
+        pipe.set_alarm(job.timeout)
         if isinstance(job, CallJob):
-            _call(foreign.tools[job.place], job, line)
+            _call(setup.tools[job.place], job, pipe)
         else:
             assert environment is not None
-            _play(environment, job, RemoteChat(line, job.seed, foreign.limits), line)
+            _play(environment, job, BlockingChat(pipe, job.seed, setup.limits), pipe)
 
 
-def _call(function: Callable[..., Any], job: CallJob, line: Line) -> None:
+def _call(function: Callable[..., Any], job: CallJob, pipe: TrainerPipe) -> None:
     try:
         text = show_result(function(**job.arguments))
-        line.answer(text=text[: job.max_chars].encode("utf-8", "replace").decode(), length=len(text))
-    except BaseException as error:  # noqa: BLE001  even sys.exit() in a tool is that call's error alone
-        line.answer(error=describe_error(error))
+        pipe.answer(text=text[: job.max_chars].encode("utf-8", "replace").decode(), length=len(text))
+    except BaseException as error:  # noqa: BLE001  sys.exit() in a tool fails only its call
+        pipe.answer(error=describe_error(error))
 
 
-def _play(environment: Environment, job: PlayJob, chat: RemoteChat, line: Line) -> None:
+def _play(environment: Environment, job: PlayJob, chat: BlockingChat, pipe: TrainerPipe) -> None:
     def answer(**fields: Any) -> None:
         tools = chat.tools
-        line.answer(**fields, tools=[tools.calls, tools.errors, tools.cut, tools.seconds])
+        pipe.answer(**fields, tools=[tools.calls, tools.errors, tools.cut, tools.seconds])
 
     try:
         if environment.function is not None:
-            outcome = read_outcome(environment.function(job.row, BlockingChat(chat)))
+            outcome = read_outcome(environment.function(job.row, chat))
         else:
-            outcome = read_outcome(asyncio.run(_await(environment.play(job.row, chat))))  # type: ignore[arg-type]
+            play: Callable[..., Awaitable[Any]] = environment.play
+            outcome = read_outcome(asyncio.run(_await(play(job.row, RemoteChat(chat)))))
         answer(
             reward=outcome.reward,
             turn_rewards=outcome.turn_rewards,
@@ -273,7 +236,7 @@ def _play(environment: Environment, job: PlayJob, chat: RemoteChat, line: Line) 
         )
     except EpisodeEnded as ended:
         answer(ended=ended.reason, told=str(ended)[:2000])
-    except BaseException as error:  # noqa: BLE001  even sys.exit() in an environment ends its episode alone
+    except BaseException as error:  # noqa: BLE001  sys.exit() in an environment ends only its episode
         answer(error=describe_error(error))
 
 

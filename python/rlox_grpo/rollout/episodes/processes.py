@@ -1,4 +1,4 @@
-"""Run sync environments and tools in worker processes, so that a deadline can stop them."""
+"""Run sync environments and tools in worker processes, which a deadline can kill."""
 
 from __future__ import annotations
 
@@ -19,20 +19,16 @@ from rlox_grpo.environments import EpisodeEnded, Outcome, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rewards.worker_pool import START_SECONDS, Worker, end_all, find_import_path
 from rlox_grpo.rollout.episodes.chat import Chat
-from rlox_grpo.rollout.episodes.process_main import CHAT_FACTS, LONGEST_ANSWER, CallJob, Foreign, PlayJob
+from rlox_grpo.rollout.episodes.process_main import CHAT_FACTS, LONGEST_ANSWER, CallJob, PlayJob, WorkerSetup
 from rlox_grpo.rollout.episodes.tools import ToolLimits
 
 _ENTRY = "rlox_grpo.rollout.episodes.process_main"
 _ABANDON_SECONDS = 1.0
-"""A killed worker's pipe is left open when a process that it started still holds it after so long."""
+"""Seconds to wait for the pipe of a killed worker: a process that the worker started may keep it open."""
 
 
-class ForeignError(RuntimeError):
-    """An environment or a tool failed in its worker process.
-
-    Attributes:
-        told: What happened there.
-    """
+class EpisodeWorkerError(RuntimeError):
+    """An environment or a tool failed in its worker process. ``told`` is the worker's message."""
 
     def __init__(self, told: str) -> None:
         super().__init__(told)
@@ -42,37 +38,37 @@ class ForeignError(RuntimeError):
 class ProcessPool:
     """Worker processes of one environment, or of the tools: started on demand, lent to one user at a time, reused."""
 
-    def __init__(self, name: str, foreign: Foreign, size: int) -> None:
-        """Prepare at most ``size`` processes.
+    def __init__(self, name: str, setup: WorkerSetup, size: int) -> None:
+        """Prepare at most ``size`` processes; none is started yet.
 
         Raises:
-            ConfigError: ``foreign`` cannot be pickled.
+            ConfigError: ``setup`` cannot be pickled.
         """
         import cloudpickle
 
         try:
-            self._payload = cloudpickle.dumps(foreign)
+            self._payload = cloudpickle.dumps(setup)
         except Exception as error:
             raise ConfigError(
-                f"{name} cannot be sent to a worker process ({type(error).__name__}: {error}): make what it refers to "
-                "picklable, create it inside, make it async, or leave out the timeout"
+                f"{name} cannot be sent to a worker process ({type(error).__name__}: {error}): make the objects that "
+                "it uses picklable, create them inside it, make it async, or leave out the timeout"
             ) from error
         self._name, self._size = name, size
-        function = foreign.environment if foreign.environment is not None else foreign.tools[0]
+        function = setup.environment if setup.environment is not None else setup.tools[0]
         self._import_path = find_import_path(function) if callable(function) else list(sys.path)
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
-        self._lock = threading.Lock()  # of both: with async_steps another thread may close what this one lends
+        self._lock = threading.Lock()  # of both lists: with async_steps, close() may be called in another thread
         self._closed = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._finalizer = weakref.finalize(self, end_all, self._workers, os.getpid())
 
     @contextlib.asynccontextmanager
-    async def lend(self) -> AsyncIterator[Lent]:
-        """Lend a process that is ready; wait for one where all are lent. One that is not given back ``clean`` is ended.
+    async def lend(self) -> AsyncIterator[LentWorker]:
+        """Lend a ready process for the block; wait for one if all are lent. A process that is not ``clean`` is killed.
 
         Raises:
-            ForeignError: the process cannot run the environment or the tools.
+            EpisodeWorkerError: the process cannot run the environment or the tools.
         """
         while (worker := self._take()) is None:
             turn = asyncio.get_running_loop().create_future()
@@ -80,10 +76,10 @@ class ProcessPool:
             try:
                 await turn
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():  # its turn had come, and is the next one's
+                if turn.done() and not turn.cancelled():  # it had the turn: give it to the next
                     self._wake_next()
                 raise
-        lent, closed = Lent(worker), self._closed
+        lent, closed = LentWorker(worker), self._closed
         try:
             await lent.start()
             yield lent
@@ -99,7 +95,7 @@ class ProcessPool:
             self._wake_next()
 
     def close(self) -> None:
-        """End the processes that are not lent, and each lent one when it is given back; later episodes start others."""
+        """End the idle processes now, and the lent ones when they are returned. Later episodes start new processes."""
         with self._lock:
             self._closed += 1
             idle, self._idle[:] = [*self._idle], []
@@ -108,7 +104,7 @@ class ProcessPool:
         end_all(idle, os.getpid())
 
     def _take(self) -> Worker | None:
-        """An idle process, a new one, or None where all are lent."""
+        """Return an idle process, a new one, or None if all are lent."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
@@ -119,7 +115,7 @@ class ProcessPool:
             return worker
 
     def _wake_next(self) -> None:
-        """Give the turn to the first that still waits."""
+        """Give the turn to the first waiting user."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -127,11 +123,11 @@ class ProcessPool:
                 return
 
 
-class Lent:
-    """A process for one episode or one call.
+class LentWorker:
+    """A process lent for one episode or one call.
 
     Attributes:
-        clean: Whether it can serve another one; set by its user.
+        clean: whether the process can be reused; set by the user.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -141,37 +137,37 @@ class Lent:
         self._is_back.set()
 
     async def start(self) -> None:
-        """Wait until the process is ready. Raises ForeignError where it cannot be."""
+        """Wait until the process is ready. Raises EpisodeWorkerError if it fails to start."""
         try:
             await asyncio.wait_for(self._do(self._worker.start), START_SECONDS)
         except (asyncio.TimeoutError, TimeoutError):
-            raise ForeignError(f"its worker process is not ready after {START_SECONDS:g} s") from None
+            raise EpisodeWorkerError(f"its worker process is not ready after {START_SECONDS:g} s") from None
         if self._worker.broken is not None:
-            raise ForeignError(f"it cannot run in a worker process: {self._worker.broken}")
+            raise EpisodeWorkerError(f"it cannot run in a worker process: {self._worker.broken}")
 
     async def ask(self, job: Any) -> dict[str, Any]:
-        """Send a job or what was asked for, and wait for the answer.
+        """Send a job or the answer to a request, and wait for the worker's answer.
 
         Raises:
-            ForeignError: ``job`` cannot be pickled, or the process ended instead of answering.
+            EpisodeWorkerError: ``job`` cannot be pickled, or the process ended without an answer.
         """
         try:
             payload = pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
-            raise ForeignError(f"the row cannot be pickled: {type(error).__name__}: {error}") from error
+            raise EpisodeWorkerError(f"the row cannot be pickled: {type(error).__name__}: {error}") from error
         answer: dict[str, Any] = await self._do(lambda: self._worker.ask(payload))
         if not answer:
-            raise ForeignError(f"its worker process {self._worker.describe_end()}")
+            raise EpisodeWorkerError(f"its worker process {self._worker.describe_end()}")
         return answer
 
     def end(self) -> None:
-        """Kill the process and all that it has started."""
+        """Kill the process and all processes that it started."""
         self._worker.kill()
         if self._is_back.wait(_ABANDON_SECONDS):
             self._worker.end()
 
     async def _do(self, work: Callable[[], Any]) -> Any:
-        """Run blocking work in a thread that nothing waits for at the interpreter's end."""
+        """Run blocking work in a daemon thread, which does not delay the end of the interpreter."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         is_back = self._is_back
@@ -203,46 +199,46 @@ async def play_in_process(pool: ProcessPool, timeout: float, row: Mapping[str, A
     """Play an episode whose environment runs in a process of ``pool``.
 
     Raises:
-        ForeignError: the environment raised, its process died, or it sent what is no answer.
-        EpisodeEnded: as the environment let it through.
+        EpisodeWorkerError: the environment raised, its process died, or it sent an invalid message.
+        EpisodeEnded: a limit ended the episode, and the environment did not catch the exception.
     """
-    chat.pause()  # its deadline does not run while it waits for a process
+    chat.pause()  # the deadline starts when there is a process
     async with pool.lend() as lent:
         chat.resume()
         answer = await lent.ask(PlayJob(dict(row), chat.seed, timeout))
         while not {"stop_reason", "ended", "error"} & answer.keys():
-            if chat.ended is not None:  # it goes on after the end: end its process
+            if chat.ended is not None:  # the environment caught EpisodeEnded and asks again: kill its process
                 raise EpisodeEnded(chat.ended)
             answer = await lent.ask(await _serve(chat, answer))
         lent.clean = True
         calls, errors, cut, seconds = answer.get("tools", (0, 0, 0, 0.0))
         chat.tools.add(int(calls), int(errors), int(cut), float(seconds))
         if "error" in answer:
-            raise ForeignError(str(answer["error"]))
+            raise EpisodeWorkerError(str(answer["error"]))
         if "ended" in answer:
             raise EpisodeEnded(str(answer["ended"]), str(answer.get("told", "")))
         return Outcome(answer["reward"], answer["turn_rewards"], answer["stop_reason"], answer["metrics"])
 
 
 class ToolProcesses:
-    """Worker processes for the sync ones among ``tools``, where a deadline can stop them."""
+    """Worker processes for the sync functions of ``tools``."""
 
     def __init__(self, tools: Sequence[Callable[..., Any]], limits: ToolLimits, size: int) -> None:
-        """Prepare at most ``size`` processes. Raises ConfigError where the tools cannot be pickled."""
+        """Prepare at most ``size`` processes. Raises ConfigError if the tools cannot be pickled."""
         self._sync = [function for function in tools if not asyncio.iscoroutinefunction(function)]
         self._limits = limits
-        self._pool = ProcessPool("tools", Foreign(None, tuple(self._sync), limits), size) if self._sync else None
+        self._pool = ProcessPool("tools", WorkerSetup(None, tuple(self._sync), limits), size) if self._sync else None
 
     def reach(self, function: Callable[..., Any]) -> bool:
         """Whether a deadline can stop ``function``."""
         return asyncio.iscoroutinefunction(function) or function in self._sync
 
     async def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Call a sync tool. Returns the beginning of its result, and the length of the whole.
+        """Call a sync tool. Returns the first ``max_chars`` characters of its result, and the length of the result.
 
         Raises:
-            TimeoutError: it took too long; its process is killed.
-            ForeignError: it raised, or its process died.
+            TimeoutError: the call took too long; its process is killed.
+            EpisodeWorkerError: the tool raised, or its process died.
         """
         assert self._pool is not None
         assert self._limits.timeout is not None
@@ -251,27 +247,24 @@ class ToolProcesses:
             answer = await asyncio.wait_for(lent.ask(job), self._limits.timeout)
             lent.clean = True
             if "error" in answer:
-                raise ForeignError(str(answer["error"]))
+                raise EpisodeWorkerError(str(answer["error"]))
             return str(answer["text"]), int(answer["length"])
 
     def close(self) -> None:
-        """End the processes; a later call starts new ones."""
+        """End the processes; later calls start new ones."""
         if self._pool is not None:
             self._pool.close()
 
 
 async def _serve(chat: Chat, asked: Mapping[str, Any]) -> tuple[str, Any]:
-    """What a worker asks of the chat, as a kind and a value."""
+    """Serve a worker's request. Returns ``"value"``, ``"ended"`` or ``"error"``, and the answer."""
     try:
-        if "turn" in asked:
+        if "turn" in asked or "complete" in asked:
             stop = asked["stop"] if isinstance(asked["stop"], str) else tuple(asked["stop"])
-            return "value", await chat.turn(asked["turn"], max_new_tokens=asked["max_new_tokens"], stop=stop)
-        if "complete" in asked:
-            stop = asked["stop"] if isinstance(asked["stop"], str) else tuple(asked["stop"])
-            room = asked["max_new_tokens"]
-            return "value", await chat.complete(
-                asked["complete"], tools=asked["schemas"], max_new_tokens=room, stop=stop
-            )
+            limits: dict[str, Any] = {"max_new_tokens": asked["max_new_tokens"], "stop": stop}
+            if "turn" in asked:
+                return "value", await chat.turn(asked["turn"], **limits)
+            return "value", await chat.complete(asked["complete"], tools=asked["schemas"], **limits)
         if "call_tools" in asked:
             calls = tuple(ToolCall(str(name), dict(given), str(id)) for name, given, id in asked["call_tools"])
             none = np.empty(0, dtype=np.int64)
@@ -283,4 +276,4 @@ async def _serve(chat: Chat, asked: Mapping[str, Any]) -> tuple[str, Any]:
         return "ended", (ended.reason, str(ended))
     except (ValueError, TypeError) as error:
         return "error", str(error)
-    raise ForeignError(f"its worker process sent what is no request: {str(dict(asked))[:200]}")
+    raise EpisodeWorkerError(f"its worker process sent an unknown request: {str(dict(asked))[:200]}")

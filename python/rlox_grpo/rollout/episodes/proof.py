@@ -1,4 +1,4 @@
-"""Prove by trial conversations that a chat template extends: no later message changes what it wrote before."""
+"""Test on trial conversations whether a chat template rewrites history: whether new messages change earlier text."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ANSWER, _THOUGHT, _RESULT = "an answer", "a thought", "a result"
 
 
 def find_rewrite(template: Template) -> str | None:
-    """What the template rewrites when a conversation goes on, in words; None where every trial extends.
+    """Describe what the template rewrites when a conversation continues; None if it rewrites nothing in any trial.
 
-    Trials have two replies each, with and without a system message, with reasoning as ``<think>`` tags and as
-    ``reasoning_content``, and, where the template has tools, with tool calls and their results.
+    Each trial has two replies. There are trials with and without a system message, with reasoning as ``<think>`` tags
+    and as ``reasoning_content``, and, if the template has tools, with tool calls and their results.
 
     Raises:
-        TemplateError: the template renders no conversation of several turns.
+        TemplateError: the template renders no conversation of several turns, or no tool result.
     """
     trials = [_list_trials()]
     if template.tools:
@@ -53,9 +53,9 @@ def _find_rewrite_in(template: Template, conversation: Messages) -> str | None:
         body = later[len(prompt) : len(later) - len(increment)]
         final = template.render([*history, reply], generation_prompt=False)
         if not later.startswith(prompt):
-            return f"it changes what it wrote before a reply {_describe_reply(reply)} once {_describe(new)} follows"
+            return f"it changes the text before a reply {_describe_reply(reply)} once {_describe(new)} follows"
         if not later.endswith(increment):
-            return f"what it writes for {_describe(new)} depends on more than the reply before"
+            return f"its text for {_describe(new)} depends on more than the previous reply"
         if not final.startswith(prompt) or not final[len(prompt) :].startswith(body):
             return f"it changes a reply {_describe_reply(reply)} once {_describe(new)} follows"
         if _THOUGHT in str(reply["content"]) and _THOUGHT not in body:
@@ -114,23 +114,23 @@ def _describe_reply(reply: Mapping[str, Any]) -> str:
 
 
 def extends(template: Template, history: Sequence[Message], reply: Message, new: Sequence[Message], said: str) -> bool:
-    r"""Whether the rendering of ``history``, ``reply`` and ``new`` extends the tokens of the first two.
+    r"""Whether rendering ``new`` messages leaves the text of ``history`` and ``reply`` unchanged.
 
-    A template that drops earlier reasoning shows a reply with it once, and without it before a user's message::
+    A template that drops earlier reasoning changes it. It shows the reasoning of the last reply only::
 
-        given      <|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n
+        prompt     <|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n
         sampled    <think>\nhm\n</think>\n\nyes<|im_end|>
         later      <|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\n…
 
-    A reply that the template shows in another form than it was sampled, such as a tool call with other spaces, extends
-    as long as later messages do not change that form.
+    A template may render a reply differently from how it was sampled, such as a tool call with other spaces. This
+    counts as unchanged if later messages do not change that rendering.
 
     Args:
-        template: renders them.
-        history: the messages that the policy was given.
-        reply: what it said, as a message.
-        new: the messages that follow.
-        said: the reply as it was sampled, without its end token.
+        template: the chat template.
+        history: the messages before the reply.
+        reply: the message of the reply.
+        new: the messages after it.
+        said: the sampled text of the reply, without its end token.
 
     Raises:
         TemplateError: the template refuses the conversation.

@@ -1,4 +1,4 @@
-"""Run episodes beside each other: one coroutine each, and the replies that wait are decoded together."""
+"""Run episodes concurrently: each is a coroutine, and their pending replies are decoded together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.endpoint import Endpoints
 from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.partial import Gate, StartedGroup
-from rlox_grpo.rollout.episodes.process_main import Foreign
+from rlox_grpo.rollout.episodes.process_main import WorkerSetup
 from rlox_grpo.rollout.episodes.processes import ProcessPool, ToolProcesses, play_in_process
 from rlox_grpo.rollout.episodes.proof import find_rewrite
 from rlox_grpo.rollout.episodes.scheduler import Replies, Running, run_coroutine, run_episodes
@@ -44,17 +44,17 @@ logger = logging.getLogger(__name__)
 
 
 _MAX_TEMPLATES = 256
-"""Lists of tools that the environments of a run may give: each is proved, and kept."""
+"""Maximum number of different tool lists in a run: each has a template, which is tested once and stored."""
 
 
 class EpisodeRunner:
-    """Samples groups by running episodes; stands in for :func:`rlox_grpo.rollout.generate.generate`.
+    """Samples groups by running episodes; called in place of :func:`rlox_grpo.rollout.generate.generate`.
 
     Attributes:
-        environment: What is played.
-        source: What the user gave as ``environment``, or None for tools alone.
-        prefilled_tokens: Tokens that the last call ran through the model to prepare replies.
-        on_ended: Called with the number of ended episodes and of all, as episodes of a call end.
+        environment: the adapted environment.
+        source: the user's ``environment``, or None for tools only.
+        prefilled_tokens: tokens that the last call ran through the model to prepare replies.
+        on_ended: called with the numbers of finished and of all episodes, as episodes finish.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class EpisodeRunner:
         tokenizer: Any,
         prompts: PromptConfig | None = None,
     ) -> None:
-        """Check the environment, the tools and the chat template before anything is sampled.
+        """Check the environment, the tools, the chat template and the deadlines.
 
         Raises:
-            ConfigError: an environment, a tool, a template or a deadline that cannot be used.
+            ConfigError: one of them cannot be used.
         """
         self.environment: Environment = adapt_environment(environment, tools)
         self.source = environment
@@ -95,13 +95,13 @@ class EpisodeRunner:
         self._tool_processes = ToolProcesses(tools, self._limits, size) if config.tool_timeout is not None else None
         self._environment_processes = None
         if self._process_timeout is not None and not self.environment.is_async:
-            foreign = Foreign(environment, tuple(tools), self._limits)
+            foreign = WorkerSetup(environment, tuple(tools), self._limits)
             self._environment_processes = ProcessPool(f"environment {self.environment.name}", foreign, size)
         self._template, _ = self._give_tools(self.environment.tools)
 
     @property
     def rewrites_history(self) -> bool:
-        """Whether the chat template rewrites history, so that episodes may have branches."""
+        """Whether the chat template rewrites earlier messages, so that episodes may have branches."""
         return self._template.rewrites
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class EpisodeRunner:
                 processes.close()
 
     def check_rows(self, prompts: Sequence[Prompt]) -> None:
-        """Raise ValueError for a row without a column that the environment needs."""
+        """Raise ValueError if a row lacks a column that the environment needs."""
         for prompt in prompts:
             check_columns(self.environment, make_row(prompt), f"prompts[{prompt.index}]")
 
@@ -123,14 +123,14 @@ class EpisodeRunner:
         sampling: Sampling,
         seed: int,
         share: slice = slice(None),
-        asked: slice | None = None,
+        engine_share: slice | None = None,
     ) -> list[RolloutGroup]:
-        """Play ``group_sizes[i]`` episodes of ``prompts[i]``; a rank plays its ``share`` of the prompts.
+        """Run ``group_sizes[i]`` episodes for each ``prompts[i]`` of this rank's ``share``.
 
-        ``asked`` is of engines that several ranks share, which run no episodes.
+        ``engine_share`` is ignored: engines that several ranks share do not run episodes.
 
         Raises:
-            EpisodeError: the environment raised, and ``on_environment_error="stop"``.
+            EpisodeError: the environment raised an exception, with ``on_environment_error="stop"``.
         """
         if isinstance(engine, BackgroundEngine):
             return engine.submit(lambda own: self(own, prompts, group_sizes, sampling, seed, share)).result()
@@ -157,20 +157,21 @@ class EpisodeRunner:
         ]
         return [replace(group, prefilled_tokens=self.prefilled_tokens / len(groups)) for group in groups]
 
-    def go_on(
+    def continue_groups(
         self,
         engine: GenerationEngine,
         groups: Sequence[StartedGroup],
         sampling: Sampling,
         seed: int,
-        are_enough: Callable[[int], bool],
+        must_stop: Callable[[int], bool],
     ) -> None:
-        """Play ``groups``, ``partial_rollout_turns`` replies of each episode a round, until all have ended.
+        """Run the unfinished episodes of ``groups`` in rounds of ``partial_rollout_turns`` replies each.
 
-        Or until ``are_enough(ended)`` between two rounds. Replies and ends are kept in ``groups``, also on an error.
+        After each round, ``must_stop(finished)`` is called with the number of finished groups; True ends the call.
+        Replies and outcomes are stored in ``groups``, also on an error.
 
         Raises:
-            EpisodeError: the environment raised, and ``on_environment_error="stop"``.
+            EpisodeError: the environment raised an exception, with ``on_environment_error="stop"``.
         """
         turns = self._config.partial_rollout_turns
         assert turns is not None
@@ -183,7 +184,7 @@ class EpisodeRunner:
         }
         gate = Gate(turns, engine.policy_version, {key: episode for key, (_, episode) in kept.items()})
 
-        def count_ended() -> int:
+        def count_finished() -> int:
             for one in running:
                 if one.episode is not None and kept[one.key][1].played is None:
                     kept[one.key][1].played = Played.of(one.chat, one.episode)
@@ -195,26 +196,27 @@ class EpisodeRunner:
                     started.group = make_group(started.prompt, played, self._tokenizer, version)
             return sum(started.group is not None for started in groups)
 
-        def stops() -> bool:
-            return are_enough(count_ended())
-
         running: list[Running] = []
         asked = [(prompt, key) for key, (prompt, _) in kept.items()]
         with turn_engine.open_turns(sampling, seed, min(len(asked), self._max_live or len(asked))) as session:
             replies = Replies(session, gate)
-            run_coroutine(lambda: self._run(turn_engine, replies, asked, sampling, seed, running, stops))
+            run_coroutine(
+                lambda: self._run(
+                    turn_engine, replies, asked, sampling, seed, running, lambda: must_stop(count_finished())
+                )
+            )
             self.prefilled_tokens = session.prefilled_tokens
-        count_ended()
+        count_finished()
 
     def _give_tools(self, functions: Sequence[Callable[..., Any]]) -> tuple[Template, Tools]:
-        """The template that shows these tools, tried out, and the tools of one episode."""
+        """Return the template that shows these tools, and the tools of one episode."""
         schemas = make_schemas(functions)
         if json.dumps(schemas) not in self._templates:
             self._refuse_sync(functions)
         return self._give_schemas(schemas), self._make_tools(functions)
 
     def _give_schemas(self, schemas: Sequence[Mapping[str, Any]]) -> Template:
-        """The template that shows tools by their JSON schemas, tried out for rewrites and the form of calls."""
+        """Return the template for JSON schemas of tools, tested for rewrites and for its format of tool calls."""
         name = json.dumps(schemas)
         if name not in self._templates:
             if len(self._templates) >= _MAX_TEMPLATES:
@@ -236,18 +238,18 @@ class EpisodeRunner:
             return
         logger.warning(
             "the chat template rewrites history: %s. Each reply to a rewritten history opens a branch, a further row "
-            "of its episode, which the update forwards from where the histories part (episode/branches counts them). "
-            "Set history='keep' to show the policy its earlier replies as it sampled them, in one row",
+            "of its episode; the update forwards its tokens from the first changed one on (episode/branches counts "
+            "branches). Set history='keep' to show the policy its earlier replies as it sampled them, in one row",
             rewrite,
         )
 
     def _choose_call_format(self, template: Template) -> None:
-        """By the option, or by what the template writes."""
+        """Set the format of tool calls: that of the option, or the one that the template writes."""
         asked = self._config.call_format
         found = find_call_format(template) if asked == "auto" and template.tools else asked
         if found is None:
             logger.warning(
-                "the chat template writes tool calls in no form that is read: replies are read in Hermes' form, "
+                "the chat template writes tool calls in an unknown format: replies are parsed in Hermes' format, "
                 "<tool_call>{…}</tool_call>, and as JSON; set call_format to choose another"
             )
         elif found != "auto":
@@ -263,7 +265,7 @@ class EpisodeRunner:
             else:
                 assert self._process_timeout is not None
                 returned = await play_in_process(self._environment_processes, self._process_timeout, row, chat)
-        except Exception:  # and not where the episode is cancelled
+        except Exception:  # not if the episode is cancelled
             await chat.finish_streams()
             raise
         await chat.finish_streams()
@@ -274,17 +276,17 @@ class EpisodeRunner:
         most = self._config.max_live_episodes or self.environment.max_live
         if self._config.partial_rollout_turns is None or self._environment_processes is None:
             return most
-        # An episode that waits for its next round keeps its process.
+        # An episode keeps its process while it waits for its next round.
         return min(most or self._config.episode_workers, self._config.episode_workers)
 
     @property
     def _process_timeout(self) -> float | None:
-        """Seconds between two turns of an environment in a worker process; None: it runs in this process."""
+        """Maximum seconds between two turns of a sync environment; None: without a deadline it needs no process."""
         timeouts = (self._config.turn_timeout, self._config.episode_timeout)
         return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
     def _refuse_sync(self, functions: Sequence[Callable[..., Any]]) -> None:
-        """Refuse what no deadline can stop: a sync tool that is not of the option ``tools``."""
+        """Raise ConfigError for a sync tool of the environment, which ``tool_timeout`` cannot stop."""
         if self._tool_processes is None:
             return
         for function in functions:
@@ -302,9 +304,9 @@ class EpisodeRunner:
         sampling: Sampling,
         seed: int,
         running: list[Running],
-        are_enough: Callable[[], bool] | None = None,
+        must_stop: Callable[[], bool] | None = None,
     ) -> None:
-        """Play an episode for each prompt and key of ``asked``; ``running`` gets them, each with its end."""
+        """Run an episode for each prompt and key of ``asked``; appends them to ``running``, with their outcomes."""
         config = self._config
         budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
         endpoints = Endpoints(sampling, len(asked))
@@ -332,13 +334,13 @@ class EpisodeRunner:
                 config,
                 max_live=self._max_live,
                 on_ended=self.on_ended,
-                are_enough=are_enough,
+                must_stop=must_stop,
             )
         finally:
             endpoints.close()
 
     async def _play(self, one: Running) -> Episode:
-        """Play one episode to its end, whatever ends it."""
+        """Run one episode to its end, and describe the end, whether a limit, an error or the environment ended it."""
         chat, error = one.chat, None
         end = functools.partial(end_episode, self.environment, self._config)
         try:
@@ -350,8 +352,8 @@ class EpisodeRunner:
             if chat.ended is None:
                 raise
             outcome = end(chat.ended)
-        except (Exception, SystemExit) as cause:  # an environment that exits does not end the run without a word
-            if chat.ended is not None and chat.was_told:  # by the endpoint: the agent failed because of it
+        except (Exception, SystemExit) as cause:  # sys.exit() in an environment must not end the run
+            if chat.ended is not None and chat.was_told:  # the agent failed because its call was refused
                 return self._describe(chat, end(chat.ended), describe_failure(cause)[:2000])
             failure = describe_failure(cause)
             if self._config.on_environment_error == "stop":
@@ -363,13 +365,16 @@ class EpisodeRunner:
         return self._describe(chat, outcome, error)
 
     def _describe(self, chat: Chat, outcome: Outcome, error: str | None) -> Episode:
+        def as_json(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+            return tuple(json.loads(json.dumps(messages, default=str)))
+
         tools = chat.tools
         return Episode(
             stop_reason=outcome.stop_reason,
             reward=outcome.reward,
             turn_rewards=None if outcome.turn_rewards is None else tuple(outcome.turn_rewards),
             metrics=dict(outcome.metrics),
-            messages=tuple(json.loads(json.dumps(chat.messages, default=str))),
+            messages=as_json(chat.messages),
             prompt_messages=chat.prompt_messages,
             tool_calls=tools.calls,
             tool_errors=tools.errors,
@@ -377,9 +382,7 @@ class EpisodeRunner:
             tool_seconds=tools.seconds,
             error=error,
             cancelled_calls=chat.cancelled_calls,
-            branch_messages=tuple(
-                tuple(json.loads(json.dumps(messages, default=str))) for messages in chat.branch_messages
-            ),
+            branch_messages=tuple(map(as_json, chat.branch_messages)),
         )
 
 
@@ -390,11 +393,11 @@ def _require_turns(engine: GenerationEngine) -> TurnEngine:
 
 
 def make_row(prompt: Prompt) -> dict[str, Any]:
-    """The columns of a prompt's row, its ``prompt`` among them where it has one."""
+    """Return the columns of a prompt's row, including ``prompt`` if there is one."""
     return {**({} if prompt.source is None else {"prompt": prompt.source}), **prompt.columns}
 
 
 def derive_episode_seed(seed: int, prompt: int, completion: int) -> int:
-    """The seed that an episode's environment gets, a 63-bit number."""
+    """Derive the 63-bit seed of an episode's environment."""
     state = np.random.SeedSequence([seed, prompt, completion, *b"environment"]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))

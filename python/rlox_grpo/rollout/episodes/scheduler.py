@@ -1,15 +1,15 @@
-"""The loop over running episodes: start them, decode the replies that wait together, cancel the late ones."""
+"""The scheduler of episodes: start them, decode their pending replies together, and cancel late ones."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, TurnSession
@@ -18,21 +18,23 @@ from rlox_grpo.rollout.episodes.partial import Gate
 from rlox_grpo.types import Episode, Prompt
 
 SETTLE_ROUNDS = 32
-"""Rounds of the event loop in which an environment that only computes comes back with its next request."""
+"""Iterations of the event loop in which an environment that waits for nothing sends its next request."""
 
 TICK = 0.05
-"""Seconds between two looks at the deadlines while nothing is decoded."""
+"""Seconds between two checks of the deadlines while nothing is decoded."""
 
 
 @dataclass(eq=False)
 class Running:
-    """One episode under way.
+    """One running episode.
 
     Attributes:
-        key: the prompt's place in its step and the completion's in its group.
-        end_endpoint: closes the episode's endpoint, at its end.
-        started: by ``time.monotonic()``; None while it waits for a worker process.
-        episode: how it went, once it has ended.
+        prompt, chat: its prompt and its chat.
+        key: index of the prompt in its step, and of the completion in its group.
+        end_endpoint: closes the episode's endpoint.
+        task: the task that runs it; None before it starts.
+        started: ``time.monotonic()`` of its start; None while it waits for a worker process.
+        episode: its outcome; None until it has finished.
     """
 
     prompt: Prompt
@@ -45,21 +47,21 @@ class Running:
 
     @property
     def is_done(self) -> bool:
-        """Whether the episode was started and has ended."""
+        """Whether the episode was started and has finished."""
         return self.task is not None and self.task.done()
 
 
 class Replies:
-    """The requests that wait for the engine; with a ``gate``, those too that wait for their episode's next round."""
+    """The pending requests for replies. With a ``gate``, some wait for the next round of their episode."""
 
     def __init__(self, session: TurnSession, gate: Gate | None = None) -> None:
         self.session, self.gate = session, gate
         self.changed = asyncio.Event()
-        """Set when a request came, or an episode ended."""
+        """Set when a request arrives or an episode finishes."""
         self.futures: dict[TurnRequest, asyncio.Future[SampledTurn]] = {}
 
     async def sample(self, request: TurnRequest) -> SampledTurn:
-        """Submit a request and wait for its reply; a recorded one is there at once."""
+        """Submit a request and wait for its reply; return a recorded reply at once."""
         if self.gate is not None and (known := self.gate.find(request)) is not None:
             return known
         if self.gate is None or self.gate.admit(request):
@@ -71,18 +73,18 @@ class Replies:
             return await future
         finally:
             is_held = self.gate is not None and self.gate.waiting.pop(request, None) is not None
-            if self.futures.pop(request, None) is not None and not is_held:  # nobody waits for the reply any more
+            if self.futures.pop(request, None) is not None and not is_held:  # cancelled before its reply
                 self.session.drop(request)
 
     def step(self) -> None:
-        """Decode once and hand the replies that are complete to their episodes."""
+        """Decode one step, and return complete replies to their episodes."""
         for request, turn in self.session.step():
             future = self.futures.pop(request, None)
             if future is not None and not future.done():
                 future.set_result(turn if self.gate is None else self.gate.record(request, turn))
 
     def forget(self, key: tuple[int, int]) -> None:
-        """Drop what an ended episode still asks for."""
+        """Cancel the pending requests of a finished episode."""
         self.session.forget(key)
         for request in [request for request in self.futures if request.episode == key]:
             self.futures.pop(request).cancel()
@@ -90,12 +92,12 @@ class Replies:
                 self.gate.waiting.pop(request, None)
 
     def open_round(self, keys: Iterable[tuple[int, int]]) -> None:
-        """Submit the requests that waited for the next round of these episodes."""
+        """Submit the requests of these episodes that waited for the next round."""
         assert self.gate is not None
         for request in self.gate.open_round(keys):
             try:
                 self.session.submit(request)
-            except ValueError as error:  # of its episode, as where there is no gate
+            except ValueError as error:  # raised in the episode, as without a gate
                 self.futures.pop(request).set_exception(error)
 
 
@@ -107,20 +109,20 @@ async def run_episodes(
     *,
     max_live: int | None,
     on_ended: Callable[[int, int], None] | None,
-    are_enough: Callable[[], bool] | None = None,
+    must_stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Play every episode to its end, at most ``max_live`` at once; the first error ends all.
+    """Run every episode to its end, at most ``max_live`` at a time. The first exception cancels all.
 
-    With a gate, episodes are played round by round until ``are_enough()``; those that have not ended are cancelled.
+    With a gate, episodes run in rounds. ``must_stop()`` is called after each round; True cancels unfinished episodes.
 
     Args:
         running: the episodes, in the order in which they start.
-        replies: their requests.
-        play: plays one episode.
+        replies: their pending requests.
+        play: runs one episode.
         config: the deadlines.
-        max_live: None: all at once.
-        on_ended: called with the number of ended episodes and of all.
-        are_enough: whether enough episodes have ended; called between two rounds of the gate of ``replies``.
+        max_live: maximum number of concurrent episodes; None: all.
+        on_ended: called with the numbers of finished and of all episodes.
+        must_stop: see above.
     """
     gate = replies.gate
     waiting = deque(running)
@@ -150,9 +152,9 @@ async def run_episodes(
                 replies.step()
             elif gate is not None and live and held >= live.keys() and (not waiting or len(live) == max_live):
                 _note_times([*live.values()], gate)
-                if are_enough is not None and are_enough():
+                if must_stop is not None and must_stop():
                     for one in live.values():
-                        one.chat.ended = "suspended"  # what it catches of its cancelling leads nowhere
+                        one.chat.ended = "suspended"  # an environment that catches the cancellation cannot go on
                     return
                 replies.open_round(live)
             elif live:
@@ -171,7 +173,7 @@ async def run_episodes(
 
 
 def _note_times(live: Sequence[Running], gate: Gate) -> None:
-    """Stop the episodes' clocks while they wait for the others of a round."""
+    """Do not count the time in which an episode waits for the other episodes of its round."""
     for one in live:
         gate.note_time(one.key, one.started)
         if one.started is not None:
@@ -184,7 +186,7 @@ def _note_end(one: Running, changed: asyncio.Event, _: object) -> None:
 
 
 async def _settle(live: dict[tuple[int, int], Running], replies: Replies) -> None:
-    """Let environments compute until each waits for the policy, or for something outside."""
+    """Run the event loop until every environment waits for the policy or for something else."""
     for _ in range(SETTLE_ROUNDS):
         await asyncio.sleep(0)
         waiting = {request.episode for request in replies.futures}
@@ -193,7 +195,7 @@ async def _settle(live: dict[tuple[int, int], Running], replies: Replies) -> Non
 
 
 def _cancel_late(live: Sequence[Running], config: EpisodeConfig) -> None:
-    """Cancel environments that take too long, again and again where one goes on."""
+    """Cancel environments past their deadline, at every call until they end."""
     for one in live:
         if one.chat.abandoned and one.task is not None:
             one.task.cancel()
@@ -215,24 +217,18 @@ def _cancel_late(live: Sequence[Running], config: EpisodeConfig) -> None:
 T = TypeVar("T")
 
 
-def run_coroutine(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on an event loop of its own; in a thread where this one has a loop, as in a notebook."""
+def run_coroutine(make: Callable[[], Awaitable[T]]) -> T:
+    """Await ``make()`` on a new event loop; in a thread if this one has a running loop, as in a notebook."""
+
+    async def main() -> T:
+        return await make()
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(make())
-    found: list[T] = []
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            found.append(asyncio.run(make()))
-        except BaseException as error:  # noqa: BLE001  raised again below
-            failed.append(error)
-
-    thread = threading.Thread(target=work, name="rlox_grpo episodes")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return found[0]
+        return asyncio.run(main())
+    thread = ThreadPoolExecutor(1, "rlox_grpo episodes")
+    try:
+        return thread.submit(lambda: asyncio.run(main())).result()
+    finally:
+        thread.shutdown(wait=False)  # Ctrl-C does not wait for the episodes

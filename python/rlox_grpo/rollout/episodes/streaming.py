@@ -1,7 +1,7 @@
-"""The pieces of a reply that can be shown while it is being sampled.
+"""Stream a reply while it is being sampled: find the pieces that later tokens cannot change.
 
-A piece is shown once no later token can change it: a character whose bytes are all there, text that cannot be the
-beginning of a tool call, of a stop string or of ``</think>``. The rest is shown when the reply is complete.
+A piece is sent when its characters are complete and it cannot be the beginning of a tool call, of a stop string or of
+``</think>``. The rest is sent when the reply is complete.
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ from rlox_grpo.rollout.episodes.xml_calls import FUNCTION
 from rlox_grpo.types import Int64Array
 
 _REPLACEMENT = "\ufffd"
-"""What a tokenizer decodes incomplete UTF-8 to."""
+"""The text of incomplete UTF-8."""
 _THINK_TOKENS = 16
-"""Tokens at the end of a prompt in which ``<think>`` is looked for."""
+"""Number of last tokens of a prompt that are searched for ``<think>``."""
 _LONG, _EVERY = 16, 16
-"""A longer tail without a complete character is looked at after every so many tokens: such a reply is not text."""
+"""After 16 tokens without a complete character, such as in a reply that is not text, decode only every 16 tokens."""
 
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of a reply: text to append to its content and to its reasoning, and tokens sampled since the last piece.
-
-    ``token_ids`` is filled in :class:`Form` ``is_raw`` alone.
-    """
+    """A piece of a reply: text to append to content and reasoning. ``token_ids`` is set only if ``Form.is_raw``."""
 
     content: str = ""
     reasoning: str = ""
@@ -39,13 +36,13 @@ class Delta:
 
 @dataclass(frozen=True)
 class Form:
-    """How the text of a reply is read.
+    """How the text of a reply is parsed.
 
     Attributes:
-        call_format: the form of tool calls; None: nothing is read as a call.
+        call_format: the format of tool calls; None: calls are not parsed.
         stop: strings that end the reply and are not shown.
         is_thinking: whether the prompt ends with ``<think>``.
-        is_raw: the whole text is content, and each piece has its tokens.
+        is_raw: the whole text is content, and each piece has its token ids.
     """
 
     call_format: CallFormat | None = None
@@ -55,10 +52,13 @@ class Form:
 
 
 def find_shown(text: str, form: Form) -> Delta:
-    """What can be shown of a reply that begins with ``text``: a longer beginning shows this and perhaps more.
+    """Return the part of ``text`` that later tokens cannot change; ``text`` is the beginning of a reply.
 
-    ``</think>`` ends the reasoning of a reply that begins with ``<think>``, or whose prompt ends so. In other replies
-    it is content, as what stands before it is shown by then.
+    ``</think>`` ends the reasoning if the reply begins with ``<think>`` or its prompt ends with it. In other replies it
+    is content, because the text before it has already been sent as content.
+
+    Examples, without tools and with the stop string ``"END"``: of ``"4 is the EN"``, ``"4 is the "`` is shown; of
+    ``"<think>hm</th"``, the reasoning ``"hm"``.
     """
     if form.is_raw:
         return Delta(_hold_content(text, form))
@@ -86,7 +86,7 @@ def _hold_content(text: str, form: Form) -> str:
 
 
 def _hold_part(text: str, marks: Sequence[str]) -> str:
-    """``text`` without an end that may be the beginning of a mark."""
+    """Cut ``text`` before an end that may be the beginning of a mark."""
     longest = max(map(len, marks), default=1) - 1
     for start in range(max(0, len(text) - longest), len(text)):
         if any(mark.startswith(text[start:]) for mark in marks):
@@ -95,11 +95,11 @@ def _hold_part(text: str, marks: Sequence[str]) -> str:
 
 
 class ReplyPieces:
-    """Decodes a reply token by token and shows its pieces.
+    """Decodes a reply token by token and sends its pieces.
 
     Attributes:
-        content, reasoning: Shown so far.
-        is_shown: Whether a piece was shown.
+        content, reasoning: the text sent so far.
+        is_shown: whether a piece was sent.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class ReplyPieces:
         form: Form,
         show: Callable[[Delta], None],
     ) -> None:
-        """Begin without tokens.
+        """Begin an empty reply.
 
         Args:
-            template: decodes them.
-            end_ids: tokens that are not text.
-            form: how the text is read.
+            template: has the tokenizer.
+            end_ids: end tokens, which are not text.
+            form: how the text is parsed.
             show: called with each piece.
         """
         self.content = self.reasoning = ""
@@ -124,13 +124,13 @@ class ReplyPieces:
         marks = () if form.call_format is None else MARKS[form.call_format]
         self._special = special if set(special).intersection(marks) else ()
         self._ids: list[int] = []
-        self._unseen: list[int] = []  # of a raw reply: tokens that no piece had yet
+        self._unseen: list[int] = []  # token ids of a raw reply that were not sent yet
         self._num_added = 0
         self._text = ""
-        self._from = self._done = 0  # tokens that the next ones are decoded with, and those that ``_text`` has
+        self._from = self._done = 0  # start of the tokens to decode, and number of the tokens in _text
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Add sampled tokens and show what became certain."""
+        """Add sampled tokens, and send the text that became final."""
         self._num_added += len(token_ids)
         if self._form.is_raw:
             self._unseen += token_ids
@@ -138,12 +138,12 @@ class ReplyPieces:
         self._send(self._drop_special(found.content), found.reasoning)
 
     def _find_new(self, token_ids: Sequence[int]) -> Delta:
-        """What can be shown with these tokens; nothing where no character became complete."""
+        """Return the text that can be sent with these tokens; empty if no character became complete."""
         self._ids += [token for token in token_ids if token not in self._end_ids]
         tail = len(self._ids) - self._done
         if not tail or (tail > _LONG and tail % _EVERY):
             return Delta()
-        # A tokenizer may decode a token otherwise at the beginning of a text: decode it with those before it.
+        # A tokenizer may strip the space of a first token, so decode new tokens together with earlier ones.
         before, now = self._decode(self._ids[self._from : self._done]), self._decode(self._ids[self._from :])
         if len(now) <= len(before) or now.endswith(_REPLACEMENT):
             return Delta()
@@ -152,17 +152,17 @@ class ReplyPieces:
         return find_shown(self._text, self._form)
 
     def finish(self, content: str, reasoning: str | None, token_ids: Sequence[int] = ()) -> None:
-        """Show the rest of a complete reply, whose content and reasoning are these, and of a raw one the token ids.
+        """Send the rest of a complete reply: its content and reasoning, and the token ids of a raw reply.
 
-        Nothing more is shown where the content is not what was shown and more: such as of a reply with ``</think>`` and
-        no beginning of it, which is reasoning after all.
+        Nothing is sent if ``content`` does not begin with the content sent so far. This happens when a reply has
+        ``</think>`` without ``<think>``: the text before it was sent as content and is reasoning.
         """
         self._unseen += token_ids[self._num_added :]
         if content.startswith(self.content):
             self._send(content, reasoning or "")
 
     def _send(self, content: str, reasoning: str) -> None:
-        """Show what is new, where the text goes on what was shown."""
+        """Send the new part of content and reasoning, each if it extends the text sent so far."""
         more = content[len(self.content) :] if content.startswith(self.content) else ""
         thoughts = reasoning[len(self.reasoning) :] if reasoning.startswith(self.reasoning) else ""
         self.content, self.reasoning = self.content + more, self.reasoning + thoughts
@@ -191,7 +191,7 @@ def begin_pieces(
     with_tools: bool,
     is_raw: bool,
 ) -> ReplyPieces:
-    """The pieces of the reply to ``context``, ``int64 [L]``; see :class:`ReplyPieces` and :class:`Form`."""
+    """Begin to stream the reply to ``context``, ``int64 [L]``; see :class:`ReplyPieces` and :class:`Form`."""
     if is_raw:
         return ReplyPieces(template, end_ids, Form(stop=stop, is_raw=True), show)
     before = template.tokenizer.decode(context[-_THINK_TOKENS:].tolist(), skip_special_tokens=False)
@@ -200,14 +200,14 @@ def begin_pieces(
 
 
 class Streams:
-    """The replies of an episode that are shown while they are sampled."""
+    """The replies of an episode that are being streamed."""
 
     def __init__(self) -> None:
         self._open: dict[ReplyPieces, asyncio.Event] = {}
 
     @contextmanager
     def hold(self, pieces: ReplyPieces | None) -> Iterator[None]:
-        """Count a reply as under way; None: nobody watches it."""
+        """Register a reply for the block; do nothing for None."""
         if pieces is None:
             yield
             return
@@ -219,7 +219,7 @@ class Streams:
             ended.set()
 
     async def finish(self) -> None:
-        """Wait for the replies of which something was shown."""
+        """Wait for the replies of which a piece was sent."""
         for pieces, ended in list(self._open.items()):
             if pieces.is_shown:
                 await ended.wait()

@@ -1,8 +1,8 @@
-r"""Render a conversation turn by turn: the first prompt whole, then new messages alone.
+r"""Render a conversation turn by turn: first the whole prompt, later only the new messages.
 
-A reply's tokens stay as they were sampled. New messages are rendered behind a placeholder reply in a short synthetic
-conversation; what the template writes after the placeholder is the increment. It begins with the end of the reply's
-turn and the separator, and ends with the next generation prompt::
+The tokens of a reply stay as they were sampled. New messages are rendered after a placeholder reply in a short
+synthetic conversation. The text after the placeholder is the increment. It begins with the end of the reply's turn and
+the separator, and ends with the next generation prompt::
 
     rendered   <|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nPLACEHOLDER<|im_end|>\n<|im_start|>user\n…
     increment                                                                   <|im_end|>\n<|im_start|>user\n…
@@ -10,7 +10,6 @@ turn and the separator, and ends with the next generation prompt::
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -26,17 +25,17 @@ _PLACEHOLDER = "rloxPlaceholderReply"
 
 
 class TemplateError(ValueError):
-    """The chat template cannot render a conversation, or not as an extension of itself."""
+    """The chat template cannot render a conversation."""
 
 
 class Template:
     """A tokenizer's chat template.
 
     Attributes:
-        tokenizer: The model's own.
-        tools: JSON schemas of the tools that the conversation may use, or None.
-        call_format: How calls in replies are read.
-        rewrites: Whether each history is compared with what the template writes of it later; see
+        tokenizer: the model's tokenizer.
+        tools: JSON schemas of the tools in the conversation, or None.
+        call_format: the format in which tool calls are parsed.
+        rewrites: whether the template may rewrite history, so that each turn is checked for it; see
             :mod:`rlox_grpo.rollout.episodes.proof`.
     """
 
@@ -46,10 +45,10 @@ class Template:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Find out how the template takes text.
+        """Test whether the template takes the content of messages as text or as a list of parts.
 
         Raises:
-            TemplateError: no chat template, or one that does not show the text of a user's message.
+            TemplateError: no chat template, or a template that does not show the text of a user's message.
         """
         if getattr(tokenizer, "chat_template", None) is None:
             raise TemplateError("an environment needs a tokenizer with a chat_template: set tokenizer.chat_template")
@@ -60,7 +59,7 @@ class Template:
         self._variables = dict(variables)
         self._as_parts = False
         if _PLACEHOLDER not in self._try([{"role": "user", "content": _PLACEHOLDER}]):
-            self._as_parts = True  # templates of vision models take a list of parts and no string
+            self._as_parts = True  # templates of vision models take only a list of parts
             if _PLACEHOLDER not in self.render([{"role": "user", "content": _PLACEHOLDER}]):
                 raise TemplateError("the chat template does not show the text of a user's message")
 
@@ -68,7 +67,7 @@ class Template:
         """Render ``messages`` as text.
 
         Raises:
-            TemplateError: the template refuses them; with its own message.
+            TemplateError: the template refuses them; the message has its error.
         """
         shown = [self._prepare(message) for message in messages]
         try:
@@ -77,18 +76,18 @@ class Template:
                     shown, tools=self.tools, tokenize=False, add_generation_prompt=generation_prompt, **self._variables
                 )
             )
-        except Exception as error:  # jinja2's errors, and whatever a template raises by itself
+        except Exception as error:  # jinja2's errors, and errors that a template raises
             raise TemplateError(f"the chat template refuses the conversation: {error}") from error
 
     def encode(self, text: str) -> Int64Array:
-        """Token ids of rendered text; the template has written the special tokens itself."""
+        """Token ids of rendered text, which already has its special tokens."""
         return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
 
     def render_increment(self, messages: Sequence[Message]) -> str:
-        """Render what stands between a reply and the next one: the turn's end, ``messages``, the generation prompt.
+        """Render the text between two replies: the end of the turn, ``messages`` and the generation prompt.
 
         Raises:
-            TemplateError: the template does not render ``messages`` behind a reply.
+            TemplateError: the template does not render ``messages`` after a reply.
         """
         refused: TemplateError | None = None
         for context in _list_contexts(messages):
@@ -101,11 +100,11 @@ class Template:
         raise refused or TemplateError("the chat template does not show a reply that other messages follow")
 
     def extend(self, messages: Sequence[Message], ended_by: int | None) -> Int64Array:
-        """Token ids of :meth:`render_increment`, without the turn's end where the policy sampled it.
+        """Token ids of :meth:`render_increment`, without the end of the turn if the policy sampled it.
 
         Args:
-            messages: the new ones.
-            ended_by: the end token that ends the reply, or None: then the increment's own end token is context.
+            messages: the new messages.
+            ended_by: the end token of the reply. None: the reply has none, so the increment keeps the end of the turn.
         """
         ids = self.encode(self.render_increment(messages))
         if ended_by is None:
@@ -119,14 +118,14 @@ class Template:
         return ids
 
     def _cut_call(self, tail: str) -> str:
-        """Leave out what ends the placeholder's call, such as ``"}}`` and ``</tool_call>``, up to the turn's end."""
+        """Cut off the rest of the placeholder's tool call, such as ``"}}</tool_call>``, up to the end of the turn."""
         ends = [place for end in self._list_ends() if (place := tail.find(end)) >= 0]
         if not ends:
             raise TemplateError("the chat template does not end a turn with a tool call by an end token")
         return tail[min(ends) :]
 
     def _render_end(self) -> str:
-        """What the template writes behind the last reply of a conversation."""
+        """Render the text after the last reply of a conversation."""
         plain = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _PLACEHOLDER}]
         return self.render(plain, generation_prompt=False).rpartition(_PLACEHOLDER)[2]
 
@@ -149,7 +148,7 @@ class Template:
 
 
 def _list_contexts(messages: Sequence[Message]) -> list[list[dict[str, Any]]]:
-    """Synthetic conversations that ``messages`` may follow; the last message of each holds the placeholder."""
+    """Synthetic conversations before ``messages``; the last message of each contains the placeholder."""
     question: dict[str, Any] = {"role": "user", "content": "q"}
     plain: list[dict[str, Any]] = [question, {"role": "assistant", "content": _PLACEHOLDER}]
     names = [str(message.get("name") or "tool") for message in messages if message.get("role") == "tool"]
@@ -164,16 +163,11 @@ def _list_contexts(messages: Sequence[Message]) -> list[list[dict[str, Any]]]:
     return [asked, plain]
 
 
-def as_json(value: Any) -> str:
-    """``value`` as JSON text on one line, for a tool's result; what JSON lacks becomes text."""
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
 _CALL = ("look_up", {"word": "a word"})
 
 
 def find_call_format(template: Template) -> CallFormat | None:
-    """The form whose parser reads a call as ``template`` writes it; None where none does, or none is written."""
+    """Find the format whose parser can read a tool call of ``template``; None if there is none."""
     question: dict[str, Any] = {"role": "user", "content": "q"}
     function = {"name": _CALL[0], "arguments": _CALL[1]}
     call = {"id": "call00000", "type": "function", "function": function}
@@ -194,13 +188,13 @@ def find_call_format(template: Template) -> CallFormat | None:
 
 
 def _list_candidates(said: str) -> list[CallFormat]:
-    """Forms to try, those whose marks stand in the text first."""
+    """Formats to try; first those with a mark in the text."""
     marked: list[CallFormat] = [form for form, marks in MARKS.items() if any(mark in said for mark in marks)]
     return [*marked, "llama3" if '"parameters"' in said else "json"]
 
 
 def _cut_end(said: str, template: Template, form: CallFormat) -> str:
-    """What stands before the turn's end token."""
+    """Cut the text before the first special token that is not a mark of the format."""
     special = [str(token) for token in getattr(template.tokenizer, "all_special_tokens", [])]
     ends = [said.find(token) for token in special if token and token not in MARKS[form] and said.find(token) > 0]
     return said[: min(ends)] if ends else said

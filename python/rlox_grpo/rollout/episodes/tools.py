@@ -1,9 +1,10 @@
-"""Tools that the policy may call: their schemas, their calls, and bounded results."""
+"""Tools of the policy: make their schemas, run calls, and limit the length of results."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,7 +13,6 @@ from typing import Any, Literal
 
 from rlox_grpo.environments import EpisodeEnded, Reply, ToolCall
 from rlox_grpo.errors import ConfigError
-from rlox_grpo.rollout.episodes.template import as_json
 
 CUT_MARK = "\n[… cut: the result had {count} characters]"
 _CUT_END = re.compile(re.escape(CUT_MARK).replace(r"\{count\}", r"\d{1,12}") + r"\Z")
@@ -20,12 +20,12 @@ _CUT_END = re.compile(re.escape(CUT_MARK).replace(r"\{count\}", r"\d{1,12}") + r
 
 @dataclass(frozen=True)
 class ToolLimits:
-    """How tools are run.
+    """Limits and error handling of tools.
 
     Attributes:
-        timeout: Seconds for one call; None: no deadline.
-        max_chars: Longest message; a longer one is cut with a mark.
-        on_parse_error, on_tool_error: ``"answer"``: an error message for the policy; ``"end"``: end the episode.
+        timeout: seconds for one call; None: no deadline.
+        max_chars: maximum length of a message; a longer message is cut, with a mark.
+        on_parse_error, on_tool_error: ``"answer"`` sends the policy an error message, ``"end"`` ends the episode.
     """
 
     timeout: float | None = None
@@ -35,14 +35,14 @@ class ToolLimits:
 
 
 RunElsewhere = Callable[[Callable[..., Any], Mapping[str, Any]], Awaitable[tuple[str, int]]]
-"""Calls a sync tool where a deadline can stop it: the beginning of its result, and the length of the whole."""
+"""Calls a sync tool in a process that a deadline can kill. Returns the beginning and the length of its result."""
 
 
 def make_schemas(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
     """JSON schemas from type hints and Google docstrings, by transformers' ``get_json_schema``.
 
     Raises:
-        ConfigError: a tool that is no function, or without hints or descriptions; names it.
+        ConfigError: a tool is not a function, or lacks hints or descriptions; the message has its index.
     """
     from transformers.utils.chat_template_utils import get_json_schema
 
@@ -63,11 +63,11 @@ def make_schemas(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]
 
 
 class Tools:
-    """The tools of one episode, with counts of their use.
+    """The tools of one episode, and counts of their use.
 
     Attributes:
-        calls, errors, cut: Calls asked for, those that failed, and results that were cut.
-        seconds: Time that calls took.
+        calls, errors, cut: numbers of calls, of failed calls, and of cut results.
+        seconds: time that calls took.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Tools:
         self.seconds = 0.0
 
     def bind(self, functions: Sequence[Callable[..., Any]]) -> None:
-        """Call these functions from now on; they have the schemas that the policy was shown."""
+        """Replace the functions by these, which have the same schemas, such as methods of an instance."""
         self._functions = {function.__name__: function for function in functions}
 
     def add(self, calls: int, errors: int, cut: int, seconds: float) -> None:
-        """Count calls that were made in another process."""
+        """Add the counts of calls in another process."""
         self.calls += calls
         self.errors += errors
         self.cut += cut
@@ -97,10 +97,10 @@ class Tools:
         return bool(self._functions)
 
     async def answer(self, reply: Reply) -> list[dict[str, Any]]:
-        """Call what ``reply`` asks for and return the messages, in the order of the calls.
+        """Run the tool calls of ``reply``; return their messages in the order of the calls.
 
         Raises:
-            EpisodeEnded: a malformed call or a failed one, where the limits say so.
+            EpisodeEnded: a malformed or failed call, with ``on_parse_error`` or ``on_tool_error`` set to ``"end"``.
         """
         if reply.parse_error is not None:
             self.errors += 1
@@ -121,7 +121,7 @@ class Tools:
         ]
 
     async def _call(self, call: ToolCall) -> tuple[str, int | None, bool]:
-        """The result as text, its length where the text is only its beginning, and whether it is an error."""
+        """Return the result as text, its full length if the text is only its beginning, and whether it is an error."""
         function = self._functions.get(call.name)
         if function is None:
             return f"error: there is no tool {call.name[:80]!r}; there are {', '.join(self._functions)}", None, True
@@ -135,38 +135,38 @@ class Tools:
                 result = await asyncio.wait_for(result, self._limits.timeout)
             return show_result(result), None, False
         except (asyncio.TimeoutError, TimeoutError) as error:
-            if self._limits.timeout is None:  # a timeout of the tool's own
+            if self._limits.timeout is None:  # raised by the tool itself
                 return f"error: {describe_failure(error)}", None, True
             return f"error: {call.name} took more than {self._limits.timeout:g} s", None, True
-        except (Exception, SystemExit) as error:  # noqa: BLE001  a user's tool raises what it likes, and the policy is told
+        except (Exception, SystemExit) as error:  # noqa: BLE001  any exception of a tool is an error message
             return f"error: {describe_failure(error)}", None, True
 
     def bound(self, text: str, length: int | None = None) -> str:
-        """Cut a text for the policy to ``max_chars``, with a mark, and count it.
+        """Cut a text for the policy to ``max_chars``, append a mark, and count the cut.
 
         Args:
             text: the text, or its beginning.
-            length: the length of the whole; None: ``text`` is the whole.
+            length: full length of the text; None: ``text`` is complete.
         """
-        text = text.encode("utf-8", "replace").decode()  # a lone surrogate is no text for a tokenizer
+        text = text.encode("utf-8", "replace").decode()  # tokenizers refuse lone surrogates
         length = len(text) if length is None else length
         if length <= self._limits.max_chars:
             return text
-        if length <= self._limits.max_chars + 64 and _CUT_END.search(text):  # a result that was cut before
+        if length <= self._limits.max_chars + 64 and _CUT_END.search(text):  # already cut
             return text
         self.cut += 1
         return text[: self._limits.max_chars] + CUT_MARK.format(count=length)
 
 
 def show_result(result: Any) -> str:
-    """A tool's result as text: JSON, where it is not a text."""
-    return result if isinstance(result, str) else as_json(result)
+    """Return a tool's result as text: JSON on one line if it is not a string."""
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
 def describe_failure(error: BaseException) -> str:
-    """The type and message of an exception of foreign code, whose message may itself raise."""
+    """Return the type and message of an exception of user code, whose ``__str__`` may raise."""
     told = getattr(error, "told", None)
-    if isinstance(told, str):  # of a worker process: it names the exception that was raised there
+    if isinstance(told, str):  # an EpisodeWorkerError: it has the message of the worker's exception
         return told
     try:
         return f"{type(error).__name__}: {error}"
@@ -175,7 +175,7 @@ def describe_failure(error: BaseException) -> str:
 
 
 def find_wrong_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """What does not fit the function's signature, in words; empty where the call can be made."""
+    """Describe why ``arguments`` do not fit the function's signature; empty if they do."""
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:

@@ -1,7 +1,7 @@
-"""Read tool calls that are written in tags. The text is a model's: nothing in it is trusted.
+"""Parse tool calls that are written in tags. The text comes from a model and is not trusted.
 
-Arguments are text; the tools' JSON schemas say which of them are numbers, booleans, lists or objects. A text that is
-not of the schema's type is an error for the policy.
+Arguments are text. The JSON schemas of the tools define which arguments are numbers, booleans, lists or objects. A text
+that is not of its type is an error message for the policy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 MAX_CALLS = 64
-"""Calls of one reply beyond these are a parse error."""
+"""Maximum number of calls in one reply; more are a parse error."""
 
 TOO_MANY = f"more than {MAX_CALLS} tool calls in one reply"
 
@@ -24,14 +24,14 @@ Calls: TypeAlias = "tuple[Call, ...]"
 
 
 class ToolCallError(ValueError):
-    """A tool call that cannot be read; the message is written for the policy."""
+    """A malformed tool call; the policy gets the message."""
 
 
 def parse_json(text: str) -> Any:
-    """The JSON value that ``text`` is.
+    """Parse ``text`` as one JSON value.
 
     Raises:
-        ToolCallError: it is none.
+        ToolCallError: not JSON, or text after the value.
     """
     text = text.strip()
     found, end = parse_first(text)
@@ -41,14 +41,14 @@ def parse_json(text: str) -> Any:
 
 
 def parse_first(text: str) -> tuple[Any, int]:
-    """The JSON value that ``text`` begins with, and where it ends.
+    """Parse the JSON value at the beginning of ``text``; returns the value and its end.
 
     Raises:
-        ToolCallError: it begins with none.
+        ToolCallError: there is none.
     """
     try:
         return _DECODER.raw_decode(text)
-    except (ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
+    except (ValueError, RecursionError) as error:  # ValueError also for an integer with too many digits
         raise ToolCallError(f"a tool call is not JSON: {str(error)[:200]}") from None
 
 
@@ -71,7 +71,7 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _SPACE = re.compile(r"\s*")
 _CONSTANTS = {"True": True, "False": False, "None": None}
-"""As Qwen's chat template writes them; parsed beside JSON's."""
+"""Constants of Qwen's chat template, parsed in addition to JSON's."""
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -86,9 +86,9 @@ Schemas = Sequence[Mapping[str, Any]]
 
 
 def scan_calls(text: str, tags: Sequence[str], read: Callable[[int], tuple[Call, int]]) -> tuple[str, Calls]:
-    """The text beside the calls, and the calls; each begins with one of ``tags``.
+    """Return the text without the calls, and the calls, each of which begins with one of ``tags``.
 
-    ``read(start)`` returns the call that begins at ``start``, and the place behind it.
+    ``read(start)`` parses the call at ``start``, and returns it and its end.
     """
     rest: list[str] = []
     calls: list[Call] = []
@@ -105,7 +105,7 @@ def scan_calls(text: str, tags: Sequence[str], read: Callable[[int], tuple[Call,
 def read_qwen_xml(text: str, schemas: Schemas) -> tuple[str, Calls]:
     """Read ``<tool_call><function=name><parameter=x>…</parameter></function></tool_call>``; see :func:`read_glm`.
 
-    The outer tag may be left out, as these models do at times.
+    The outer tag may be missing, because these models sometimes omit it.
     """
 
     def read(start: int) -> tuple[Call, int]:
@@ -134,11 +134,11 @@ def read_glm(text: str, schemas: Schemas) -> tuple[str, Calls]:
     """Read ``<tool_call>name<arg_key>x</arg_key><arg_value>…</arg_value></tool_call>``, any number of them.
 
     Returns:
-        The text beside the calls, and the calls.
+        The text without the calls, and the calls.
 
     Raises:
-        ToolCallError: a tag that is not closed or not expected there; a value of another type than its schema's; an
-            argument given twice; more than ``MAX_CALLS`` calls.
+        ToolCallError: a missing or unexpected tag, a value that is not of its schema's type, a repeated argument, or
+            more than ``MAX_CALLS`` calls.
     """
 
     def read(start: int) -> tuple[Call, int]:
@@ -167,7 +167,7 @@ def _add(arguments: dict[str, Any], name: str, key: str, text: str, schemas: Sch
 
 
 def _read_value(text: str, types: Sequence[str], name: str) -> Any:
-    """``text`` as one of the JSON types ``types``; text where these are unknown."""
+    """Convert ``text`` to one of the JSON types ``types``; leave it as text if there are none."""
     if not types or [*types] == ["string"]:
         return text
     bare = text.strip()
@@ -184,7 +184,7 @@ def _read_value(text: str, types: Sequence[str], name: str) -> Any:
 
 
 def _find_types(schemas: Schemas, name: str, key: str) -> list[str]:
-    """The JSON types of an argument; empty where no schema states them."""
+    """The JSON types of an argument; empty if no schema has them."""
     for schema in schemas:
         function = schema.get("function", schema)
         if not isinstance(function, Mapping) or function.get("name") != name:
@@ -206,7 +206,7 @@ def _list_types(stated: Mapping[str, Any]) -> list[str]:
 
 
 def _read_tag(text: str, place: int, tag: str, told: str) -> tuple[str, int]:
-    """The name in ``<tag=name>``, and the place behind it."""
+    """Parse ``<tag=name>``; returns the name and the end."""
     start = _expect(text, place, tag, told)
     end = text.find(">", start)
     name = text[start:end].strip() if end >= 0 else ""
@@ -216,7 +216,7 @@ def _read_tag(text: str, place: int, tag: str, told: str) -> tuple[str, int]:
 
 
 def _expect(text: str, place: int, tag: str, told: str) -> int:
-    """The place behind ``tag``."""
+    """Return the end of ``tag``, which must be at ``place``."""
     if not text.startswith(tag, place):
         raise ToolCallError(told.replace("{}", tag))
     return place + len(tag)
@@ -230,7 +230,7 @@ def _read_until(text: str, place: int, tag: str) -> tuple[str, int]:
 
 
 def _skip(text: str, place: int) -> int:
-    """The place behind white space."""
+    """Skip white space."""
     found = _SPACE.match(text, place)
     return found.end() if found is not None else place
 

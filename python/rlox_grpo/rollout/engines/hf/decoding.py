@@ -52,9 +52,9 @@ def decode_with_cache(
 ) -> None:
     """Sample every row with continuous batching: a waiting row takes the place of a finished one.
 
-    Each prompt is run once; its keys and values are shared by the rows of its group, or copied to each. Rows go on as
-    one while they sample the same tokens. Longest prompts start first, so that prompts prefilled together are of like
-    length, and a late one always fits beside the live rows.
+    The model runs each prompt once. The rows of a group share its keys and values, or each row gets a copy. Rows that
+    have sampled the same tokens so far are decoded as one row. The longest prompts start first: prompts of one prefill
+    then have similar lengths, and a later prompt always fits into the columns of the live rows.
     """
     waiting = _WaitingRows(model, prompts, group_size, rows.device)
     kind = SlotCache if use_slots else SharedPrefixCache if share_prefixes else RowCache
@@ -80,9 +80,9 @@ def decode_with_cache(
 
 
 def can_share_prefixes(model: nn.Module) -> bool:
-    """Whether a decoding step over shared prompts gives the logits of one over copied prompts, found by trying it.
+    """Whether decoding with shared prompts gives the same logits as with copied prompts; found by a trial step.
 
-    Only on a CPU, where the attention kernel takes a mask and returns its log normalisers.
+    False on a GPU: only the CPU's attention kernel takes a mask and returns its log normalisers.
     """
     split = split_model(model) if _is_on_cpu(model) else None
     if split is None or not can_pack(split):
@@ -91,9 +91,9 @@ def can_share_prefixes(model: nn.Module) -> bool:
 
 
 def can_use_slots(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
-    """Whether a decoding step over a `SlotCache` gives the logits of one over a `RowCache`, found by trying it.
+    """Whether decoding with a `SlotCache` gives the same logits as with a `RowCache`; found by a trial step.
 
-    Only on a GPU: its kernels are told where each row's keys are. ``autocast`` is the arithmetic of generation.
+    False on a CPU, whose kernel cannot take the places of each row's keys. ``autocast`` is the dtype of generation.
     """
     split = None if _is_on_cpu(model) else split_model(model)
     if split is None or not can_pack(split, autocast):
@@ -107,10 +107,10 @@ def _is_on_cpu(model: nn.Module) -> bool:
 
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Turn on evaluation mode without gradients; leave every submodule as it was, also after an error.
+    """Turn on evaluation mode without gradients; restore the mode of every submodule at exit, also after an error.
 
-    ``no_grad`` and not ``inference_mode``: a buffer that a model renews in its forward (dynamic RoPE) would become an
-    inference tensor, which the trainer's backward refuses.
+    ``no_grad`` and not ``inference_mode``: a buffer that the forward pass replaces (dynamic RoPE) would become an
+    inference tensor, and the backward pass of the update raises on inference tensors.
     """
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -145,7 +145,7 @@ def _gives_same_logits(
 
 
 class _WaitingRows:
-    """Rows not started yet, prompt by prompt, the longest first; prompts are prefilled when their turn comes."""
+    """Rows not yet started, longest prompt first. A prompt is prefilled when its first row starts."""
 
     def __init__(self, model: nn.Module, prompts: Sequence[Int64Array], group_size: int, device: torch.device) -> None:
         self._model = model
@@ -161,7 +161,7 @@ class _WaitingRows:
         return bool(self._order) or self._given < len(self._batch) * self._group_size
 
     def take(self, free: int) -> tuple[list[RowId], PrefilledPrompts, Int64Array]:
-        """At most ``free`` rows, at least one, of one prefill; row i continues prompt ``which[i]`` of it."""
+        """Return 1 to ``free`` rows of one prefill; row i continues its prompt ``which[i]``."""
         if self._prefilled is None or self._given == len(self._batch) * self._group_size:
             wanted = min(-(-free // self._group_size), _PREFILL_TOKENS // len(self._prompts[self._order[0]]))
             self._batch, self._order = self._order[: max(1, wanted)], self._order[max(1, wanted) :]
@@ -179,8 +179,8 @@ def decode_without_cache(
 ) -> None:
     """Sample every row by running its whole sequence again for each token.
 
-    Rows of equal prompt length go together and stay equally long, so the model sees full rectangles and nothing but
-    ``input_ids``.
+    Rows with equal prompt lengths form a batch. They stay equally long, so the model needs neither padding nor a mask:
+    ``input_ids`` is its only input.
     """
     by_length: defaultdict[int, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
@@ -210,7 +210,7 @@ def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list
 
 
 def select_last_logits(output: Any) -> Tensor:
-    """``[rows, V]`` of a model's output, or of a plain module's logits."""
+    """Logits of the last position, ``[rows, V]``, from a model's output or from logits ``[rows, L, V]``."""
     logits: Tensor = output if isinstance(output, Tensor) else output.logits
     return logits[:, -1]
 
@@ -218,8 +218,8 @@ def select_last_logits(output: Any) -> Tensor:
 def prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.device) -> PrefilledPrompts:
     """Run each prompt once, padded on the left on a CPU.
 
-    On a GPU prompts are padded on the right: no token then attends to padding, so there is no mask, and no token that
-    attends to nothing, for which some kernels give NaN.
+    On a GPU prompts are padded on the right. No token then attends to padding, so no mask is needed. With padding on
+    the left, padding tokens would attend to nothing, and some kernels return NaN for such tokens.
     """
     padded_left = device.type == "cpu"
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
@@ -236,7 +236,7 @@ def prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.devic
             options["attention_mask"] = torch.from_numpy(np.arange(width) >= padding).to(device)
     if (padded_left or (lengths == width).all()) and takes(model, "logits_to_keep"):
         options["logits_to_keep"] = 1
-    # Without the config every layer keeps all its positions, those with a sliding window too.
+    # Without the config every layer keeps all positions; with it, layers with a sliding window would drop some.
     cache = DynamicCache()
     last = None if padded_left or "logits_to_keep" in options else torch.from_numpy(lengths - 1).to(device)
     with nullcontext() if last is None else _only_last_logits(model, last):
@@ -258,7 +258,7 @@ def prefill(model: nn.Module, prompts: Sequence[Int64Array], device: torch.devic
 
 @contextmanager
 def _only_last_logits(model: Any, last: Tensor) -> Iterator[None]:
-    """Let the output layer see one hidden state of each row, the one at ``last [P]``."""
+    """Run the output layer on one hidden state of each row, at position ``last [P]``."""
 
     def select(head: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden, *others = arguments
@@ -276,7 +276,7 @@ def _only_last_logits(model: Any, last: Tensor) -> Iterator[None]:
 
 def takes(model: nn.Module, *names: str) -> bool:
     """Whether the model's ``forward`` has these parameters."""
-    # An adapter (peft) passes keywords on: what counts is the model that it wraps.
+    # The forward of a peft adapter takes any keyword, so look at the base model's.
     base: Any = model
     if hasattr(base, "get_base_model"):
         base = base.get_base_model()

@@ -1,4 +1,4 @@
-"""The embedded engine: samples from the trainer's own module, in its process."""
+"""The engine ``hf``: sample from a transformers model or any module, in the trainer's process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlox_grpo.rollout.engines.hf.decoding import (
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, NonFiniteLogitsError, RowId, SampledRow
 from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
 from rlox_grpo.rollout.engines.sampling import check_request, check_sampling
-from rlox_grpo.rollout.engines.stop_strings import StopStrings, decode
+from rlox_grpo.rollout.engines.stop_strings import StopStrings, decode_texts
 from rlox_grpo.rollout.engines.weight_sync import collect_weights, make_repeatable
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
 
@@ -40,32 +40,28 @@ logger = logging.getLogger(__name__)
 class HFEngine:
     """Samples completions from a transformers causal LM or any module with ``forward(input_ids) -> logits``.
 
-    The engine holds the trainer's module itself, so an update needs no copy. A transformers decoder runs with a
-    key-value cache and continuous batching; any other module, and a transformers model that keeps more state than keys
-    and values (Mamba), runs each whole sequence again for each token, rows of equal length together, with
-    ``input_ids`` as its only argument.
+    The engine uses the trainer's module itself, so an update needs no copy. A transformers decoder runs with a
+    key-value cache and continuous batching. Any other module, and a transformers model with more state than keys and
+    values (Mamba), runs the whole sequence again for each token, with ``input_ids`` as the only argument; rows of equal
+    length run together.
 
-    A token is drawn by a uniform keyed by (seed, prompt's position in the step, completion's position in its group,
-    token's position), so neither ``max_rows`` nor the other rows decide it, nor how ranks share the prompts out. The
-    logits do depend on the batch in their last bits, as matrix products do; a token can flip where its uniform lies
-    that near (about 1e-7) to the edge between two tokens.
+    The uniform random number of a token is keyed by (seed, index of the prompt in the step, index of the completion in
+    its group, index of the token). So it does not depend on ``max_rows``, on other rows, or on the number of ranks.
+    Logits do depend on the batch in their last bits, so a token may change if its number is within about 1e-7 of the
+    boundary between two tokens.
 
-    Log-probs are of the sampled distribution: after temperature and filters, renormalised; 0.0 at temperature 0.
-    With filters off they are the trainer's log_softmax(logits / temperature).
+    Log-probs are those of the sampled distribution: after temperature and filters, renormalised; 0.0 at temperature 0.
+    Without filters they are the trainer's log_softmax(logits / temperature).
 
     Attributes:
-        exact: True unless ``autocast_dtype`` makes the log-probs differ from the trainer's.
-        takes_weights: False when the module is the trainer's own.
-        policy_version: Version of the weights that it samples from.
-        max_length: The model's positions, where it states them.
-        vocab_limit: Token ids from here on are never sampled, as they have no text: the model's vocabulary is padded
-            beyond the tokenizer's, or is unknown. Log-probs are normalised over the ids below it, and a trainer that
-            wants to agree has to leave the same logits out. None when every id can be sampled.
-        uses_cache: Whether the model runs with a key-value cache.
-        shares_prefixes: Whether the rows of a group can read one copy of their prompt's keys and values. They do
-            unless a group has one row or a sequence can outgrow the model's sliding window.
-        end_ids: Ids that end a completion.
-        uses_slots: Whether rows decode without padding on a GPU (:mod:`.slot_cache`).
+        exact, takes_weights, policy_version, max_length: see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
+        vocab_limit: ids from here on are never sampled, because they have no text. Log-probs are normalised over the
+            ids below it. None: every id can be sampled.
+        uses_cache: whether the model runs with a key-value cache.
+        shares_prefixes: whether the rows of a group can share one copy of their prompt's keys and values. They do
+            unless the group has one row, or a sequence may be longer than the model's sliding window.
+        end_ids: ids that end a completion.
+        uses_slots: whether rows decode without padding on a GPU (:mod:`.slot_cache`).
     """
 
     def __init__(
@@ -79,17 +75,16 @@ class HFEngine:
         autocast_dtype: torch.dtype | None = None,
         takes_weights: bool = False,
     ) -> None:
-        """Hold the model; nothing is allocated before ``generate``.
+        """Store the model; nothing is allocated before ``generate``.
 
         Args:
-            model: Shared with the trainer; its training mode and device are respected.
-            tokenizer: Gives completions their text, and stop strings their meaning. Optional.
-            eos_token_ids: Ids that end a completion; by default those of the model's generation config and config
-                and of the tokenizer. A plain module without a tokenizer has none: its completions have
-                ``max_new_tokens`` tokens.
-            vocab_limit: Ids from here on are never sampled; by default those past the tokenizer's last.
-            max_rows: Completions decoded at once, 256 by default; the others wait.
-            autocast_dtype: Run the forward under ``torch.autocast`` in this type (``torch.bfloat16``).
+            model: the trainer's model, or a copy; its training mode is restored after each call.
+            tokenizer: decodes completions, and is needed for stop strings; may be None.
+            eos_token_ids: ids that end a completion; by default those of the model's generation config, its config and
+                the tokenizer. Without any, completions have ``max_new_tokens`` tokens.
+            vocab_limit: ids from here on are never sampled; by default the ids after the tokenizer's last.
+            max_rows: number of completions decoded at a time, 256 by default.
+            autocast_dtype: run the forward under ``torch.autocast`` in this dtype (``torch.bfloat16``).
             takes_weights: ``model`` is a copy of the trainer's, and ``load_weights`` writes into it.
 
         Raises:
@@ -112,7 +107,7 @@ class HFEngine:
         self.uses_cache = can_decode_with_cache(model)
         if not self.uses_cache and hasattr(model, "config"):
             logger.warning(
-                "%s keeps more than keys and values by position: each sequence is run again for each of its tokens",
+                "%s has more state than keys and values: the whole sequence is run again for each token, which is slow",
                 type(model).__name__,
             )
         self.shares_prefixes = self.uses_cache and can_share_prefixes(model)
@@ -158,11 +153,7 @@ class HFEngine:
         Raises:
             ValueError: a sampling value out of its range, or stop strings without a tokenizer.
         """
-        if seed < 0:
-            raise ValueError(f"seed must be at least 0, got {seed}")
-        check_sampling(sampling)
-        if sampling.stop and self._tokenizer is None:
-            raise ValueError(f"stop strings need a tokenizer: stop={sampling.stop!r}")
+        check_sampling(sampling, seed, has_tokenizer=self._tokenizer is not None)
         with in_evaluation(self._model):
             yield TurnDecoder(
                 self._model,
@@ -218,9 +209,7 @@ class HFEngine:
         self, prompts: Sequence[Prompt], group_size: int, finished: dict[RowId, SampledRow]
     ) -> list[RolloutGroup]:
         rows = [finished[RowId(prompt, place)] for prompt in range(len(prompts)) for place in range(group_size)]
-        texts: list[str | None] = [None] * len(rows)
-        if self._tokenizer is not None:
-            texts = list(decode(self._tokenizer, [row.token_ids.tolist() for row in rows]))
+        texts = decode_texts(self._tokenizer, [row.token_ids for row in rows])
         completions = [
             Completion(row.token_ids, row.log_probs, "stop" if row.stopped else "length", text)
             for row, text in zip(rows, texts, strict=True)

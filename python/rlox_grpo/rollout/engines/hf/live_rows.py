@@ -38,9 +38,12 @@ class SampledRow:
 
 
 class LiveRows:
-    """Line r of every tensor is live row r; live rows are dense, and whoever holds more per row mirrors ``retire``.
+    """The rows being decoded: row r of every tensor is live row r, without gaps.
 
-    Each step is a few tensor operations over all rows and one transfer of a small array to the host.
+    :meth:`retire` returns the moves that close the gaps of finished rows; the key-value cache repeats them. Each step
+    is a few tensor operations over all rows, and one transfer of a small array to the host.
+
+    Example: of rows A B C D, B finishes. D moves to its place: ``to`` is [1] and ``source`` is [3]; A D C are live.
     """
 
     def __init__(

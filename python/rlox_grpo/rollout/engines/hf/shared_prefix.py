@@ -21,8 +21,8 @@ from rlox_grpo.types import Int64Array
 class SharedPrefixCache:
     """The prompts of the live rows, one slot each, and the rows' own keys and values.
 
-    A prompt's columns end at the last column of its slot. Slots are dense: one whose rows are all gone is replaced by
-    the last.
+    A prompt's columns end at the last column of its slot. Slots have no gaps: when the last row of a prompt leaves, the
+    last slot moves into the prompt's slot.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -64,17 +64,17 @@ class SharedPrefixCache:
             self._rows_changed()
 
     def copy_rows(self, source: Int64Array) -> None:
-        """Append live rows: copies of rows ``source``."""
+        """Append copies of rows ``source`` as live rows."""
         self._own.copy_rows(source)
         self._slot_of_row = np.concatenate([self._slot_of_row, self._slot_of_row[source]])
         self._rows_changed()
 
     def make_room(self) -> None:
-        """Make sure that one more column can be written."""
+        """Reserve space for one more column."""
         self._own.make_room()
 
     def model_options(self) -> dict[str, Any]:
-        """Keywords of the forward of one token for each live row; after it, ``advance``."""
+        """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
         assert self._layout is not None
         options = self._own.model_options()
         self._layout.own_mask = _additive(options["attention_mask"], self._keys[0].dtype)
@@ -85,11 +85,11 @@ class SharedPrefixCache:
         }
 
     def advance(self) -> None:
-        """Count the column that the forward has written as live."""
+        """Mark the column that the forward pass wrote as live."""
         self._own.advance()
 
     def _store(self, prompts: PrefilledPrompts, new: list[int]) -> None:
-        """Put prompts into the next slots; longer ones than before, or more, get new buffers."""
+        """Store prompts in the next slots; grow the buffers if they have too few slots or columns."""
         first, last, width = len(self._prompts), len(self._prompts) + len(new), prompts.width
         if not self._keys or last > len(self._keys[0]) or width > self._keys[0].shape[2]:
             self._grow(prompts, max(last, 2 * first))
@@ -118,7 +118,11 @@ class SharedPrefixCache:
         self._values = [grown(*pair) for pair in zip(like.values, self._values or none, strict=True)]
 
     def _rows_changed(self) -> None:
-        """Lay out the queries by slot: slot s asks for rows ``row_table[s]``, padded with any row."""
+        """Lay out the queries by slot: row s of ``row_table`` lists the rows that read slot s, padded with any row.
+
+        Example: rows 0 to 3 read slots ``0 1 0 1``, and row 4 reads slot 1. ``row_table`` is ``0 2 0 | 1 3 4``, and the
+        column of each row in it, ``place``, is ``0 0 1 1 2``.
+        """
         slots, count = len(self._prompts), len(self._slot_of_row)
         order = np.argsort(self._slot_of_row, kind="stable")
         counts = np.bincount(self._slot_of_row, minlength=slots)

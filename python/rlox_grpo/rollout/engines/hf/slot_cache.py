@@ -21,10 +21,10 @@ BUCKET = 256
 class SlotCache:
     """Keys and values of the live rows, each row in a slot of ``capacity`` tokens that begins with its prompt.
 
-    Rows differ in length without any padding that a kernel would look at (:mod:`rlox_grpo.model.decoding_attention`).
-    A step writes one token for each row, and reads no length from the device: the host keeps its own count. When the
-    longest row fills its slot, the rows move to slots half as large again, rounded up to a multiple of `BUCKET`.
-    Keys and values have the arithmetic's dtype. Live rows have no gaps: the last takes the place of a row that leaves.
+    Rows differ in length, and kernels read no padding (:mod:`rlox_grpo.model.decoding_attention`). A step writes one
+    token for each row. It reads no length from the device, because the host keeps its own count. When the longest row
+    fills its slot, the rows move to slots with 50% more tokens, rounded up to a multiple of `BUCKET`. Keys and values
+    have the dtype of autocast. Live rows have no gaps: the last row takes the place of a row that leaves.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:

@@ -18,13 +18,13 @@ from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache, ga
 from rlox_grpo.rollout.engines.hf.live_rows import NonFiniteLogitsError
 from rlox_grpo.rollout.engines.sampling import draw_row_uniforms, sample_tokens
 from rlox_grpo.rollout.engines.stop_strings import StopStrings
-from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
+from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, check_turn_request
 from rlox_grpo.types import Int64Array, Sampling
 
 # Padded tokens of one prefill forward: bounds its activations.
 _PREFILL_TOKENS = 16384
-# Waiting replies start once they are this share of the live ones, or after so many steps: a forward for each that comes
-# alone would hold up the others.
+# Waiting replies start together, once they are this share of the live replies or have waited this many steps: a
+# prefill for each single reply would delay all live ones.
 _START_FRACTION, _START_STEPS = 1 / 8, 4
 
 Episode = tuple[int, int]
@@ -42,7 +42,7 @@ class _Kept:
 
 @dataclass(eq=False)
 class _Row:
-    """A reply under way."""
+    """An unfinished reply."""
 
     request: TurnRequest
     uniforms: NDArray[np.float64]
@@ -57,18 +57,18 @@ class _Row:
         return self.dropped or self.stopped or len(self.ids) == self.request.max_new_tokens
 
     def sequence(self) -> Int64Array:
-        """The conversation with what is sampled so far."""
+        """The tokens of the conversation and of the reply so far."""
         return np.concatenate([self.request.token_ids, np.array(self.ids, dtype=np.int64)])
 
 
 class TurnDecoder:
     """Samples the replies of many episodes together; see :class:`rlox_grpo.rollout.engines.turns.TurnSession`.
 
-    With a key-value cache a reply's keys and values are kept when it ends, and the next turn runs the tokens after them
-    through the model, no others. Without one, each sequence is run whole for each of its tokens.
+    With a key-value cache, the keys and values of a reply are kept when it ends, and the next turn runs only the later
+    tokens through the model. Without a cache, the model runs the whole sequence again for each token.
 
     Attributes:
-        prefilled_tokens: Tokens run through the model to prepare replies, padding not counted.
+        prefilled_tokens: Tokens in prefills so far, without padding.
     """
 
     def __init__(
@@ -100,26 +100,22 @@ class TurnDecoder:
         self._kept: dict[Branch, _Kept] = {}
 
     def __len__(self) -> int:
-        """Replies under way or waiting."""
+        """Number of unfinished replies, waiting ones included."""
         return len(self._waiting) + len(self._rows)
 
     def submit(self, request: TurnRequest) -> None:
         """Add a request. Raises ValueError where it does not fit the model."""
-        length = len(request.token_ids) + request.max_new_tokens
-        if request.max_new_tokens < 1 or not len(request.token_ids):
-            raise ValueError(f"a reply needs a prompt and max_new_tokens of at least 1, got {request.max_new_tokens}")
-        if self._max_length is not None and length > self._max_length:
-            raise ValueError(f"a conversation of {length} tokens passes the model's {self._max_length} positions")
+        check_turn_request(request, None, self._max_length)
         self._waiting.append(request)
 
     def drop(self, request: TurnRequest) -> None:
-        """Stop a reply under way, or one that waits; nothing where it has ended."""
-        self._waiting = [one for one in self._waiting if one is not request]
+        """Stop an unfinished reply; do nothing if it has finished."""
+        self._waiting = [waiting for waiting in self._waiting if waiting is not request]
         for row in self._rows:
             row.dropped = row.dropped or row.request is request
 
     def forget(self, episode: Episode) -> None:
-        """Free the keys and values of an episode that has ended, and drop its replies under way."""
+        """Free the keys and values of an episode that has ended, and drop its unfinished replies."""
         for key in [key for key in self._kept if key[:2] == episode]:
             del self._kept[key]
         self._waiting = [request for request in self._waiting if request.episode != episode]
@@ -127,7 +123,7 @@ class TurnDecoder:
             row.dropped = row.dropped or row.request.episode == episode
 
     def step(self) -> list[tuple[TurnRequest, SampledTurn]]:
-        """Start waiting replies, or sample a token for every live one; return the replies that ended.
+        """Start waiting replies, or sample a token for every live reply; return the replies that have finished.
 
         Raises:
             NonFiniteLogitsError: the model's logits are not finite; names the prompt and the token.
@@ -143,7 +139,7 @@ class TurnDecoder:
         return self._retire()
 
     def _start(self, free: int) -> None:
-        """Prepare one batch of waiting replies and draw their first tokens."""
+        """Prefill one batch of waiting replies and draw their first tokens."""
         self._waited = 0
         first = len(self._rows)
         kept = [self._find_kept(request) for request in self._waiting[:free]]
@@ -178,7 +174,7 @@ class TurnDecoder:
         self._draw(logits, first)
 
     def _choose(self, requests: list[TurnRequest]) -> list[TurnRequest]:
-        """The first requests whose prefill stays within its bound, at least one."""
+        """Return the first requests whose padded prefill has at most ``_PREFILL_TOKENS`` tokens, at least one."""
         longest = 0
         for count, request in enumerate(requests):
             longest = max(longest, len(request.token_ids))
@@ -192,7 +188,8 @@ class TurnDecoder:
             kept = _cut(self._kept.get((*request.episode, request.replaces)), request.token_ids)
         if kept is None or not np.array_equal(request.token_ids[: len(kept.ids)], kept.ids):
             return None
-        # Distances between columns are no longer those between tokens where new ones are padded.
+        # New tokens are padded: distances between columns then differ from distances between tokens, which a sliding
+        # window needs.
         return kept if len(request.token_ids) + request.max_new_tokens <= self._window else None
 
     def _add(self, prefilled: PrefilledPrompts, which: Int64Array) -> Tensor:
@@ -201,10 +198,10 @@ class TurnDecoder:
         return prefilled.logits[torch.from_numpy(which).to(self._device)]
 
     def _continue(self, batch: Sequence[TurnRequest], olds: Sequence[_Kept]) -> PrefilledPrompts:
-        """Run the tokens behind the kept ones.
+        """Run the tokens after those whose keys and values are kept.
 
-        Example: rows of 3 and 2 kept tokens get 1 and 2 new ones. Both parts are padded on the left, and ``columns``
-        puts each row together again::
+        Example: rows with 3 and 2 kept tokens get 1 and 2 new tokens. Both parts are padded on the left, and
+        ``columns`` joins the two parts of each row::
 
             kept  new           columns   result
             a a a | _ A         0 1 2 4   a a a A
@@ -269,7 +266,7 @@ class TurnDecoder:
         return logits
 
     def _run_whole(self, rows: Sequence[_Row]) -> Tensor:
-        """Logits by whole sequences, rows of one length together."""
+        """Logits of the next token of ``rows``, from their whole sequences, in batches of equal length."""
         sequences = [row.sequence() for row in rows]
         found: list[Tensor | None] = [None] * len(rows)
         for length in sorted(set(map(len, sequences))):
@@ -306,7 +303,7 @@ class TurnDecoder:
         return [row for place, row in enumerate(rows) if row.stop and bool(tables[row.stop][place])]
 
     def _retire(self) -> list[tuple[TurnRequest, SampledTurn]]:
-        """Take out the rows that are done, keep their keys and values, and close the gaps."""
+        """Remove the rows that are done, keep their keys and values, and move the last rows into the gaps."""
         done = np.array([row.is_done for row in self._rows], dtype=bool)
         if not done.any():
             return []
@@ -316,7 +313,7 @@ class TurnDecoder:
             if row.dropped:
                 continue
             if self._cache is not None:
-                # The newest token was sampled and never run: it is the first of the next turn's.
+                # The model has not run the newest token yet: the next turn starts with it.
                 self._kept[row.request.key] = _Kept(row.sequence()[:-1], *self._cache.read_row(int(place)))
             turn = SampledTurn(
                 np.array(row.ids, dtype=np.int64), np.array(row.log_probs, dtype=np.float32), row.stopped
@@ -334,7 +331,7 @@ class TurnDecoder:
 
 
 def _cut(kept: _Kept | None, token_ids: Int64Array) -> _Kept | None:
-    """The beginning of ``kept`` that ``token_ids`` go on; at least one token is left to run. None: nothing is kept."""
+    """Cut ``kept`` to its common prefix with ``token_ids`` without their last token; None if nothing remains."""
     if kept is None:
         return None
     shorter = min(len(kept.ids), len(token_ids) - 1)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> VLLMEngine:
-    """Create the engine for one rank; it is imported here, where vLLM is needed."""
+    """Create the engine of one rank. The engine's module, which needs vLLM, is imported only here."""
     from rlox_grpo.rollout.engines.vllm.engine import VLLMEngine
 
     return VLLMEngine(
@@ -25,7 +25,7 @@ def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> VLLMEngine:
         max_rows=config.max_rollout_rows,
         gpu_memory_utilization=config.gpu_memory_utilization,
         sleep=config.engine_sleep,
-        # Of their own: with async_steps the engine runs in a thread beside the trainer's.
+        # Separate process groups: with async_steps, the engine's thread and the trainer's thread both run collectives.
         ranks=ranks.new_host_group(),
         sharing_ranks=ranks.new_host_group(ranks.engine_size),
     )

@@ -1,7 +1,7 @@
-"""ASGI middleware of ``rlox-grpo serve``: a bearer token, bounds, and a header with the mark of the weights.
+"""ASGI middleware of ``rlox-grpo serve``: a bearer token, limits, and a header with the mark of the weights.
 
-vLLM's own ``--api-key`` guards ``/v1`` and a few more prefixes; the paths that reload weights, run methods in the
-workers and pause the server stay open. Here everything but ``/health`` needs the token.
+vLLM's ``--api-key`` protects ``/v1`` and a few other prefixes, but not the paths that reload weights, run methods in
+the workers or pause the server. Here every path but ``/health`` needs the token.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ TOKEN_VARIABLE = "RLOX_GRPO_SERVER_TOKEN"
 WEIGHTS_HEADER = b"x-rlox-weights"
 LOADING = "loading"
 END_MARK = ": x-rlox-weights "
-"""Begins the line behind a stream's last event, with the mark that the header of a whole answer has."""
+"""Prefix of the line after a stream's last event, which has the mark of the weights."""
 
 NAME_HEADER = "x-rlox-request"
-"""Request header: a name by which the request can be cancelled."""
+"""Request header with a name, by which the request can be cancelled."""
 CANCEL_PATH = "/rlox/cancel"
 """A POST with names in :data:`NAME_HEADER`, separated by commas, cancels those requests."""
 CANCELLED = 499
 """Status of a request that was cancelled."""
 
 MOST_REQUESTS = 1024
-"""Requests at a time; one more gets status 503, which clients try again."""
+"""Maximum number of concurrent requests; one more gets status 503, and clients retry."""
 MOST_BODY_BYTES = 2**25
 BODY_SECONDS = 60.0
-"""For sending one request's body."""
+"""Time to send the body of a request."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -50,15 +50,15 @@ def find_token(url: str) -> str:
 
 
 class TokenGuard:
-    """Refuses requests without the token, and stamps each answer with the weights that the server held.
+    """Refuses requests without the token, and adds the mark of the server's weights to every answer.
 
-    A client that changes the weights says so by the header ``x-rlox-weights``: ``loading`` marks them as unusable from
-    the request on, any other value is theirs from the moment that the request has succeeded. Every answer carries the
-    mark that stood when its request came in, and ``loading`` if it changed since. A server that was started again
-    carries ``none``, so a client notices weights that are not the ones it sent. The headers of a stream of events are
-    sent before its tokens are sampled, so the mark stands once more behind its last event, in a comment.
+    The mark is the value of the header ``x-rlox-weights`` in requests that change weights. ``loading`` takes effect
+    when the request arrives; any other value takes effect when it has succeeded. An answer has the mark at the arrival
+    of its request, or ``loading`` if the mark changed meanwhile. After a restart the mark is ``none``. So a client
+    notices answers from other weights than it sent. The headers of a stream of events are sent before its tokens are
+    sampled, so the mark is repeated in a comment after the last event.
 
-    A request that another one cancels looks to the application as if its client had gone: vLLM stops sampling for it.
+    A cancelled request looks to the application like a disconnected client, so vLLM stops sampling.
     """
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
@@ -69,10 +69,10 @@ class TokenGuard:
         self._weights = "none"
         self._requests = 0
         self._named: dict[bytes, asyncio.Event] = {}
-        """Name of a request under way → set when it is cancelled."""
+        """Name of a running request → event that is set when it is cancelled."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request; ASGI."""
+        """Handle one ASGI request."""
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         headers = dict(scope.get("headers", ()))
@@ -81,7 +81,7 @@ class TokenGuard:
         if not self._allows(headers):
             return await _refuse(scope, send, 401, "a bearer token is needed")
         size = headers.get(b"content-length", b"0")
-        # Digits alone, and few of them: int() takes quadratic time.
+        # Check the digits first: int() takes quadratic time in their number.
         if len(size) > 15 or not size.isdigit() or int(size) > MOST_BODY_BYTES:
             return await _refuse(scope, send, 413, f"one request may have {MOST_BODY_BYTES} bytes")
         if self._requests >= MOST_REQUESTS:
@@ -101,7 +101,7 @@ class TokenGuard:
                 del self._named[name]
 
     async def _cancel(self, names: Sequence[bytes], send: Send) -> None:
-        """Cancel requests; those that have ended, or never began, are left out."""
+        """Cancel running requests; ignore names of other requests."""
         for name in names:
             if name in self._named:
                 self._named[name].set()
@@ -111,7 +111,7 @@ class TokenGuard:
     async def _answer(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, cancelled: asyncio.Event
     ) -> None:
-        """Pass an allowed request on, its body bounded and its answer stamped."""
+        """Forward an authorised request, limit its body, and add the mark to its answer."""
         named = headers.get(WEIGHTS_HEADER, b"").decode("latin-1")
         if named == LOADING:
             self._weights = LOADING
@@ -121,7 +121,7 @@ class TokenGuard:
         async def stamped(message: MutableMapping[str, Any]) -> None:
             nonlocal started, is_stream
             if cancelled.is_set() and not started:
-                return  # an answer of its own, below
+                return  # answered below
             started = True
             mark = held if held == self._weights else LOADING
             if message["type"] == "http.response.start":
@@ -153,10 +153,10 @@ class TokenGuard:
 
 
 class _BoundedBody:
-    """The messages of a request; past a bound the application finds its client gone.
+    """The ASGI messages of a request. Past a limit, the application gets ``http.disconnect``.
 
     Attributes:
-        refusal: Status and reason once a bound was passed.
+        refusal: status and reason if a limit was exceeded; else None.
     """
 
     def __init__(self, receive: Receive, cancelled: asyncio.Event) -> None:
@@ -167,8 +167,8 @@ class _BoundedBody:
         self.refusal: tuple[int, str] | None = None
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """The next message; ASGI."""
-        if self._whole:  # only the end of the connection is still to come
+        """Receive the next ASGI message."""
+        if self._whole:  # the only message left is the end of the connection
             return await self._wait_for_end()
         try:
             message = await asyncio.wait_for(self._receive(), max(0.0, self._deadline - time.monotonic()))
@@ -181,7 +181,7 @@ class _BoundedBody:
         return message
 
     async def _wait_for_end(self) -> MutableMapping[str, Any]:
-        """The next message, or the end once the request is cancelled."""
+        """Wait for the next message, or for the cancellation of the request."""
         message, cancelled = asyncio.ensure_future(self._receive()), asyncio.ensure_future(self._cancelled.wait())
         try:
             await asyncio.wait([message, cancelled], return_when=asyncio.FIRST_COMPLETED)

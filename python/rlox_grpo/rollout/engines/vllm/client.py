@@ -1,4 +1,4 @@
-"""vLLM behind HTTP: a client of servers that ``rlox-grpo serve`` or Ray started."""
+"""The engine ``vllm_server``: a client of vLLM servers that ``rlox-grpo serve`` or Ray started."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.canary import Canary
 from rlox_grpo.rollout.engines.sampling import check_request
+from rlox_grpo.rollout.engines.stop_strings import decode_texts
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm.auth import NAME_HEADER
-from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection
+from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, ask_about_model
 from rlox_grpo.rollout.engines.vllm.in_flight import InFlight, ask_streaming
 from rlox_grpo.rollout.engines.vllm.requests import (
     EXTRA,
     MODEL_NAME,
-    decode_texts,
     derive_prompt_seeds,
     make_request_fields,
     read_choices,
     refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.vllm.routing import Router
-from rlox_grpo.rollout.engines.vllm.served_model import ask_about_model
 from rlox_grpo.rollout.engines.vllm.transfer import WeightTransfer
 from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, Tell, check_turns, make_turn_fields, read_cached
 from rlox_grpo.rollout.engines.weight_sync import (
@@ -47,33 +46,30 @@ from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampli
 logger = logging.getLogger(__name__)
 
 REQUESTS_PER_SERVER = 64
-"""Most requests of a session of turns in flight at one server."""
+"""Maximum number of requests in flight at one server, in a session of turns."""
 
-_BIAS_OF_NO_TEXT = -100.0  # the least that the HTTP face takes; exp(-100) is 4e-44
+_BIAS_OF_NO_TEXT = -100.0  # the minimum of the HTTP API; exp(-100) is 4e-44
 
 
 class VLLMServerEngine:
-    """Samples from vLLM servers, one request a prompt, spread over those that answer.
+    """Samples from vLLM servers, with one request per prompt, distributed over the servers that answer.
 
-    New weights reach the servers as a safetensors file on a disk that they share with the trainer. Every answer names
-    the weights that the server held when it was asked, by their version and content; one that was started again, or
-    given weights by somebody else, is given the current ones and asked again, so that no completion comes of stale
-    weights. A server that does not answer is left out until the next sync; the last one is waited for until the
-    deadline, as somebody may be starting it again. So is one that starts again when the weights are no longer there:
-    with ``async_steps`` the trainer changes them meanwhile, and without a file (``server_nccl_address``) nothing else
-    holds them.
+    Weights are transferred as a safetensors file on a disk that servers and trainer share. Every answer has a mark of
+    the server's weights (version and digest). A server with another mark, such as after a restart, gets the current
+    weights and the request again, so that no completion comes from stale weights.
 
-    Several ranks can share the servers: rank 0 hands the weights over while the others wait, and tells them the file.
+    A server that does not answer is excluded until the next transfer of weights. If it is the last one, the engine
+    waits for it until the deadline. A restarted server is also excluded if its weights no longer exist: with
+    ``async_steps`` and NCCL transfers (``server_nccl_address``), the trainer may have changed them.
 
-    Draws and log-probs are those of :class:`rlox_grpo.rollout.engines.vllm.engine.VLLMEngine`.
+    Several ranks can share the servers. Rank 0 transfers the weights while the others wait.
+
+    Random draws and log-probs are those of :class:`rlox_grpo.rollout.engines.vllm.engine.VLLMEngine`.
 
     Attributes:
-        exact: False: vLLM's kernels are not the trainer's.
-        takes_weights: True.
-        reads_weights: Whether this rank hands the weights to the servers: rank 0 does, for all.
-        policy_version: Version of the weights that it samples from; −1 before the first.
-        max_length: Tokens that a prompt and its completion may have together.
-        sync_seconds: How long the last ``load_weights`` took, writing the file included.
+        exact, takes_weights, policy_version, max_length: see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
+        reads_weights: whether this rank transfers the weights; only rank 0 does.
+        sync_seconds: duration of the last ``load_weights``, including writing the file.
     """
 
     exact = False
@@ -97,20 +93,20 @@ class VLLMServerEngine:
 
         Args:
             urls: ``http://host:port`` of each server.
-            model: A transformers causal LM, bare or with LoRA adapters. Only its configuration is read here.
-            tokenizer: Gives completions their text. Optional.
-            eos_token_ids: Ids that end a completion.
-            vocab_limit: Ids from here on are never sampled.
-            max_length: Longest prompt with its completion; the model's own limit and the servers' by default.
-            timeout: Seconds that one ``generate`` or ``load_weights`` has, retries included.
-            sync_dir: A folder that trainer and servers share; a temporary one for servers on this host. ``"ray:"`` for
-                servers that Ray starts: they read a temporary file of rank 0 through Ray's object store.
-            nccl_address: This host's address; weights then go from GPU to GPU by NCCL, and no folder is needed.
-            ranks: All ranks of the run, in a group of this engine's own. They call ``load_weights`` together.
+            model: a transformers causal LM, with or without LoRA adapters. Only its configuration is read here.
+            tokenizer: decodes completions; None leaves them without text.
+            eos_token_ids: ids that end a completion.
+            vocab_limit: ids from here on are never sampled.
+            max_length: maximum tokens of a prompt with its completion; by default the limit of model and servers.
+            timeout: seconds for one ``generate`` or ``load_weights``, including retries.
+            sync_dir: a folder that trainer and servers share; None: a temporary folder, for servers on this host.
+                ``"ray:"``: servers that Ray started read a temporary file of rank 0 through Ray's object store.
+            nccl_address: this host's address, for transfers from GPU to GPU by NCCL; no folder is needed then.
+            ranks: a process group of all ranks for this engine. They call ``load_weights`` together.
 
         Raises:
-            ValueError: no transformers model, no token for a server, or servers elsewhere without ``sync_dir``.
-            EngineError: a server that does not answer, or serves another model.
+            ValueError: not a transformers model, no token for a server, or a remote server without ``sync_dir``.
+            EngineError: a server does not answer, or serves another model.
         """
         if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
             raise ValueError(f"engine='vllm_server' needs a transformers model, got {type(model).__name__}")
@@ -134,7 +130,7 @@ class VLLMServerEngine:
             self._check_model(server, time.monotonic() + timeout)
         self._router = Router(self._servers, int(os.environ.get("WORLD_SIZE", "1")))
         self._revision = 0
-        """Of the list of servers: Ray lets engines join and leave."""
+        """Revision of the list of servers, which changes when engines join or leave under Ray."""
         self._transfer = WeightTransfer(
             sync_dir, nccl_address, is_first=self.reads_weights, timeout=timeout, note=self._router.note_transfer
         )
@@ -142,13 +138,13 @@ class VLLMServerEngine:
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
     ) -> list[RolloutGroup]:
-        """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
+        """Sample ``group_size`` completions for each prompt. Random draws do not depend on the order of the prompts.
 
-        The prompts of a step go to the servers by load; see :class:`~rlox_grpo.rollout.engines.vllm.routing.Router`.
+        :class:`~rlox_grpo.rollout.engines.vllm.routing.Router` distributes the prompts by the load of the servers.
 
         Raises:
-            ValueError: As :func:`~rlox_grpo.rollout.engines.sampling.check_request`, or a temperature below 0.01.
-            EngineError: no weights were loaded yet; no server answered within the deadline; or one refused a request.
+            ValueError: see :func:`~rlox_grpo.rollout.engines.sampling.check_request`; or a temperature below 0.01.
+            EngineError: no weights were loaded, no server answered within the deadline, or one refused a request.
         """
         if self.policy_version < 0:
             raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before generate")
@@ -169,13 +165,13 @@ class VLLMServerEngine:
             fields = make_request_fields(sampling, group_size, prompt_seed, self._end_ids)
             return self._ask_any(place, self._body(prompt.token_ids, fields), group_size, sampling, deadline)[0]
 
-        # Among all prompts of the step: if each rank counted from 0, all would begin with the same servers.
+        # Indices in the whole step: if each rank counted from 0, all ranks would begin with the same servers.
         places = range(first_prompt, first_prompt + len(prompts))
         limit = self._router.limit_requests(group_size)
         self._router.note_waiting(max(0, len(prompts) - limit))
         with ThreadPoolExecutor(max(1, min(len(prompts), limit))) as pool:
             sampled = list(pool.map(group, places, prompts, derive_prompt_seeds(prompts, seed)))
-        texts = iter(decode_texts(self._tokenizer, [completion for group in sampled for completion in group]))
+        texts = iter(decode_texts(self._tokenizer, [one.token_ids for group in sampled for one in group]))
         return [
             RolloutGroup(prompt, tuple(replace(one, text=next(texts)) for one in completions), self.policy_version)
             for prompt, completions in zip(prompts, sampled, strict=True)
@@ -188,11 +184,11 @@ class VLLMServerEngine:
 
     @contextmanager
     def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> Iterator[ServerTurns]:
-        """Sample replies turn by turn; the episodes of a prompt stay with one server and its prefix cache.
+        """Sample replies turn by turn. All episodes of a prompt use the same server, for its prefix cache.
 
         Raises:
-            ValueError: a sampling value out of its range, or stop strings without a tokenizer.
-            EngineError: no weights were loaded yet.
+            ValueError: a sampling value out of range, or stop strings without a tokenizer.
+            EngineError: no weights were loaded.
         """
         if self.policy_version < 0:
             raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before open_turns")
@@ -222,12 +218,12 @@ class VLLMServerEngine:
             in_flight.close()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Hand the policy's new weights to every server; what is sampled from now on carries ``version``.
+        """Transfer the policy's weights to every server. Later completions have the policy version ``version``.
 
         Raises:
-            WeightMismatchError: names, shapes or types that are not the model's; the old weights stay in use.
-            EngineError: no server took them, or one cannot read the file or computes other log-probs than
-                :meth:`expect_log_probs` says; names each.
+            WeightMismatchError: names, shapes or types are not those of the model; the old weights stay in use.
+            EngineError: no server took the weights, a server cannot read the file, or its log-probs differ from those
+                of :meth:`expect_log_probs`.
         """
         start = time.perf_counter()
         is_collective = isinstance(weights, WeightStream) and weights.is_collective
@@ -247,7 +243,7 @@ class VLLMServerEngine:
         self.sync_seconds = time.perf_counter() - start
 
     def _follow_servers(self, told: tuple[int, list[str]] | None) -> None:
-        """Ask the servers that the launcher has told since the last sync, the same on all ranks."""
+        """Use the servers that the launcher has published since the last transfer, on all ranks."""
         if told is None or told[0] == self._revision:
             return
         self._revision, urls = told
@@ -257,17 +253,17 @@ class VLLMServerEngine:
             if not server.rows:
                 self._check_model(server, time.monotonic() + self._timeout)
         self._router.replace(self._servers)
-        self._ranks.gather(None)  # no rank asks those that leave
+        self._ranks.gather(None)  # a barrier: no rank uses the servers that leave
         for server in known.values():
             server.close()
         if self.reads_weights:
             take_engines(self._revision)
 
     def _hand_over(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """On rank 0: give the weights to every server; one that is starting is waited for only if no other one is up.
+        """On rank 0: transfer the weights to every server. Wait for a starting server only if no other one is up.
 
         Raises:
-            WeightMismatchError: they are not the model's.
+            WeightMismatchError: the weights are not those of the model.
             EngineError: no server took them.
         """
         self._transfer.hold(weights, self._expected, version)
@@ -285,18 +281,15 @@ class VLLMServerEngine:
             raise EngineError(f"no server took version {version} of the weights{self._reports()}")
 
     def take_metrics(self) -> dict[str, float]:
-        """What each server did for this rank since the last call: ``engines/<i>/…`` of docs/reference/metrics.md.
-
-        Also ``mismatch/canary_gap_max`` of the servers that were given weights since.
-        """
+        """Return the metrics since the last call: ``engines/<i>/…`` and ``mismatch/canary_gap_max``."""
         return {**self._router.take_metrics(), **self._transfer.take_metrics()}
 
     def expect_log_probs(self, canary: Canary | None) -> None:
-        """See :class:`~rlox_grpo.rollout.engines.CheckedEngine`; also of a server that starts again."""
+        """See :class:`~rlox_grpo.rollout.engines.CheckedEngine`. Restarted servers are checked too."""
         self._transfer.canary = canary
 
     def close(self) -> None:
-        """Close the connections and remove the weights' folder (so does the end of the process); the servers run on."""
+        """Close the connections and remove the folder of the weights; the servers keep running."""
         for server in self._servers:
             server.close()
         self._transfer.close()
@@ -324,9 +317,9 @@ class VLLMServerEngine:
         tell: Tell | None = None,
         named: Callable[[ServerConnection], AbstractContextManager[str]] | None = None,
     ) -> tuple[list[Completion], int]:
-        """Ask until a server answers; also says how many tokens of the prompt it had cached.
+        """Send a request until a server answers; returns its completions and the number of cached prompt tokens.
 
-        ``named`` gives the request at a server a name by which it can be cancelled.
+        ``named(server)`` names the request, so that it can be cancelled.
         """
         for attempt in range(2 * len(self._servers)):
             if time.monotonic() >= deadline:
@@ -367,7 +360,7 @@ class VLLMServerEngine:
         return completions, read_cached(found.get("usage"))
 
     def _check_model(self, server: ServerConnection, deadline: float) -> None:
-        """Wait for a server that is starting; refuse one whose model is not the policy's."""
+        """Wait for a server to start, and check its model."""
         longest, server.rows = ask_about_model(server, self._expected, deadline)
         self.max_length = longest if self.max_length is None else min(self.max_length, longest)
 

@@ -13,6 +13,7 @@ from typing import Any
 from rlox_grpo.distributed.addresses import LOST, find_address
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.vllm.auth import CANCEL_PATH, NAME_HEADER, WEIGHTS_HEADER, find_token
+from rlox_grpo.rollout.engines.weight_sync import Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -24,33 +25,33 @@ POLL_SECONDS = 0.5
 
 _CONNECT_SECONDS = 5.0
 _NAMES = 256
-"""Requests that one call cancels: their names are a header."""
+"""Maximum number of requests that one call cancels: their names are in a header."""
 
 SILENCE_SECONDS = 30
-"""A server whose host answers nothing for so long has failed. The host's kernel answers while the server works."""
+"""Seconds without an answer of the host after which a connection fails. The host's kernel answers for a busy server."""
 _PROBES = 3
 
 
 class Unavailable(Exception):  # noqa: N818  # not an error of the run as long as another server answers
-    """A server that gave no usable answer: it is down, starting, or holds other weights than it should."""
+    """A server gave no usable answer: it is down or starting, or has the wrong weights."""
 
 
 class Outdated(Unavailable):
-    """A server that started again after the trainer had changed the weights that it should hold."""
+    """A restarted server needs weights that the trainer has changed since."""
 
 
 class ServerConnection:
     """A server's address, the connections to it, and its state.
 
     Attributes:
-        named: ``http://host:port``, as the server was named when it was started.
-        url: the same; another one once Ray has moved the server to another node.
-        failures: What its requests raise when it is the server that failed; another one may be asked.
-        lock: Held by the thread that gives it weights.
-        is_up: False while it is left out.
-        trouble: Why it last failed, in words.
-        nccl: The group that new weights travel in, once there is one.
-        rows: Completions that it decodes at once; 0 until it was asked.
+        named: URL of the server's start, ``http://host:port``.
+        url: current URL, which differs after Ray has moved the server to another node.
+        failures: exceptions of requests that another server may answer.
+        lock: held by the thread that transfers weights to the server.
+        is_up: False while the server is excluded.
+        trouble: message of the last failure.
+        nccl: the NCCL group for weight transfers, or None.
+        rows: number of completions that the server decodes at a time; 0 before it was asked.
     """
 
     def __init__(self, url: str, max_requests: int) -> None:
@@ -82,13 +83,13 @@ class ServerConnection:
 
         Raises:
             Unavailable, httpx.TransportError: the server's own failure (:attr:`failures`).
-            EngineError: a request that it refuses, which another server would refuse too.
+            EngineError: the server refused the request, and others would too.
         """
         return self._usable(path, self._client.post(path, timeout=self._limits(deadline), **content))
 
     @contextmanager
     def stream(self, path: str, deadline: float, **content: Any) -> Iterator[Any]:
-        """The answer to a POST before its body is read, for each part of which the server has until the deadline.
+        """Yield the answer to a POST before its body is read; each part of the body has the same deadline.
 
         Raises:
             Unavailable, httpx.TransportError, EngineError: as :meth:`post`.
@@ -99,7 +100,7 @@ class ServerConnection:
             yield self._usable(path, answer)
 
     def cancel(self, names: Sequence[str], deadline: float) -> None:
-        """Stop requests under way that were sent with these names; see :data:`.auth.NAME_HEADER`."""
+        """Cancel running requests by their names; see :data:`.auth.NAME_HEADER`."""
         for start in range(0, len(names), _NAMES):
             self.post(CANCEL_PATH, deadline, headers={NAME_HEADER: ",".join(names[start : start + _NAMES])})
 
@@ -107,7 +108,7 @@ class ServerConnection:
         """Return the mark of the weights that the server holds.
 
         Raises:
-            Unavailable, httpx.TransportError: also where its engine is dead, which other answers do not show.
+            Unavailable, httpx.TransportError: the server or its engine is down. Only ``/health`` shows a dead engine.
         """
         if self.trouble:
             self._follow()
@@ -119,7 +120,7 @@ class ServerConnection:
         self.trouble = f"{type(error).__name__}: {error}"
 
     def note_while_waiting(self, seconds: float, error: Exception) -> None:
-        """Store why the last request failed, and log it once where the run waits up to ``seconds`` for the server."""
+        """Store why the last request failed; log the first failure of a wait of up to ``seconds``."""
         if not self.trouble:
             logger.warning("waiting up to %g s for %s: %s", seconds, self.url, error)
         self.note(error)
@@ -129,7 +130,7 @@ class ServerConnection:
         return f"\n{self.url}: {self.trouble or 'left out'}"
 
     def may_come_back(self, deadline: float) -> bool:
-        """Whether there is time for another try before ``deadline``: somebody may be starting the server."""
+        """Whether there is time to retry before ``deadline``, in case the server is being started."""
         return time.monotonic() + POLL_SECONDS < deadline
 
     def close(self) -> None:
@@ -142,7 +143,7 @@ class ServerConnection:
         import httpx
 
         limits = httpx.Limits(max_connections=2 * self._max_requests)
-        # No proxy of the environment: servers are on this host or its private network, and the token is theirs alone.
+        # Without the environment's proxy, which would see the token.
         return httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {self._token}"},
@@ -161,7 +162,7 @@ class ServerConnection:
             raise Unavailable("its node is lost, and Ray has not started it on another one yet")
         if now is not None and now != self.url:
             self.url = now
-            self._client = self._make_client()  # the old one is left: other threads may wait for its answers
+            self._client = self._make_client()  # the old one stays open: other threads may wait for its answers
 
     def _limits(self, deadline: float) -> Any:
         left = max(0.1, deadline - time.monotonic())
@@ -177,13 +178,41 @@ class ServerConnection:
 
 
 def list_keepalive_options() -> list[tuple[int, int, int]]:
-    """Socket options by which a connection fails :data:`SILENCE_SECONDS` after its peer has become unreachable.
+    """Socket options that make a connection fail :data:`SILENCE_SECONDS` after its peer has become unreachable.
 
-    Without them a request that was sent before a cable was cut would wait until its own deadline.
+    Without them, a request to an unreachable host would wait until its deadline.
     """
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     pause = SILENCE_SECONDS // (_PROBES + 1)
     values = {"TCP_KEEPIDLE": pause, "TCP_KEEPINTVL": pause, "TCP_KEEPCNT": _PROBES}  # where the system has them
-    values["TCP_USER_TIMEOUT"] = SILENCE_SECONDS * 1000  # of what was sent and not acknowledged
+    values["TCP_USER_TIMEOUT"] = SILENCE_SECONDS * 1000  # for data that was not acknowledged
     found = {name: getattr(socket, name) for name in values if hasattr(socket, name)}
     return [*options, *((socket.IPPROTO_TCP, number, values[name]) for name, number in found.items())]
+
+
+def ask_about_model(server: ServerConnection, expected: Manifest, deadline: float) -> tuple[int, int]:
+    """Wait for a server to start, and check that it serves the policy's model.
+
+    Returns:
+        Maximum tokens of a prompt with its completion, and number of completions that the server decodes at a time.
+
+    Raises:
+        EngineError: no answer by the deadline, or another model; the message has some of the weights that differ.
+    """
+    seconds = deadline - time.monotonic()
+    while True:
+        try:
+            answer = server.post("/collective_rpc", deadline, json={"method": "rlox_manifest"})
+            break
+        except server.failures as error:
+            server.note_while_waiting(seconds, error)
+            if not server.may_come_back(deadline):
+                raise EngineError(f"no server answers within {seconds:.0f} s{server.report()}") from error
+            time.sleep(POLL_SECONDS)
+    manifest = {name: tuple(shape) for name, shape in answer.json()["results"][0].items()}
+    if manifest != expected:
+        differing = sorted(name for name in {*manifest, *expected} if manifest.get(name) != expected.get(name))
+        raise EngineError(f"{server.url} serves another model: {', '.join(differing[:4])} differ")
+    longest = server.get("/v1/models", deadline).json()["data"][0]["max_model_len"]
+    rows = server.post("/collective_rpc", deadline, json={"method": "rlox_rows"}).json()["results"][0]
+    return int(longest), int(rows)

@@ -1,4 +1,4 @@
-"""In-process vLLM engine. On a GPU it sleeps during the update and gives its memory to the trainer."""
+"""The engine ``vllm``: vLLM in the trainer's process. On a GPU it frees its memory during the update."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.canary import CANARY_GAP, Canary, CanaryCheck
 from rlox_grpo.rollout.engines.sampling import check_request
+from rlox_grpo.rollout.engines.stop_strings import decode_texts
 from rlox_grpo.rollout.engines.vllm.requests import (
     EXTRA,
-    decode_texts,
     derive_prompt_seeds,
     make_parameters,
     make_request_fields,
@@ -70,23 +70,19 @@ _RELOAD_FAILURES = (
 
 
 class VLLMEngine:
-    """Samples with vLLM from a copy of the policy, loaded and reloaded in memory; nothing goes through a file.
+    """Samples with vLLM from a copy of the policy, which is transferred in memory.
 
-    vLLM starts at the first ``load_weights``, from the model's configuration. Prompts and completions are token ids:
-    it reads a tokenizer only for stop strings, ignores a checkpoint's generation settings, and ends a completion at
-    the policy's end tokens.
+    vLLM starts at the first ``load_weights``. Prompts and completions are token ids: the tokenizer is used only for
+    stop strings, a checkpoint's generation settings are ignored, and completions end at the policy's end tokens.
 
-    A completion's draws are keyed by (seed, prompt's index, completion's place in its group), so the batch's order
-    does not decide them. Logits depend on the batch in their last bits; a token can flip where a draw lies on the edge.
+    Random draws are keyed by (seed, index of the prompt, index of the completion in its group), so they do not depend
+    on the order of the batch. Logits do depend on the batch in their last bits, so a token may still change.
 
-    Log-probs are of the distribution really sampled: after temperature and filters, renormalised; 0.0 at temperature 0.
+    Log-probs are those of the sampled distribution: after temperature and filters, renormalised; 0.0 at temperature 0.
 
     Attributes:
-        exact: False: vLLM's kernels are not the trainer's.
-        takes_weights: True.
-        policy_version: Version of the weights that it samples from; −1 before the first.
-        max_length: Tokens that a prompt and its completion may have together.
-        sync_seconds: How long the last ``load_weights`` took, a start included.
+        exact, takes_weights, policy_version, max_length: see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
+        sync_seconds: duration of the last ``load_weights``, including a start of vLLM.
     """
 
     exact = False
@@ -107,25 +103,25 @@ class VLLMEngine:
         ranks: HostGroup | None = None,
         sharing_ranks: HostGroup | None = None,
     ) -> None:
-        """Check that vLLM can serve ``model``; it is started by ``load_weights``.
+        """Check that vLLM can serve ``model``; ``load_weights`` starts it.
 
         Args:
-            model: A transformers causal LM, bare or with LoRA adapters. Only its configuration is read here.
-            tokenizer: Gives completions their text, and stop strings their meaning. Optional.
-            eos_token_ids: Ids that end a completion.
-            vocab_limit: Ids from here on are never sampled.
+            model: a transformers causal LM, with or without LoRA adapters. Only its configuration is read here.
+            tokenizer: decodes completions, and is needed for stop strings; may be None.
+            eos_token_ids: ids that end a completion.
+            vocab_limit: ids from here on are never sampled.
             dtype: vLLM's arithmetic, ``"float32"`` or ``"bfloat16"``.
-            max_length: Longest prompt with its completion; the model's own limit by default.
-            max_rows: Completions decoded at once, 256 by default.
-            gpu_memory_utilization: Share of the GPU's memory that vLLM may take, its weights included.
-            sleep: On a GPU, hand vLLM's memory to the trainer between one ``generate`` and the next.
-            ranks: All ranks of the run: their engines start, and start again, together.
-            sharing_ranks: The consecutive ranks that share one model by tensor parallelism. They call ``generate``
+            max_length: maximum tokens of a prompt with its completion; by default the limit of the model.
+            max_rows: number of completions decoded at a time, 256 by default.
+            gpu_memory_utilization: share of the GPU's memory for vLLM, its weights included.
+            sleep: on a GPU, free vLLM's memory between two calls of ``generate``.
+            ranks: all ranks of the run; their engines start and restart together.
+            sharing_ranks: the consecutive ranks that share one model by tensor parallelism. They call ``generate``
                 together, with the same arguments.
 
         Raises:
-            ImportError: vLLM is missing or too old; names the extra.
-            ValueError: a model that is not of transformers.
+            ImportError: vLLM is missing or too old; the message has the extra.
+            ValueError: not a transformers model.
         """
         check_vllm_version()
         if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
@@ -173,12 +169,12 @@ class VLLMEngine:
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
     ) -> list[RolloutGroup]:
-        """Sample ``group_size`` completions for each prompt; their order and ``first_prompt`` decide no draw.
+        """Sample ``group_size`` completions for each prompt. Random draws do not depend on the order of the prompts.
 
         Raises:
-            ValueError: As :func:`~rlox_grpo.rollout.engines.sampling.check_request`, or a temperature below 0.01.
-            EngineError: no weights were loaded yet, or vLLM gave something that is no completion, or ranks that share
-                one model were given different prompts or sampled different tokens.
+            ValueError: see :func:`~rlox_grpo.rollout.engines.sampling.check_request`; or a temperature below 0.01.
+            EngineError: no weights were loaded, vLLM returned an invalid completion, or ranks that share one model got
+                different prompts or sampled different tokens.
         """
         if self._llm is None:
             raise EngineError("engine='vllm' has no weights yet: load_weights comes before generate")
@@ -207,7 +203,7 @@ class VLLMEngine:
             read_output(output, sampling, self._vocab_limit) for request in outputs for output in request.outputs
         ]
         self._refuse_differences("sampled different tokens", [one.token_ids.tolist() for one in sampled])
-        texts = decode_texts(self._tokenizer, sampled)
+        texts = decode_texts(self._tokenizer, [one.token_ids for one in sampled])
         completions = [replace(one, text=text) for one, text in zip(sampled, texts, strict=True)]
         return [
             RolloutGroup(prompt, tuple(completions[place * group_size : (place + 1) * group_size]), self.policy_version)
@@ -224,8 +220,8 @@ class VLLMEngine:
         """Sample replies turn by turn, ``max_num_seqs`` of them at once.
 
         Raises:
-            ValueError: a sampling value out of its range, or stop strings without a tokenizer.
-            EngineError: no weights were loaded yet, or ranks share one model.
+            ValueError: a sampling value out of range, or stop strings without a tokenizer.
+            EngineError: no weights were loaded, or ranks share one model.
         """
         if self._llm is None:
             raise EngineError("engine='vllm' has no weights yet: load_weights comes before open_turns")
@@ -248,14 +244,14 @@ class VLLMEngine:
             self._sleep()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the policy's new weights; what is sampled from now on carries ``version``.
+        """Load the policy's weights. Later completions have the policy version ``version``.
 
-        A reload that fails half-way leaves vLLM unusable: it is then started anew, with these weights, on every rank,
-        as its start is a collective.
+        A reload that fails midway leaves vLLM unusable. It is then restarted with these weights on every rank, because
+        its start is a collective.
 
         Raises:
-            WeightMismatchError: names, shapes or types that are not the model's; the old weights stay in use.
-            EngineError: vLLM cannot be started again, or computes other log-probs than :meth:`expect_log_probs` says.
+            WeightMismatchError: names, shapes or types are not those of the model; the old weights stay in use.
+            EngineError: vLLM cannot be restarted, or its log-probs differ from those of :meth:`expect_log_probs`.
         """
         start = time.perf_counter()
         weights = make_repeatable(weights)
@@ -285,7 +281,7 @@ class VLLMEngine:
         return {} if gap is None else {CANARY_GAP: gap}
 
     def close(self) -> None:
-        """Shut vLLM down and give its memory back."""
+        """Shut vLLM down and free its memory."""
         if self._llm is None:
             return
         atexit.unregister(self.close)
@@ -299,10 +295,10 @@ class VLLMEngine:
             torch.cuda.empty_cache()
 
     def _refuse_differences(self, what: str, value: list[Any]) -> None:
-        """Raise EngineError where the ranks that share this model differ in ``value``, a JSON value.
+        """Raise EngineError if the ranks that share this model have different ``value``, a JSON value.
 
-        Each of them runs vLLM's scheduler, and they meet in every layer: with other prompts the sums over ranks would
-        mix rows of different prompts, or wait for ever for a rank that has fewer of them.
+        Each rank runs vLLM's scheduler, and all ranks meet in a collective in every layer. With different prompts the
+        collectives would mix rows of different prompts, or hang.
         """
         if self._sharing.size == 1:
             return
@@ -370,9 +366,9 @@ class VLLMEngine:
                     yield layer, tensor
 
     def _wake(self, parts: set[str]) -> None:
-        if asleep := parts & self._asleep:  # vLLM must not be woken where it is awake
+        if asleep := parts & self._asleep:  # waking a part that is awake is an error
             if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # vLLM takes its memory from the driver, where torch's cache is not free
+                torch.cuda.empty_cache()  # vLLM allocates from the driver, which does not see torch's cache as free
             self._llm.wake_up(tags=sorted(asleep))
             self._asleep -= asleep
 

@@ -1,7 +1,7 @@
 """Bounds on connections to a uvicorn server, before a request reaches its application.
 
-uvicorn waits for a request's headers without a limit, and with httptools it keeps headers of any size. A middleware is
-called only once the headers are there, so these bounds are in the protocol.
+uvicorn waits for a request's headers without a time limit, and with httptools it accepts headers of any size. A
+middleware is called only when all headers have arrived, so these bounds are set in the protocol class.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-aft
 
 @dataclass(frozen=True)
 class HttpBounds:
-    """What clients may take of a server before they have shown a token.
+    """Limits on clients that have not sent a valid token.
 
     Attributes:
-        connections: open connections; one more is answered with status 503, which clients try again.
-        header_seconds: for sending a request line and its headers, from the connection or the request's first byte on.
-        header_bytes: of a request line and its headers.
+        connections: maximum number of open connections. A further connection gets status 503, after which clients
+            retry.
+        header_seconds: maximum time to receive a request line and its headers, from the connection or the first byte.
+        header_bytes: maximum size of a request line and its headers.
     """
 
     connections: int = 2048
@@ -47,7 +48,7 @@ def bound_protocol(base: Any, bounds: HttpBounds) -> Any:
             if self.transport.is_closing():
                 return
             super().data_received(data)
-            if self.cycle is not None and not self.cycle.response_complete:  # the headers are there
+            if self.cycle is not None and not self.cycle.response_complete:  # all headers have arrived
                 self._end_deadline()
                 return
             self._start_deadline()
@@ -76,6 +77,6 @@ def bound_protocol(base: Any, bounds: HttpBounds) -> Any:
 
 
 def bound_uvicorn(bounds: HttpBounds) -> None:
-    """Bound the connections of every uvicorn server that this process starts later."""
+    """Apply ``bounds`` to every uvicorn server that this process starts later."""
     auto: Any = importlib.import_module("uvicorn.protocols.http.auto")
     auto.AutoHTTPProtocol = bound_protocol(auto.AutoHTTPProtocol, bounds)

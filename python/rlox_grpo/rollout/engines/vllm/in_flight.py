@@ -1,4 +1,4 @@
-"""Requests in flight at vLLM servers, and their cancellation: nobody waits for a reply that was dropped."""
+"""Requests in flight at vLLM servers: cancel those whose reply is no longer wanted, and read streams."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _THREADS = 4
 
 
 class CancelledRequestError(Exception):
-    """The request was cancelled; its answer is not wanted."""
+    """The request was cancelled."""
 
 
 class InFlight(Generic[Key]):
-    """The requests of one session of turns, by keys of its own."""
+    """The requests in flight of one session of turns, by key."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -40,7 +40,7 @@ class InFlight(Generic[Key]):
 
     @contextlib.contextmanager
     def named(self, key: Key, server: ServerConnection) -> Iterator[str]:
-        """Yield a name for a request to ``server``, by which :meth:`cancel` finds it during the block.
+        """Register a request to ``server`` for the block, and yield the name by which it can be cancelled.
 
         Raises:
             CancelledRequestError: it was cancelled, before the block or during it.
@@ -61,7 +61,7 @@ class InFlight(Generic[Key]):
                 self._asked.pop(key, None)
 
     def cancel(self, keys: Sequence[Key]) -> None:
-        """Tell the servers to stop these requests; returns at once. One that was not sent yet never is."""
+        """Cancel requests at their servers, without waiting. A request that was not sent yet is never sent."""
         names: dict[ServerConnection, list[str]] = {}
         with self._lock:
             self._cancelled.update(keys)
@@ -76,7 +76,7 @@ class InFlight(Generic[Key]):
             self._threads.submit(_tell, server, own)
 
     def close(self) -> None:
-        """Wait until the servers were told."""
+        """Wait until all cancellations are sent."""
         if self._threads is not None:
             self._threads.shutdown()
 
@@ -98,21 +98,21 @@ def ask_streaming(
     deadline: float,
     tell: Tell,
 ) -> tuple[dict[str, Any], str]:
-    """Ask for one completion with its token ids, and read it as it is sampled.
+    """Request one completion as a stream of token ids.
 
     Args:
-        server: that is asked.
-        content: of the request: its body as ``json``, and ``headers``.
-        mark: the weights that the server has to hold; nothing is told of other weights' tokens.
+        server: the server.
+        content: body of the request as ``json``, and ``headers``.
+        mark: the expected mark of the server's weights. With another mark, the stream is not read.
         deadline: on the monotonic clock.
-        tell: called with all tokens so far, each time that there are more.
+        tell: called with all tokens so far, whenever there are new ones.
 
     Returns:
-        What the server would have answered without a stream (of ``choices``: index, token ids, log-probs and the
-        reason of the end), and the mark at its end.
+        The answer that the server would give without a stream (``choices`` with index, token ids, log-probs and finish
+        reason), and the mark at its end.
 
     Raises:
-        Unavailable, httpx.TransportError, EngineError: as :meth:`ServerConnection.post`; also a stream without an end.
+        Unavailable, httpx.TransportError, EngineError: as in :meth:`ServerConnection.post`; also an incomplete stream.
     """
     body = {**content["json"], "stream": True, "stream_options": {"include_usage": True}}
     with server.stream("/v1/completions", deadline, **{**content, "json": body}) as answer:
@@ -121,7 +121,7 @@ def ask_streaming(
 
 
 def read_stream(lines: Iterable[str], deadline: float, tell: Tell) -> tuple[dict[str, Any], str]:
-    """Put the events of a stream of one completion together; see :func:`ask_streaming`."""
+    """Join the events of a stream of one completion; see :func:`ask_streaming`."""
     token_ids: list[int] = []
     log_probs: list[float] = []
     reason, usage, held, is_done = None, None, "no mark", False
@@ -151,7 +151,7 @@ def read_stream(lines: Iterable[str], deadline: float, tell: Tell) -> tuple[dict
 
 
 def _refuse_error(event: dict[str, Any]) -> None:
-    """Raise for an event that is an error: the server's own failure, or a request that it refuses."""
+    """Raise the error of an event: Unavailable for a failure of the server, EngineError for a refused request."""
     error = event.get("error")
     if error is None:
         return

@@ -1,7 +1,7 @@
-"""Weight transfer by NCCL from the trainer's GPU to one server's GPUs, over vLLM's weight-transfer API.
+"""Transfer weights by NCCL from the trainer's GPU to the GPUs of one server, with vLLM's weight-transfer API.
 
-Written against vLLM 0.32 and reviewed; the transfer itself has not been run, as it needs two GPUs. vLLM's IPC transport
-is left out on purpose: over HTTP its handles travel as a pickle, which the server unpickles.
+Written for vLLM 0.32. The transfer itself has not been run, because it needs two GPUs. vLLM's IPC transport is not
+supported: over HTTP the server would unpickle its handles.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ControlPlane:
 
 
 class NCCLTransfer:
-    """The trainer's end of a group with every worker of one server; a failure makes it, and that server, unusable."""
+    """The trainer's side of an NCCL group with all workers of one server. After a failure the group is unusable."""
 
     def __init__(self, post: Post, num_workers: int, trainer_address: str, seconds: float) -> None:
         """Form the group; ``trainer_address`` is this host's, as the server's host reaches it.

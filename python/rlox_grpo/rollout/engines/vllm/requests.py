@@ -1,4 +1,4 @@
-"""Requests to vLLM and their completions, for the in-process and the HTTP engine."""
+"""Make requests to vLLM and read completions, for the in-process and the HTTP engine."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.errors import EngineError
-from rlox_grpo.rollout.engines.stop_strings import decode
 from rlox_grpo.types import Completion, Int64Array, Prompt, Sampling
 
 LOWEST_TEMPERATURE = 0.01
-"""vLLM raises a lower temperature, other than 0, to this one and would report log-probs of another distribution."""
+"""vLLM silently replaces a lower temperature above 0 by this one."""
 
+
+MODEL_NAME = "policy"
+"""The served model's name in requests."""
 
 EXTRA = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "allowed_token_ids")
-"""What vLLM applies to the logits before it computes the log-probs that it reports."""
+"""Supported extra parameters: vLLM applies them before it computes the reported log-probs."""
 
 
 def refuse_low_temperature(sampling: Sampling) -> None:
-    """Raise ValueError for a temperature that vLLM would raise without a message."""
+    """Raise ValueError for a temperature that vLLM would silently replace."""
     if 0 < sampling.temperature < LOWEST_TEMPERATURE:
         raise ValueError(
             f"temperature is {sampling.temperature}: vLLM samples at {LOWEST_TEMPERATURE} or above, or at 0"
@@ -32,8 +34,8 @@ def refuse_low_temperature(sampling: Sampling) -> None:
 def derive_prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
     """Derive a 62-bit seed for each prompt from ``seed`` and the prompt's index, independent of order and neighbours.
 
-    A prompt that occurs twice in one call gets two seeds. vLLM adds a completion's index in its group to the prompt's
-    seed, hence the two free bits.
+    A prompt that occurs twice in one call gets two seeds. Two bits are free because vLLM adds a completion's index in
+    its group to the seed.
     """
     seen: Counter[int] = Counter()
     seeds = []
@@ -47,7 +49,7 @@ def derive_prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
 def make_request_fields(sampling: Sampling, group_size: int, seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
     """The sampling parameters that vLLM's Python and HTTP interfaces share.
 
-    Only the policy's end tokens apply: vLLM would read its own from files that the trainer may not have.
+    End tokens are those of the policy: vLLM would read them from files that the trainer may not have.
     """
     return {
         "n": group_size,
@@ -82,7 +84,7 @@ def read_completion(
 ) -> Completion:
     """Convert one completion to the trainer's form, without its text.
 
-    At temperature 0 the distribution sampled from is a point mass, whose log-prob is 0; vLLM reports the softmax's.
+    At temperature 0 the log-probs are set to 0, those of the sampled point mass; vLLM reports those of the softmax.
 
     Raises:
         EngineError: an unfinished completion, log-probs that do not fit, or a token that has no text.
@@ -165,14 +167,3 @@ def read_prompt_log_probs(entries: Any, token_ids: Sequence[int]) -> list[float]
             raise EngineError(f"vLLM gave no log-prob of token {token} at place {place} of a prompt: {str(entry)[:99]}")
         values.append(float(value))
     return values
-
-
-def decode_texts(tokenizer: Any, completions: Sequence[Completion]) -> Sequence[str | None]:
-    """Text of each completion, or None throughout without a tokenizer."""
-    if tokenizer is None:
-        return [None] * len(completions)
-    return decode(tokenizer, [completion.token_ids.tolist() for completion in completions])
-
-
-MODEL_NAME = "policy"
-"""The served model's name in requests."""

@@ -1,4 +1,4 @@
-"""Choose the server of each request, and measure what each server does for this rank."""
+"""Choose the server of each request, and measure the requests, tokens and transfers of each server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from rlox_grpo.rollout.engines.vllm.connection import ServerConnection
 
 @dataclass
 class _Work:
-    """What one server did since the last look: requests in flight, their most, tokens, seconds with a request."""
+    """Counts of one server since the last metrics.
+
+    Attributes:
+        in_flight, most: requests in flight, and their maximum.
+        tokens, busy_s: sampled tokens, and seconds with a request in flight.
+        since: start of the current busy period.
+        restarts, transfer_s: restarts, and seconds of weight transfers.
+    """
 
     in_flight: int = 0
     most: int = 0
@@ -25,10 +32,10 @@ class _Work:
 
 
 class Router:
-    """Spreads this rank's requests over the servers by load.
+    """Distributes this rank's requests over the servers by load.
 
-    A rank sends each server at most its share of the rows that the server decodes at once, and keeps the other prompts
-    until a reply comes. So no server has a queue, and none is idle while a rank has prompts that wait.
+    A rank sends each server at most its share of the rows that the server decodes at a time. Other prompts wait in the
+    rank until a reply arrives. So no server has a queue, and no server is idle while prompts wait.
     """
 
     def __init__(self, servers: Sequence[ServerConnection], ranks: int) -> None:
@@ -46,7 +53,7 @@ class Router:
         self.replace(servers)
 
     def replace(self, servers: Sequence[ServerConnection]) -> None:
-        """Spread over other servers from now on; those that stay keep what was measured."""
+        """Replace the list of servers; servers that stay keep their counts."""
         with self._lock:
             known = {id(server): work for server, work in zip(self._servers, self._work, strict=True)}
             self._servers, self._rows = list(servers), min(server.rows for server in servers)
@@ -66,8 +73,8 @@ class Router:
         """Choose a server for one request, which counts as in flight during the block; None if none is up.
 
         Args:
-            place: of the prompt among all prompts of the step: ranks begin with different servers.
-            stays: take the same server for the same place, for its prefix cache, whatever its load.
+            place: index of the prompt in the step, so that ranks begin with different servers.
+            stays: use the same server for the same ``place`` regardless of load, for its prefix cache.
         """
         with self._lock:
             up = [index for index, server in enumerate(self._servers) if server.is_up]
@@ -89,7 +96,7 @@ class Router:
             self._find(server).tokens += tokens
 
     def note_transfer(self, server: ServerConnection, seconds: float, *, is_restart: bool) -> None:
-        """Note that ``server`` was given weights; ``is_restart``: it had had some and lost them."""
+        """Count a transfer of weights; ``is_restart``: the server had lost its weights."""
         with self._lock:
             work = self._find(server)
             work.transfer_s += seconds
@@ -113,7 +120,7 @@ class Router:
         return metrics
 
     def _find(self, server: ServerConnection) -> _Work:
-        """The work of ``server``; of one that has left, nobody's."""
+        """The counts of ``server``; new ones for a server that has left."""
         return self._work[self._servers.index(server)] if server in self._servers else _Work()
 
     def _begin(self, work: _Work) -> None:

@@ -23,21 +23,22 @@ def serve(
 ) -> NoReturn:
     """Replace this process by a vLLM server of ``model``.
 
-    Every path except ``/health`` needs the bearer token that the environment variable ``RLOX_GRPO_SERVER_TOKEN`` holds,
-    for the server and for the trainer. It is never on a command line.
+    Every path except ``/health`` needs a bearer token. Server and trainer read it from the environment variable
+    ``RLOX_GRPO_SERVER_TOKEN``, so that it is on no command line.
 
     Args:
         model: A path or hub id with its tokenizer; the trainer replaces its weights.
-        host: The address to listen on. Beyond 127.0.0.1 keep to a private network: the token travels unencrypted.
+        host: The address to listen on. Other addresses than 127.0.0.1 belong to a private network only, because the
+            token is sent unencrypted.
         port: The port to listen on.
-        dtype: vLLM's arithmetic, as the trainer's ``dtype``; ``auto``: bfloat16 where a GPU computes in it, else
-            float32.
-        max_length: Longest prompt with its completion.
-        vllm_arguments: More arguments of vLLM's server, such as ``--tensor-parallel-size 2``.
+        dtype: The dtype of vLLM's computation; the trainer's option ``dtype``. ``auto``: bfloat16 on a GPU that
+            computes in it, else float32.
+        max_length: Maximum number of tokens of a prompt with its completion.
+        vllm_arguments: Other arguments of vLLM's server, such as ``--tensor-parallel-size 2``.
 
     Raises:
-        ImportError: vLLM is missing or too old; names the extra.
-        ValueError: no token.
+        ImportError: vLLM is missing or too old; the message names the extra.
+        ValueError: The token is not set.
         OSError: the port is in use.
     """
     check_vllm_version()
@@ -105,7 +106,7 @@ def _environment(token: str) -> dict[str, str]:
 
 
 def _refuse_taken(host: str, port: int) -> None:
-    """Raise OSError if the port is in use: another server there would be mistaken for ours."""
+    """Raise OSError if the port is in use: the trainer would connect to that other server."""
     try:
         socket.create_server((host, port)).close()
     except OSError as error:
@@ -115,7 +116,8 @@ def _refuse_taken(host: str, port: int) -> None:
 def _own_output_layer(model: str) -> list[str]:
     """Arguments that give vLLM a separate output layer where the model ties it to its embeddings.
 
-    See :func:`.weight_sync.untie_output_layer`. The checkpoint has no weights for it, so all weights come by sync.
+    See :func:`.weight_sync.untie_output_layer`. The checkpoint has no weights for that layer, so vLLM starts with dummy
+    weights, and the first weight sync replaces all of them.
     """
     from transformers import AutoConfig
 
@@ -125,8 +127,8 @@ def _own_output_layer(model: str) -> list[str]:
         return []
     if text_config is not config:
         raise ValueError(
-            f"{model} ties the output layer of its text model to its embeddings, and on the CPU vLLM would go on "
-            "sampling from the first output layer: take engine='vllm', or a model of text alone"
+            f"{model} ties the output layer of its text model to its embeddings, and on the CPU vLLM would keep "
+            "sampling from the first output layer: use engine='vllm' or a text-only model"
         )
     return ["--hf-overrides", json.dumps({"tie_word_embeddings": False}), "--load-format", "dummy"]
 

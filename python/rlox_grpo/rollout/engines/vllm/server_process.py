@@ -1,4 +1,4 @@
-"""The process of one server of ``rlox-grpo serve``: vLLM's own server, with bounds on its connections and its end."""
+"""Main module of a server of ``rlox-grpo serve``: vLLM's server with limits on connections and on its shutdown time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SERVER = "RLOX_GRPO_SERVER_PROCESS"
 
 
 def bound_shutdown(seconds: float) -> None:
-    """Have this process exit with status 1 where it still runs ``seconds`` after its uvicorn server began to stop.
+    """Exit with status 1 if this process still runs ``seconds`` after its uvicorn server began to stop.
 
     When its engine dies, vLLM 0.32 closes the port and waits for the answers to open requests, which never come.
     """
@@ -39,7 +39,7 @@ def bound_shutdown(seconds: float) -> None:
 
 
 def end_with_parent() -> None:
-    """Have this process end when its parent has: vLLM's engine outlives a server that was killed, with its memory."""
+    """End this process when its parent ends: vLLM's engine would outlive a killed server and keep its memory."""
     parent = os.getppid()
     if parent == 1 and os.environ.get(_SERVER) != "1":  # adopted: the parent ended while this process started
         os._exit(1)
@@ -53,7 +53,7 @@ def end_with_parent() -> None:
 
 
 def watch_children() -> None:
-    """Have every process that this one forks or spawns end with its parent."""
+    """Make every process that this one forks or spawns end with its parent."""
     os.register_at_fork(after_in_child=end_with_parent)
     get_command_line = multiprocessing.spawn.get_command_line
     first = "from rlox_grpo.rollout.engines.vllm.server_process import end_with_parent; end_with_parent(); "

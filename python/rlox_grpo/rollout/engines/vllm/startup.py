@@ -1,6 +1,6 @@
-"""What a start of vLLM in this process needs: its version, its environment, and what it must leave as it was.
+"""Start vLLM in this process: check its version, set its environment, and restore the state that it changes.
 
-torch is imported where it is used: ``rlox-grpo serve`` asks for the version and becomes vLLM's server without it.
+Functions import torch where they use it: ``rlox-grpo serve`` checks the version and becomes vLLM's server without torch.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def choose_runner(excluded: int) -> None:
 
 
 def warn_of_draws_by_row(config: Any) -> None:
-    """Log a warning where vLLM runs with its older model runner on a GPU.
+    """Log a warning if vLLM uses its older model runner on a GPU.
 
-    The newer one draws the tokens of a batch by one kernel, keyed by each row's seed and position. The older one has a
-    generator for each row, and launches a kernel for each.
+    The newer runner samples a batch with one kernel, keyed by each row's seed and position. The older runner launches a
+    kernel for each row.
     """
     import torch
 

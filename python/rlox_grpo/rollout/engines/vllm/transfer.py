@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 
 
 class WeightTransfer:
-    """The weights of one version, which :meth:`send` gives to a server.
+    """Holds the weights of one version, and transfers them to servers.
 
     Attributes:
-        mark: Version and content of the weights, as servers name them; ``"none"`` before the first.
-        file: The safetensors file of the weights; None by NCCL and before the first.
-        canary: The prompt that each server is asked for after a transfer; None: no check.
-        is_loading: Whether the trainer waits for the transfer. Afterwards it may change the tensors.
+        mark: ``version:digest`` of the weights; ``"none"`` before the first.
+        file: the safetensors file of the weights; None with NCCL and before the first.
+        canary: the canary prompt that is checked after each transfer; None: no check.
+        is_loading: whether ``load_weights`` is running. Afterwards the trainer may change the tensors.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class WeightTransfer:
         """Prepare the transfers of one rank.
 
         Args:
-            sync_dir: A folder that trainer and servers share; None: a temporary one; ``"ray:"``: a temporary one, which
-                the servers read through Ray's object store.
-            nccl_address: This host's address, for transfers by NCCL; None: by files.
-            is_first: Whether this is rank 0, which writes the files and sends by NCCL.
-            timeout: Seconds that a server is waited for at most.
-            note: Takes each transfer: the server, its seconds, and whether the server had lost the weights.
+            sync_dir: a folder that trainer and servers share; None: a temporary folder; ``"ray:"``: a temporary folder,
+                which the servers read through Ray's object store.
+            nccl_address: this host's address, for transfers by NCCL; None: by files.
+            is_first: whether this is rank 0, which writes the files and sends by NCCL.
+            timeout: maximum seconds to wait for a server.
+            note: called after each transfer: ``note(server, seconds, is_restart=…)``.
         """
         self._timeout, self._note = timeout, note
         self._given: set[ServerConnection] = set()
-        """Servers that had weights from here once."""
+        """Servers that have got weights before."""
         self.mark = "none"
         self.file: Path | None = None
         self.canary: Canary | None = None
@@ -81,13 +81,12 @@ class WeightTransfer:
             weakref.finalize(self, self._folder.remove)
 
     def hold(self, weights: Iterable[tuple[str, Tensor]], expected: Manifest, version: int) -> None:
-        """Take new weights, on rank 0; their file replaces that of the weights before.
+        """Take new weights on rank 0, and write their file, which replaces the previous one.
 
-        A file is written in one pass, a tensor at a time. By NCCL the weights are read several times: what can be read
-        once is held as a list.
+        For NCCL, weights that can be iterated only once are held as a list, because each transfer iterates them.
 
         Raises:
-            WeightMismatchError: names, shapes or types that are not ``expected``; the weights before stay.
+            WeightMismatchError: names, shapes or types are not those of ``expected``; the previous weights stay.
         """
         if self._folder is not None:
             file = self._folder.path / f"{version}.safetensors"
@@ -103,14 +102,14 @@ class WeightTransfer:
         self.adopt(f"{version}:{digest_weights(self._weights)}", None, version)
 
     def adopt(self, mark: str, file: Path | None, version: int) -> None:
-        """Send, from now on, the weights that rank 0 holds."""
+        """Use the weights of rank 0 from now on."""
         self.mark, self.file, self._version = mark, file, version
 
     def bring_up(self, server: ServerConnection, deadline: float, waits: bool) -> None:
-        """Give a server the current weights; leave it out until the next sync where that fails.
+        """Transfer the current weights to a server that does not have them; exclude the server if that fails.
 
-        With ``waits`` it is tried until the deadline, as somebody may be starting it again. Threads that find the same
-        server in trouble queue here, and one of them does the work.
+        With ``waits``, retry until the deadline, because the server may be restarting. If several threads call this for
+        the same server, the first transfers the weights and the others wait.
         """
         with server.lock:
             while True:
@@ -135,11 +134,11 @@ class WeightTransfer:
                     time.sleep(POLL_SECONDS)
 
     def send(self, server: ServerConnection, deadline: float) -> None:
-        """Give a server the weights, and check what it computes with them.
+        """Transfer the weights to a server, and check its log-probs.
 
         Raises:
-            Unavailable, httpx.TransportError: the server's own failure.
-            EngineError: it refuses the weights, or computes other log-probs than the canary's.
+            Unavailable, httpx.TransportError: a failure of the server.
+            EngineError: the server refused the weights, or its log-probs differ from the canary's.
         """
         server.post("/pause?mode=wait", deadline)
         if self._nccl_address is None:
@@ -153,10 +152,10 @@ class WeightTransfer:
         self.check_canary(server, deadline)
 
     def check_canary(self, server: ServerConnection, deadline: float) -> None:
-        """Compare a server's log-probs of the canary with the trainer's; nothing without a canary.
+        """Compare a server's log-probs of the canary prompt with the trainer's; do nothing without a canary.
 
         Raises:
-            EngineError: the server computes with other weights.
+            EngineError: they differ.
         """
         canary = self.canary
         if canary is None:
@@ -170,12 +169,12 @@ class WeightTransfer:
         check.compare(canary, found, self._version, source=server.url, dtype=dtype)
 
     def check_mark(self, held: str) -> None:
-        """Raise Unavailable where a server answered with other weights than these."""
+        """Raise Unavailable if a server answered with other weights."""
         if held != self.mark:
             raise Unavailable(f"it held other weights ({held}) than it was given ({self.mark})")
 
     def take_metrics(self) -> dict[str, float]:
-        """``mismatch/canary_gap_max`` of the servers that were given weights since the last call."""
+        """``mismatch/canary_gap_max`` of the transfers since the last call."""
         gaps = [check.gap for check in self._checks.values() if check.gap is not None]
         for check in self._checks.values():
             check.gap = None
@@ -204,7 +203,7 @@ class WeightTransfer:
             server.post(path, deadline, json=body, headers={MARK: LOADING})
 
         seconds = deadline - time.monotonic()
-        group, server.nccl = server.nccl, None  # put back when it has worked: a group that failed is of no more use
+        group, server.nccl = server.nccl, None  # restored on success: a group that failed cannot be used again
         try:
             if group is None:
                 num_workers = int(server.get("/get_world_size", deadline).json()["world_size"])
@@ -216,9 +215,9 @@ class WeightTransfer:
         self._refuse_changed_weights()
 
     def _refuse_changed_weights(self) -> None:
-        """Raise Outdated where the weights that were just read are not those of the mark.
+        """Raise Outdated if the weights just sent are no longer those of the mark.
 
-        With ``async_steps`` the trainer's thread changes the policy's tensors once ``load_weights`` has returned.
+        With ``async_steps`` the trainer changes the policy's tensors after ``load_weights`` has returned.
         """
         if not self.is_loading and f"{self._version}:{digest_weights(self._weights)}" != self.mark:
             raise Outdated(

@@ -1,7 +1,7 @@
-"""Replies sampled turn by turn with vLLM, in this process and from servers; see :mod:`rlox_grpo.rollout.engines.turns`.
+"""Sample replies turn by turn with vLLM, in this process or on servers; see :mod:`rlox_grpo.rollout.engines.turns`.
 
-Each reply is a request of its own, so vLLM decodes it with whatever else is ready. Its prefix cache keeps the keys and
-values of an episode's earlier turns, in whole blocks.
+Each reply is one request, which vLLM batches with the other pending ones. Its prefix cache keeps the keys and values of
+earlier turns in whole blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.sampling import check_sampling
-from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
+from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, check_turn_request
 from rlox_grpo.rollout.engines.vllm.requests import (
     make_parameters,
     make_request_fields,
@@ -29,44 +29,26 @@ from rlox_grpo.types import Completion, Sampling
 logger = logging.getLogger(__name__)
 
 Tell: TypeAlias = Callable[[Sequence[int]], None]
-"""Takes all tokens of a reply that were sampled so far."""
+"""Called with all tokens of a reply so far."""
 
 _WAIT_SECONDS = 0.01
-"""How long one look for servers' answers may hold up the environments."""
+"""Maximum seconds that one step waits for servers' answers, while environments wait too."""
 
 
 def check_turns(sampling: Sampling, seed: int, *, has_tokenizer: bool) -> None:
     """Raise ValueError for sampling values that vLLM cannot serve."""
-    if seed < 0:
-        raise ValueError(f"seed must be at least 0, got {seed}")
-    check_sampling(sampling)
+    check_sampling(sampling, seed, has_tokenizer=has_tokenizer)
     refuse_low_temperature(sampling)
-    if sampling.stop and not has_tokenizer:
-        raise ValueError(f"stop strings need a tokenizer: stop={sampling.stop!r}")
-
-
-def check_turn_request(request: TurnRequest, vocab_size: int, max_length: int | None) -> None:
-    """Raise ValueError where a request does not fit the model."""
-    ids = request.token_ids
-    if request.max_new_tokens < 1 or not len(ids):
-        raise ValueError(f"a reply needs a prompt and max_new_tokens of at least 1, got {request.max_new_tokens}")
-    length = len(ids) + request.max_new_tokens
-    if max_length is not None and length > max_length:
-        raise ValueError(f"a conversation of {length} tokens passes the model's {max_length} positions")
-    beyond = (ids < 0) | (ids >= vocab_size)
-    if beyond.any():
-        at = int(beyond.argmax())
-        raise ValueError(f"token_ids[{at}] is {ids[at]}, outside the model's vocabulary of {vocab_size}")
 
 
 def derive_turn_seed(seed: int, request: TurnRequest) -> int:
-    """A 62-bit seed from ``seed``, the episode and the turn, and nothing else."""
+    """Derive a reply's 62-bit seed, which depends only on ``seed``, the episode, the branch and the turn."""
     entropy = [seed, *request.episode, request.draw, *b"turn"]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(2))
 
 
 def make_turn_fields(sampling: Sampling, request: TurnRequest, seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
-    """The sampling parameters of one reply, as vLLM's Python and HTTP interfaces share them."""
+    """The sampling parameters of one reply for vLLM's Python and HTTP interfaces."""
     own = replace(sampling, max_new_tokens=request.max_new_tokens, stop=(*sampling.stop, *request.stop))
     return make_request_fields(own, 1, derive_turn_seed(seed, request), end_ids)
 
@@ -74,7 +56,7 @@ def make_turn_fields(sampling: Sampling, request: TurnRequest, seed: int, end_id
 def make_turn_parameters(
     sampling: Sampling, request: TurnRequest, seed: int, end_ids: Sequence[int], without_text: Sequence[int]
 ) -> Any:
-    """``SamplingParams`` of one reply, which vLLM returns when it has ended, or so far where somebody watches it."""
+    """``SamplingParams`` of one reply, whose output is returned at its end, or after each step if it is streamed."""
     from vllm.sampling_params import RequestOutputKind
 
     parameters = make_parameters(make_turn_fields(sampling, request, seed, end_ids), without_text)
@@ -84,7 +66,7 @@ def make_turn_parameters(
 
 
 def read_turn(completion: Completion) -> SampledTurn:
-    """A completion as a reply."""
+    """Convert a completion to a reply."""
     return SampledTurn(completion.token_ids, completion.log_probs, completion.finish_reason == "stop")
 
 
@@ -92,7 +74,7 @@ class EngineTurns:
     """Samples with vLLM in this process; one ``step`` is one step of its scheduler.
 
     Attributes:
-        prefilled_tokens: Tokens of the conversations that were not in vLLM's prefix cache.
+        prefilled_tokens: prompt tokens that were not in vLLM's prefix cache.
     """
 
     def __init__(
@@ -110,10 +92,10 @@ class EngineTurns:
         Args:
             engine: vLLM's ``LLMEngine``.
             make_parameters: makes a request's ``SamplingParams``.
-            sampling: of the session.
+            sampling: the session's sampling parameters.
             vocab_size: rows of the model's embedding.
             vocab_limit: ids from here on are never sampled.
-            max_length: tokens of a conversation, or None.
+            max_length: maximum tokens of a conversation, or None.
         """
         self.prefilled_tokens = 0
         self._engine, self._make_parameters, self._sampling = engine, make_parameters, sampling
@@ -170,7 +152,7 @@ class EngineTurns:
             self._remove(list(self._under_way))
 
     def _tell(self, output: Any, on_tokens: Callable[[Sequence[int]], None]) -> None:
-        """Call ``on_tokens`` with what is new in an output that holds all so far."""
+        """Call ``on_tokens`` with the new tokens of a cumulative output."""
         (sampled,) = output.outputs
         told = self._told.get(output.request_id, 0)
         self._told[output.request_id] = len(sampled.token_ids)
@@ -184,10 +166,10 @@ class EngineTurns:
 
 
 class ServerTurns:
-    """Samples from vLLM servers, one request a reply.
+    """Samples from vLLM servers, with one request per reply.
 
     Attributes:
-        prefilled_tokens: Tokens of the conversations that were not in the servers' prefix caches.
+        prefilled_tokens: prompt tokens that were not in the servers' prefix caches.
     """
 
     def __init__(
@@ -202,12 +184,12 @@ class ServerTurns:
         """Begin without requests.
 
         Args:
-            ask: samples one reply, and says how many tokens of its conversation were cached; called in threads. Where
-                somebody watches the reply, it gets a function that takes all tokens so far.
-            max_requests: in flight at once.
+            ask: samples one reply, and returns it with the number of cached prompt tokens; called in threads. For a
+                streamed reply, its second argument is called with all tokens so far.
+            max_requests: maximum number of requests in flight.
             vocab_size: rows of the model's embedding.
-            max_length: tokens of a conversation, or None.
-            cancel: stops replies under way at their servers, without waiting for it.
+            max_length: maximum tokens of a conversation, or None.
+            cancel: cancels pending replies at their servers, without waiting.
         """
         self.prefilled_tokens = 0
         self._ask, self._vocab_size, self._max_length = ask, vocab_size, max_length
@@ -228,10 +210,10 @@ class ServerTurns:
         self._threads.submit(self._serve, request)
 
     def step(self) -> list[tuple[TurnRequest, SampledTurn]]:
-        """Wait a moment for answers and new tokens; return the replies that ended.
+        """Wait briefly for answers and new tokens; return the complete replies.
 
         Raises:
-            EngineError: no server answered, or one refused.
+            EngineError: no server answered, or a server refused the request.
         """
         finished: list[tuple[TurnRequest, SampledTurn]] = []
         wait = _WAIT_SECONDS
@@ -264,7 +246,7 @@ class ServerTurns:
         self._drop([request for request in self._under_way if request.episode == episode])
 
     def abort(self) -> None:
-        """Ask for nothing more, and stop what is in flight; its end is not waited for."""
+        """Send no more requests, and cancel those in flight without waiting for their end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._drop(list(self._under_way))
 
@@ -277,7 +259,7 @@ class ServerTurns:
         told: list[int] = []
 
         def tell(token_ids: Sequence[int]) -> None:
-            """Tell what is new. A server that is asked again after another had failed begins at the first token."""
+            """Pass on the new tokens. After a failure, another server starts again at the first token."""
             if list(token_ids[: len(told)]) == told:
                 new = list(token_ids[len(told) :])
                 told.extend(new)
@@ -287,17 +269,17 @@ class ServerTurns:
         try:
             completion, cached = self._ask(request, None if request.on_tokens is None else tell)
             if completion.token_ids[: len(told)].tolist() != told:
-                logger.warning("a reply was shown in part by a server that failed, and another sampled other tokens")
+                logger.warning("a server failed while it streamed a reply, and another server sampled different tokens")
             self._answers.put((request, (completion, cached)))
         except BaseException as error:  # noqa: BLE001  raised by step
             self._answers.put((request, error))
 
 
 def read_cached(usage: Any) -> int:
-    """How many tokens of a prompt a server found in its prefix cache; 0 where it does not say.
+    """Return the number of prompt tokens in the server's prefix cache; 0 if ``usage`` does not have it.
 
     Raises:
-        EngineError: what it says is no number.
+        EngineError: an invalid number.
     """
     details = (usage or {}).get("prompt_tokens_details") or {}
     cached = details.get("cached_tokens") or 0

@@ -1,4 +1,4 @@
-"""Worker extension of ``rlox-grpo serve``: load new weights from a file, all of them or none."""
+"""vLLM worker extension of ``rlox-grpo serve``: load new weights from a file, all or none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, build_man
 logger = logging.getLogger(__name__)
 
 HALF_LOADED = 86
-"""Exit status of a worker whose reload failed half-way: its weights are a mixture, and must answer nothing."""
+"""Exit status of a worker whose reload failed midway: its weights are a mixture, so it must not answer."""
 
 
 class WeightReceiver:
@@ -30,7 +30,7 @@ class WeightReceiver:
         return {name: list(shape) for name, shape in self._rlox_expected().items()}
 
     def rlox_rows(self) -> int:
-        """Completions that the server decodes at once; more of them wait in its queue."""
+        """Number of completions that the server decodes at a time."""
         return int(self.scheduler_config.max_num_seqs)
 
     def rlox_dtype(self) -> str:
@@ -40,9 +40,9 @@ class WeightReceiver:
     def rlox_load(self, path: str) -> dict[str, Any]:
         """Replace every weight by those of the safetensors file at ``path``, or at ``ray:PATH`` on rank 0's node.
 
-        The file's names, shapes and types are checked first: one that is missing or not of this model is answered with
-        ``{"refused": why}``, and nothing has changed. Then one tensor is read at a time. A failure after that ends the
-        process, as vLLM cannot be brought back from it; the launcher then starts it again.
+        Names, shapes and types are checked first; if they do not fit this model, the answer is ``{"refused": why}`` and
+        nothing changes. Then one tensor is read at a time. A later failure ends the process, because vLLM cannot
+        recover from it; the launcher restarts it.
         """
         from safetensors import SafetensorError
 
@@ -55,7 +55,7 @@ class WeightReceiver:
         return {"loaded": count}
 
     def _rlox_reload_all(self, path: str, weights: Iterator[tuple[str, Tensor]]) -> int:
-        """Replace every weight, and end the process where that fails: the weights are checked, and some are loaded."""
+        """Replace every weight; end the process if that fails."""
         count = 0
 
         def read() -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,10 @@
 """One conversation of an episode: its messages, and the exact tokens that the policy was given and sampled.
 
-An episode has one line, and one more for each branch. A branch that begins inside another line shares the spans before
-its beginning with it: the same objects, so that what both hold is known to be the same tokens.
+An episode has one conversation, and one more for each branch. A branch shares the :class:`Span` objects before its
+beginning with the conversation that it branches off, so a shared reply is recognised by identity::
+
+    conversation   prompt | reply 1 | message 2 | reply 2
+    branch         prompt | reply 1 | message 3 | reply 3      the same Span object for reply 1
 """
 
 from __future__ import annotations
@@ -33,12 +36,12 @@ class ChatTokens:
 
     Attributes:
         prompt_ids: ``int64 [P]``, the first prompt.
-        token_ids: ``int64 [T]``, all that follows.
-        log_probs: ``float32 [T]``, 0.0 where the policy did not sample.
-        sampled: ``bool [T]``.
-        turns: Offsets in ``token_ids`` at which the replies begin.
-        truncated: Whether the last reply has no end token or stop string.
-        versions: The policy version of each of ``turns``, with partial rollouts; else empty.
+        token_ids: ``int64 [T]``, all later tokens.
+        log_probs: ``float32 [T]``, 0.0 on tokens that the policy did not sample.
+        sampled: ``bool [T]``, True on tokens that the policy sampled.
+        turns: offsets in ``token_ids`` at which the replies begin.
+        truncated: whether the last reply has no end token or stop string.
+        versions: the policy version of each of ``turns``, with partial rollouts; else empty.
     """
 
     prompt_ids: Int64Array
@@ -52,7 +55,7 @@ class ChatTokens:
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """Tokens behind the first prompt, all of them sampled or none: ``int64 [n]`` and ``float32 [n]``."""
+    """A reply, or the tokens between two replies: ``int64 [n]`` and ``float32 [n]``."""
 
     token_ids: Int64Array
     log_probs: Float32Array
@@ -62,7 +65,15 @@ class Span:
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a line stood after a reply: the messages and spans so far, and how the reply ended."""
+    """The state of a conversation after a reply, from which it can be continued or branched off.
+
+    Attributes:
+        messages, spans: number of messages and spans, the reply included.
+        ended_by: the end token of the reply; None: it ended by a stop string or was truncated.
+        truncated: whether the reply was truncated.
+        open_text: text of a truncated reply, which may be continued; else empty.
+        calls: number of tool calls so far, from which their ids are made.
+    """
 
     messages: int
     spans: int
@@ -72,23 +83,23 @@ class Mark:
     calls: int
 
 
-class Line:
-    """One conversation: messages, and spans of tokens behind its first prompt.
+class Conversation:
+    """Messages, a first prompt, and the spans of tokens after it.
 
     Attributes:
-        template: Renders it.
-        branch: See :class:`rlox_grpo.rollout.engines.turns.TurnRequest`.
-        messages: So far.
-        prompt_messages: How many messages make up the first prompt.
-        truncated: Whether the last reply has no end token or stop string.
-        busy: Whether a reply to it is being sampled.
-        given_up: Whether the caller of its last reply went away: others begin a branch, and never go on here, where
-            the engine may still be at that reply.
-        rewrites: The line whose history the chat template rewrote in the first prompt of this one, or None.
+        template: the chat template.
+        branch: see :class:`rlox_grpo.rollout.engines.turns.TurnRequest`; −1 before it has a number.
+        messages: the messages so far.
+        prompt_messages: number of messages in the first prompt.
+        truncated: whether the last reply has no end token or stop string.
+        busy: whether a reply is being sampled.
+        given_up: whether the call of the last reply was cancelled. The engine may still sample it, so later calls
+            branch off instead of continuing here.
+        rewrites: the conversation whose rewritten history is the first prompt of this one, or None.
     """
 
     def __init__(
-        self, template: Template, end_ids: Collection[int], branch: int = 0, rewrites: Line | None = None
+        self, template: Template, end_ids: Collection[int], branch: int = 0, rewrites: Conversation | None = None
     ) -> None:
         self.template, self.branch, self.rewrites = template, branch, rewrites
         self.messages: list[dict[str, Any]] = []
@@ -96,48 +107,48 @@ class Line:
         self.truncated = False
         self.busy = self.given_up = False
         self._end_ids = end_ids
-        self._keys: list[MessageKey] = []  # of the messages as they were given, which may be longer than those shown
+        self._keys: list[MessageKey] = []  # of the messages before they were cut
         self._prompt_ids: Int64Array | None = None
         self._spans: list[Span] = []
         self._marks: list[Mark] = []
         self._ended_by: int | None = None  # the end token of the last reply
-        self._open_text = ""  # of a truncated reply, which may go on
+        self._open_text = ""  # text of a truncated reply, which may be continued
         self._calls: int = 0 if rewrites is None else rewrites._calls
 
     @property
     def turns(self) -> int:
-        """Replies so far, those before a branch's beginning among them."""
+        """Number of replies, including those before the beginning of a branch."""
         return sum(span.sampled for span in self._spans)
 
     @property
     def replaces(self) -> int | None:
-        """The branch of the line that this one rewrites, for the first request; None: there is none."""
+        """The branch number of :attr:`rewrites` for the first request; else None."""
         if self.rewrites is None or self._marks or self.rewrites.branch < 0:
             return None
         return self.rewrites.branch
 
     @property
     def token_ids(self) -> Int64Array:
-        """``int64 [L]``, the conversation so far, its first prompt included."""
+        """``int64 [L]``, the first prompt and all later tokens."""
         return np.concatenate([self._first_prompt, *(span.token_ids for span in self._spans)])
 
     @property
     def length(self) -> int:
-        """Tokens of the conversation so far, its first prompt included."""
+        """Number of :attr:`token_ids`."""
         return 0 if self._prompt_ids is None else len(self._prompt_ids) + sum(len(one.token_ids) for one in self._spans)
 
     @property
     def last_mark(self) -> Mark | None:
-        """Where the last reply ended, if no message follows it; None also before the first reply."""
+        """The mark of the last reply if the conversation ends with it and can be continued; else None."""
         if self.busy or self.given_up or not self._marks or self._marks[-1].spans != len(self._spans):
             return None
         return self._marks[-1]
 
     def encode(self, new: Sequence[Message]) -> Int64Array:
-        """Tokens of ``new`` behind the conversation so far.
+        """Encode ``new`` messages as a continuation of this conversation.
 
         Raises:
-            ValueError: no message to begin with.
+            ValueError: there is no message in a new conversation.
             TemplateError: the template refuses the messages.
         """
         if not self.messages:
@@ -149,7 +160,7 @@ class Line:
         return self.template.extend(new, self._ended_by)
 
     def is_rewritten_by(self, new: Sequence[Message]) -> bool:
-        """Whether the template's rendering with ``new`` does not extend the tokens of the conversation so far.
+        """Whether the chat template changes earlier tokens when ``new`` messages are appended.
 
         Raises:
             TemplateError: the template refuses the conversation.
@@ -161,23 +172,23 @@ class Line:
 
     def begin_again(
         self, new: Sequence[Message], keys: Sequence[MessageKey] | None = None
-    ) -> tuple[Line, list[dict[str, Any]], list[MessageKey]]:
-        """An empty line for this conversation and ``new``, rendered again; its first messages, and their keys."""
+    ) -> tuple[Conversation, list[dict[str, Any]], list[MessageKey]]:
+        """Return an empty conversation for the rewritten history, its first messages, and their keys."""
         own = [*self._keys, *(map(make_message_key, new) if keys is None else keys)]
-        line = Line(self.template, self._end_ids, -1, self)
-        return line, [dict(message) for message in (*self.messages, *new)], own
+        conversation = Conversation(self.template, self._end_ids, -1, self)
+        return conversation, [dict(message) for message in (*self.messages, *new)], own
 
     def count_added(self, added: Int64Array) -> int:
-        """How many of the tokens that go on this line count as new; a first prompt does not.
+        """Count the tokens of ``added`` against ``max_episode_tokens``.
 
-        Of a history that was rewritten, those behind the beginning that it has in common with its last form.
+        A first prompt does not count. In a rewritten history, the tokens from the first changed one on count.
         """
         if self.messages:
             return len(added)
         return 0 if self.rewrites is None else len(added) - _count_common(self.rewrites.token_ids, added)
 
     def append(self, new: Sequence[Message], added: Int64Array, keys: Sequence[MessageKey] | None = None) -> None:
-        """Append messages and their tokens; ``keys`` where the messages were given in another form."""
+        """Append messages and their tokens. ``keys`` are those of the messages before they were cut, if they were."""
         if not self.messages:
             self._prompt_ids = added
             self.prompt_messages = len(new)
@@ -187,7 +198,7 @@ class Line:
         self.messages += [dict(message) for message in new]
 
     def take(self, turn: SampledTurn, *, continues: bool, with_tools: bool, stop: Sequence[str] = ()) -> Reply:
-        """Append a sampled reply; ``continues`` the truncated one before it."""
+        """Append a sampled reply. With ``continues``, it is the continuation of a truncated reply."""
         before = len(self.token_ids)
         self._spans.append(Span(turn.token_ids, turn.log_probs, True, turn.policy_version))
         self.truncated = not turn.stopped
@@ -238,12 +249,12 @@ class Line:
         )
 
     def accept_shown(self, content: str, reasoning: str) -> None:
-        """Know the last reply also by what was shown of it while it was sampled, where that is not what it became."""
+        """Also recognise the last reply by its streamed content and reasoning, which can differ from the final ones."""
         role, forms, name, calls, own = self._keys[-1]
         self._keys[-1] = role, tuple(dict.fromkeys((*forms, content))), name, calls, reasoning or own
 
     def find(self, keys: Sequence[MessageKey]) -> Mark | None:
-        """The last reply up to which ``keys`` are this conversation's messages, and which others follow in ``keys``."""
+        """Find the last reply that ``keys`` contain with all messages before it, and that more messages follow."""
         same = 0
         for own, given in zip(self._keys, keys, strict=False):
             if not is_same_message(own, given):
@@ -253,7 +264,7 @@ class Line:
         return next((mark for mark in reversed(self._marks) if mark.messages <= most), None)
 
     def find_ids(self, token_ids: Int64Array) -> tuple[Mark, int] | None:
-        """The last reply up to which ``token_ids`` are this conversation's, and the tokens up to there."""
+        """Find the last reply whose tokens ``token_ids`` begin with, and the number of these tokens."""
         same = _count_common(self.token_ids, token_ids) if self._marks else 0
         for mark in reversed(self._marks):
             length = len(self._first_prompt) + sum(len(span.token_ids) for span in self._spans[: mark.spans])
@@ -261,25 +272,25 @@ class Line:
                 return mark, length
         return None
 
-    def fork(self, mark: Mark, branch: int) -> Line:
-        """Another line that begins as this one did up to ``mark``."""
-        line = Line(self.template, self._end_ids, branch)
-        line.messages, line._keys = self.messages[: mark.messages], self._keys[: mark.messages]
-        line.prompt_messages, line._prompt_ids = self.prompt_messages, self._prompt_ids
-        line._spans = self._spans[: mark.spans]
-        line._marks = self._marks[: self._marks.index(mark) + 1]
-        line._ended_by, line.truncated = mark.ended_by, mark.truncated
-        line._open_text, line._calls = mark.open_text, mark.calls
-        return line
+    def fork(self, mark: Mark, branch: int) -> Conversation:
+        """Return a conversation with the same messages and spans up to ``mark``."""
+        conversation = Conversation(self.template, self._end_ids, branch)
+        conversation.messages, conversation._keys = self.messages[: mark.messages], self._keys[: mark.messages]
+        conversation.prompt_messages, conversation._prompt_ids = self.prompt_messages, self._prompt_ids
+        conversation._spans = self._spans[: mark.spans]
+        conversation._marks = self._marks[: self._marks.index(mark) + 1]
+        conversation._ended_by, conversation.truncated = mark.ended_by, mark.truncated
+        conversation._open_text, conversation._calls = mark.open_text, mark.calls
+        return conversation
 
     def list_tokens(self, trained: Collection[int] = frozenset()) -> tuple[ChatTokens, list[int]] | None:
-        """The tokens so far and the ids of the sampled spans, without messages that no own reply follows.
+        """Return the tokens up to the last own reply, and the ``id`` of each own reply's span.
 
         Args:
-            trained: spans of other lines, by ``id``: here they are not sampled, so that each is trained once.
+            trained: ``id`` of the reply spans that earlier rows train. They are not marked as sampled here.
 
         Returns:
-            None where no reply is this line's own.
+            None if the conversation has no reply of its own.
         """
         own = [span.sampled and id(span) not in trained for span in self._spans]
         if not any(own):
@@ -313,9 +324,9 @@ class Line:
         return self._prompt_ids
 
     def _decode_last(self) -> str:
-        """The last reply as it was sampled, special tokens included, without its end token."""
+        """Decode the last reply with special tokens, but without its end token."""
         own: list[Span] = []
-        for span in reversed(self._spans):  # several where a truncated reply went on
+        for span in reversed(self._spans):  # several if a truncated reply was continued
             if not span.sampled:
                 break
             own.append(span)
@@ -326,7 +337,7 @@ class Line:
         return text
 
     def _decode_with_marks(self, ids: Int64Array, text: str, with_tools: bool) -> str:
-        """``text`` with special tokens, where tool calls are written with some of them."""
+        """Decode ``ids`` with special tokens if the call format uses some; else return ``text``."""
         tokenizer = self.template.tokenizer
         special = set(getattr(tokenizer, "all_special_tokens", ()))
         if not with_tools or not special.intersection(MARKS[self.template.call_format]):
@@ -341,7 +352,7 @@ class Line:
 
 
 def _count_common(one: Int64Array, other: Int64Array) -> int:
-    """Tokens that both begin with."""
+    """Length of the common prefix."""
     shorter = min(len(one), len(other))
     differs = np.flatnonzero(one[:shorter] != other[:shorter])
     return int(differs[0]) if len(differs) else shorter
