@@ -26,8 +26,8 @@ MAX_BITS = 1 << 16
 Number = Any
 """An int, a float, or the complex number that a negative float to a broken power is."""
 
-_NUMBER = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+")
-_OPERATOR = re.compile(r"\*\*|//|[-+*/()]")
+_TOKEN = re.compile(r"([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)|(\*\*|//|[-+*/()])|[ \t\f]+|\n")
+_NUMBER, _OPERATOR = 1, 2  # its groups
 _MAX_DIGITS = 4300
 
 
@@ -60,17 +60,15 @@ def _tokenise(text: str) -> list[str | int | float]:
     tokens: list[str | int | float] = []
     at = depth = 0
     while at < len(text):
-        if match := _NUMBER.match(text, at):
-            tokens.append(_literal(match[0]))
-        elif match := _OPERATOR.match(text, at):
-            tokens.append(match[0])
-            depth += {"(": 1, ")": -1}.get(match[0], 0)
-        elif text[at] in " \t\f" or (text[at] == "\n" and depth > 0):
-            at += 1
-            continue
-        else:
+        match = _TOKEN.match(text, at)
+        if match is None or (match[0] == "\n" and depth <= 0):
             raise SyntaxError(text[at])
         at = match.end()
+        if match.lastindex == _NUMBER:
+            tokens.append(_literal(match[0]))
+        elif match.lastindex == _OPERATOR:
+            tokens.append(match[0])
+            depth += {"(": 1, ")": -1}.get(match[0], 0)
     return tokens
 
 
@@ -222,9 +220,10 @@ def _is_true(left: str, right: str) -> bool | None:
     """Whether the sides are equal; None where they are no equation."""
     right = right.rstrip("+-*/( \t")  # "3 + 4 = 7 - so"
     # A line may begin with "- 3 + 4 = 7" or "1) 3 + 4 = 7": the sign or bracket is no part of it, or it is.
-    readings = [left, left.lstrip("+-*/) \t")]
-    if not any(sign in left.lstrip("+-*/) \t") + right.lstrip("-") for sign in "+-*/"):
+    bare = left.lstrip("+-*/) \t")
+    if not any(sign in bare + right.lstrip("-") for sign in "+-*/"):
         return None
+    readings = [left] if bare == left else [left, bare]
     value = _evaluate(right)
     lefts = [read for read in map(_evaluate, readings) if read is not None]
     if value is None or not lefts:
@@ -239,6 +238,8 @@ _recall_truth = lru_cache(maxsize=1 << 14)(_is_true)
 
 def _evaluate(side: str) -> float | None:
     """The value of an expression, NaN where it has none, and None where it is no expression."""
+    if side.isascii() and side.isdigit() and len(side) < 16 and side[0] != "0":  # as is most of what a sum ends in
+        return float(side)
     try:
         return float(evaluate(side))
     except (OverBudgetError, ArithmeticError):  # past the budget, division by zero, past every float
