@@ -67,8 +67,11 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
 }
 """Options of each variant beside those of its task. Learning rate, group size and batch are factors of the task's."""
 
-ONLY = dict.fromkeys(("paid_sums", *learning_trl.VARIANTS), ("countdown", "countdown_hard"))
-"""Variants of some tasks alone: the others have no sums to pay for, and a template or an environment."""
+ONLY = {
+    "paid_sums": ("countdown", "countdown_hard"),
+    **dict.fromkeys(learning_trl.VARIANTS, ("countdown", "countdown_hard", "word_problems")),
+}
+"""Variants of some tasks alone: the others have no sums to pay for; an environment is the library's own."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
     settings = make_settings(task, variant)
     completions = round(task.completions * sizes.scale)
     if variant in learning_trl.VARIANTS:
-        learning_trl.load()
+        train = learning_trl.prepare(policy, train, task.trainer().get("prompt_template"))
     begin = time.process_time()
     steps = math.ceil(completions / (settings["group_size"] * settings["prompts_per_step"]))
     with TemporaryDirectory(dir=out) as trained_by_trl:

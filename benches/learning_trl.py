@@ -8,6 +8,10 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlox_grpo import config
+from rlox_grpo.model.load import load_policy
+from rlox_grpo.prompts.load import load_prompts
+
 VARIANTS: dict[str, Mapping[str, Any]] = {
     "trl": {"num_generations": 8, "lr_scheduler_type": "linear"},
     "trl_same_choices": {
@@ -26,10 +30,22 @@ CURVES = {"reward/mean": "reward", "policy/entropy": "entropy", "completions/mea
 """The study's names of what TRL logs."""
 
 
-def load() -> None:
-    """Import TRL, so that its import does not count as training."""
+def prepare(policy: Path, rows: Sequence[Mapping[str, Any]], template: str | None) -> list[dict[str, Any]]:
+    """Import TRL and write each row's prompt as text, so that neither counts as training.
+
+    Raises:
+        ValueError: a prompt that TRL would tokenise to other ids than this library.
+    """
     import datasets  # noqa: F401
     import trl.trainer.grpo_trainer  # noqa: F401
+
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    written = []
+    for prompt in load_prompts(rows, tokenizer, template):
+        if tokenizer(text=[prompt.text])["input_ids"] != [prompt.token_ids.tolist()]:
+            raise ValueError(f"rows[{prompt.index}]: TRL would tokenise the prompt to other ids: {prompt.text!r}")
+        written.append({**prompt.columns, "prompt": prompt.text})
+    return written
 
 
 def train(
@@ -42,7 +58,7 @@ def train(
     seed: int,
     folder: Path,
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """Train ``policy`` and save it to ``folder``.
+    """Train ``policy`` on rows from :func:`prepare` and save it to ``folder``.
 
     Returns the arguments of ``GRPOConfig`` that are not its defaults, and the rewards and lengths of each step.
     """
@@ -77,6 +93,9 @@ def train(
         train_dataset=Dataset.from_list([dict(row) for row in rows]),
         processing_class=AutoTokenizer.from_pretrained(policy),
     )
+    ends = load_policy(policy, None, config.GRPOConfig()).eos_token_ids
+    if set(trainer.eos_token_ids) != set(ends):
+        raise ValueError(f"TRL ends a completion at the tokens {trainer.eos_token_ids}, this library at {ends}")
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     trainer.save_model(str(folder))

@@ -15,6 +15,7 @@ from rlox_grpo import GRPO
 from rlox_grpo.batch import microbatches
 from rlox_grpo.config.records import OptimizerConfig, ReferenceConfig
 from rlox_grpo.loss import grpo_loss
+from rlox_grpo.model import short_attention
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.model.packed_attention import NAME as PACKED
 from rlox_grpo.reference.local import make_reference
@@ -129,6 +130,46 @@ def test_a_step(make_tiny_model: Any, architecture: str) -> None:
     model = make_tiny_model(architecture)
     assert make_forward(copy.deepcopy(model)).shares_prompts
     assert_same_steps(model)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])  # with and without heads that share keys
+def test_a_step_of_short_rows_by_the_formula(make_tiny_model: Any, monkeypatch: Any, architecture: str) -> None:
+    """Prompts of several lengths, common beginnings of completions, and rows that end at different tokens."""
+    calls: list[int] = []
+    real = short_attention.attend
+    monkeypatch.setattr(short_attention, "MIN_TOKENS", 0)
+    monkeypatch.setattr(short_attention, "MAX_PADDING", 100)
+    monkeypatch.setattr(short_attention, "attend", lambda *a: (calls.append(1), real(*a))[1])
+    model = make_tiny_model(architecture)
+    assert make_forward(copy.deepcopy(model)).shares_prompts
+    calls.clear()
+    assert_same_steps(model)
+    assert calls
+
+
+def test_the_formula_and_the_kernels_agree_over_prompts_of_several_lengths(
+    make_tiny_model: Any, monkeypatch: Any
+) -> None:
+    model = make_tiny_model("qwen2")
+    forward = make_forward(model)
+    (batch,) = microbatches(scored_groups(), ADVANTAGES, token_budget=1000, share_prompts=True)
+    weights = torch.randn(batch.loss_mask.shape, generator=torch.Generator().manual_seed(0))
+    results = []
+    for fewest in (10**6, 0):
+        monkeypatch.setattr(short_attention, "MIN_TOKENS", fewest)
+        monkeypatch.setattr(short_attention, "MAX_PADDING", 100)
+        model.zero_grad()
+        log_probs = forward(batch)[0]
+        (log_probs * weights).sum().backward()
+        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        results.append((log_probs.detach(), gradients))
+    (by_kernels, wanted), (by_formula, gradients) = results
+    assert not torch.equal(by_formula, by_kernels)  # other arithmetic
+    # float32 sums in another order, through two layers.
+    torch.testing.assert_close(by_formula, by_kernels, rtol=1e-5, atol=1e-5)
+    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-5 * largest, msg=name)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -141,6 +141,20 @@ def test_a_window_that_a_sequence_outgrows_copies_prompts(make_tiny_model: Any, 
         assert_log_probs_are_fresh(engine._model, groups)
 
 
+def test_short_prompts_are_copied(make_tiny_model: Any, monkeypatch: Any) -> None:
+    kinds: list[bool] = []
+    real = hf_engine.decode_with_cache
+    monkeypatch.setattr(
+        hf_engine, "decode_with_cache", lambda *a, **k: (kinds.append(k["share_prefixes"]), real(*a, **k))
+    )
+    engine = HFEngine(make_tiny_model("llama"))
+    for longest, shares in ((8, False), (9, True)):
+        prompts = make_prompts(longest, 3)
+        groups = engine.generate(prompts, 4, Sampling(6), seed=0)
+        assert kinds.pop() is shares
+        assert_log_probs_are_fresh(engine._model, groups)
+
+
 @pytest.mark.parametrize("share", [True, False])
 def test_a_cache_that_outgrows_its_buffers_and_trims_them(make_tiny_model: Any, share: bool) -> None:
     # 8 rows at a time of 32, 200 tokens at most: the columns move several times, with long and short rows live.

@@ -89,20 +89,45 @@ def test_a_cell_that_another_process_runs_is_left_to_it(study, tmp_path):
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_trl_trains_a_cell_of_the_study(study, tmp_path):
+@pytest.mark.parametrize("name", ["countdown", "word_problems"])
+def test_trl_trains_a_cell_of_the_study(study, tmp_path, name):
     pytest.importorskip("trl")
     from safetensors.torch import load_file
+    from transformers import AutoTokenizer
 
-    task = study.TASKS["countdown"]
+    from rlox_grpo.prompts.load import load_prompts
+
+    task = study.TASKS[name]
     policy, rows, _ = task.prepare(tmp_path / "warm", 0, 1)
+    template = task.trainer().get("prompt_template")
+    written = study.learning_trl.prepare(policy, rows, template)
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    ours = [prompt.token_ids.tolist() for prompt in load_prompts(rows, tokenizer, template)]
+    assert [tokenizer(row["prompt"])["input_ids"] for row in written] == ours
+    assert [{**row, "prompt": None} for row in written] == [{**row, "prompt": None} for row in rows]
     settings = {"group_size": 16, "prompts_per_step": 1, "max_new_tokens": 4, "learning_rate": 1e-3}
     reward_fn = task.trainer()["reward_fn"]
     for variant, group in (("trl", 8), ("trl_same_choices", 16)):
         out = tmp_path / variant
-        arguments, curves = study.learning_trl.train(policy, rows, reward_fn, variant, settings, 2, 0, out)
+        arguments, curves = study.learning_trl.train(policy, written, reward_fn, variant, settings, 2, 0, out)
         assert arguments["num_generations"] == group
         assert (arguments["per_device_train_batch_size"], arguments["learning_rate"]) == (16, 1e-3)
-        assert arguments["reward_weights"] == [1.0, 0.1, 0.0]
+        assert arguments["reward_weights"] == [rule.weight for rule in reward_fn]
         assert len(curves["reward/mean"]) == 2
         before, after = (load_file(folder / "model.safetensors") for folder in (policy, out))
         assert before.keys() == after.keys()
+
+
+def test_trl_gets_no_prompts_that_it_would_tokenise_otherwise(study, tmp_path):
+    """A tokenizer that puts a token before each text puts it before a rendered chat too, unlike this library."""
+    pytest.importorskip("trl")
+    from tokenizers.processors import TemplateProcessing
+
+    task = study.TASKS["word_problems"]
+    policy, rows, _ = task.prepare(tmp_path / "warm", 0, 1)
+    tokenizer = study.learning_trl.AutoTokenizer.from_pretrained(policy)
+    ends = [("<eos>", tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=ends)
+    tokenizer.save_pretrained(policy)
+    with pytest.raises(ValueError, match=r"rows\[0\]: TRL would tokenise the prompt to other ids"):
+        study.learning_trl.prepare(policy, rows, "verl_gsm8k")

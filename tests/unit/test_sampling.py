@@ -68,6 +68,19 @@ def test_log_probs_are_those_of_the_distribution_drawn_from(sampling: Sampling) 
     torch.testing.assert_close(log_probs.double(), wanted, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("sampling", FILTERS, ids=str)
+def test_a_vocabulary_of_one_block_draws_what_a_wider_one_does(sampling: Sampling) -> None:
+    """Tokens of weight 0 behind the others, enough for a second block, change no draw and no log-prob."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(200, 100, generator=generator) * 3
+    uniforms = torch.rand(200, dtype=torch.float64, generator=generator)
+    wide = torch.cat([logits, torch.full((200, 100), -torch.inf)], dim=1)
+    for found, expected in zip(
+        sample_tokens(logits, uniforms, sampling), sample_tokens(wide, uniforms, sampling), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)  # float32 sums of 100 weights in another order
+
+
 def test_filters_off_equals_log_softmax() -> None:
     logits = torch.randn(64, 5000, generator=torch.Generator().manual_seed(2)) * 4
     uniforms = torch.rand(64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

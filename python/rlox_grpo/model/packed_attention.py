@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlox_grpo.model import short_attention
 from rlox_grpo.model.decoding_attention import RowSlots, choose_decoding_kernel
 from rlox_grpo.model.tree_attention import Call, Forest, TreeAttention, choose_kernel
 
@@ -53,12 +54,21 @@ class PackedLayout:
     longest: int
     forest: Forest
     _calls: dict[int | None, tuple[Call, ...]] = field(default_factory=dict)
+    _short: dict[tuple[int, int, torch.dtype], short_attention.ShortLayout] = field(default_factory=dict)
 
     def calls(self, device: torch.device, window: int | None) -> tuple[Call, ...]:
         """The kernel calls on ``device``, planned once for all layers of one window."""
         if window not in self._calls:
             self._calls[window] = self.forest.plan(device, window)
         return self._calls[window]
+
+    def short_rows(self, heads: int, shared: int, dtype: torch.dtype) -> short_attention.ShortLayout:
+        """The rows for attention by its formula, laid out once for all layers."""
+        kind = heads, shared, dtype
+        if kind not in self._short:
+            tables = self.prompt_index, self.prompt_mask, self.completion_index, self.completion_owned, self.prompt_of
+            self._short[kind] = short_attention.lay_out(*tables, heads=heads, shared=shared, dtype=dtype)
+        return self._short[kind]
 
 
 @dataclass(eq=False)
@@ -149,11 +159,21 @@ def packed_attention(
     out: Tensor
     if device != "cpu":
         out = _tree_attention(query, key, value, packed_layout, scale, window)
+    elif window is None and _is_short(query, packed_layout):
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        short = packed_layout.short_rows(k.shape[1], q.shape[1] // k.shape[1], q.dtype)
+        out = short_attention.attend(q, k, v, short, scale)[None]
     elif window is None and query.shape[-1] == value.shape[-1]:
         out = _TwoPartAttention.apply(query, key, value, packed_layout, scale)  # type: ignore[no-untyped-call]
     else:
         out = _masked_attention(query, key, value, packed_layout, scale, window)
     return out, None
+
+
+def _is_short(query: Tensor, layout: PackedLayout) -> bool:
+    """Whether attention is computed by its formula; in 16 bits the kernel is more exact."""
+    is_wide = query.dtype in (torch.float32, torch.float64)
+    return is_wide and short_attention.are_short(layout.prompt_index, layout.completion_index, query.shape[2])
 
 
 def _repeats_heads(query: Tensor, key: Tensor) -> bool:

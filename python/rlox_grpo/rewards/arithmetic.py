@@ -26,8 +26,8 @@ MAX_BITS = 1 << 16
 Number = Any
 """An int, a float, or a complex number, which is the result of a negative float to a fractional power."""
 
-_NUMBER = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+")
-_OPERATOR = re.compile(r"\*\*|//|[-+*/()]")
+_TOKEN = re.compile(r"([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)|(\*\*|//|[-+*/()])|[ \t\f]+|\n")
+_NUMBER, _OPERATOR = 1, 2  # its groups
 _MAX_DIGITS = 4300
 
 
@@ -58,17 +58,15 @@ def _tokenise(text: str) -> list[str | int | float]:
     tokens: list[str | int | float] = []
     at = depth = 0
     while at < len(text):
-        if match := _NUMBER.match(text, at):
-            tokens.append(_literal(match[0]))
-        elif match := _OPERATOR.match(text, at):
-            tokens.append(match[0])
-            depth += {"(": 1, ")": -1}.get(match[0], 0)
-        elif text[at] in " \t\f" or (text[at] == "\n" and depth > 0):
-            at += 1
-            continue
-        else:
+        match = _TOKEN.match(text, at)
+        if match is None or (match[0] == "\n" and depth <= 0):
             raise SyntaxError(text[at])
         at = match.end()
+        if match.lastindex == _NUMBER:
+            tokens.append(_literal(match[0]))
+        elif match.lastindex == _OPERATOR:
+            tokens.append(match[0])
+            depth += {"(": 1, ")": -1}.get(match[0], 0)
     return tokens
 
 
@@ -220,9 +218,10 @@ def _is_true(left: str, right: str) -> bool | None:
     """Whether the sides are equal; None if they are not an equation."""
     right = right.rstrip("+-*/( \t")  # "3 + 4 = 7 - so"
     # In "- 3 + 4 = 7" and "1) 3 + 4 = 7" the sign or bracket may mark a list, or be part of the left side: try both.
-    readings = [left, left.lstrip("+-*/) \t")]
-    if not any(sign in left.lstrip("+-*/) \t") + right.lstrip("-") for sign in "+-*/"):
+    bare = left.lstrip("+-*/) \t")
+    if not any(sign in bare + right.lstrip("-") for sign in "+-*/"):
         return None
+    readings = [left] if bare == left else [left, bare]
     value = _evaluate(right)
     lefts = [read for read in map(_evaluate, readings) if read is not None]
     if value is None or not lefts:
@@ -237,6 +236,8 @@ _recall_truth = lru_cache(maxsize=1 << 14)(_is_true)
 
 def _evaluate(side: str) -> float | None:
     """Return the value of an expression, NaN if it has none, None if it is not an expression."""
+    if side.isascii() and side.isdigit() and len(side) < 16 and side[0] != "0":  # most right sides are plain integers
+        return float(side)
     try:
         return float(evaluate(side))
     except (OverBudgetError, ArithmeticError):  # past the budget, division by zero, past every float

@@ -85,12 +85,14 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
     weights = _filter(weights, sampling)
     block_weights = _sum_blocks(weights)  # [R, V / _BLOCK], float64
     block, residual = _invert(block_weights, uniforms)  # [R], [R]
-    columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)  # [R, _BLOCK]
-    in_vocab = columns < weights.shape[1]
-    columns = columns.clamp_(max=weights.shape[1] - 1)
-    in_block = weights.gather(1, columns).double() * in_vocab  # [R, _BLOCK]
-    offset, _ = _invert(in_block, residual)
-    token_ids = columns.gather(1, offset[:, None])  # [R, 1]
+    if weights.shape[1] <= _BLOCK:  # the one block is the row
+        token_ids = _invert(weights.double(), residual)[0][:, None]  # [R, 1]
+    else:
+        columns = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)  # [R, _BLOCK]
+        in_vocab = columns < weights.shape[1]
+        columns = columns.clamp_(max=weights.shape[1] - 1)
+        in_block = weights.gather(1, columns).double() * in_vocab  # [R, _BLOCK]
+        token_ids = columns.gather(1, _invert(in_block, residual)[0][:, None])
     log_probs = weights.gather(1, token_ids).double().log() - block_weights.sum(dim=-1, keepdim=True).log()
     return token_ids.squeeze(-1), log_probs.float().squeeze(-1)
 

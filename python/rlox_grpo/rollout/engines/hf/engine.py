@@ -34,6 +34,10 @@ __all__ = ["HFEngine", "NonFiniteLogitsError"]
 # Rows decoded at once unless the caller says otherwise: bounds the key-value cache.
 DEFAULT_MAX_ROWS = 256
 
+# Prompts of up to so many tokens are copied to each row: a call of the kernel for the shared ones costs more than to
+# read the copies.
+_COPIED_TOKENS = 8
+
 logger = logging.getLogger(__name__)
 
 
@@ -136,8 +140,10 @@ class HFEngine:
         )
         token_ids = [np.asarray(prompt.token_ids, dtype=np.int64) for prompt in prompts]
         max_rows = min(self._max_rows, len(prompts) * group_size)
-        longest = max(len(prompt) for prompt in token_ids) + sampling.max_new_tokens
-        share_prefixes = self.shares_prefixes and group_size > 1 and longest <= _find_sliding_window(self._model)
+        longest = max(len(prompt) for prompt in token_ids)
+        is_worth_sharing = group_size > 1 and longest > _COPIED_TOKENS
+        fits = longest + sampling.max_new_tokens <= _find_sliding_window(self._model)
+        share_prefixes = self.shares_prefixes and is_worth_sharing and fits
         decode_rows: Any = decode_without_cache
         if self.uses_cache:
             decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes, use_slots=self.uses_slots)

@@ -1,6 +1,7 @@
 """Start vLLM in this process: check its version, set its environment, and restore the state that it changes.
 
-Functions import torch where they use it: ``rlox-grpo serve`` checks the version and becomes vLLM's server without torch.
+Functions import torch where they use it: ``rlox-grpo serve`` checks the version and becomes vLLM's server without
+torch.
 """
 
 from __future__ import annotations
