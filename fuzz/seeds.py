@@ -29,10 +29,10 @@ def write(target: str, seeds: list[bytes]) -> None:
 
 
 def main() -> None:
-    math = cases("math") + cases("math_kinds") + cases("math_held_out")
+    math = [case for name in ("math", "math_kinds", "math_held_out", "math_peers") for case in cases(name)]
     bare = [case for case in math if "answer" in case]
     completions = [text(case) for name in ("countdown", "gsm8k", "format") for case in cases(name)]
-    completions += [case["completion"] for case in math if "completion" in case]
+    completions += [text(case) for case in math if "completion" in case]
     sums = [
         " ".join(map(str, (*case["nums"], case["target"])))
         + "\n"

@@ -116,7 +116,7 @@ def test_the_sets_are_large_and_their_ids_unique() -> None:
         ("math", 900),
         ("math_kinds", 500),
         ("math_held_out", 190),
-        ("math_peers", 2260),
+        ("math_peers", 2660),
         ("math_by_hand", 150),
         ("countdown", 120),
         ("gsm8k", 120),

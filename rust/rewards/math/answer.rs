@@ -1,6 +1,9 @@
 //! An answer with all its readings, and the verdict on two of them.
 
+use std::borrow::Cow;
+
 use super::super::Status;
+use super::super::answer::all_boxes;
 use super::ast::{Ast, Node};
 use super::compare::{Options, equal};
 use super::expr::identity::Equality;
@@ -13,6 +16,8 @@ use super::value::{Choices, Fail, Reading, has_approximations, has_dummies, read
 pub const ANSWER_FUEL: u64 = 125_000;
 /// Units for reading a gold, which happens once.
 const GOLD_FUEL: u64 = 600_000;
+/// A longer bare answer with several boxes is not read as their list.
+const LONGEST_BOXED: usize = 1024;
 /// Readings of one answer.
 const MOST_READINGS: usize = 12;
 
@@ -158,6 +163,13 @@ fn ambiguities(ast: &Ast) -> (usize, bool) {
 #[must_use]
 pub fn compare(gold: &str, answer: &str, options: &Options) -> Equality {
     let of = |status: Status| if status == Status::Undecided { Equality::Undecided } else { Equality::Different };
+    // `\boxed{1}\boxed{2}` is a list of two values, as it is in a solution.
+    let several = |text: &str| {
+        let boxed = text.len() <= LONGEST_BOXED && text.matches("\\boxed").nth(1).is_some();
+        boxed.then(|| all_boxes(text).map(Cow::into_owned)).flatten()
+    };
+    let (gold_boxes, answer_boxes) = (several(gold), several(answer));
+    let (gold, answer) = (gold_boxes.as_deref().unwrap_or(gold), answer_boxes.as_deref().unwrap_or(answer));
     let gold = match Answer::gold(gold) {
         Ok(gold) => gold,
         Err(status) => return of(status),
@@ -173,6 +185,19 @@ pub fn compare(gold: &str, answer: &str, options: &Options) -> Equality {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn boxes_side_by_side_are_a_list() {
+        let verdict = |gold, answer| compare(gold, answer, &Options::default());
+        for (gold, answer) in [(r"\boxed{1}\boxed{2}", "2, 1"), ("3, 4", r"\boxed{3} \boxed{4}")] {
+            assert_eq!(verdict(gold, answer), Equality::Equal, "{gold}");
+        }
+        for (gold, answer) in
+            [(r"\boxed{1}\boxed{2}", "2"), ("12", r"\boxed{1}\boxed{2}"), ("2", r"\boxed{1}\boxed{2}")]
+        {
+            assert_eq!(verdict(gold, answer), Equality::Different, "{gold}");
+        }
+    }
 
     #[test]
     fn a_gold_with_a_lost_brace_equals_itself() {

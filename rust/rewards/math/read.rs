@@ -1,9 +1,11 @@
 //! Text to tree: the readings of what is ambiguous, and what is read when the whole is not.
 
+use dashu_ratio::RBig;
+
 use super::super::Status;
-use super::ast::{Ast, Comparison, Node, NodeId};
+use super::ast::{Ast, Comparison, Node, NodeId, NumberForm};
 use super::label::{self, labelled};
-use super::lexer::token::Token;
+use super::lexer::token::{Kind, Token};
 use super::lexer::{self, Options};
 use super::notation;
 use super::outside::{cut_tail, keep_conclusion, plain_number, unwrapped};
@@ -72,14 +74,8 @@ pub fn parse(text: &str) -> Result<Ast, Status> {
         roots.retain(|root| !matches!(ast.node(*root), Node::Text(_)));
     }
     if roots.is_empty() {
-        let compared = sentence::compared(&text);
-        let text = compared.as_deref().unwrap_or(&text);
-        let folded = word::folded(text);
-        if folded.is_empty() || !is_text(&lexer::tokens(text, options)?.tokens) {
-            return Err(Status::Unparseable);
-        }
-        let root = ast.push(Node::Text(folded))?;
-        roots.push(root);
+        let text = words(&text, options)?.ok_or(Status::Unparseable)?;
+        roots.push(ast.push(Node::Text(text))?);
     }
     let root = match roots[..] {
         [root] => labelled(&mut ast, root)?,
@@ -87,6 +83,17 @@ pub fn parse(text: &str) -> Result<Ast, Status> {
     };
     ast.set_root(root);
     Ok(ast)
+}
+
+/// Prose as text, or the sign of comparison that is all of it: `<`, `\parallel`.
+fn words(text: &str, options: Options) -> Result<Option<String>, Status> {
+    if let [Token { kind: Kind::Relation(sign), .. }] = lexer::tokens(text, options)?.tokens[..] {
+        return Ok(Some(format!("{sign:?}")));
+    }
+    let compared = sentence::compared(text);
+    let text = compared.as_deref().unwrap_or(text);
+    let folded = word::folded(text);
+    Ok((!folded.is_empty() && is_text(&lexer::tokens(text, options)?.tokens)).then_some(folded))
 }
 
 /// The readings of `\lim_{x \to 0} f(x) = 1`: a statement about its left side, whose text is the name; empty where the right
@@ -166,15 +173,69 @@ fn read<'t>(
     match root {
         Err(Status::Undecided) => return Err(Status::Undecided),
         Err(_) => {}
-        Ok(root) => match ast.node(root) {
-            Node::Either(items) => roots.extend_from_slice(items),
-            _ => roots.push(root),
-        },
+        Ok(root) => {
+            match ast.node(root) {
+                Node::Either(items) => roots.extend_from_slice(items),
+                _ => roots.push(root),
+            }
+            roots.extend(components(ast, root)?);
+        }
     }
     if let Some((letter, _)) = labelled.filter(|_| !roots.is_empty()) {
         roots.push(ast.push(Node::Text(letter.to_owned()))?);
     }
     Ok(seen)
+}
+
+/// `2i - 3j` as the vector ⟨2, -3⟩: a sum of multiples of two or three of the unit vectors i, j and k.
+fn components(ast: &mut Ast, root: NodeId) -> Result<Option<NodeId>, Status> {
+    let Node::Add(terms) = ast.node(root) else { return Ok(None) };
+    let terms = terms.clone();
+    let unit = |ast: &Ast, node: NodeId| match ast.node(node) {
+        Node::Symbol(symbol) => ["i", "j", "k"].iter().position(|name| *name == ast.name(*symbol)),
+        _ => None,
+    };
+    let mut found: [Option<NodeId>; 3] = [None; 3];
+    for term in &terms {
+        let (term, negative) = match ast.node(*term) {
+            Node::Neg(inner) => (*inner, true),
+            _ => (*term, false),
+        };
+        let (last, others) = match ast.node(term) {
+            Node::Mul { factors, .. } => match factors.split_last() {
+                Some((last, others)) => (*last, others.to_vec()),
+                None => return Ok(None),
+            },
+            _ => (term, Vec::new()),
+        };
+        let Some(place) = unit(ast, last).filter(|place| found[*place].is_none()) else { return Ok(None) };
+        if others.iter().any(|factor| unit(ast, *factor).is_some()) {
+            return Ok(None);
+        }
+        let length = match others[..] {
+            [] => ast.push(Node::Number { value: RBig::ONE, form: NumberForm::Integer })?,
+            [only] => only,
+            _ => ast.push(Node::Mul { factors: others, implicit: true })?,
+        };
+        let signed = match ast.node(length) {
+            Node::Number { value, form } if negative => Some(Node::Number { value: -value.clone(), form: *form }),
+            _ if negative => Some(Node::Neg(length)),
+            _ => None,
+        };
+        found[place] = Some(match signed {
+            Some(node) => ast.push(node)?,
+            None => length,
+        });
+    }
+    let count = found.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+    let mut items = Vec::with_capacity(count);
+    for item in found.into_iter().take(count) {
+        items.push(match item {
+            Some(item) => item,
+            None => ast.push(Node::Number { value: RBig::ZERO, form: NumberForm::Integer })?,
+        });
+    }
+    ast.push(Node::Vector(items)).map(Some)
 }
 
 /// The formula of a text that has one, and no digit outside of it.

@@ -11,6 +11,7 @@ use super::answer::{ANSWER_FUEL, Answer};
 use super::compare::Options;
 use super::expr::identity::Equality;
 use super::fuel::Fuel;
+use super::sentence::amount;
 use crate::error::KernelError;
 
 /// Reading and comparing a number takes as long as a scan of about this much text.
@@ -112,19 +113,19 @@ impl RewardRule for MathAnswer {
             Some(percent) => Cow::Owned(percent),
             None => text.clone(),
         };
+        let equals = |text: &str| {
+            Answer::read(text, &fuel).is_ok_and(|answer| gold.equals(&answer, &self.options, &fuel) == Equality::Equal)
+        };
         let answer = match Answer::read(&text, &fuel) {
             Ok(answer) => answer,
-            Err(_) if gold.is_spelled(&text) => return Verdict::right(true),
+            Err(_) if gold.is_spelled(&text) || amount(&text).is_some_and(equals) => return Verdict::right(true),
             Err(status) => return Verdict::none(status),
         };
         match gold.equals(&answer, &self.options, &fuel) {
             Equality::Equal => Verdict::right(true),
             Equality::Different if gold.is_spelled(after_thinking(completion)) => Verdict::right(true),
             Equality::Different => {
-                let percent = behind().and_then(|text| Answer::read(&text, &fuel).ok());
-                Verdict::right(
-                    percent.is_some_and(|answer| gold.equals(&answer, &self.options, &fuel) == Equality::Equal),
-                )
+                Verdict::right(behind().is_some_and(|text| equals(&text)) || amount(&text).is_some_and(equals))
             }
             Equality::Undecided => Verdict::none(Status::Undecided),
         }

@@ -245,6 +245,46 @@ pub(super) fn operates(before: &str) -> bool {
     }
 }
 
+/// The amount of a sentence that states one: `6 marbles left` of `Tom has 6 marbles left`. A verb such as `has` or `costs`
+/// stands before the only number, and no word denies or weakens it or is another number.
+#[must_use]
+pub fn amount(text: &str) -> Option<&str> {
+    const LONGEST: usize = 160;
+    const STATES: &str = "has have had need needs needed take takes took get gets got make makes made earn earns earned pay \
+        pays paid cost costs spend spends spent save saves saved sell sells sold buy buys bought use uses used eat eats ate \
+        give gives gave receive receives received contain contains require requires required weigh weighs collects \
+        collected owes exactly only";
+    const WEAKENS: &str = "each every about around over under more less fewer another other others extra twice double triple \
+        dozen dozens pair pairs couple score when where while which would could should might may";
+    const TAILS: [&str; 10] =
+        [" in total", " in all", " in the ", " on ", " for ", " of ", " from ", " with ", " at ", " altogether"];
+    let text = text.trim();
+    let formula = ['\\', '=', '+', '*', '/', '^', '_', '<', '>', '(', '[', '{', '?', ':', ';'];
+    if text.len() > LONGEST || text.contains(formula) || text.contains("n't") || text.contains("n’t") {
+        return None;
+    }
+    let start = text.find(|c: char| c.is_ascii_digit())?;
+    let digits = |c: char| c.is_ascii_digit() || c == ',' || c == '.';
+    let end = text[start..].find(|c| !digits(c)).map_or(text.len(), |length| start + length);
+    let amount = text[..start].strip_suffix('$').map_or(start, str::len);
+    let (before, behind) = (text[..amount].strip_suffix(' ')?, &text[end..]);
+    let clear = behind.is_empty() || behind.starts_with([' ', '%']);
+    let alone = clear && !behind.contains(|c: char| c.is_ascii_digit() || c == '$');
+    let is = |known: &str, word: &str| known.split_ascii_whitespace().any(|known| known.eq_ignore_ascii_case(word));
+    let changes = |word: &str| {
+        denies(word)
+            || is(WEAKENS, word)
+            || word::small_number(word).is_some()
+            || word::magnitude(word).is_some()
+            || word::part(word).is_some()
+    };
+    let mut words = [before, behind].into_iter().flat_map(|part| part.split(|c: char| !c.is_alphabetic()));
+    let stated = is(STATES, before.rsplit(|c: char| !c.is_alphabetic()).next()?) && !words.any(changes);
+    // `15 dollars in total`; what follows a `per` belongs to the unit.
+    let tail = TAILS.iter().filter_map(|tail| behind.find(tail)).min().unwrap_or(behind.len());
+    (alone && stated).then(|| &text[amount..end + tail])
+}
+
 /// Prose with one comparison in it, spelled as text: `all integers $k \geq 2$` is `all integers k ge 2`. None where there is
 /// more than that.
 #[must_use]
@@ -298,6 +338,28 @@ mod tests {
             ("The value of 3x is 4 and of 5x is 6", None),
         ] {
             assert_eq!(value(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_sentence_may_state_one_amount() {
+        for (text, expected) in [
+            ("Tom has 6 marbles left", Some("6 marbles left")),
+            ("He paid $15 in total", Some("$15")),
+            ("she spent 40 dollars on food", Some("40 dollars")),
+            ("she earns 40 dollars per hour", Some("40 dollars per hour")),
+            ("she earns 40 dollars each", None),
+            ("we need 1,200 apples", Some("1,200 apples")),
+            ("Tom has 6 of the 12 marbles", None),
+            ("Tom does not have 6 marbles", None),
+            ("Tom has 6 dozen marbles", None),
+            ("Tom has 6 more marbles", None),
+            ("Tom has two bags and needs 6 marbles", None),
+            ("Step 6 shows it", None),
+            ("it takes 6-8 hours", None),
+            ("she has 3rd place", None),
+        ] {
+            assert_eq!(amount(text), expected, "{text}");
         }
     }
 

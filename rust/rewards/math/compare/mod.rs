@@ -93,8 +93,8 @@ impl Comparer<'_> {
             (Value::Number(gold), Value::Number(answer)) => self.numbers(gold, answer),
             (Value::Infinite { negative: a }, Value::Infinite { negative: b }) => Equality::of(a == b),
             (Value::Text(gold), Value::Text(answer)) => {
-                let letters = gold.len() == 1 && gold.eq_ignore_ascii_case(answer);
-                Equality::of(gold == answer || letters)
+                let choices = matches!(gold.as_bytes(), [b'a'..=b'j' | b'A'..=b'J']);
+                Equality::of(gold == answer || choices && gold.eq_ignore_ascii_case(answer))
             }
             (Value::Time { seconds: a, known: p, .. }, Value::Time { seconds: b, known: q, .. }) => {
                 Equality::of(a == b && p == q)

@@ -266,7 +266,9 @@ impl<'t> Lexer<'t> {
         let after = self.text[self.at + 2..].trim_start();
         let operand = after.starts_with(|c: char| c.is_ascii_alphanumeric() || "(\\{-".contains(c));
         let even = self.space == (after.len() < self.text.len() - self.at - 2);
-        if operand && even && self.last().is_some_and(|kind| kind.ends_value()) {
+        // `sin**2(x)` is a power of the name.
+        let function = matches!(self.last(), Some(Kind::Function(_) | Kind::Log(_)));
+        if operand && even && (function || self.last().is_some_and(|kind| kind.ends_value())) {
             self.emit(Kind::Caret, 2);
         } else {
             self.skip(2);

@@ -87,7 +87,9 @@ impl Reader<'_> {
             Kind::Sum(items) | Kind::Product(items) => items.iter().all(|item| self.is_formula(*item, found)),
             Kind::Function(op, items) => {
                 match op {
-                    Op::Abs | Op::Re | Op::Im | Op::Arg | Op::Conj => found.size = true,
+                    Op::Abs | Op::Re | Op::Im | Op::Arg | Op::Conj | Op::Gcd | Op::Lcm | Op::Max | Op::Min => {
+                        found.size = true;
+                    }
                     Op::Sin | Op::Cos => found.functions = true,
                     _ => return false,
                 }
