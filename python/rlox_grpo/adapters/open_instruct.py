@@ -53,9 +53,16 @@ class Verifier:
         (score,), (status,) = fill_missing(scores.total, self.not_applicable), scores.statuses
         return VerificationResult(score, reasoning=None if status == "ok" else status)
 
-    async def async_call(self, *arguments: Any, **named: Any) -> VerificationResult:
+    async def async_call(
+        self,
+        tokenized_prediction: list[int],
+        prediction: str,
+        label: Any,
+        query: str | None = None,
+        rollout_state: dict[str, Any] | None = None,
+    ) -> VerificationResult:
         """As ``__call__``, in another thread, so that the event loop is not blocked."""
-        return await asyncio.to_thread(self, *arguments, **named)
+        return await asyncio.to_thread(self, tokenized_prediction, prediction, label, query, rollout_state)
 
 
 def verifier(
