@@ -149,7 +149,7 @@ def packed_attention(
     out: Tensor
     if device != "cpu":
         out = _tree_attention(query, key, value, packed_layout, scale, window)
-    elif window is None and query.shape[-1] == value.shape[-1]:
+    elif window is None and query.shape[-1] == value.shape[-1]:  # the flash kernel has no window and one head size
         out = _TwoPartAttention.apply(query, key, value, packed_layout, scale)  # type: ignore[no-untyped-call]
     else:
         out = _masked_attention(query, key, value, packed_layout, scale, window)
