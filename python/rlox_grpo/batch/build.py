@@ -239,7 +239,7 @@ def drop_tokens(
         if places:
             mask[tuple(zip(*places, strict=True))] = False
         masks.append(mask)
-    mine: dict[str, int] = {}  # loss tokens by completion
+    mine: dict[str, int] = {}  # loss tokens by completion; keys are text, because ranks exchange JSON
     for rows, mask in zip(numbers, masks, strict=True):
         for row, count in zip(rows, mask.sum(dim=-1).cpu().tolist(), strict=True):
             mine[str(row)] = mine.get(str(row), 0) + count

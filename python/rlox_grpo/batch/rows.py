@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,10 +83,6 @@ class Rows:
         completions = sum(self.completion_offsets[row + 1] - self.completion_offsets[row] for row in rows)
         return int(self.prompt_offsets[prompt + 1] - self.prompt_offsets[prompt] + completions)
 
-    def _bounds(self, rows: Int64Array) -> Iterator[tuple[int, int]]:
-        """Start and end of each row's tokens in the flat arrays."""
-        return zip(self.completion_offsets[rows], self.completion_offsets[rows + 1], strict=True)
-
     def parts(self, token_budget: int) -> list[list[int]]:
         """Split each group's rows into parts within the budget."""
         completion_lengths = np.diff(self.completion_offsets).tolist()
@@ -96,7 +92,7 @@ class Rows:
             if of == prompt and tokens + length <= token_budget:
                 parts[-1].append(row)
                 tokens += length
-            else:
+            else:  # a new part has its own copy of the prompt
                 parts.append([row])
                 tokens, prompt = self.count_tokens([row]), of
         return parts
@@ -143,7 +139,8 @@ class Rows:
         )
         if self.sampled is not None:
             # Boolean indexing assigns row by row, which is the order of the flags.
-            flags = [self.sampled[start:stop] for start, stop in self._bounds(rows)]
+            bounds = zip(self.completion_offsets[rows], self.completion_offsets[rows + 1], strict=True)
+            flags = [self.sampled[start:stop] for start, stop in bounds]
             loss_mask[completion_mask] &= np.concatenate([np.zeros(0, np.bool_), *flags])
         width = completion_ids.shape[1]
         log_probs = _native.pad_values(self.log_probs, self.completion_offsets, rows, width, 0.0)
@@ -188,6 +185,7 @@ def _list_prompts(groups: Sequence[RolloutGroup]) -> tuple[list[Int64Array], Int
         for completion in group.completions:
             for row in list_rows(completion):
                 own = group.prompt.token_ids if row.prompt_ids is None else row.prompt_ids
+                # Rows of a group mostly have the same array object: compare identities first.
                 if last is None or not (own is last or np.array_equal(own, last)):
                     prompts.append(own)
                 last = own

@@ -154,7 +154,7 @@ class Ranks:
         with stop_on_signal() as stop:
             try:
                 yield
-                self.gather(None)  # nobody leaves while another can still fail
+                self.gather(None)  # a barrier: no rank leaves while another can still fail
             except BaseException as error:
                 culprit = heartbeat.find_culprit() if is_lost_connection(error) else None
                 if culprit is None:

@@ -104,6 +104,7 @@ class _TiledKL(torch.autograd.Function):
                 logits, ref_logits = own.logits(rows, columns), other.logits(rows, columns).to(own.dtype)
                 slope = None if settings.softcap is None else own.softcap_slope(logits)
                 log_p = logits.sub_(log_normalisers[rows, None])
+                # d KL / d logit = p (log p − log q − KL)
                 surplus = log_p - ref_logits.sub_(ref_log_normalisers[rows, None]) - kl[rows, None]
                 grad_logits = log_p.exp_().mul_(surplus).mul_(grad)
                 gradients.add(rows, columns, grad_logits if slope is None else grad_logits.mul_(slope))

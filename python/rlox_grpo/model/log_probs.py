@@ -144,6 +144,7 @@ class _TiledLogProbs(torch.autograd.Function):
                     kept[rows, columns] = logits
                 place, inside = find_places(token_ids[rows], columns)
                 taken = torch.where(inside, logits.gather(1, place).squeeze(1), taken)
+                # A larger logit in this tile becomes the new top: the sums so far are rescaled by exp(fall).
                 higher = torch.maximum(top, logits.amax(dim=-1))
                 fall = (top - higher).double()  # −inf at first, when there is no mass to move
                 if settings.with_entropy:

@@ -163,7 +163,7 @@ def packed_attention(
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         short = packed_layout.short_rows(k.shape[1], q.shape[1] // k.shape[1], q.dtype)
         out = short_attention.attend(q, k, v, short, scale)[None]
-    elif window is None and query.shape[-1] == value.shape[-1]:
+    elif window is None and query.shape[-1] == value.shape[-1]:  # the flash kernel has no window and one head size
         out = _TwoPartAttention.apply(query, key, value, packed_layout, scale)  # type: ignore[no-untyped-call]
     else:
         out = _masked_attention(query, key, value, packed_layout, scale, window)

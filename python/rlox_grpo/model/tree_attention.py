@@ -109,6 +109,7 @@ class Forest:
         for level in range(int(depth.max(initial=0))):
             below = np.flatnonzero(depth > level)
             ancestor = ancestors[depth[below] - level, below]
+            # Sorted by ancestor, the segments below one ancestor are consecutive and form one sequence of queries.
             order = np.argsort(ancestor, kind="stable")
             below, ancestor = below[order], ancestor[order]
             keys = np.unique(ancestor)
@@ -297,6 +298,7 @@ class TreeAttention(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # noqa: D102
         q, k, v, out, lse = ctx.saved_tensors
         grad_out = grad_outputs[0].contiguous()
+        # Several calls add to one place: sum in float32, also where a kernel's gradients have 16 bits.
         grads = [torch.zeros(tensor.shape, dtype=torch.float32, device=q.device) for tensor in (q, k, v)]
         if q.dtype == torch.float64:
             grads = [grad.double() for grad in grads]

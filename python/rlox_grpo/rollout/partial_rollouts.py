@@ -105,6 +105,7 @@ class PartialRollouts:
         """
         while len(self._jobs) <= self._ahead:
             later, drawn = step + len(self._jobs), list[StartedGroup]()
+            # Draw the prompts of the next step too: its episodes run while slow episodes of this step finish.
             while len(self._counts) < 2 and (prompts := draw_prompts(later + len(self._counts))):
                 for prompt in prompts:
                     episodes = [StartedEpisode() for _ in range(count_group(prompt))]
@@ -180,7 +181,7 @@ class PartialRollouts:
             return prefilled
         gathered = self._host.gather([[encode_started(started) for started in mine], prefilled])
         results = list(zip(places, (record for part, _ in gathered for record in part), strict=True))
-        for place, record in results[: own.start] + results[own.stop :]:
+        for place, record in results[: own.start] + results[own.stop :]:  # this rank's own groups are up to date
             self._groups[place] = decode_started(record, self._groups[place].prompt)
         return sum(prefilled for _, prefilled in gathered)
 

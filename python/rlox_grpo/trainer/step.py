@@ -65,7 +65,7 @@ class StepTaker:
             self.sync_engine()
         with clock("rollout"):
             batch = sampler.next_batch(step, draw_prompts)
-            batch.groups.result()
+            batch.groups.result()  # wait here, so that the time counts as rollout
         with clock("rewards"):
             groups = self._score(batch)
             rollout = Rollout(groups, chosen=groups)
@@ -85,7 +85,7 @@ class StepTaker:
         with clock("log_probs"):
             parts = learner.with_log_probs(parts, scored)
         with clock("weight_sync"):
-            sampler.keep_weights()
+            sampler.keep_weights()  # an engine in a thread may still read the tensors that the update changes
         with clock("update"):
             updates = learner.update(parts, scored, step, total_steps)
         self._progress.step += 1

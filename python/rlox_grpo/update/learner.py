@@ -89,6 +89,7 @@ class Learner:
         self._max_length = max_sampled_tokens or config.max_new_tokens
         self._end_ids = policy.eos_token_ids
         self._level = correction_level(config.importance, exact=exact_engine)
+        # With an exact engine and one update for each batch, the old log-probs are those of the update, detached.
         self._needs_old_log_probs = not config.bypass_old_log_probs and (
             self._level is not None or not exact_engine or config.updates_per_batch * config.mini_batches > 1
         )
@@ -288,6 +289,7 @@ class Learner:
             NonFiniteError: a loss or gradient is not finite; the message has the step and the sample.
         """
         config = self._config
+        # Denominators are those of all ranks, so every rank leaves out the same mini-batches.
         parts = [part for part in parts if part and part[0].num_loss_tokens > 0]
         if not parts:
             return []
@@ -373,6 +375,7 @@ class Learner:
         rewards: Float32Array = np.concatenate([group.rewards for group in scored])
         if self._config.kl_in == "loss" or self.reference is None:
             return rewards
+        # The penalty is part of the reward, so it covers completions that are not trained too.
         batches = self._microbatches(scored, np.zeros_like(rewards), train_truncated=True)
         batches = [batch if len(batch.row_index) else make_dummy_batch(scored[0], batch) for batch in batches]
         with torch.no_grad(), self._reference_in_use():

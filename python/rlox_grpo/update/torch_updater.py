@@ -141,6 +141,7 @@ class TorchUpdater:
         by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)
         for (name, parameter), count in zip(self._named.items(), used.tolist(), strict=True):
             if count:
+                # Every rank must sum the same tensors: a parameter that only other ranks used gets a zero gradient.
                 if name not in gradients:
                     gradients[name] = self._add_zero_gradient(name, parameter)
                 by_dtype[gradients[name].dtype].append(gradients[name])

@@ -358,7 +358,7 @@ class Chat:
         return reply
 
     async def finish_streams(self) -> None:
-        """Wait for the replies that have begun to stream: they stay in the episode even if nobody reads on."""
+        """Wait for the replies that have begun to stream: they count even if the agent stops reading."""
         await self._streams.finish()
 
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from rlox_grpo.rollout.episodes.messages import (
     make_message_key,
     make_reply_message,
 )
-from rlox_grpo.rollout.episodes.parsing import MARKS, parse_reply
+from rlox_grpo.rollout.episodes.parsing import MARKS, drop_tokens, parse_reply
 from rlox_grpo.rollout.episodes.proof import extends
 from rlox_grpo.rollout.episodes.template import Message, Template
 from rlox_grpo.types import FinishReason, Float32Array, Int64Array
@@ -220,7 +220,8 @@ class Conversation:
         )
         self._calls += len(calls)
         if marked is not text:
-            parsed = replace(parsed, content=self._drop_special(parsed.content))
+            special = map(str, self.template.tokenizer.all_special_tokens)
+            parsed = replace(parsed, content=drop_tokens(parsed.content, special))
         message = make_reply_message(parsed.content, parsed.reasoning, calls)
         if continues:
             self._marks.pop()
@@ -344,11 +345,6 @@ class Conversation:
             return text
         marked: str = tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return marked
-
-    def _drop_special(self, text: str) -> str:
-        for token in map(str, self.template.tokenizer.all_special_tokens):
-            text = text.replace(token, "")
-        return text
 
 
 def _count_common(one: Int64Array, other: Int64Array) -> int:

@@ -20,7 +20,7 @@ There are six formats of tool calls, each with any number of calls in a reply:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -92,6 +92,13 @@ def parse_reply(
     except ToolCallError as error:
         return ParsedReply(content, reasoning, (), str(error))
     return ParsedReply(rest, reasoning, calls)
+
+
+def drop_tokens(text: str, tokens: Iterable[str]) -> str:
+    """Remove every occurrence of ``tokens`` from ``text``."""
+    for token in tokens:
+        text = text.replace(token, "")
+    return text
 
 
 def _split_reasoning(text: str) -> tuple[str | None, str]:

@@ -24,7 +24,8 @@ def find_rewrite(template: Template) -> str | None:
     """
     trials = [_list_trials()]
     if template.tools:
-        if not _shows_results(template):
+        trial = next(_list_tool_trials())
+        if template.render(trial).count(_RESULT) <= template.render(trial[:2]).count(_RESULT):
             raise TemplateError("the chat template does not show a tool's result; it cannot be used with tools")
         trials.append(_list_tool_trials())
     for kind in trials:
@@ -61,11 +62,6 @@ def _find_rewrite_in(template: Template, conversation: Messages) -> str | None:
         if _THOUGHT in str(reply["content"]) and _THOUGHT not in body:
             return f"it changes a reply {_describe_reply(reply)}"
     return None
-
-
-def _shows_results(template: Template) -> bool:
-    trial = next(_list_tool_trials())
-    return template.render(trial).count(_RESULT) > template.render(trial[:2]).count(_RESULT)
 
 
 def _list_trials() -> Iterator[Messages]:

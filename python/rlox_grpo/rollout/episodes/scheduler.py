@@ -150,6 +150,7 @@ async def run_episodes(
             _cancel_late([one for one in live.values() if one.key not in held], config)
             if len(replies.session):
                 replies.step()
+            # The round is over when every live episode waits at the gate.
             elif gate is not None and live and held >= live.keys() and (not waiting or len(live) == max_live):
                 _note_times([*live.values()], gate)
                 if must_stop is not None and must_stop():
@@ -161,6 +162,7 @@ async def run_episodes(
                 replies.changed.clear()
                 if any(one.is_done for one in live.values()) or len(replies.session):
                     continue
+                # No reply to sample and no episode has ended: wait for a change, and check the deadlines every TICK.
                 try:
                     await asyncio.wait_for(replies.changed.wait(), TICK)
                 except (asyncio.TimeoutError, TimeoutError):

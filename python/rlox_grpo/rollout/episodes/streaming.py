@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rlox_grpo.rollout.episodes.parsing import MARKS, THINK, THOUGHT, CallFormat
+from rlox_grpo.rollout.episodes.parsing import MARKS, THINK, THOUGHT, CallFormat, drop_tokens
 from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.rollout.episodes.xml_calls import FUNCTION
 from rlox_grpo.types import Int64Array
@@ -135,7 +135,7 @@ class ReplyPieces:
         if self._form.is_raw:
             self._unseen += token_ids
         found = self._find_new(token_ids)
-        self._send(self._drop_special(found.content), found.reasoning)
+        self._send(drop_tokens(found.content, self._special), found.reasoning)
 
     def _find_new(self, token_ids: Sequence[int]) -> Delta:
         """Return the text that can be sent with these tokens; empty if no character became complete."""
@@ -174,11 +174,6 @@ class ReplyPieces:
     def _decode(self, ids: Sequence[int]) -> str:
         options: dict[str, Any] = {"skip_special_tokens": not self._special, "clean_up_tokenization_spaces": False}
         text: str = self._tokenizer.decode(list(ids), **options)
-        return text
-
-    def _drop_special(self, text: str) -> str:
-        for token in self._special:
-            text = text.replace(token, "")
         return text
 
 

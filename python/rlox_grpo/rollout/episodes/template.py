@@ -180,17 +180,14 @@ def find_call_format(template: Template) -> CallFormat | None:
     if not whole.startswith(prompt):
         prompt = template.render([question], generation_prompt=False)
     said = whole[len(prompt) :]
-    for form in _list_candidates(said):
+    # Formats with a mark in the text are tried first.
+    candidates: list[CallFormat] = [form for form, marks in MARKS.items() if any(mark in said for mark in marks)]
+    candidates.append("llama3" if '"parameters"' in said else "json")
+    for form in candidates:
         parsed = parse_reply(_cut_end(said, template, form), with_tools=True, call_format=form)
         if [(name, dict(arguments)) for name, arguments in parsed.calls] == [_CALL]:
             return form
     return None
-
-
-def _list_candidates(said: str) -> list[CallFormat]:
-    """Formats to try; first those with a mark in the text."""
-    marked: list[CallFormat] = [form for form, marks in MARKS.items() if any(mark in said for mark in marks)]
-    return [*marked, "llama3" if '"parameters"' in said else "json"]
 
 
 def _cut_end(said: str, template: Template, form: CallFormat) -> str:

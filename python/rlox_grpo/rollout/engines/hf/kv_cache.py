@@ -163,6 +163,7 @@ class RowCache:
     def read_row(self, row: int) -> tuple[list[Tensor], list[Tensor]]:
         """Copy the keys and values of one row: ``[heads, tokens, head_dim]`` for each layer."""
         columns = slice(int(self._starts[row]), self._extent.end)
+        # Clones, because the next row in this place overwrites the buffers.
         keys = [layer.keys[row, :, columns].clone() for layer in self._layers]
         return keys, [layer.values[row, :, columns].clone() for layer in self._layers]
 

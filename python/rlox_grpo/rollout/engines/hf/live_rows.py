@@ -145,7 +145,7 @@ class LiveRows:
         for row, from_row in zip(to, source, strict=True):
             self._ids[row] = self._ids[from_row]
         del self._ids[remaining:]
-        # Rows that go on neither stopped nor filled their line.
+        # The remaining rows have neither stopped nor reached their maximum length.
         self._stopped[:remaining] = self._full[:remaining] = False
         return to, source
 

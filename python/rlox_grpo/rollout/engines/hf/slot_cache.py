@@ -93,6 +93,7 @@ class SlotCache:
 
     def advance(self) -> None:
         """Count the token that the forward pass wrote for each row."""
+        # Host and device count separately, so that a step transfers nothing.
         self._lengths[: self._rows] += 1
         self._device_lengths[: self._rows] += 1
 

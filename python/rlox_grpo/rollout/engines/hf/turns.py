@@ -142,6 +142,7 @@ class TurnDecoder:
         """Prefill one batch of waiting replies and draw their first tokens."""
         self._waited = 0
         first = len(self._rows)
+        # A prefill either continues kept keys and values or starts without; the oldest waiting reply decides which.
         kept = [self._find_kept(request) for request in self._waiting[:free]]
         continues = kept[0] is not None
         batch = self._choose([request for request, old in zip(self._waiting, kept, strict=False)
@@ -160,6 +161,7 @@ class TurnDecoder:
             logits = self._run_whole(self._rows[first:])
         elif continues:
             olds = [old for request in batch if (old := self._find_kept(request)) is not None]
+            # The row has its own copy from here on, and is stored again when the reply ends.
             for request in batch:
                 self._kept.pop(request.key, None)
                 if request.replaces is not None:
@@ -282,7 +284,7 @@ class TurnDecoder:
         token_ids, log_probs = sample_tokens(logits[:, : self._vocab_limit], uniforms, self._sampling)
         ended = self._find_stop_candidates(token_ids, rows)
         for row, token, log_prob in zip(rows, token_ids.tolist(), log_probs.tolist(), strict=True):
-            if log_prob != log_prob:
+            if log_prob != log_prob:  # NaN
                 raise NonFiniteLogitsError(
                     f"the model's logits are not finite at prompts[{row.request.episode[0]}], turn {row.request.turn}, "
                     f"token {len(row.ids)}: its weights or activations have overflowed; "

@@ -83,12 +83,17 @@ class Router:
             if turned:
                 index = turned[0] if stays else min(turned, key=lambda index: self._work[index].in_flight)
                 chosen, work = self._servers[index], self._work[index]
-            self._begin(work)
+            if not work.in_flight:
+                work.since = time.monotonic()
+            work.in_flight += 1
+            work.most = max(work.most, work.in_flight)
         try:
             yield chosen
         finally:
             with self._lock:
-                self._end(work)
+                work.in_flight -= 1
+                if not work.in_flight:
+                    work.busy_s += time.monotonic() - work.since
 
     def note_tokens(self, server: ServerConnection, tokens: int) -> None:
         """Note that ``server`` has sampled ``tokens``."""
@@ -122,14 +127,3 @@ class Router:
     def _find(self, server: ServerConnection) -> _Work:
         """The counts of ``server``; new ones for a server that has left."""
         return self._work[self._servers.index(server)] if server in self._servers else _Work()
-
-    def _begin(self, work: _Work) -> None:
-        if not work.in_flight:
-            work.since = time.monotonic()
-        work.in_flight += 1
-        work.most = max(work.most, work.in_flight)
-
-    def _end(self, work: _Work) -> None:
-        work.in_flight -= 1
-        if not work.in_flight:
-            work.busy_s += time.monotonic() - work.since

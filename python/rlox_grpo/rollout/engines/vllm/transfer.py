@@ -140,6 +140,7 @@ class WeightTransfer:
             Unavailable, httpx.TransportError: a failure of the server.
             EngineError: the server refused the weights, or its log-probs differ from the canary's.
         """
+        # The server first finishes its running requests, with the old weights.
         server.post("/pause?mode=wait", deadline)
         if self._nccl_address is None:
             self._send_file(server, deadline)

@@ -104,7 +104,7 @@ class EngineTurns:
         self._told: dict[str, int] = {}  # tokens that a request's ``on_tokens`` was called with
 
     def __len__(self) -> int:
-        """Replies under way or waiting."""
+        """Number of unfinished replies, waiting ones included."""
         return len(self._under_way)
 
     def submit(self, request: TurnRequest) -> None:
@@ -116,7 +116,7 @@ class EngineTurns:
         self._under_way[name] = request
 
     def step(self) -> list[tuple[TurnRequest, SampledTurn]]:
-        """Let vLLM compute one step; return the replies that ended."""
+        """Let vLLM compute one step; return the replies that have finished."""
         finished = []
         for output in self._engine.step():
             request = self._under_way.get(output.request_id)
@@ -133,20 +133,20 @@ class EngineTurns:
         return finished
 
     def drop(self, request: TurnRequest) -> None:
-        """Stop a reply under way; nothing where it has ended."""
+        """Stop an unfinished reply; do nothing if it has finished."""
         for name in [name for name, one in self._under_way.items() if one is request]:
             self._engine.abort_request([name])
             self._remove([name])
 
     def forget(self, episode: tuple[int, int]) -> None:
-        """Stop the episode's replies under way. vLLM's cache drops its oldest blocks itself."""
+        """Stop the unfinished replies of an episode. vLLM evicts the oldest blocks of its cache itself."""
         dropped = [name for name, request in self._under_way.items() if request.episode == episode]
         if dropped:
             self._engine.abort_request(dropped)
             self._remove(dropped)
 
     def abort(self) -> None:
-        """Stop what is under way."""
+        """Stop all unfinished replies."""
         if self._under_way:
             self._engine.abort_request(list(self._under_way))
             self._remove(list(self._under_way))
@@ -200,7 +200,7 @@ class ServerTurns:
         self._under_way: set[TurnRequest] = set()
 
     def __len__(self) -> int:
-        """Replies under way or waiting."""
+        """Number of unfinished replies, waiting ones included."""
         return len(self._under_way)
 
     def submit(self, request: TurnRequest) -> None:
@@ -237,12 +237,12 @@ class ServerTurns:
             finished.append((request, read_turn(completion)))
 
     def drop(self, request: TurnRequest) -> None:
-        """Stop a reply under way; nothing where it has ended."""
+        """Stop an unfinished reply; do nothing if it has finished."""
         if request in self._under_way:
             self._drop([request])
 
     def forget(self, episode: tuple[int, int]) -> None:
-        """Stop the episode's replies under way; the servers' caches drop old blocks themselves."""
+        """Stop the unfinished replies of an episode. The servers evict old blocks of their caches themselves."""
         self._drop([request for request in self._under_way if request.episode == episode])
 
     def abort(self) -> None:
