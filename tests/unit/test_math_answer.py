@@ -705,10 +705,10 @@ HOSTILE = {
 def test_hostile_texts_are_bounded(name: str) -> None:
     text = HOSTILE[name]
     assert math_equal("7", text) in (False, None)
-    start = time.perf_counter()
+    start = time.process_time()
     assert MathAnswer()(completions=[rf"\boxed{{{text}}}"] * 8, answer=["7"] * 8) == [0.0] * 8
-    # 2 ms each on a quiet core; the bound is for a busy machine, and a power that is written out takes minutes.
-    assert time.perf_counter() - start < 2.0
+    # 2 ms each of one core; a power that is written out takes minutes.
+    assert time.process_time() - start < 2.0
     assert math_equal(text, text) in (True, False, None)
 
 

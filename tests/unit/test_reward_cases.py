@@ -114,7 +114,7 @@ def test_the_oracle_agrees_with_the_labels() -> None:
 def test_the_sets_are_large_and_their_ids_unique() -> None:
     for name, least in (
         ("math", 900),
-        ("math_kinds", 500),
+        ("math_kinds", 2180),
         ("math_held_out", 190),
         ("math_peers", 2660),
         ("math_by_hand", 150),
