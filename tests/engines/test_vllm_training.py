@@ -27,6 +27,22 @@ def options(**changes):
     return training(**{"engine": "vllm", "max_steps": 12, **changes})
 
 
+def run_forked(model, given, **environment):
+    """Train on two ranks, forked from a process that has imported vLLM."""
+    return warm.run(2, SCRIPT, model, json.dumps(given), loaded=VLLM_MODULES, **environment)
+
+
+def run_by_torchrun(model, given):
+    """Train on two ranks, each in a new interpreter."""
+    return subprocess.run(
+        [*torchrun(2), str(SCRIPT), str(model), json.dumps(given)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
 def steps_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -121,7 +137,9 @@ def test_two_ranks_sample_from_the_trainers_weights(changes, make_tiny_model, by
     make_tiny_model("qwen2", **SIZES).save_pretrained(tmp_path / "model")
     byte_tokenizer.save_pretrained(tmp_path / "model")
     given = options(output_dir=str(tmp_path / "run"), max_steps=4, prompts_per_step=7, **changes)
-    trained = warm.run(2, SCRIPT, tmp_path / "model", json.dumps(given), loaded=VLLM_MODULES)
+    # By torchrun: ranks that share a model leave vLLM's shared memory in /dev/shm, where they do not end by an exit.
+    start = run_by_torchrun if "tensor_parallel_size" in changes else run_forked
+    trained = start(tmp_path / "model", given)
     assert trained.returncode == 0, trained.stderr
     assert "Traceback" not in trained.stderr
     steps = steps_of(tmp_path / "run")
@@ -135,8 +153,8 @@ def test_a_sync_that_fails_on_one_rank_starts_vllm_again_on_all(make_tiny_model,
     make_tiny_model("qwen2", **SIZES).save_pretrained(tmp_path / "model")
     byte_tokenizer.save_pretrained(tmp_path / "model")
     changes = {"updater": "deepspeed", "zero_stage": 2, "max_steps": 4, "rank_timeout": 30.0}
-    given = json.dumps(options(output_dir=str(tmp_path / "run"), **changes))
-    trained = warm.run(2, SCRIPT, tmp_path / "model", given, loaded=VLLM_MODULES, BREAK_SYNC="2")
+    given = options(output_dir=str(tmp_path / "run"), **changes)
+    trained = run_forked(tmp_path / "model", given, BREAK_SYNC="2")
     assert trained.returncode == 0, trained.stderr
     assert len(re.findall(r"the sync of version 2 failed \(rank 1: .*\): vLLM is started again", trained.stderr)) == 2
     assert "Traceback" not in trained.stderr
@@ -154,18 +172,7 @@ def test_an_adapter_in_shards_reaches_the_engine_merged_and_whole(make_tiny_mode
     make_tiny_model("qwen2", **SIZES).save_pretrained(tmp_path / "model")
     byte_tokenizer.save_pretrained(tmp_path / "model")
     changes = {"updater": "deepspeed", "zero_stage": 3, "lora_rank": 4, "learning_rate": 0.03, "max_steps": 4}
-    trained = subprocess.run(
-        [
-            *torchrun(2),
-            str(SCRIPT),
-            str(tmp_path / "model"),
-            json.dumps(options(output_dir=str(tmp_path / "run"), **changes)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    trained = run_by_torchrun(tmp_path / "model", options(output_dir=str(tmp_path / "run"), **changes))
     assert trained.returncode == 0, trained.stderr
     assert "Traceback" not in trained.stderr  # each vLLM ends before the ranks part
     steps = steps_of(tmp_path / "run")
