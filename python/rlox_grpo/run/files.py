@@ -98,7 +98,7 @@ def cut_after(path: Path, step: int) -> None:
     if torn:
         logger.warning("%s: removed its last line, which was incomplete", path)
     if later:
-        logger.info("%s: removed %d lines after step %d, where the run resumes", path, later, max(step, 0))
+        logger.info("%s: removed %d lines of steps after %d, where the run resumes", path, later, max(step, 0))
     replace_file(path, b"".join(kept))
 
 
