@@ -141,9 +141,9 @@ class HFEngine:
         token_ids = [np.asarray(prompt.token_ids, dtype=np.int64) for prompt in prompts]
         max_rows = min(self._max_rows, len(prompts) * group_size)
         longest = max(len(prompt) for prompt in token_ids)
-        is_worth_sharing = group_size > 1 and longest > _COPIED_TOKENS
-        fits = longest + sampling.max_new_tokens <= _find_sliding_window(self._model)
-        share_prefixes = self.shares_prefixes and is_worth_sharing and fits
+        share_prefixes = self.shares_prefixes and group_size > 1 and longest > _COPIED_TOKENS
+        if share_prefixes:
+            share_prefixes = longest + sampling.max_new_tokens <= _find_sliding_window(self._model)
         decode_rows: Any = decode_without_cache
         if self.uses_cache:
             decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes, use_slots=self.uses_slots)
