@@ -28,7 +28,7 @@ from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.blank import StoredWeights
 from rlox_grpo.model.quantize import make_unpacked
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
-from rlox_grpo.run.files import sync_path
+from rlox_grpo.run.files import open_regular, sync_path
 from rlox_grpo.run.history import checkpoint_path, partial_name, remove_leftovers, remove_old, set_aside
 from rlox_grpo.run.manifest import FORMAT, write_manifest
 
@@ -88,7 +88,7 @@ def save_checkpoint(
         write_manifest(partial)
         for path in (*partial.rglob("*"), partial):
             sync_path(path)
-        if place.exists():  # of other progress: a run that resumes sets later steps aside
+        if os.path.lexists(place):  # of other progress: a run that resumes sets later steps aside
             set_aside(place, "superseded")
         os.replace(partial, place)
         sync_path(root)
@@ -233,7 +233,8 @@ def export_model(
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """The JSON part. Raises CheckpointError when it is missing or broken."""
     try:
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        with open_regular(checkpoint / "state.json", follow=True) as file:
+            state = json.loads(file.read())
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
         raise CheckpointError(f"{checkpoint} is not a checkpoint of rlox_grpo: state.json: {error}") from None
     if not isinstance(state, dict):
