@@ -12,7 +12,8 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+
+_OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""Settings of generation that greedy decoding ignores."""
 
 _PROBE = "The 12 cats cost $3.50 each;  x^2 + 3x = 10, so x = 2.\nNaïve café, 答案是 99。 def f(a): return a[-1]\t# ok"
 
@@ -145,7 +149,8 @@ def export_merged(
     base = model.get_base_model()
     if getattr(base.config, "quantization_config", None) is not None:
         base = make_unpacked(base)
-    base.save_pretrained(path, state_dict=merged)
+    with _without_generation_config(base):
+        base.save_pretrained(path, state_dict=merged)
     _save_generation_config(base, tokenizer, path)
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
@@ -161,8 +166,31 @@ def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | Non
         generation.eos_token_id = tokenizer.eos_token_id
     try:
         generation.save_pretrained(folder)
-    except ValueError as error:  # transformers refuses settings that contradict each other, which training ignores
-        logger.warning("generation_config.json was not written: %s", error)
+    except ValueError:  # transformers loads settings that contradict each other, and refuses to write them
+        left_out = [name for name in _OF_SAMPLING if getattr(generation, name, None) is not None]
+        for name in left_out:
+            setattr(generation, name, None)
+        try:
+            generation.save_pretrained(folder)
+        except ValueError as error:
+            (folder / "generation_config.json").unlink(missing_ok=True)
+            logger.warning("generation_config.json was not written: %s", error)
+        else:
+            logger.warning("generation_config.json: left out %s, without use in greedy decoding", ", ".join(left_out))
+
+
+@contextmanager
+def _without_generation_config(model: Any) -> Iterator[None]:
+    """Let ``save_pretrained`` write a default one, which :func:`_save_generation_config` replaces; it may refuse it."""
+    if not isinstance(model, transformers.PreTrainedModel) or model.generation_config is None:
+        yield
+        return
+    own = model.generation_config
+    model.generation_config = transformers.GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def _warn_of_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -212,7 +240,8 @@ def export_model(
     """Write a Hugging Face checkpoint (a plain module: ``model.safetensors``) of ``model``, or of its ``weights``."""
     if hasattr(model, "save_pretrained"):
         save_pretrained: Any = model.save_pretrained
-        save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
+        with _without_generation_config(model):
+            save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
         if weights and isinstance(model, transformers.PreTrainedModel):
             # Rounded parameters would name their own dtype in config.json, and from_pretrained would round the weights.
             model.config.dtype = next(iter(weights.values())).dtype
