@@ -51,7 +51,7 @@ fn score_majority<'py>(
 
 /// The rows of the golds that cannot be read, each with the reason.
 #[pyfunction]
-fn unreadable_golds(py: Python<'_>, golds: Vec<PyBackedStr>) -> Vec<(usize, &'static str)> {
+fn unreadable_golds(py: Python<'_>, golds: List<PyBackedStr>) -> Vec<(usize, &'static str)> {
     py.detach(|| unreadable(&golds))
 }
 
