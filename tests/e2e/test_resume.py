@@ -305,7 +305,7 @@ APPENDED = {
 
 @pytest.mark.parametrize("name", APPENDED)
 @pytest.mark.parametrize("room", range(0, 12, 3))
-def test_a_line_that_the_disk_takes_in_part_is_cut_and_the_next_one_is_whole(tmp_path, full_disk, name, room):
+def test_a_line_that_the_disk_takes_in_part_is_cut_and_the_next_one_is_whole(tmp_path, full_disk, caplog, name, room):
     write, path = APPENDED[name], tmp_path / name
     write(tmp_path, 1)
     before = path.read_bytes()
@@ -314,8 +314,11 @@ def test_a_line_that_the_disk_takes_in_part_is_cut_and_the_next_one_is_whole(tmp
         write(tmp_path, 2)
     assert path.read_bytes() == before
     full_disk(None)
+    with path.open("ab") as file:
+        file.write(b'{"step": 2, "t')
     write(tmp_path, 3)
     assert steps(path) == [1, 3]
+    assert f"{path}: removed its last line, which was incomplete" in caplog.text
 
 
 @pytest.mark.parametrize("lasting", [False, True])

@@ -102,6 +102,29 @@ def test_a_byte_tokenizer_and_a_model_without_an_end_token_of_its_own(make_tiny_
         assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "left_out"),
+    [
+        ({"do_sample": True, "temperature": 0.7, "top_k": 20, "eos_token_id": [1, 2], "max_new_tokens": 77}, ()),
+        ({"do_sample": False, "temperature": 0.9, "top_p": 0.6, "eos_token_id": 1}, ("temperature", "top_p")),
+    ],
+    ids=["sampling", "contradicting"],
+)
+def test_generation_settings_are_saved(make_tiny_model, byte_tokenizer, tmp_path, caplog, settings, left_out):
+    """Also those that transformers loads and refuses to write, as Llama 2's were."""
+    model = make_tiny_model("llama", vocab_size=len(byte_tokenizer))
+    model.generation_config = GenerationConfig(**settings)
+    trainer, folders = saved(model, byte_tokenizer, tmp_path, TEXTS)
+    for folder in folders:
+        found = AutoModelForCausalLM.from_pretrained(folder).generation_config
+        assert {name: getattr(found, name) for name in settings if name not in left_out} == {
+            name: value for name, value in settings.items() if name not in left_out
+        }
+        assert all(getattr(found, name) in (None, getattr(GenerationConfig(), name)) for name in left_out)
+    assert ("left out temperature, top_p, without use in greedy decoding" in caplog.text) == bool(left_out)
+    assert trainer.model.generation_config.temperature == settings["temperature"]
+
+
 @pytest.mark.skipif(not REBUILDS_TOKENIZERS, reason="transformers 4 reads the saved tokenizer")
 def test_a_type_whose_tokenizer_is_rebuilt_is_warned_of(make_tiny_model, tmp_path, caplog):
     tokenizer = build_countdown_tokenizer(LARGEST)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+
+import pytest
 
 from rlox_grpo.distributed.http_server import Answer, Bounds, Service, make_bounded_server
 
@@ -24,3 +27,47 @@ def test_connections_that_come_at_once_are_all_answered() -> None:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         stack.callback(server.shutdown)
         assert {client.recv(12) for client in clients} == {b"HTTP/1.1 200"}
+
+
+@pytest.fixture
+def ask() -> Iterator[Callable[[bytes], bytes]]:
+    """``ask(request)``: the first line of the answer, empty without one; two connections, and the token "yes"."""
+    service = Service(
+        lambda given: True if given == "Bearer yes" else None,
+        lambda *_: Answer(200, b"{}"),
+        lambda *_: Answer(200, b"{}"),
+        frozenset({"/"}),
+    )
+    with make_bounded_server(service, bounds=Bounds(connections=2)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+
+        def send(request: bytes) -> bytes:
+            with socket.create_connection(server.server_address[:2], timeout=60) as client:
+                client.sendall(request)
+                try:
+                    return client.makefile("rb").readline().strip()
+                except ConnectionResetError:  # it closed the connection before it read the request
+                    return b""
+
+        yield send
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("token", "said"), [(b"yes", b"100 Continue"), (b"no", b"401 Unauthorized")])
+def test_a_body_is_asked_for_only_with_a_token(ask: Callable[[bytes], bytes], token: bytes, said: bytes) -> None:
+    request = b"POST / HTTP/1.1\r\nAuthorization: Bearer %b\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+    assert ask(request % token) == b"HTTP/1.1 " + said
+
+
+def test_a_thread_that_the_system_refuses_keeps_no_connection(
+    ask: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = b"GET / HTTP/1.1\r\nAuthorization: Bearer yes\r\n\r\n"
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert [ask(request) for _ in range(4)] == [b""] * 4
+    assert ask(request) == b"HTTP/1.1 200 OK"

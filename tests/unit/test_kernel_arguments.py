@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,12 +83,37 @@ CLAIMS = range(1 << 60)  # a sequence whose length is a claim: allocating it wou
         pytest.param(lambda: _native.score_tag_blocks(CLAIMS, "a", "b", 1.0), id="completions"),
         pytest.param(lambda: _native.score_exact(["x"], CLAIMS, None, True), id="golds"),
         pytest.param(lambda: _native.score_majority(["x"], CLAIMS, MATH_SETTINGS), id="groups"),
+        pytest.param(lambda: _native.unreadable_golds(CLAIMS), id="unreadable golds"),
     ],
 )
 def test_sequences_that_only_claim_a_length(call: Callable[[], Any]) -> None:
     named = ".*'(completions|golds|groups)'" if NAMES_ARGUMENTS else ""
     with pytest.raises(TypeError, match=f"(?s)not an instance of 'list'{named}"):
         call()
+
+
+def list_calls() -> Iterator[Any]:
+    """Each function of the extension with a claim in place of one of its arguments; the others fit by their types."""
+    fitting = {
+        "list[str]": [["x"]], "list[int]": [[0]], "list[list[int]]": [[[1]]], "list[_Ids]": [[np.array([1])]],
+        "_MathSettings": [MATH_SETTINGS], "NDArray[Any]": [np.zeros(1, np.float32)], "_Mask": [np.ones(1, bool)],
+        "NDArray[np.float32]": [np.zeros(1, np.float32)],
+    }  # fmt: skip
+    tree = ast.parse(Path(_native.__file__).with_name("_native.pyi").read_text())
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef):
+            kinds = [ast.unparse(argument.annotation) for argument in function.args.args if argument.annotation]
+            plain = {"str": "x", "int": 1, "float": 1.0, "bool": True}
+            given = [fitting[k][0] if k in fitting else plain.get(k.split(" ")[0], np.array([0, 1])) for k in kinds]
+            for place, argument in enumerate(function.args.args):
+                claimed = [*given[:place], CLAIMS, *given[place + 1 :]]
+                yield pytest.param(function.name, claimed, id=f"{function.name}-{argument.arg}")
+
+
+@pytest.mark.parametrize(("name", "arguments"), list(list_calls()))
+def test_no_argument_of_any_function_is_taken_by_its_claim(name: str, arguments: list[Any]) -> None:
+    with pytest.raises((TypeError, ValueError)):  # a ValueError is that of another argument, which is read first
+        getattr(_native, name)(*arguments)
 
 
 def test_a_list_argument_names_the_element() -> None:

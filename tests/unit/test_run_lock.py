@@ -124,6 +124,18 @@ def test_a_file_system_without_locks_is_named_with_a_way_out(tmp_path, monkeypat
         pass
 
 
+def test_an_error_of_the_disk_is_not_taken_for_another_run(tmp_path, monkeypatch):
+    def refuse(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(module, "_lock_file", refuse)
+    with (
+        pytest.raises(CheckpointError, match=r"cannot be locked \(Input/output error\).*another file system"),
+        hold_folder(tmp_path),
+    ):
+        pass
+
+
 def test_a_folder_that_cannot_be_written_is_named_by_its_option(tmp_path):
     (tmp_path / "file").write_text("")
     for place, message in (("file", "is a file: choose the path of a folder"), ("file/below", "cannot be made")):

@@ -101,7 +101,11 @@ def test_a_broken_line_is_named_and_the_file_kept(tmp_path, broken):
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("broken", [b'{"step": 2, "rew\n', b"[1, 2]\n", b"\xff\xfe\n", b'{"reward": 1}\n', b"\n"])
+@pytest.mark.parametrize(
+    "broken",
+    [b'{"step": 2, "rew\n', b"[1, 2]\n", b"\xff\xfe\n", b'{"reward": 1}\n', b"\n", b"[" * 100_000 + b"\n"],
+    ids=["torn", "list", "bytes", "no step", "empty", "nested"],
+)
 def test_broken_lines_are_set_aside_and_the_run_goes_on(tmp_path, broken, caplog):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n' + broken + b'{"step": 3}\n' + broken + b'{"step": 4, "to')
@@ -150,6 +154,27 @@ def test_a_full_disk_says_what_to_do_and_leaves_whole_lines(tmp_path):
     sink.write(3, {"reward/mean": 0.5})
     sink.close()
     assert steps_in(path) == [1, 3]
+
+
+def test_a_line_that_could_not_be_cut_off_is_cut_before_the_next_one(tmp_path, caplog):
+    class BadDisk(FullDisk):
+        def truncate(self, size):
+            if self.room == 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return self._file.truncate(size)
+
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write(1, {"reward/mean": 0.5})
+    sink._file = BadDisk(sink._file)
+    with pytest.raises(OSError, match="Input/output error"):
+        sink.write(2, {"reward/mean": 0.5})
+    assert path.read_bytes().endswith(b'\n{"step": 2')
+    sink._file.room = 1000
+    sink.write(3, {"reward/mean": 0.5})
+    sink.close()
+    assert steps_in(path) == [1, 3]
+    assert f"{path}: removed its last line, which was incomplete" in caplog.text
 
 
 def test_replacing_a_file_that_fails_leaves_the_old_one(tmp_path):

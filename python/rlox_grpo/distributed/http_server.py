@@ -155,6 +155,10 @@ def make_bounded_server(
             self._raw = _BoundedReader(self.connection, limits.header_bytes, limits.header_seconds)
             self.rfile = io.BufferedReader(self._raw)
 
+        def handle_expect_100(self) -> bool:
+            """Ask for the body only of a client that has a token."""
+            return self._find_user() is not None and super().handle_expect_100()
+
         def do_GET(self) -> None:
             user = self._find_user()
             if user is None:
@@ -253,7 +257,11 @@ def make_bounded_server(
 
         def process_request(self, request: Any, client_address: Any) -> None:
             if open_connections.acquire(blocking=False):
-                super().process_request(request, client_address)
+                try:
+                    super().process_request(request, client_address)
+                except BaseException:  # the system refuses a thread
+                    open_connections.release()
+                    raise
                 return
             request.settimeout(limits.discard_seconds)
             try:

@@ -12,7 +12,8 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.blank import StoredWeights
 from rlox_grpo.model.quantize import make_unpacked
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
-from rlox_grpo.run.files import sync_path
+from rlox_grpo.run.files import open_regular, sync_path
 from rlox_grpo.run.history import checkpoint_path, partial_name, remove_leftovers, remove_old, set_aside
 from rlox_grpo.run.manifest import FORMAT, write_manifest
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+
+_OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""Settings of generation that greedy decoding ignores."""
 
 _PROBE = "The 12 cats cost $3.50 each;  x^2 + 3x = 10, so x = 2.\nNaïve café, 答案是 99。 def f(a): return a[-1]\t# ok"
 
@@ -100,7 +104,7 @@ def save_checkpoint(
         write_manifest(partial)
         for path in (*partial.rglob("*"), partial):
             sync_path(path)
-        if place.exists():  # written by an earlier run from this folder
+        if os.path.lexists(place):  # written by an earlier run from this folder
             set_aside(place, "superseded")
         os.replace(partial, place)
         sync_path(root)
@@ -131,7 +135,8 @@ def export_merged(
     base = model.get_base_model()
     if getattr(base.config, "quantization_config", None) is not None:
         base = make_unpacked(base)
-    base.save_pretrained(path, state_dict=merged)
+    with _without_generation_config(base):
+        base.save_pretrained(path, state_dict=merged)
     _save_generation_config(base, tokenizer, path)
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
@@ -147,10 +152,31 @@ def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | Non
         generation.eos_token_id = tokenizer.eos_token_id
     try:
         generation.save_pretrained(folder)
-    except (
-        ValueError
-    ) as error:  # transformers refuses to save contradictory sampling options, which training does not read
-        logger.warning("generation_config.json was not written: %s", error)
+    except ValueError:  # transformers loads contradictory sampling settings, but refuses to write them
+        left_out = [name for name in _OF_SAMPLING if getattr(generation, name, None) is not None]
+        for name in left_out:
+            setattr(generation, name, None)
+        try:
+            generation.save_pretrained(folder)
+        except ValueError as error:
+            (folder / "generation_config.json").unlink(missing_ok=True)
+            logger.warning("generation_config.json was not written: %s", error)
+        else:
+            logger.warning("generation_config.json: left out %s, without use in greedy decoding", ", ".join(left_out))
+
+
+@contextmanager
+def _without_generation_config(model: Any) -> Iterator[None]:
+    """Let ``save_pretrained`` write a default one, which :func:`_save_generation_config` replaces; it may refuse it."""
+    if not isinstance(model, transformers.PreTrainedModel) or model.generation_config is None:
+        yield
+        return
+    own = model.generation_config
+    model.generation_config = transformers.GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def _warn_of_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -203,7 +229,8 @@ def export_model(
     """
     if hasattr(model, "save_pretrained"):
         save_pretrained: Any = model.save_pretrained
-        save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
+        with _without_generation_config(model):
+            save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
         if weights and isinstance(model, transformers.PreTrainedModel):
             # config.json has the dtype of the rounded parameters. from_pretrained would round the weights to it.
             model.config.dtype = next(iter(weights.values())).dtype
@@ -224,7 +251,8 @@ def export_model(
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """Return the content of ``state.json``. Raises CheckpointError if it is missing or damaged."""
     try:
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        with open_regular(checkpoint / "state.json", follow=True) as file:
+            state = json.loads(file.read())
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
         raise CheckpointError(f"{checkpoint} is not a checkpoint of rlox_grpo: state.json: {error}") from None
     if not isinstance(state, dict):

@@ -20,8 +20,10 @@ from rlox_grpo.types import Completion, Float32Array, ScoredGroup
 
 logger = logging.getLogger(__name__)
 
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_FOLLOW = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NO_FOLLOW = _FOLLOW | getattr(os, "O_NOFOLLOW", 0)
 _REMEDY = "remove the line, or resume the run, which moves the line to a file with the suffix .broken"
+_TORN = "%s: removed its last line, which was incomplete"
 _PART = re.compile(r"\..+\.part")
 
 
@@ -48,14 +50,16 @@ def read_jsonl(path: Path, *, limit: int | None = None, max_bytes: int | None = 
     return rows
 
 
-def open_regular(path: Path, *, max_bytes: int | None = None) -> IO[bytes]:
+def open_regular(path: Path, *, max_bytes: int | None = None, follow: bool = False) -> IO[bytes]:
     """Open a regular file for reading; symbolic links, pipes and devices are refused.
+
+    With ``follow`` a symbolic link to a regular file is accepted.
 
     Raises:
         OSError: The file does not exist, cannot be read, is not a regular file, or is larger than ``max_bytes``.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
+        descriptor = os.open(path, os.O_RDONLY | (_FOLLOW if follow else _NO_FOLLOW) | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(f"{path}: a symbolic link, expected a regular file") from None
@@ -96,7 +100,7 @@ def cut_after(path: Path, step: int) -> None:
             else:
                 later += 1
     if torn:
-        logger.warning("%s: removed its last line, which was incomplete", path)
+        logger.warning(_TORN, path)
     if later:
         logger.info("%s: removed %d lines of steps after %d, where the run resumes", path, later, max(step, 0))
     replace_file(path, b"".join(kept))
@@ -161,13 +165,21 @@ def append_line(path: Path, line: bytes) -> None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path}: not a regular file")
-        _cut_torn_end(file, status.st_size)
-        append_or_cut(file, line)
+        append_or_cut(file, line, path)
 
 
-def append_or_cut(file: Any, line: bytes) -> None:
-    """Append ``line`` to an unbuffered file completely, or leave the file as it was and raise OSError."""
-    size = os.fstat(file.fileno()).st_size
+def append_or_cut(file: Any, line: bytes, path: Path) -> None:
+    """Append ``line`` to an unbuffered file completely, or leave the file as it was and raise OSError.
+
+    ``file`` is open for reading and writing; ``path`` is its name in warnings.
+
+    Raises:
+        OSError: The disk is full or went away.
+    """
+    before = os.fstat(file.fileno()).st_size
+    size = _cut_torn_end(file, before)
+    if size < before:
+        logger.warning(_TORN, path)
     try:
         while line:  # a raw write may write only a part
             line = line[file.write(line) :]
@@ -176,8 +188,8 @@ def append_or_cut(file: Any, line: bytes) -> None:
         raise
 
 
-def _cut_torn_end(file: Any, size: int) -> None:
-    """Remove an incomplete last line, which is left if :func:`append_or_cut` could not remove it."""
+def _cut_torn_end(file: Any, size: int) -> int:
+    """Remove an incomplete last line, which is left if an earlier cut failed; return the new size."""
     keep = size
     while keep > 0:
         start = max(0, keep - 4096)
@@ -189,6 +201,7 @@ def _cut_torn_end(file: Any, size: int) -> None:
             break
     if keep < size:
         file.truncate(keep)
+    return keep
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -349,7 +362,7 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
     """Return the object of one line; None for an incomplete last line: not a JSON object, and without a newline."""
     try:
         row = json.loads(line)
-    except ValueError as error:  # covers bytes that are not UTF-8
+    except (ValueError, RecursionError) as error:  # ValueError covers bytes that are not UTF-8
         if not line.endswith(b"\n"):
             return None
         raise ValueError(f"{path}:{number}: not a JSON object: {line[:80]!r}; {_REMEDY}") from error

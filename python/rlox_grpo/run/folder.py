@@ -177,6 +177,7 @@ WITHOUT_LOCK = "RLOX_GRPO_NO_LOCK"
 """Environment variable: 1 trains without a lock, for file systems without file locks."""
 
 _NO_LOCKS_HERE = {getattr(errno, name) for name in ("ENOLCK", "ENOSYS", "EOPNOTSUPP", "EINVAL") if hasattr(errno, name)}
+_LOCKED = {getattr(errno, name) for name in ("EAGAIN", "EACCES", "EDEADLK", "EDEADLOCK") if hasattr(errno, name)}
 
 _guard = threading.Lock()
 _held_here: set[str] = set()
@@ -261,6 +262,11 @@ def _lock(descriptor: int, folder: Path) -> None:
                 f"the file system of output_dir={str(folder)!r} has no file locks ({error.strerror}), so nothing would "
                 "stop a second run in this folder. Choose an output_dir on another file system, or set "
                 f"{WITHOUT_LOCK}=1 and start only one run in it"
+            ) from None
+        if error.errno not in _LOCKED:
+            raise CheckpointError(
+                f"output_dir={str(folder)!r} cannot be locked ({error.strerror}): choose an output_dir on another "
+                "file system"
             ) from None
         raise CheckpointError(
             f"output_dir={str(folder)!r} is in use by another run{_holder(folder)}: wait for it, stop it, or choose "

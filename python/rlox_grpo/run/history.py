@@ -30,7 +30,8 @@ def checkpoints(root: Path) -> list[Path]:
     """Return the complete checkpoints under ``root``, sorted by step, without renamed ones."""
     if not root.is_dir():
         return []
-    found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
+    named = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
+    found = [(step, path) for step, path in named if path.is_dir()]
     return [path for _, path in sorted(found)]
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import stat
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from rlox_grpo._native import __version__
+from rlox_grpo.run.files import open_regular
 
 FORMAT = 2
 """Version of the checkpoint format. Format 1 had no manifest."""
@@ -22,18 +24,25 @@ MANIFEST = "manifest.json"
 _STATE = "state.json"
 _NEEDED = ("model.safetensors", "optimizer.safetensors", "random.safetensors", _STATE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_KEYS = {"format", "version", "written", "files"}
+_OWN = "sha256"
+"""Key of the digest of the manifest's other keys; the first manifests of format 2 had none."""
 
 
 def write_manifest(checkpoint: Path) -> None:
     """Write ``manifest.json``: size and SHA-256 of every other file, the format version and the time.
 
+    It holds a digest of its own content too.
+
     Raises:
-        OSError: a file cannot be read, or the manifest cannot be written.
+        OSError: a file is missing or cannot be read, or the manifest cannot be written.
     """
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    if missing := [name for name in _NEEDED if checkpoint / name not in files]:
+        raise FileNotFoundError(f"{missing[0]} was removed while the checkpoint was written")
     with ThreadPoolExecutor(4) as pool:  # hashlib releases the GIL
         digests = list(pool.map(_sha256, files))
-    content = {
+    content: dict[str, Any] = {
         "format": FORMAT,
         "version": __version__,
         "written": time.time(),
@@ -42,6 +51,7 @@ def write_manifest(checkpoint: Path) -> None:
             for path, digest in zip(files, digests, strict=True)
         },
     }
+    content[_OWN] = _digest(content)
     (checkpoint / MANIFEST).write_text(json.dumps(content, indent=1))
 
 
@@ -87,12 +97,14 @@ def _differences(checkpoint: Path) -> str:
             f"{MANIFEST} is of format {version}, written by rlox-grpo {content.get('version')}: version {__version__} "
             f"reads formats up to {FORMAT}, so upgrade rlox-grpo"
         )
-    if version != FORMAT or not isinstance(files, dict):
+    if version != FORMAT or not isinstance(files, dict) or content.keys() - {_OWN} != _KEYS:
         return f"{MANIFEST} is not what this library writes"
+    if _OWN in content and content[_OWN] != _digest(content):
+        return f"{MANIFEST} is not what was written: its SHA-256 differs"
     if missing := sorted({*_NEEDED} - files.keys()):
         return f"{MANIFEST} does not name {missing[0]}"
     for name, told in files.items():
-        if not (isinstance(told, dict) and _SHA256.fullmatch(str(told.get("sha256")))) or ".." in Path(name).parts:
+        if not _is_entry(name, told):
             return f"{MANIFEST} is not what this library writes: {name!r}"
         path = checkpoint / name
         try:
@@ -101,9 +113,9 @@ def _differences(checkpoint: Path) -> str:
             return f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
         if not stat.S_ISREG(found.st_mode):
             return f"{name} is not a file"
-        if found.st_size != told.get("size"):
-            return f"{name} has {found.st_size:,} bytes, and {told.get('size'):,} were written"
-    # Sizes first, which finds truncated files without reading gigabytes; then the digests.
+        if found.st_size != told["size"]:
+            return f"{name} has {found.st_size:,} bytes, and {told['size']:,} were written"
+    # Sizes were compared first, which finds truncated files without reading gigabytes.
     paths = [checkpoint / name for name in files]
     try:
         with ThreadPoolExecutor(4) as pool:
@@ -114,6 +126,20 @@ def _differences(checkpoint: Path) -> str:
         if told["sha256"] != digest:
             return f"{name} is not what was written: its SHA-256 differs"
     return ""
+
+
+def _is_entry(name: str, told: Any) -> bool:
+    """Whether a manifest's entry names a file below the checkpoint, with its size and digest."""
+    parts = Path(name).parts
+    if not isinstance(told, dict) or not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
+        return False
+    return type(told.get("size")) is int and _SHA256.fullmatch(str(told.get("sha256"))) is not None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """The digest of a manifest's content, without the key that holds it."""
+    rest = {name: value for name, value in content.items() if name != _OWN}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _format_1_damage(path: Path) -> str:
@@ -131,12 +157,17 @@ def _format_1_damage(path: Path) -> str:
 def _read_object(path: Path) -> dict[str, Any] | str:
     """Return the JSON object in a file, or a description of the error."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path, follow=True) as file:
+            content = json.loads(file.read())
     except OSError as error:
-        return f"{path.name} is missing" if isinstance(error, FileNotFoundError) else f"{path.name}: {error.strerror}"
+        return f"{path.name} is missing" if isinstance(error, FileNotFoundError) else f"{path.name}: {_name(error)}"
     except (ValueError, RecursionError) as error:
         return f"{path.name} is not JSON: {error}"
     return content if isinstance(content, dict) else f"{path.name} is not a JSON object"
+
+
+def _name(error: OSError) -> str:
+    return error.strerror or "not a regular file"
 
 
 def _sha256(path: Path) -> str:

@@ -142,7 +142,7 @@ class JsonlSink:
         """
         self._path = path
         cut_after(path, resume_step)
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("a+b", buffering=0)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line.
@@ -152,7 +152,7 @@ class JsonlSink:
         """
         line = json_line({"step": step, **{key: finite(value) for key, value in metrics.items()}})
         try:
-            append_or_cut(self._file, line)
+            append_or_cut(self._file, line, self._path)
         except OSError as error:
             raise OSError(
                 error.errno,
