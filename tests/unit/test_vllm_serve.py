@@ -52,6 +52,7 @@ def test_the_server_itself_finds_what_depends_on_its_device(started, monkeypatch
     """``rlox-grpo serve`` becomes the server before torch is imported, which the server does in any case."""
     monkeypatch.setenv(TOKEN_VARIABLE, "secret words")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # vLLM in this process may have set it
     monkeypatch.setattr(serve, "_has_gpu", lambda: False)
     command, environment = started()
     assert "--dtype" not in command

@@ -171,7 +171,7 @@ def packed_attention(
 
 
 def _is_short(query: Tensor, layout: PackedLayout) -> bool:
-    """Whether attention is computed by its formula; in 16 bits the kernel is more exact."""
+    """Whether to compute attention as matrix products; in 16 bits the kernel is more accurate."""
     is_wide = query.dtype in (torch.float32, torch.float64)
     return is_wide and short_attention.are_short(layout.prompt_index, layout.completion_index, query.shape[2])
 

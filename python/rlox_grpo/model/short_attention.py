@@ -1,7 +1,7 @@
-"""Attention over packed rows of short sequences, by its formula, on the CPU.
+"""Attention over packed rows of short sequences on the CPU, as batched matrix products.
 
-A kernel for long sequences spends most of its time on its own overhead here: it handles each head of each row by
-itself, and each prompt takes a call of its own. The formula is a few batched matrix products over all rows.
+The flash kernel handles each head of each row separately, and each prompt needs a call of its own. For short sequences
+this overhead exceeds the computation. Here two batched matrix products and a softmax cover all rows.
 """
 
 from __future__ import annotations
@@ -12,43 +12,44 @@ import torch
 from torch import Tensor
 
 MAX_KEYS = 64
-"""Most keys of a row, those of its prompt included."""
+"""Maximum number of keys of a row, with those of its prompt."""
 
 MAX_PROMPT = 16
-"""Longest prompt: its keys are copied to each of its rows."""
+"""Maximum length of a prompt: its keys are copied to each of its rows."""
 
 MIN_TOKENS = 64
-"""Fewest tokens of a packed row: for fewer there is nothing to gain, and a model is tried with the kernels."""
+"""Minimum number of tokens of a packed row. Below it nothing is gained, and the trial of a model uses the kernels."""
 
 MAX_PADDING = 2
-"""Most queries with padding, for each one without."""
+"""Maximum ratio of queries with padding to queries without."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShortRows:
-    """The queries and keys of rows of one width, padded with place 0.
+    """The queries and keys of rows of one width, padded with token 0 of the packed row.
 
     Attributes:
-        queries: ``int64 [R, T]``, places in the packed row.
-        keys: ``int64 [R, W]``, places.
-        hidden: ``[R · H_kv, n · T, W]`` for n query heads to a key head: 0 where a query sees a key, −inf elsewhere.
+        queries: ``int64 [R, T]``, indices into the packed row.
+        keys: ``int64 [R, W]``, indices into the packed row.
+        bias: ``[R · H_kv, n · T, W]`` for n query heads to a key head, added to the scores: 0 if the query attends to
+            the key, else −inf.
     """
 
     queries: Tensor
     keys: Tensor
-    hidden: Tensor
+    bias: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class ShortLayout:
-    """The rows of prompts and of completions, and ``int64 [S]``: which of all their queries stands for each place."""
+    """The rows of prompts and of completions, and the index of each token among their queries, ``int64 [S]``."""
 
     rows: tuple[ShortRows, ...]
     query_of: Tensor
 
 
 def are_short(prompt_index: Tensor, completion_index: Tensor, num_tokens: int) -> bool:
-    """Whether the formula takes less time than the kernels for rows of these shapes."""
+    """Whether the matrix products take less time than the kernels for rows of these shapes."""
     keys = prompt_index.shape[1] + completion_index.shape[1]
     queries = prompt_index.numel() + completion_index.numel()
     is_narrow = keys <= MAX_KEYS and prompt_index.shape[1] <= MAX_PROMPT
@@ -66,7 +67,7 @@ def lay_out(
     shared: int,
     dtype: torch.dtype,
 ) -> ShortLayout:
-    """Rows of the prompts, and rows of the completions, which see their prompt too."""
+    """Lay out the rows of the prompts, and those of the completions, which attend to their prompt too."""
     query_of = torch.zeros(int(prompt_mask.sum() + completion_owned.sum()), dtype=torch.long)
     rows, first = [], 0
     for queries, owned, before, before_mask in (
@@ -76,19 +77,20 @@ def lay_out(
         if queries.numel() == 0:
             continue
         count, steps = queries.shape
-        # Padding is behind a row's tokens, which do not see it. It sees itself, so that its softmax is finite.
+        # Padding follows a row's tokens, so the causal mask hides it from them. It attends to itself, which keeps its
+        # softmax finite.
         causal = torch.ones(steps, steps, dtype=torch.bool).tril()
         seen = torch.cat([before_mask[:, None].expand(-1, steps, -1), causal.expand(count, -1, -1)], dim=2)
-        hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
-        hidden = hidden[:, None, None].expand(-1, heads, shared, -1, -1).reshape(count * heads, shared * steps, -1)
-        rows.append(ShortRows(queries, torch.cat([before, queries], dim=1), hidden))
+        bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
+        bias = bias[:, None, None].expand(-1, heads, shared, -1, -1).reshape(count * heads, shared * steps, -1)
+        rows.append(ShortRows(queries, torch.cat([before, queries], dim=1), bias))
         query_of[queries[owned]] = first + owned.ravel().nonzero()[:, 0]
         first += queries.numel()
     return ShortLayout(tuple(rows), query_of)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: ShortLayout, scale: float) -> Tensor:
-    """Attention of ``q [S, H, D]`` over ``k`` and ``v [S, H_kv, D]``, ``[S, H, D]``; differentiable."""
+    """Compute attention of ``q [S, H, D]`` over ``k`` and ``v [S, H_kv, D]``; returns ``[S, H, D]``, differentiable."""
     heads, shared, parts = k.shape[1], q.shape[1] // k.shape[1], []
     for rows in layout.rows:
         (count, steps), width = rows.queries.shape, rows.keys.shape[1]
@@ -99,7 +101,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: ShortLayout, scale: float) -
             t.index_select(0, rows.keys.ravel()).view(count, width, heads, -1).transpose(1, 2).reshape(batch, width, -1)
             for t in (k, v)
         )
-        scores = torch.baddbmm(rows.hidden, queries, keys.transpose(1, 2), alpha=scale)
+        scores = torch.baddbmm(rows.bias, queries, keys.transpose(1, 2), alpha=scale)
         part = torch.bmm(scores.softmax(dim=-1), values).view(count, heads, shared, steps, -1)
         parts.append(part.permute(0, 3, 1, 2, 4).reshape(count * steps, heads * shared, -1))
     return torch.cat(parts).index_select(0, layout.query_of)

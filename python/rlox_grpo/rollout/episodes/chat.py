@@ -234,14 +234,9 @@ class Chat:
             new = given[count:]
             if new[0]["role"] != "assistant":
                 try:
+                    longer = self._conversations.continue_from(conversation, mark)
                     return await self._reply(
-                        self._conversations.continue_from(conversation, mark),
-                        self._bound(new),
-                        max_new_tokens,
-                        stop,
-                        keys[count:],
-                        None,
-                        on_delta,
+                        longer, self._bound(new), max_new_tokens, stop, keys[count:], None, on_delta
                     )
                 except TemplateError:  # such as assistant messages that the template shows only at the beginning
                     if all(message["role"] != "assistant" for message in new):
@@ -323,16 +318,8 @@ class Chat:
             conversation.template, context, self._end_ids, own_stop, on_delta, has_tools, is_raw
         )
         watch = pieces.add if pieces else None
-        request = TurnRequest(
-            self._episode,
-            conversation.turns,
-            context,
-            room,
-            own_stop,
-            conversation.branch,
-            conversation.replaces,
-            watch,
-        )
+        branch, replaces = conversation.branch, conversation.replaces
+        request = TurnRequest(self._episode, conversation.turns, context, room, own_stop, branch, replaces, watch)
         self.waiting_since = None
         conversation.busy = True
         try:
