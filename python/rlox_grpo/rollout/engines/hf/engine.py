@@ -34,8 +34,8 @@ __all__ = ["HFEngine", "NonFiniteLogitsError"]
 # Rows decoded at once unless the caller says otherwise: bounds the key-value cache.
 DEFAULT_MAX_ROWS = 256
 
-# Prompts of up to so many tokens are copied to each row: a call of the kernel for the shared ones costs more than to
-# read the copies.
+# In float32 the keys of prompts of at most this many tokens are copied to each row: reading the copies costs less than
+# a second call of the attention kernel. Not in bfloat16: there copies drew other tokens than float32 does.
 _COPIED_TOKENS = 8
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,8 @@ class HFEngine:
         token_ids = [np.asarray(prompt.token_ids, dtype=np.int64) for prompt in prompts]
         max_rows = min(self._max_rows, len(prompts) * group_size)
         longest = max(len(prompt) for prompt in token_ids)
-        share_prefixes = self.shares_prefixes and group_size > 1 and longest > _COPIED_TOKENS
+        copies_prompts = self.exact and longest <= _COPIED_TOKENS
+        share_prefixes = self.shares_prefixes and group_size > 1 and not copies_prompts
         if share_prefixes:
             share_prefixes = longest + sampling.max_new_tokens <= _find_sliding_window(self._model)
         decode_rows: Any = decode_without_cache
