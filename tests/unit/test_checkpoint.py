@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from rlox_grpo.errors import CheckpointError, NonFiniteError
+from rlox_grpo.run import history
 from rlox_grpo.run.checkpoint import (
     load_optimizer,
     load_random_states,
@@ -20,7 +21,7 @@ from rlox_grpo.run.checkpoint import (
     save_checkpoint,
 )
 from rlox_grpo.run.files import replace_file
-from rlox_grpo.run.history import checkpoints, choose_newest, require_good, set_later_aside
+from rlox_grpo.run.history import checkpoints, choose_newest, require_good, set_aside, set_later_aside
 from rlox_grpo.run.manifest import find_damage
 
 
@@ -303,6 +304,32 @@ def test_going_back_sets_later_checkpoints_aside_and_keeps_the_new_ones(tmp_path
     save_checkpoint(tmp_path, 5, tied_model(), {}, {}, keep=1)
     assert [path.name for path in checkpoints(tmp_path)] == ["step_000005"]
     assert aside.is_dir()
+
+
+def test_a_kill_between_the_renames_of_later_checkpoints_does_not_go_forward_again(tmp_path, monkeypatch):
+    three(tmp_path)
+
+    def killed_at_the_second(checkpoint, why):
+        if checkpoint.name == "step_000006":
+            raise KeyboardInterrupt
+        return set_aside(checkpoint, why)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(history, "set_aside", killed_at_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            set_later_aside(tmp_path, 2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step_000002", "step_000006"]
+    assert choose_newest(tmp_path) == (tmp_path / "step_000002", [])
+    assert [path.name[:11] for path in set_later_aside(tmp_path, 2)] == ["step_000006"]
+    save_checkpoint(tmp_path, 4, tied_model(), {}, {}, keep=2)
+    assert choose_newest(tmp_path) == (tmp_path / "step_000004", [])
+
+
+def test_a_damaged_note_of_going_back_is_named(tmp_path):
+    three(tmp_path)
+    (tmp_path / "going_back_to").write_text("two")
+    with pytest.raises(CheckpointError, match="going_back_to is damaged .*name it by resume="):
+        choose_newest(tmp_path)
 
 
 def test_keep_counts_by_time_of_writing(tmp_path):

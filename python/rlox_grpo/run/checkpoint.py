@@ -172,7 +172,7 @@ def _without_generation_config(model: Any) -> Iterator[None]:
         yield
         return
     own = model.generation_config
-    model.generation_config = transformers.GenerationConfig()
+    model.generation_config = transformers.GenerationConfig()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlox_grpo.errors import CheckpointError
+from rlox_grpo.run.files import open_regular, replace_file
 from rlox_grpo.run.guards import LAST
 from rlox_grpo.run.manifest import find_damage, is_verifiable, time_of_writing
 
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"step_(\d{6,})")
 _PARTIAL = ".writing_"
+_GOING_BACK = "going_back_to"
+"""Name of the file that holds the step of :func:`set_later_aside` while it renames checkpoints."""
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
@@ -80,17 +83,38 @@ def set_aside(checkpoint: Path, why: str) -> Path:
 
 
 def set_later_aside(root: Path, step: int) -> list[Path]:
-    """Rename the checkpoints after ``step``, from which the run does not continue. Raises CheckpointError."""
+    """Rename the checkpoints after ``step``, from which the run does not continue.
+
+    A file holds the step until all are renamed. After a kill in between, :func:`choose_newest` ignores the others.
+
+    Raises:
+        CheckpointError: a checkpoint cannot be renamed.
+    """
     moved = []
-    for later in checkpoints(root):
-        if step_of(later) > step:
-            try:
-                moved.append(set_aside(later, "superseded"))
-            except OSError as error:
-                raise CheckpointError(
-                    f"cannot rename {later}, from which a later start would resume: {error}"
-                ) from error
+    later = [path for path in checkpoints(root) if step_of(path) > step]
+    try:
+        if later:
+            replace_file(root / _GOING_BACK, str(step).encode())
+        for path in later:
+            moved.append(set_aside(path, "superseded"))
+        (root / _GOING_BACK).unlink(missing_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot rename the checkpoints after step {step} of {root}: {error}") from error
     return moved
+
+
+def _read_last_step(root: Path) -> float:
+    """Return the step of an interrupted :func:`set_later_aside`; infinity if there is none."""
+    try:
+        with open_regular(root / _GOING_BACK, max_bytes=32) as file:
+            return int(file.read())
+    except FileNotFoundError:
+        return math.inf
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{root / _GOING_BACK} is damaged ({error}): the run was going back to an earlier checkpoint; name it by "
+            "resume=<checkpoint>"
+        ) from error
 
 
 def newest_good(root: Path, damage: Callable[[Path], str] = find_damage, *, before: float = math.inf) -> Path | None:
@@ -106,7 +130,8 @@ def choose_newest(root: Path, damage: Callable[[Path], str] = find_damage) -> tu
         CheckpointError: every checkpoint is damaged; the message describes the damage of each.
     """
     broken: list[tuple[Path, str]] = []
-    for checkpoint in reversed(checkpoints(root)):
+    last_step = _read_last_step(root)
+    for checkpoint in reversed([path for path in checkpoints(root) if step_of(path) <= last_step]):
         found = damage(checkpoint)
         if not found:
             for path, what in broken:
