@@ -168,7 +168,9 @@ pub fn compare(gold: &str, answer: &str, options: &Options) -> Equality {
         let boxed = text.len() <= LONGEST_BOXED && text.matches("\\boxed").nth(1).is_some();
         boxed.then(|| all_boxes(text).map(Cow::into_owned)).flatten()
     };
-    let (gold_boxes, answer_boxes) = (several(gold), several(answer));
+    // Boxes without a value, such as 1∞, are no list: the gold is then its whole text.
+    let gold_boxes = several(gold).filter(|boxes| Answer::gold(boxes).is_ok());
+    let answer_boxes = if gold == answer { gold_boxes.clone() } else { several(answer) };
     let (gold, answer) = (gold_boxes.as_deref().unwrap_or(gold), answer_boxes.as_deref().unwrap_or(answer));
     let gold = match Answer::gold(gold) {
         Ok(gold) => gold,
@@ -197,6 +199,13 @@ mod tests {
         {
             assert_eq!(verdict(gold, answer), Equality::Different, "{gold}");
         }
+    }
+
+    #[test]
+    fn a_gold_with_boxes_of_which_one_has_no_value_equals_itself() {
+        let gold = r"\max max \infty$\boxed{1∞}\boxedf = 8";
+        assert!(Answer::gold(gold).is_ok());
+        assert_eq!(compare(gold, gold, &Options::default()), Equality::Equal);
     }
 
     #[test]
