@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import random
 import re
@@ -34,8 +35,9 @@ ROUNDS = int(os.environ.get("RLOX_GRPO_KILL_ROUNDS", "1"))
 VICTIMS = ("vLLM server", "rank 0", "rank 1", "reference server")
 STEPS_A_KILL = 5  # most that lie between two kills: one or two, those within a step's time, two to see a recovery
 DEADLINE = 400.0  # for what takes 10 to 30 s on a machine of one's own
-SAME_WEIGHTS = 5e-5
-"""Sampled log-probs differ in their last bits with the batch that vLLM makes of the requests as they arrive."""
+SAME_WEIGHTS = 1e-3
+"""Share of the way from the start. Sampled log-probs differ in their last bits with the batch that vLLM makes of the
+requests as they arrive, and Adam makes a whole learning rate of a gradient near 0. One step more or less is 1/22."""
 
 
 def wait_for(condition, what, seconds=DEADLINE):
@@ -52,11 +54,10 @@ def steps_of(folder: Path) -> int:
     return max((row["step"] for row in read_jsonl(path)), default=0) if path.exists() else 0
 
 
-def difference(one: Path, other: Path) -> float:
-    """The largest between the weights of two checkpoints."""
+def distance(one: Path, other: Path) -> float:
+    """Euclidean, between the weights of two checkpoints."""
     left, right = (load_file(folder / "model.safetensors") for folder in (one, other))
-    assert left.keys() == right.keys()
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
+    return math.sqrt(sum(float((left[name] - right[name]).double().square().sum()) for name in left))
 
 
 def completions(folder: Path):
@@ -183,6 +184,10 @@ def test_whatever_is_killed_the_run_ends_as_one_that_was_not(
     max_steps = STEPS_A_KILL * len(victims) + 2
     whole = Training(tmp_path / "whole", program, launcher, reference, max_steps)
     run = Training(tmp_path / "killed", program, launcher, reference, max_steps)
+
+    def share_of_way(found: Path, expected: Path) -> float:
+        return distance(found, expected) / distance(expected, tmp_path / "model")
+
     begun = time.monotonic()
     whole.start()
     assert whole.wait_for_end() == 0, whole.said()
@@ -224,8 +229,8 @@ def test_whatever_is_killed_the_run_ends_as_one_that_was_not(
             newest, place = run.newest_checkpoint()
             if victim.startswith("rank"):
                 under_way.add(newest)
-            gap = 0.0 if place is None else difference(place, undisturbed[newest - 1])
-            print(f"{what}, after step {done}: {time.monotonic() - begun:.1f} s; step {newest} differs by {gap:.1e}")
+            gap = 0.0 if place is None else share_of_way(place, undisturbed[newest - 1])
+            print(f"{what}, after step {done}: {time.monotonic() - begun:.1f} s; step {newest} is off by {gap:.1e}")
             assert newest >= done - 1  # only what was under way is lost
             assert gap < SAME_WEIGHTS
             if run.process.poll() is not None:
@@ -240,5 +245,7 @@ def test_whatever_is_killed_the_run_ends_as_one_that_was_not(
     assert {*range(1, max_steps + 1)} - {*recorded} <= under_way
     expected = completions(whole.folder)
     assert completions(run.folder) == {step: expected[step] for step in recorded}
-    assert difference(checkpoints(run.folder / "checkpoints")[-1], undisturbed[-1]) < SAME_WEIGHTS
-    assert difference(undisturbed[-1], undisturbed[0]) > 20 * SAME_WEIGHTS
+    gap = share_of_way(checkpoints(run.folder / "checkpoints")[-1], undisturbed[-1])
+    print(f"at the end off by {gap:.1e}; one step less is off by {share_of_way(undisturbed[-2], undisturbed[-1]):.1e}")
+    assert gap < SAME_WEIGHTS
+    assert share_of_way(undisturbed[-2], undisturbed[-1]) > 10 * SAME_WEIGHTS

@@ -169,17 +169,19 @@ pub fn compare(gold: &str, answer: &str, options: &Options) -> Equality {
         boxed.then(|| all_boxes(text).map(Cow::into_owned)).flatten()
     };
     // Boxes without a value, such as 1∞, are no list: the gold is then its whole text.
-    let gold_boxes = several(gold).filter(|boxes| Answer::gold(boxes).is_ok());
-    let answer_boxes = if gold == answer { gold_boxes.clone() } else { several(answer) };
-    let (gold, answer) = (gold_boxes.as_deref().unwrap_or(gold), answer_boxes.as_deref().unwrap_or(answer));
-    let gold = match Answer::gold(gold) {
-        Ok(gold) => gold,
-        Err(status) => return of(status),
+    let list = several(gold).and_then(|boxes| Some((Answer::gold(&boxes).ok()?, Cow::Owned(boxes))));
+    let (value, read) = match list {
+        Some(list) => list,
+        None => match Answer::gold(gold) {
+            Ok(value) => (value, Cow::Borrowed(gold)),
+            Err(status) => return of(status),
+        },
     };
+    let answer = if gold == answer { read } else { several(answer).map_or(Cow::Borrowed(answer), Cow::Owned) };
     let fuel = Fuel::new(ANSWER_FUEL);
-    match Answer::read(answer, &fuel) {
-        Ok(answer) => gold.equals(&answer, options, &fuel),
-        Err(_) if gold.is_spelled(answer) => Equality::Equal,
+    match Answer::read(&answer, &fuel) {
+        Ok(answer) => value.equals(&answer, options, &fuel),
+        Err(_) if value.is_spelled(&answer) => Equality::Equal,
         Err(status) => of(status),
     }
 }
