@@ -53,6 +53,11 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "rate_half": {"learning_rate": 0.5},
     "rate_double": {"learning_rate": 2.0},
     "rate_quadruple": {"learning_rate": 4.0},
+    "rate_octuple": {"learning_rate": 8.0},
+    "lora": {"lora_rank": 8},
+    "lora_rate_3": {"lora_rank": 8, "learning_rate": 3.0},
+    "lora_rate_10": {"lora_rank": 8, "learning_rate": 10.0},
+    "lora_rate_30": {"lora_rank": 8, "learning_rate": 30.0},
     "group_double": {"group_size": 2.0},
     "group_half": {"group_size": 0.5},
     "group_quarter": {"group_size": 0.25},
@@ -70,8 +75,10 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
 ONLY = {
     "paid_sums": ("countdown", "countdown_hard"),
     **dict.fromkeys(learning_trl.VARIANTS, ("countdown", "countdown_hard", "word_problems")),
+    **dict.fromkeys(("rate_octuple", *(name for name in VARIANTS if "lora" in name)), ("countdown", "word_problems")),
 }
-"""Variants of some tasks alone: the others have no sums to pay for; an environment is the library's own."""
+"""Variants of some tasks alone: the others have no sums to pay for; TRL cannot play the library's environments; the
+learning rates of LoRA and of collapse are studied on two tasks."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +242,7 @@ def read_results(out: Path) -> dict[str, Any]:
     if len(sizes) > 1:
         raise SystemExit(f"{out} has cells of {len(sizes)} sizes, which cannot be compared: {'; '.join(sorted(sizes))}")
     by_name = {(cell["task"], cell["variant"], cell["seed"]): cell for cell in cells}
+    started = {(start["task"], start["seed"]): start["accuracy"] for start in starts}
     comparisons = []
     for task in TASKS:
         for variant in VARIANTS:
@@ -251,6 +259,9 @@ def read_results(out: Path) -> dict[str, Any]:
                     "variant": variant,
                     "seeds": sorted(mine),
                     "accuracy": mean(mine, "accuracy"),
+                    "collapsed": float(
+                        np.mean([cell["accuracy"] < started[task, seed] for seed, cell in mine.items()])
+                    ),
                     "greedy": mean(mine, "greedy"),
                     "pass@k": mean(mine, "pass@k"),
                     "true_sums": mean(mine, "true_sums"),
@@ -285,9 +296,9 @@ def write_table(results: Mapping[str, Any]) -> str:
         lines += [
             f"## {task}\n",
             f"At most {budget:,} completions from a warm start of accuracy {np.mean(starts):.3f}.\n",
-            "| variant | seeds | accuracy | difference | 95 % interval | p (Holm) | greedy | pass@16 | true sums "
-            "| CPU s |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| variant | seeds | accuracy | difference | 95 % interval | p (Holm) | collapsed | greedy | pass@16 "
+            "| true sums | CPU s |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         for row in sorted(rows, key=lambda each: -each["accuracy"]):
             known = not math.isnan(row["difference"])
@@ -299,6 +310,7 @@ def write_table(results: Mapping[str, Any]) -> str:
                 f"{row['difference']:+.3f}" if known else "",
                 interval,
                 f"{row['p_holm']:.3f}" if not math.isnan(row["p_holm"]) else "",
+                f"{row['collapsed']:.2f}",
                 f"{row['greedy']:.3f}",
                 f"{row['pass@k']:.3f}",
                 f"{row['true_sums']:.3f}" if not math.isnan(row["true_sums"]) else "",

@@ -1,7 +1,7 @@
 """What a confined process does: run a script, hold a program for its tests, or run the tests.
 
-Everything here runs beside code that a model wrote, in that code's own process, which may change any of it. Nothing
-outside believes what this code reports of a program: outputs are compared outside, and values in the tests' process.
+This code runs in the same process as code that a model wrote, which may change any of it. So nothing that it reports of
+a program is trusted: outputs are compared outside, and values in the process of the tests.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _find_failure(test: str, namespace: dict[str, Any], peer: Peer) -> BaseExcep
 
 
 def _bind(name: str, namespace: dict[str, Any], peer: Peer) -> None:
-    """Give the tests the program's global of that name; the standard library's where it is that."""
+    """Set the program's global of that name in the namespace of the tests; a standard module comes from the library."""
     found = peer.ask("global", 0, [name])
     if found == ("absent",):
         return
@@ -149,7 +149,7 @@ def _bind(name: str, namespace: dict[str, Any], peer: Peer) -> None:
 
 
 def _list_free_names(test: str) -> list[str]:
-    """Names that a test reads and that are none of Python's own."""
+    """List the names that a test reads and that are not built in."""
     nodes = [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)]
     return [node.id for node in nodes if isinstance(node.ctx, ast.Load) and not hasattr(builtins, node.id)]
 

@@ -1,8 +1,8 @@
 """The process that starts confined processes: a small interpreter that forks one for each program.
 
-It runs no foreign code and sees neither programs nor tests, so that nothing of one program is in the memory of another:
-jobs name descriptors, which the confined processes read themselves. It ends with the process that started it, and the
-kernel ends the confined processes with it.
+It runs no foreign code and reads neither programs nor tests: a job passes descriptors, which the confined processes
+read. So a forked process has nothing of another program in its memory. The server ends with the process that started
+it, and the kernel then ends the confined processes.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Server:
             __import__(name)
         standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
         libraries = _list_libraries(standard)
-        # What is shared, to the file; a second ruleset for each process adds its own folder and no other's.
+        # A ruleset of exact files, which all processes share. A second ruleset of each process allows its own folder.
         exact = [(path, READ) for folder in standard for path in _list_library(folder)]
         exact += [(path, READ) for path in libraries]
         exact += [(path, WRITE_ONE_FILE if path == os.devnull else READ) for path in _DEVICES]
@@ -188,7 +188,7 @@ class Server:
         selector.register(process.pidfd, selectors.EVENT_READ, (job, process))
 
     def _become(self, role: str, own: list[int], bounds: Bounds, folder: str, report: int, server: int) -> NoReturn:
-        """Confine this new process and let it act. Never returns."""
+        """Confine this new process and run its role. Never returns."""
         try:
             die_with_parent()
             if os.getppid() != server:

@@ -1,9 +1,9 @@
 """Calls between the process that holds a program and the process that holds its tests.
 
-Values cross as plain data: numbers, texts, bytes, lists, tuples, sets, dicts and a few types of the standard library,
-each of exactly that type. Everything else crosses as a handle, which can be called and asked for its attributes, and
-which equals nothing but itself: an object that calls itself equal to everything gains nothing. The process of the tests
-lets the program call a function that a test passed to it, and nothing else.
+Values are sent as plain data: numbers, texts, bytes, lists, tuples, sets, dicts and a few types of the standard
+library, each of exactly that type. Any other object is sent as a handle, which can be called, has the object's
+attributes, and equals only itself: an object whose ``__eq__`` always returns True gains nothing. The program can call
+functions that a test passed to it, and nothing else in the process of the tests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPECIAL: Mapping[str, Callable[..., Any]] = {
 
 
 class ProgramError(Exception):
-    """An exception of the program that is none of Python's own."""
+    """An exception of the program whose type is not built in."""
 
 
 class ClosedError(Exception):
@@ -65,7 +65,7 @@ class Handle:
 
 def _add_special(name: str) -> None:
     def ask(self: Handle, *args: Any) -> Any:
-        """Ask for it."""
+        """Perform the operation in the other process."""
         return self._peer.ask(name, self._number, list(args))
 
     setattr(Handle, name, ask)
@@ -80,7 +80,7 @@ class Peer:
 
     Args:
         reader, writer: the channel.
-        operations: what the other end may ask for.
+        operations: what the other end may request.
     """
 
     def __init__(self, reader: BinaryIO, writer: BinaryIO, operations: Iterable[str]) -> None:
@@ -91,13 +91,13 @@ class Peer:
         self.globals: dict[str, Any] = {}
 
     def ask(self, operation: str, number: int = 0, args: list[Any] | None = None, kwargs: Any = None) -> Any:
-        """Ask for an operation on an object of the other process, and serve it while it works on the answer.
+        """Request an operation on an object of the other process, and answer its requests until the reply arrives.
 
         A list, dict or set among ``args`` gets the content that the other process left in its copy.
 
         Raises:
-            ClosedError: there is no other process any more.
-            Exception: what it raised, of its type where that is one of Python's own.
+            ClosedError: the other process has ended.
+            Exception: the exception of the other process; of its type if that is built in.
         """
         args = args or []
         self._send({"op": operation, "on": number, "args": self.encode(args), "kwargs": self.encode(kwargs or {})})
