@@ -150,6 +150,17 @@ def test_a_card_of_ones_own_stays_and_ours_is_renewed(trainer, tmp_path):
     assert "of an earlier run" not in card.read_text(encoding="utf-8")
 
 
+def test_a_link_in_place_of_a_card_is_neither_read_nor_written(trainer, tmp_path):
+    secret, card = tmp_path / "secret", tmp_path / "saved" / "README.md"
+    secret.write_text("the secret")
+    card.parent.mkdir()
+    card.symlink_to(secret)
+    trainer.save(card.parent)
+    assert secret.read_text() == "the secret"
+    assert not card.is_symlink()
+    assert MARK in card.read_text()
+
+
 @pytest.mark.filterwarnings("ignore:Could not find a config file in owner/base")
 def test_an_adapters_card(make_tiny_model, byte_tokenizer, tmp_path, monkeypatch):
     pytest.importorskip("peft")

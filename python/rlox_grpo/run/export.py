@@ -28,6 +28,7 @@ from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.policy import Policy
 from rlox_grpo.run.checkpoint import export_merged, export_model
+from rlox_grpo.run.files import replace_file
 from rlox_grpo.update.learner import Learner
 
 CARD = "README.md"
@@ -109,11 +110,14 @@ def make_card(
 
 
 def _read_foreign_card(folder: Path) -> str | None:
-    """Return the card in ``folder`` that this library did not write and must keep; None if there is none."""
-    try:
-        text = (folder / CARD).read_text(encoding="utf-8")
-    except FileNotFoundError:
+    """Return the card in ``folder`` that this library did not write and must keep; None if there is none.
+
+    A symbolic link is not read: its target may be a file that the user does not publish.
+    """
+    path = folder / CARD
+    if path.is_symlink() or not path.is_file():
         return None
+    text = path.read_text(encoding="utf-8")
     return None if MARK in text else text
 
 
@@ -157,7 +161,7 @@ def export_policy(
         )
         write(folder, model, policy.tokenizer, None if has_own else whole)
         if hasattr(model, "save_pretrained"):
-            (folder / CARD).write_text(card, encoding="utf-8")
+            replace_file(folder / CARD, card.encode())
 
 
 def check_repo_id(repo_id: str) -> None:

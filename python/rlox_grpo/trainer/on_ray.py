@@ -27,7 +27,7 @@ from rlox_grpo.errors import CheckpointError, ConfigError, RankError
 from rlox_grpo.prompts.load import PromptsLike
 from rlox_grpo.prompts.stream import is_stream
 from rlox_grpo.rewards.registry import REWARDS
-from rlox_grpo.run.files import read_jsonl
+from rlox_grpo.run.files import read_jsonl, replace_file
 from rlox_grpo.run.history import checkpoints, step_of
 from rlox_grpo.run.metrics import add_short_names
 
@@ -170,7 +170,7 @@ class RayGRPO:
         if eval_prompts is not None:
             document["eval_data"] = self._write_prompts("eval_prompts", eval_prompts, folder / "eval.jsonl")
         run_file = folder / "run.toml"
-        run_file.write_text(tomli_w.dumps({**document, **self._tables}), encoding="utf-8")
+        replace_file(run_file, tomli_w.dumps({**document, **self._tables}).encode())
         _run([sys.executable, "-m", "rlox_grpo.cli", "train", str(run_file), "--ray", self._address])
         last = list(read_jsonl(self.output_dir / "metrics.jsonl"))[-1]
         return add_short_names({name: value for name, value in last.items() if isinstance(value, (int, float))}, {})
@@ -199,7 +199,7 @@ class RayGRPO:
             except (TypeError, ValueError) as error:
                 told = f"{what}[{index}] cannot be written as JSON: {error}"
                 raise ConfigError(f"{told}; with launcher='ray' prompts are sent as a file") from error
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        replace_file(path, "".join(f"{line}\n" for line in lines).encode())
         return str(path)
 
 
