@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
 from rlox_grpo import GRPO
@@ -25,6 +26,7 @@ from rlox_grpo.config.schema import (
 )
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.presets import PRESETS
+from rlox_grpo.update.own_optimizer import refuse_unread_options
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -420,3 +422,26 @@ def test_an_option_of_an_old_checkpoint_that_is_gone(monkeypatch):
     monkeypatch.setattr(schema, "REMOVED", {"kl_magic": 3})
     assert list_unknown_options(then) == []
     assert list_unknown_options({**then, "kl_magic": 4}) != []
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        ({}, 1e-6),
+        ({"lora_rank": 0}, 1e-6),
+        ({"lora_rank": 8}, 1e-5),
+        ({"lora_rank": 8, "preset": "recommended"}, 1e-5),
+        ({"lora_rank": 8, "preset": "trl"}, 1e-6),  # a published system's own rate stays
+        ({"lora_rank": 8, "preset": "rlox"}, 1e-4),
+        ({"lora_rank": 8, "learning_rate": 1e-6}, 1e-6),
+        ({"lora_rank": 8, "learning_rate": 3e-4}, 3e-4),
+    ],
+)
+def test_the_default_learning_rate_of_lora_is_ten_times_that_of_all_weights(options, rate):
+    config = GRPOConfig.create(**options)
+    assert config.learning_rate == rate
+    assert GRPOConfig.create(**tomllib.loads(config.to_toml())) == config
+
+
+def test_an_optimizer_of_ones_own_goes_with_the_default_rate_of_lora():
+    refuse_unread_options(GRPOConfig.create(lora_rank=8), lambda parameters: torch.optim.SGD(parameters, lr=0.1))

@@ -15,6 +15,7 @@ from rlox_grpo.config.checks import find_incompatible
 from rlox_grpo.config.presets import PRESETS
 from rlox_grpo.config.records import Options
 from rlox_grpo.config.records.option import find_ignored, read_metadata
+from rlox_grpo.config.records.update import LORA_LEARNING_RATE
 from rlox_grpo.errors import ConfigError, suggest_nearest
 from rlox_grpo.prompts.templates import TEMPLATES
 
@@ -26,6 +27,9 @@ else:
 
 CLEARABLE = ("dual_clip", "delta", "kl_target", "prompt_template")
 """Fields of presets that a run file or the command line can set to None, by the text "none"."""
+
+OWN_PRESETS = ("grpo", "recommended")
+"""Presets that reproduce no published run: their learning rate depends on whether an adapter is trained."""
 
 REMOVED: Mapping[str, Any] = {}
 """Removed options of earlier versions → the value that has the behaviour of this version."""
@@ -53,7 +57,10 @@ class GRPOConfig(Options):
         if published and not PRESETS[preset].published:
             raise ConfigError(f"published=True: preset {preset!r} has no defect to reproduce")
         cleared = {name: None for name in CLEARABLE if given.get(name) == "none"}
-        return {**_preset_values(preset, published), **given, **cleared}
+        values = {**_preset_values(preset, published), **given, **cleared}
+        if preset in OWN_PRESETS and given.get("lora_rank") and "learning_rate" not in given:
+            values["learning_rate"] = LORA_LEARNING_RATE
+        return values
 
     @model_validator(mode="after")
     def _refuse_incompatible(self) -> GRPOConfig:

@@ -54,7 +54,7 @@ def refuse_unread_options(config: GRPOConfig, factory: OptimizerFactory) -> None
         raise ConfigError(
             "optimizer= with offload_optimizer=True: the offloaded step is AdamW's; leave out one of them"
         )
-    usual = GRPOConfig.create(preset=config.preset, published=config.published)
+    usual = GRPOConfig.create(preset=config.preset, published=config.published, lora_rank=config.lora_rank)
     for name in _UNREAD:
         if getattr(config, name) != getattr(usual, name):
             raise ConfigError(

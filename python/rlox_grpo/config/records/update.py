@@ -8,6 +8,8 @@ from rlox_grpo.config.records.option import SET, Record, option
 
 _DEEPSPEED = {"updater": ("deepspeed",)}
 
+LORA_LEARNING_RATE = 1e-5
+
 
 class UpdateConfig(Record, title="Update"):
     """Optimizer steps and forward passes of a training step."""
@@ -37,7 +39,12 @@ class UpdateConfig(Record, title="Update"):
 class OptimizerConfig(Record, title="Optimizer"):
     """AdamW, its learning-rate schedule and gradient clipping."""
 
-    learning_rate: float = option(1e-6, "Peak learning rate.", gt=0, source="TRL")
+    learning_rate: float = option(
+        1e-6,
+        "Peak learning rate. With lora_rank the default is 1e-5; a preset of a published system keeps its own rate.",
+        gt=0,
+        source="TRL; for LoRA ten times as much, as in LoRA Without Regret (Schulman et al. 2025)",
+    )
     optim: Literal["adamw", "adamw_8bit"] = option(
         "adamw",
         "AdamW with moments of 4 bytes, or with moments of 1 byte in blocks of 256 (bitsandbytes, the extra "
