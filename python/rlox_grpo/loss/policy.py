@@ -57,9 +57,10 @@ def policy_term(
         return clipped(log_ratio, advantages, low, high, dual_clip=config.dual_clip, delta=config.delta)
     if kind == "gspo":
         return clipped(_sequence_mean(log_ratio, mask).expand_as(mask), advantages, low, high, delta=config.delta)
-    if kind == "gspo_token":
-        sequence = _sequence_mean(log_ratio, mask).detach()
-        return clipped(sequence + log_probs - log_probs.detach(), advantages, low, high, delta=config.delta)
+    if kind in ("gspo_token", "gspo_turn"):
+        mean = _sequence_mean if kind == "gspo_token" else _turn_mean
+        shared = mean(log_ratio, mask).detach()
+        return clipped(shared + log_probs - log_probs.detach(), advantages, low, high, delta=config.delta)
     if kind == "cispo_clip":
         return _weighted(log_probs, log_ratio, advantages, 1 - low, 1 + high)
     if kind == "cispo_upper":
@@ -132,8 +133,9 @@ def clipped(
     ``gspo``: r is the sequence's s_i = exp(Σ log_ratio / L_i), and each token gets 1/L_i of its gradient (GSPO,
     arXiv:2507.18071; TRL's ``importance_sampling_level="sequence"``). ``gspo_token``: r is sg(s_i) ·
     exp(log_probs − sg(log_probs)) (GSPO-token in the paper; verl's ``gspo``). Their values and gradients are equal over
-    a whole sequence; they differ with a ``policy_mask`` of single tokens. With ``sequence_sum`` this is LUSPO
-    (arXiv:2602.05261).
+    a whole sequence; they differ with a ``policy_mask`` of single tokens. ``gspo_turn``: ``gspo_token`` with the mean
+    over the turn in place of the sequence (GAGPO's action-level ratio, arXiv:2605.13217). ``gspo`` with
+    ``sequence_sum`` is LUSPO (arXiv:2602.05261).
     """
     ratio = log_ratio.exp()
     bounded = ratio if delta is None else ratio.clamp(max=delta)
@@ -261,3 +263,17 @@ def _sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Return the mean of each row under the mask, ``[N, 1]``; 0 for an empty row."""
     kept = torch.where(mask, values, 0)
     return kept.sum(dim=-1, keepdim=True) / mask.sum(dim=-1, keepdim=True).clamp(min=1)
+
+
+def _turn_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return at each token under the mask the mean of its turn, ``[N, T]``; 0 elsewhere.
+
+    A turn is a run of consecutive tokens under the mask: observations are not under it.
+    """
+    begins = mask.clone()
+    begins[:, 1:] &= ~mask[:, :-1]
+    turn = torch.where(mask, begins.cumsum(dim=-1), 0)  # [N, T], from 1; 0 outside the mask
+    sums = values.new_zeros(mask.shape[0], mask.shape[1] + 1)
+    counts = sums.scatter_add(1, turn, mask.to(values.dtype))
+    sums = sums.scatter_add(1, turn, torch.where(mask, values, 0))
+    return torch.where(mask, (sums / counts.clamp(min=1)).gather(1, turn), 0)

@@ -19,7 +19,6 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.groups import (
     compute_group_offsets,
-    compute_turn_returns,
     describe_sample,
     find_end_tokens,
     find_stale_tokens,
@@ -143,14 +142,13 @@ class Learner:
     def advantages(self, scored: Sequence[ScoredGroup], step: int, total_steps: int) -> Float32Array:
         """Return the advantage of each completion, ``float32 [N]``, prompt-major; ``step`` counts from 0.
 
-        With ``turn_credit="turn"`` that of each turn, ``[N, K]``; see :func:`rlox_grpo.advantages.turn_advantages`.
+        With ``turn_credit`` ``"turn"`` or ``"gae"``, that of each turn, ``[N, K]``.
         """
         self.kl_weight.begin(step, total_steps)
         if not scored:
             return np.zeros(0, np.float32)
-        if self._config.turn_credit == "turn":
-            returns, turns = compute_turn_returns(scored, self._rewards(scored))
-            return self._of_turns(returns, turns, compute_group_offsets(scored))
+        if self._config.turn_credit != "episode":
+            return self._of_turns(scored, self._rewards(scored))
         if self._config.baseline == "moving":
             prompts = [group.group.prompt for group in scored for _ in group.group.completions]
             return self.moving_baselines.advantages(self._rewards(scored), prompts)
