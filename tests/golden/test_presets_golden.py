@@ -201,6 +201,13 @@ def kl_cov(x: Any, sg: Any) -> float:
     return token_mean(x, losses)
 
 
+def gagpo(x: Any, sg: Any) -> float:
+    """With one turn each: the turn's ratio is the sequence's, and the state's value the mean of the group."""
+    s = np.exp(((x.lp - x.old) * x.mask).sum(1, keepdims=True) / x.mask.sum(1, keepdims=True))
+    A = z(x, 1, 1e-6)
+    return token_mean(x, -np.minimum(s * A, np.clip(s, 0.8, 1.2) * A) + 0.01 * k3(x))
+
+
 def nano_aha(x: Any, sg: Any) -> float:
     return token_mean(x, -z(x, 0, 1e-4) * x.lp + 0.001 * k3(x))
 
@@ -296,6 +303,7 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("wapo", False): wapo,
     ("clip_cov", False): clip_cov,
     ("kl_cov", False): kl_cov,
+    ("gagpo", False): gagpo,
     ("nano_aha", False): nano_aha,
     ("grpo_zero", False): grpo_zero,
     ("simple_grpo", False): simple_grpo,
@@ -333,6 +341,8 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     sizes = {"group_size": G, "prompts_per_step": 64}
     if name == "rl_from_scratch":
         sizes["max_new_tokens"] = T
+    if name == "gagpo":
+        sizes["turn_credit"] = "episode"  # the data has one turn; test_turn_values_golden.py has others
     config = GRPOConfig.create(preset=name, published=published, **{**sizes, **changes})
     x = data()
     coef = kl_coef_at(
@@ -538,6 +548,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "clip_cov": ENTROPY,
     "kl_cov": ENTROPY,
+    "gagpo": {**USUAL, "weight_decay": 0.01},
     "nano_aha": {
         **USUAL,
         "group_size": 4,
@@ -609,6 +620,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "cispo_open_instruct": {**USUAL, "mini_batches": 4, "reference": "auto"},
 }
+TURNS = {"turn_credit": "gae", "turn_discount": 0.95, "turn_lambda": 0.95, "turn_state": "observation"}
 REWARDS_OF = {
     "dapo": '(*published("verl_math_dapo"), Overlong(20480, 4096))',
     "dr_grpo": "MathAnswer()",
@@ -630,7 +642,9 @@ def test_settings_are_the_sources(name: str) -> None:
     drops = ("grpo", "recommended", "dapo", "clip_cov", "kl_cov", "simple_grpo", "cispo_open_instruct")
     assert values["zero_variance"] == ("drop" if name in drops else "keep")
     assert name not in REWARDS_OF or PRESETS[name].reward == REWARDS_OF[name]
-    assert set(values) <= {*USUAL, *ADAM, *CHANGES}, "every choice is tested here or by its loss"
+    turns = {setting: value for setting, value in values.items() if setting.startswith("turn_")}
+    assert turns == (TURNS if name == "gagpo" else {})
+    assert set(values) <= {*USUAL, *ADAM, *CHANGES, *TURNS}, "every choice is tested here or by its loss"
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
@@ -645,6 +659,7 @@ def test_every_preset_fixes_every_choice_that_acts(name: str) -> None:
     needed |= {
         "clip": {"clip_low", "clip_high", "dual_clip", "delta"},
         "gspo": {"clip_low", "clip_high", "delta"},
+        "gspo_turn": {"clip_low", "clip_high", "delta"},
         "cispo_clip": {"clip_low", "clip_high"},
         "cispo_cap": {"clip_high"},
         "cispo_upper": {"clip_high"},
