@@ -27,7 +27,7 @@ class PolicyTerm:
         loss: Per token; a sequence's own loss stands at each of its tokens.
         ratio: The importance ratio in the loss, of the token or of its sequence.
         low, high: Whether the ratio is clipped from below or from above. A clipped token has no gradient; in the
-            ``cispo`` forms it has the gradient of the bound.
+            ``cispo`` forms and ``p3o`` it has the gradient of the bound.
     """
 
     loss: Tensor
@@ -43,14 +43,15 @@ def policy_term(
     advantages: Tensor,
     mask: Tensor,
     selected: Tensor | None = None,
+    sample_size: float | None = None,
 ) -> PolicyTerm:
     """Return the policy term that ``config.policy_loss`` names.
 
     Each function below documents the options that it reads. ``selected [N, T]`` is the batch's ``covariance_mask``,
-    which ``clip_cov`` and ``kl_cov`` need.
+    which ``clip_cov`` and ``kl_cov`` need, and ``sample_size`` its ``effective_sample_size``, which ``p3o`` needs.
 
     Raises:
-        ValueError: ``clip_cov`` or ``kl_cov`` without ``selected``.
+        ValueError: ``clip_cov`` or ``kl_cov`` without ``selected``, or ``p3o`` without ``sample_size``.
     """
     kind, low, high = config.policy_loss, config.clip_low, config.clip_high
     if kind == "clip":
@@ -77,6 +78,13 @@ def policy_term(
         return _dppo(log_probs, log_ratio, advantages, low, high, config.delta)
     if kind == "dro":
         return _dro(log_probs, log_ratio, advantages, config.dro_beta)
+    if kind == "p3o":
+        if sample_size is None:
+            raise ValueError(
+                "policy_loss='p3o' and batch.effective_sample_size is None: compute that of the whole optimizer step "
+                "first, by rlox_grpo.loss.step_statistics.policy_sample_size"
+            )
+        return _p3o(log_probs, log_ratio, advantages, sample_size)
     if kind in ("clip_cov", "kl_cov"):
         if selected is None:
             raise ValueError(
@@ -231,6 +239,17 @@ def _dro(log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, beta: float |
     if beta is None:
         raise ValueError("policy_loss='dro' and dro_beta is None: set dro_beta, such as 0.1")
     return _unclipped(-advantages * log_probs + 0.5 * beta * log_ratio.square(), log_ratio.exp())
+
+
+def _p3o(log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, sample_size: float) -> PolicyTerm:
+    """−sg(min(r, e)) A log_probs + (1 − e)·(1/r + log_ratio − 1), e the effective sample size of the step's ratios.
+
+    Trust the Batch (arXiv:2605.12380, eq. 11 and 12; FeynRL, algs/P3O). The penalty estimates KL(π ‖ π_old).
+    """
+    ratio = log_ratio.exp()
+    distance = (-log_ratio).exp() + log_ratio - 1
+    loss = -ratio.detach().clamp(max=sample_size) * advantages * log_probs + (1 - sample_size) * distance
+    return PolicyTerm(loss, ratio, torch.zeros_like(ratio, dtype=torch.bool), ratio > sample_size)
 
 
 def _clip_cov(log_ratio: Tensor, advantages: Tensor, selected: Tensor, clip_low: float, clip_high: float) -> PolicyTerm:

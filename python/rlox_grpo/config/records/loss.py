@@ -22,6 +22,7 @@ PolicyLoss = Literal[
     "dro",
     "clip_cov",
     "kl_cov",
+    "p3o",
     "reinforce",
 ]
 LossAggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum", "sequence_mean_shifted"]
