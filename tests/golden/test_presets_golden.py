@@ -21,8 +21,8 @@ from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.presets.page import GROUPS
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss import grpo_loss
-from rlox_grpo.loss.covariance import SELECTING, covariance_masks
 from rlox_grpo.loss.kl import kl_coef_at
+from rlox_grpo.loss.step_statistics import READS_THE_STEP, with_step_statistics
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.types import Batch
 
@@ -208,6 +208,14 @@ def gagpo(x: Any, sg: Any) -> float:
     return token_mean(x, -np.minimum(s * A, np.clip(s, 0.8, 1.2) * A) + 0.01 * k3(x))
 
 
+def p3o(x: Any, sg: Any) -> float:
+    """Ratios are against the sampler; those of the formula's own e and weight are constants."""
+    held = np.exp(sg - x.sampler)
+    e = held[x.mask].sum() ** 2 / (x.mask.sum() * (held[x.mask] ** 2).sum())
+    distance = np.exp(x.sampler - x.lp) - (x.sampler - x.lp) - 1
+    return token_mean(x, -np.minimum(held, e) * z(x, 1, 1e-8) * x.lp + (1 - e) * distance)
+
+
 def nano_aha(x: Any, sg: Any) -> float:
     return token_mean(x, -z(x, 0, 1e-4) * x.lp + 0.001 * k3(x))
 
@@ -303,6 +311,7 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("wapo", False): wapo,
     ("clip_cov", False): clip_cov,
     ("kl_cov", False): kl_cov,
+    ("p3o", False): p3o,
     ("gagpo", False): gagpo,
     ("nano_aha", False): nano_aha,
     ("grpo_zero", False): grpo_zero,
@@ -392,9 +401,8 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     log_probs = torch.from_numpy(x.lp).requires_grad_()
     weight = coef if config.kl_in == "loss" else 0.0
     kept_log_probs, length = log_probs[torch.from_numpy(kept)], config.max_new_tokens
-    if config.policy_loss in SELECTING:
-        (selected,) = covariance_masks([kept_log_probs], [batch], config.loss)
-        batch = replace(batch, covariance_mask=selected)
+    if config.policy_loss in READS_THE_STEP:
+        (batch,) = with_step_statistics([batch], config.loss, lambda _: kept_log_probs)
     loss = grpo_loss(kept_log_probs, replace(batch), config.loss, kl_coef=weight, max_length=length).loss
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return float(loss.detach()), gradient.numpy()
@@ -549,6 +557,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "clip_cov": ENTROPY,
     "kl_cov": ENTROPY,
     "gagpo": {**USUAL, "weight_decay": 0.01},
+    "p3o": {
+        **USUAL,
+        "prompts_per_step": 128,
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "max_new_tokens": 4096,
+        "lr_schedule": "cosine",
+        "warmup_steps": 5,
+        "min_lr_ratio": 0.1,
+        "weight_decay": 0.01,
+        "reference": "auto",
+    },
     "nano_aha": {
         **USUAL,
         "group_size": 4,
@@ -638,7 +658,7 @@ def test_every_published_form_of_a_loss_has_a_formula() -> None:
 def test_settings_are_the_sources(name: str) -> None:
     values = PRESETS[name].values
     assert {setting: values[setting] for setting in USUAL} == SETTINGS[name]
-    assert tuple(values[field] for field in ADAM) == (0.9, 0.999)
+    assert tuple(values[field] for field in ADAM) == (0.9, 0.95 if name == "p3o" else 0.999)
     drops = ("grpo", "recommended", "dapo", "clip_cov", "kl_cov", "simple_grpo", "cispo_open_instruct")
     assert values["zero_variance"] == ("drop" if name in drops else "keep")
     assert name not in REWARDS_OF or PRESETS[name].reward == REWARDS_OF[name]
@@ -666,6 +686,7 @@ def test_every_preset_fixes_every_choice_that_acts(name: str) -> None:
         "sapo": {"sapo_temperatures"},
         "clip_cov": {"clip_low", "clip_high", "covariance_share", "covariance_bounds"},
         "kl_cov": {"covariance_share", "covariance_kl_coef"},
+        "p3o": {"bypass_old_log_probs"},
         "reinforce": set(),
     }[values["policy_loss"]]
     if values.get("negative_advantages") == "zero":
