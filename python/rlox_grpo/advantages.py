@@ -12,9 +12,19 @@ from numpy.typing import NDArray
 import rlox_grpo._native as _native
 from rlox_grpo.batch.ragged import to_integers
 from rlox_grpo.config.defaults import DDOF, STD_EPSILON
+from rlox_grpo.groups import (
+    compute_group_offsets,
+    compute_turn_returns,
+    compute_turn_rewards,
+    discount_returns,
+    has_equal_state_returns,
+    has_zero_variance,
+    number_states,
+)
 
 if TYPE_CHECKING:
     from rlox_grpo.config.records import AdvantageConfig
+    from rlox_grpo.types import ScoredGroup
 
 Scaling = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out"]
@@ -196,6 +206,66 @@ def turn_advantages(
     return advantages.astype(np.float32)
 
 
+def gae_advantages(
+    rewards: NDArray[np.float64],
+    states: NDArray[np.int64],
+    group_offsets: NDArray[np.int64],
+    *,
+    discount: float,
+    trace_decay: float,
+    scaling: Literal["group", "none"] = "group",
+    ddof: int = DDOF,
+    std_epsilon: float = STD_EPSILON,
+) -> NDArray[np.float32]:
+    """Generalised advantage of each turn, with values of states from the group: GAGPO (arXiv:2605.13217).
+
+    ``V(s)`` is the mean of the discounted returns G_k of all turns of the group in the state s, and 0 after the last
+    turn. Then δ_k = r_k + discount · V(s_{k+1}) − V(s_k) and A_k = δ_k + discount · trace_decay · A_{k+1} (GAE,
+    arXiv:1506.02438, eq. 16). With ``trace_decay=1`` this is G_k − V(s_k).
+
+    ``scaling="group"`` subtracts the mean of all turns of the group and divides by their deviation. With one turn each
+    this is :func:`group_advantages`.
+
+    Args:
+        rewards: ``float64 [N, K]``, of :func:`rlox_grpo.groups.compute_turn_rewards`; rows of NaN are left out of every
+            statistic, and their advantages are 0.
+        states: ``int64 [N, K]``, of :func:`rlox_grpo.groups.number_states`.
+        group_offsets: ``int64 [B + 1]``.
+        discount: γ.
+        trace_decay: λ.
+        scaling, ddof, std_epsilon: as in :func:`group_advantages`.
+
+    Returns:
+        ``float32 [N, K]``, NaN after an episode's last turn.
+    """
+    returns = discount_returns(rewards, discount)
+    valid = (states >= 0) & ~np.isnan(returns)
+    values = np.zeros_like(returns)
+    values[valid] = _mean_by_state(returns[valid], states[valid])
+    # δ = (r + discount · V') − V in the order of the returns: exactly 0 where the returns of each state are equal.
+    advantages = np.where(valid, rewards, 0.0)
+    advantages[:, :-1] += discount * values[:, 1:]
+    advantages -= values
+    for turn in range(advantages.shape[1] - 2, -1, -1):
+        advantages[:, turn] += discount * trace_decay * advantages[:, turn + 1]
+    for start, stop in pairwise(group_offsets.tolist() if scaling == "group" else ()):
+        place = valid[start:stop]
+        own = advantages[start:stop][place]
+        spread = float(own.std(ddof=ddof)) if len(own) > ddof and own.max() > own.min() else 0.0
+        scaled = (own - own.mean()) / (spread + std_epsilon) if spread > 0 else np.zeros_like(own)
+        advantages[start:stop][place] = scaled
+    advantages[states < 0] = np.nan
+    return advantages.astype(np.float32)
+
+
+def _mean_by_state(returns: NDArray[np.float64], states: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return for each turn the mean return of its state, ``float64 [M]``; equal returns have exactly that mean."""
+    _, first, place, count = np.unique(states, return_index=True, return_inverse=True, return_counts=True)
+    # The mean of the differences: it is exactly 0 for equal returns, so that their advantages are.
+    differences = returns - returns[first][place]
+    return returns[first][place] + (np.bincount(place, weights=differences) / count)[place]
+
+
 def make_advantages(
     config: AdvantageConfig, weights: Sequence[float]
 ) -> Callable[[NDArray[Any], NDArray[np.int64], Mapping[str, NDArray[Any]]], NDArray[np.float32]]:
@@ -236,23 +306,41 @@ def make_advantages(
 
 def make_turn_advantages(
     config: AdvantageConfig,
-) -> Callable[[NDArray[Any], NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]:
-    """Return :func:`turn_advantages` with the options of ``config``, for ``turn_credit="turn"``."""
+) -> Callable[[Sequence[ScoredGroup], NDArray[np.float32]], NDArray[np.float32]]:
+    """Return the function from groups and their rewards ``[N]`` to the advantages of turns, ``float32 [N, K]``.
 
-    def advantages(
-        returns: NDArray[Any], turns: NDArray[np.int64], group_offsets: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        return turn_advantages(
-            returns,
-            turns,
-            group_offsets,
-            scaling="none" if config.reward_scaling == "none" else "group",
-            ddof=config.ddof,
-            std_epsilon=config.std_epsilon,
-            baseline="leave_one_out" if config.baseline == "leave_one_out" else "mean",
+    It is :func:`turn_advantages` or :func:`gae_advantages` with the options of ``config``, by ``turn_credit``.
+    """
+    options: dict[str, Any] = {
+        "scaling": "none" if config.reward_scaling == "none" else "group",
+        "ddof": config.ddof,
+        "std_epsilon": config.std_epsilon,
+    }
+
+    def of_turns(groups: Sequence[ScoredGroup], rewards: NDArray[np.float32]) -> NDArray[np.float32]:
+        baseline: Baseline = "leave_one_out" if config.baseline == "leave_one_out" else "mean"
+        returns, turns = compute_turn_returns(groups, rewards)
+        return turn_advantages(returns, turns, compute_group_offsets(groups), baseline=baseline, **options)
+
+    def of_states(groups: Sequence[ScoredGroup], rewards: NDArray[np.float32]) -> NDArray[np.float32]:
+        return gae_advantages(
+            compute_turn_rewards(groups, rewards)[0],
+            number_states(groups, config.turn_state),
+            compute_group_offsets(groups),
+            discount=config.turn_discount,
+            trace_decay=config.turn_lambda,
+            **options,
         )
 
+    advantages = of_states if config.turn_credit == "gae" else of_turns
     return _without_losers(advantages) if config.negative_advantages == "zero" else advantages
+
+
+def make_zero_variance_test(config: AdvantageConfig) -> Callable[[ScoredGroup], bool]:
+    """Return the function that tells whether all advantages of a group are 0, by ``turn_credit``."""
+    if config.turn_credit == "gae":
+        return lambda scored: has_equal_state_returns(scored, config.turn_discount, config.turn_state)
+    return lambda scored: has_zero_variance(scored, by_turn=config.turn_credit == "turn")
 
 
 def _without_losers(advantages: Callable[..., NDArray[np.float32]]) -> Callable[..., NDArray[np.float32]]:

@@ -13,12 +13,16 @@ Completions without ``sampled`` and ``turns`` have one turn, and all their token
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlox_grpo.types import BoolArray, Completion, Float32Array, Int64Array, ScoredGroup
+
+TurnState = Literal["observation", "history"]
 
 RIGHT = 1.0
 """A completion is right if its first reward is at least this."""
@@ -149,28 +153,106 @@ def compute_turn_returns(
     Raises:
         ValueError: ``turn_rewards`` are not one finite number for each turn, or an episode has branches.
     """
+    rewarded, turns = _read_turns(groups, rewards)
+    returns = np.zeros((len(turns), int(turns.max(initial=1))))
+    for row, (whole, own) in enumerate(rewarded):
+        returns[row] = whole
+        if own is not None:
+            returns[row, 1 : turns[row]] -= np.cumsum(own[:-1], dtype=np.float64)
+        if not np.isnan(whole):
+            returns[row, turns[row] :] = 0.0
+    return returns, turns
+
+
+def compute_turn_rewards(
+    groups: Sequence[ScoredGroup], rewards: Float32Array | None = None
+) -> tuple[NDArray[np.float64], Int64Array]:
+    """Compute the reward of each turn, where :func:`compute_turn_returns` has their sums.
+
+    The part of the reward that is not in ``turn_rewards`` belongs to the last turn: the reward 1.0 with the turn
+    rewards (0.2, 0.3) has (0.2, 0.8). Arguments, result and errors are those of :func:`compute_turn_returns`.
+    """
+    rewarded, turns = _read_turns(groups, rewards)
+    by_turn = np.zeros((len(turns), int(turns.max(initial=1))))
+    for row, (whole, own) in enumerate(rewarded):
+        if own is not None:
+            by_turn[row, : turns[row]] = own
+        by_turn[row, turns[row] - 1] += whole - by_turn[row].sum()
+        if np.isnan(whole):
+            by_turn[row] = np.nan
+    return by_turn, turns
+
+
+def _read_turns(
+    groups: Sequence[ScoredGroup], rewards: Float32Array | None
+) -> tuple[list[tuple[float, Float32Array | None]], Int64Array]:
+    """Return the whole reward and the turn rewards of each completion, and its number of turns."""
     completions = [completion for scored in groups for completion in scored.group.completions]
     for row, completion in enumerate(completions):
         if completion.branches:
             raise ValueError(
-                f"completions[{row}] has {len(completion.branches)} branches: turn_credit='turn' needs episodes whose "
-                "history is never rewritten; set turn_credit='episode'"
+                f"completions[{row}] has {len(completion.branches)} branches: turn_credit='turn' and 'gae' need "
+                "episodes whose history is never rewritten; set turn_credit='episode'"
             )
     turns = np.array([count_turns(completion) for completion in completions], np.int64)
-    whole = np.concatenate([np.zeros(0, np.float32), *(scored.rewards for scored in groups)])
-    returns = np.zeros((len(turns), int(turns.max(initial=1))))
-    returns[:] = (whole if rewards is None else rewards)[:, None]
+    own_rewards = np.concatenate([np.zeros(0, np.float32), *(scored.rewards for scored in groups)])
     paid: list[Float32Array | None] = []
     for scored in groups:
         paid += [None] * len(scored.group.completions) if scored.turn_rewards is None else scored.turn_rewards
     for row, (own, count) in enumerate(zip(paid, turns, strict=True)):
-        if own is not None:
-            if np.shape(own) != (count,) or not np.isfinite(own).all():
-                raise ValueError(f"turn_rewards[{row}] is {own}: expected a finite number for each of {count} turns")
-            returns[row, 1:count] -= np.cumsum(own[:-1], dtype=np.float64)
-        if not np.isnan(returns[row, 0]):
-            returns[row, count:] = 0.0
-    return returns, turns
+        if own is not None and (np.shape(own) != (count,) or not np.isfinite(own).all()):
+            raise ValueError(f"turn_rewards[{row}] is {own}: expected a finite number for each of {count} turns")
+    wholes = (own_rewards if rewards is None else rewards).tolist()
+    return list(zip(wholes, paid, strict=True)), turns
+
+
+def discount_returns(rewards: NDArray[np.float64], discount: float) -> NDArray[np.float64]:
+    """Return G_k = r_k + discount · G_{k+1} of each turn, ``float64 [N, K]``, from the rewards of the turns."""
+    returns: NDArray[np.float64] = rewards.copy()
+    for turn in range(returns.shape[1] - 2, -1, -1):
+        returns[:, turn] += discount * returns[:, turn + 1]
+    return returns
+
+
+def number_states(groups: Sequence[ScoredGroup], kind: TurnState) -> Int64Array:
+    """Number the states in which the policy acts, ``int64 [N, K]``; −1 after the last turn of an episode.
+
+    Two turns of a group have the same number if their states are equal. States of different groups are never equal.
+    The state of a first turn is the prompt. That of a later turn is
+
+    - ``"observation"``: the token ids between the reply before it and this turn, those of the chat template included;
+      if there are none, the state and the reply before it;
+    - ``"history"``: all token ids before this turn.
+    """
+    completions = [completion for scored in groups for completion in scored.group.completions]
+    turns = [count_turns(completion) for completion in completions]
+    states = np.full((len(turns), max(turns, default=1)), -1, np.int64)
+    row, first = 0, 0
+    for scored in groups:
+        numbers: dict[tuple[int, bytes], int] = {}
+        for completion in scored.group.completions:
+            prompt = scored.group.prompt.token_ids if completion.prompt_ids is None else completion.prompt_ids
+            state = -1
+            for turn, key in enumerate(_list_keys(prompt, completion, kind)):
+                state = numbers.setdefault((state if key[0] else -1, key[1]), first + len(numbers))
+                states[row, turn] = state
+            row += 1
+        first += len(numbers)
+    return states
+
+
+def _list_keys(prompt: Int64Array, completion: Completion, kind: TurnState) -> Iterator[tuple[bool, bytes]]:
+    """Yield for each turn whether the state before it is a part of its state, and the tokens that are."""
+    starts = completion.turns or (0,)
+    yield False, np.concatenate([prompt, completion.token_ids[: starts[0]]]).astype(np.int64).tobytes()
+    for before, start in pairwise(starts):
+        tokens = np.asarray(completion.token_ids[before:start], np.int64)
+        flags = np.ones(len(tokens), np.bool_) if completion.sampled is None else completion.sampled[before:start]
+        observation = tokens[int(np.flatnonzero(flags)[-1]) + 1 :]
+        if kind == "history" or not len(observation):
+            yield True, tokens.tobytes()
+        else:
+            yield False, observation.tobytes()
 
 
 def select_by_variance(groups: Sequence[ScoredGroup], share: float) -> list[int]:
@@ -200,6 +282,17 @@ def has_zero_variance(scored: ScoredGroup, *, by_turn: bool = False) -> bool:
     returns = compute_turn_returns([scored])[0]
     valid = returns[~np.isnan(returns[:, 0])]
     return len(valid) == 0 or bool((valid.max(axis=0) == valid.min(axis=0)).all())
+
+
+def has_equal_state_returns(scored: ScoredGroup, discount: float, kind: TurnState) -> bool:
+    """Whether all advantages of a group are 0 with ``turn_credit="gae"``: equal returns of all turns in each state.
+
+    Arguments are those of :func:`discount_returns` and :func:`number_states`.
+    """
+    returns, states = discount_returns(compute_turn_rewards([scored])[0], discount), number_states([scored], kind)
+    valid = (states >= 0) & ~np.isnan(returns)
+    _, first, place = np.unique(states[valid], return_index=True, return_inverse=True)
+    return bool((returns[valid] == returns[valid][first][place]).all())
 
 
 def has_zero_std(rewards: Float32Array) -> bool:

@@ -232,6 +232,8 @@ class Batch:
             denominator.
         covariance_mask: ``bool [N, T]``, the loss tokens that ``policy_loss`` ``clip_cov`` or ``kl_cov`` selects; see
             :mod:`rlox_grpo.loss.covariance`.
+        effective_sample_size: that of the ratios of the whole optimizer step, for ``policy_loss="p3o"``; see
+            :func:`rlox_grpo.loss.step_statistics.policy_sample_size`.
         importance_weights: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.loss.importance`.
         ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``.
         branch_index: ``int64 [N]``, 0 for a completion itself and b for its ``branches[b - 1]``; None: no branches.
@@ -258,6 +260,7 @@ class Batch:
     sampling_log_probs: Tensor | None = None
     policy_mask: Tensor | None = None
     covariance_mask: Tensor | None = None
+    effective_sample_size: float | None = None
     importance_weights: Tensor | None = None
     ref_distributions: TokenDistributions | None = None
     branch_index: Tensor | None = None

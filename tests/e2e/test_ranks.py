@@ -82,6 +82,7 @@ def test_ranks_take_the_step_of_one_process(ranks, alone, tmp_path):
 WHOLE_STEP = {
     "kl_cov": {"policy_loss": "kl_cov", "covariance_share": 0.1},
     "clip_cov": {"policy_loss": "clip_cov", "covariance_share": 0.1, "covariance_bounds": [0.05, 5.0]},
+    "p3o": {"policy_loss": "p3o"},
     "optimal_token": {"baseline": "optimal_token", "reward_scaling": "none"},
     "reward_variance_share": {"reward_variance_share": 0.6},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from rlox_grpo.advantages import (
 )
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.groups import select_by_variance
-from rlox_grpo.types import Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 
 # float32 holds 24 bits: an ulp at 2 is 2.4e-7, and the arithmetic before it is exact or in float64.
 CLOSE = {"rtol": 0, "atol": 3e-7}
@@ -150,9 +151,13 @@ def test_losers_have_no_advantage():
     found = configured([3, 1, math.nan, 2], reward_scaling="none", negative_advantages="zero")
     assert found == [1, 0, 0, 0]
     config = GRPOConfig(group_size=2, reward_scaling="none", negative_advantages="zero")
-    # Returns of two episodes over two turns: means 2 and 1; the second episode has ended after one turn.
-    returns = np.array([[3.0, 2.0], [1.0, 0.0]])
-    by_turn = make_turn_advantages(config.advantages)(returns, np.array([2, 1]), np.array([0, 2]))
+    # Returns 3 2 and 1 of two episodes: means 2 and 1; the second episode has ended after one turn.
+    own = Completion(np.arange(2), np.zeros(2, np.float32), "stop", None, None, (0, 1))
+    prompt = Prompt(np.array([5]), 0)
+    rewards = f32(3, 1)
+    paid = (f32(1, 2), f32(1))
+    group = ScoredGroup(RolloutGroup(prompt, (own, replace(own, turns=()))), rewards, {}, turn_rewards=paid)
+    by_turn = make_turn_advantages(config.advantages)([group], rewards)
     np.testing.assert_array_equal(by_turn, f32(1, 1, 0, np.nan).reshape(2, 2))
 
 

@@ -156,7 +156,7 @@ def test_a_row_with_a_prompt_of_its_own():
 
 
 def test_turn_credit_needs_one_row():
-    with pytest.raises(ValueError, match=r"completions\[0\] has 1 branches: turn_credit='turn'"):
+    with pytest.raises(ValueError, match=r"completions\[0\] has 1 branches: turn_credit='turn' and 'gae' need"):
         compute_turn_returns(groups())
     with pytest.raises(ValueError, match="a completion has branches"):
         build_batch(groups(), np.ones((2, 3)))

@@ -11,7 +11,9 @@ import torch
 from rlox_grpo.config.records import LossConfig
 from rlox_grpo.loss.covariance import covariance_masks
 from rlox_grpo.loss.kl import kl_penalty
+from rlox_grpo.loss.objective import grpo_loss
 from rlox_grpo.loss.policy import policy_term, top_entropy_masks
+from rlox_grpo.loss.step_statistics import policy_sample_size, with_step_statistics
 from rlox_grpo.types import Batch
 
 TINY = 1e-12  # float64 sums of two or three numbers of size 1
@@ -326,3 +328,101 @@ def test_selected_tokens_in_the_loss():
 def test_a_selection_that_is_missing_is_an_error():
     with pytest.raises(ValueError, match=r"policy_loss='kl_cov' and batch.covariance_mask is None: select the tokens"):
         term("kl_cov", [1.0], 1.0)
+
+
+# p3o: the effective sample size of the step
+
+
+def test_p3o_caps_the_weights_and_penalises_by_the_sample_size():
+    """Ratios 2, 1/2, 1: (7/2)² / (3 · 21/4) = 7/9. A = 3, log-probs log 2, log 1/2, 0 of an old policy of 1.
+
+    Weights 7/9, 1/2, 7/9; the penalty 2/9 (1/r + log r − 1) has the slope 2/9 (1 − 1/r): 1/9, −2/9, 0.
+    """
+    ratios = torch.tensor([[2.0, 0.5, 1.0]], dtype=torch.float64)
+    log_probs = ratios.log().requires_grad_()
+    advantages, mask = torch.tensor([[3.0]], dtype=torch.float64), torch.ones(1, 3, dtype=torch.bool)
+    found = policy_term(LossConfig.create(policy_loss="p3o"), log_probs, log_probs, advantages, mask, None, 7 / 9)
+    expected = [
+        -7 / 3 * log(2) + 2 / 9 * (1 / 2 + log(2) - 1),
+        3 / 2 * log(2) + 2 / 9 * (2 - log(2) - 1),
+        0.0,
+    ]
+    assert found.loss[0].tolist() == pytest.approx(expected, abs=TINY)
+    (slope,) = torch.autograd.grad(found.loss.sum(), log_probs)
+    assert slope[0].tolist() == pytest.approx([-7 / 3 + 1 / 9, -3 / 2 - 2 / 9, -7 / 3], abs=TINY)
+    assert found.high[0].tolist() == [True, False, True]
+    assert not found.low.any()
+
+
+# Of covariance_batches, r = 1, e^0.1, e^0.5, e^-0.5, 1 of five tokens.
+P3O_SIZE = (2 + exp(0.1) + exp(0.5) + exp(-0.5)) ** 2 / (5 * (2 + exp(0.2) + exp(1.0) + exp(-1.0)))
+
+
+@pytest.mark.parametrize("pieces", [[[0, 1]], [[0], [1]], [[1], [0]]])
+def test_the_sample_size_is_that_of_the_whole_step(pieces):
+    log_probs, batches = covariance_batches(pieces)
+    assert policy_sample_size(log_probs, batches) == pytest.approx(P3O_SIZE, rel=1e-12)
+    config = LossConfig.create(policy_loss="p3o")
+    given = dict(zip(map(id, batches), log_probs, strict=True))
+    filled = with_step_statistics(batches, config, lambda batch: given[id(batch)])
+    assert [batch.effective_sample_size for batch in filled] == [pytest.approx(P3O_SIZE, rel=1e-12)] * len(pieces)
+    outputs = [grpo_loss(own, batch, config) for own, batch in zip(log_probs, filled, strict=True)]
+    # Micro-batches add up to the loss of the step, and the metric to the size.
+    (whole,) = (
+        grpo_loss(own, replace(batch, effective_sample_size=P3O_SIZE), config)
+        for own, batch in zip(*covariance_batches([[0, 1]]), strict=True)
+    )
+    assert sum(float(output.loss) for output in outputs) == pytest.approx(float(whole.loss), rel=1e-12)
+    sizes = [float(output.metrics["policy/effective_sample_size"]) for output in outputs]
+    assert sum(sizes) == pytest.approx(P3O_SIZE, rel=1e-9)
+
+
+def test_the_sample_size_is_that_of_all_ranks():
+    log_probs, batches = covariance_batches([[1], [0]])
+    sent = []
+
+    def send(data):
+        sent.append(data)
+        return [data]
+
+    alone = [
+        policy_sample_size([own], [batch], ranks=SimpleNamespace(gather_bytes=send))
+        for own, batch in zip(log_probs, batches, strict=True)
+    ]
+    assert max(abs(size - P3O_SIZE) for size in alone) > 0.01  # of each rank's own tokens
+    for own, batch in zip(log_probs, batches, strict=True):
+        found = policy_sample_size([own], [batch], ranks=SimpleNamespace(gather_bytes=lambda data: sent))
+        assert found == pytest.approx(P3O_SIZE, rel=1e-12)
+
+
+def test_the_sample_size_at_its_bounds():
+    log_probs, batches = covariance_batches([[0, 1]])
+    (batch,) = batches
+    fresh = replace(batch, old_log_probs=None)
+
+    def never(batch):
+        raise AssertionError("a forward pass for ratios of 1")
+
+    config = LossConfig.create(policy_loss="p3o")
+    (filled,) = with_step_statistics([fresh], config, never)
+    assert filled.effective_sample_size == 1.0
+    # All ratios 1: the policy gradient of reinforce, without a penalty.
+    expected = grpo_loss(log_probs[0], fresh, policy_loss="reinforce").loss
+    assert float(grpo_loss(log_probs[0], filled, config).loss) == pytest.approx(float(expected), rel=1e-12)
+    nothing = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
+    assert policy_sample_size(log_probs, [nothing]) == 1.0
+    # Ratios of e^20, the largest that there are, for e^50 and e^30, and three of e^-20: 2/5.
+    far = torch.tensor([[50.0, 30.0, -50.0], [-50.0, -50.0, 0.0]], dtype=torch.float64)
+    assert policy_sample_size([batch.old_log_probs + far], [batch]) == pytest.approx(2 / 5)
+    # Three ratios of 1 that nobody measured, beside e^-0.5 and 1.
+    (first, second), parts = covariance_batches([[0], [1]])
+    mixed = policy_sample_size([None, second], [replace(parts[0], old_log_probs=None), parts[1]])
+    assert mixed == pytest.approx((4 + exp(-0.5)) ** 2 / (5 * (4 + exp(-1.0))), rel=1e-12)
+    assert policy_sample_size([first, second], parts) != pytest.approx(mixed, rel=1e-3)
+    # A ratio that all tokens share changes no share.
+    assert policy_sample_size([batch.old_log_probs + 0.7], [batch]) == pytest.approx(1.0)
+
+
+def test_a_sample_size_that_is_missing_is_an_error():
+    with pytest.raises(ValueError, match=r"policy_loss='p3o' and batch.effective_sample_size is None: compute that"):
+        term("p3o", [1.0], 1.0)

@@ -21,8 +21,8 @@ from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.presets.page import GROUPS
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss import grpo_loss
-from rlox_grpo.loss.covariance import SELECTING, covariance_masks
 from rlox_grpo.loss.kl import kl_coef_at
+from rlox_grpo.loss.step_statistics import READS_THE_STEP, with_step_statistics
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.types import Batch
 
@@ -201,6 +201,21 @@ def kl_cov(x: Any, sg: Any) -> float:
     return token_mean(x, losses)
 
 
+def gagpo(x: Any, sg: Any) -> float:
+    """With one turn each: the turn's ratio is the sequence's, and the state's value the mean of the group."""
+    s = np.exp(((x.lp - x.old) * x.mask).sum(1, keepdims=True) / x.mask.sum(1, keepdims=True))
+    A = z(x, 1, 1e-6)
+    return token_mean(x, -np.minimum(s * A, np.clip(s, 0.8, 1.2) * A) + 0.01 * k3(x))
+
+
+def p3o(x: Any, sg: Any) -> float:
+    """Ratios are against the sampler; those of the formula's own e and weight are constants."""
+    held = np.exp(sg - x.sampler)
+    e = held[x.mask].sum() ** 2 / (x.mask.sum() * (held[x.mask] ** 2).sum())
+    distance = np.exp(x.sampler - x.lp) - (x.sampler - x.lp) - 1
+    return token_mean(x, -np.minimum(held, e) * z(x, 1, 1e-8) * x.lp + (1 - e) * distance)
+
+
 def nano_aha(x: Any, sg: Any) -> float:
     return token_mean(x, -z(x, 0, 1e-4) * x.lp + 0.001 * k3(x))
 
@@ -296,6 +311,8 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("wapo", False): wapo,
     ("clip_cov", False): clip_cov,
     ("kl_cov", False): kl_cov,
+    ("p3o", False): p3o,
+    ("gagpo", False): gagpo,
     ("nano_aha", False): nano_aha,
     ("grpo_zero", False): grpo_zero,
     ("simple_grpo", False): simple_grpo,
@@ -333,6 +350,8 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     sizes = {"group_size": G, "prompts_per_step": 64}
     if name == "rl_from_scratch":
         sizes["max_new_tokens"] = T
+    if name == "gagpo":
+        sizes["turn_credit"] = "episode"  # the data has one turn; test_turn_values_golden.py has others
     config = GRPOConfig.create(preset=name, published=published, **{**sizes, **changes})
     x = data()
     coef = kl_coef_at(
@@ -382,9 +401,8 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
     log_probs = torch.from_numpy(x.lp).requires_grad_()
     weight = coef if config.kl_in == "loss" else 0.0
     kept_log_probs, length = log_probs[torch.from_numpy(kept)], config.max_new_tokens
-    if config.policy_loss in SELECTING:
-        (selected,) = covariance_masks([kept_log_probs], [batch], config.loss)
-        batch = replace(batch, covariance_mask=selected)
+    if config.policy_loss in READS_THE_STEP:
+        (batch,) = with_step_statistics([batch], config.loss, lambda _: kept_log_probs)
     loss = grpo_loss(kept_log_probs, replace(batch), config.loss, kl_coef=weight, max_length=length).loss
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return float(loss.detach()), gradient.numpy()
@@ -538,6 +556,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "clip_cov": ENTROPY,
     "kl_cov": ENTROPY,
+    "gagpo": {**USUAL, "weight_decay": 0.01},
+    "p3o": {
+        **USUAL,
+        "prompts_per_step": 128,
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "max_new_tokens": 4096,
+        "lr_schedule": "cosine",
+        "warmup_steps": 5,
+        "min_lr_ratio": 0.1,
+        "weight_decay": 0.01,
+        "reference": "auto",
+    },
     "nano_aha": {
         **USUAL,
         "group_size": 4,
@@ -609,6 +640,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "cispo_open_instruct": {**USUAL, "mini_batches": 4, "reference": "auto"},
 }
+TURNS = {"turn_credit": "gae", "turn_discount": 0.95, "turn_lambda": 0.95, "turn_state": "observation"}
 REWARDS_OF = {
     "dapo": '(*published("verl_math_dapo"), Overlong(20480, 4096))',
     "dr_grpo": "MathAnswer()",
@@ -626,11 +658,13 @@ def test_every_published_form_of_a_loss_has_a_formula() -> None:
 def test_settings_are_the_sources(name: str) -> None:
     values = PRESETS[name].values
     assert {setting: values[setting] for setting in USUAL} == SETTINGS[name]
-    assert tuple(values[field] for field in ADAM) == (0.9, 0.999)
+    assert tuple(values[field] for field in ADAM) == (0.9, 0.95 if name == "p3o" else 0.999)
     drops = ("grpo", "recommended", "dapo", "clip_cov", "kl_cov", "simple_grpo", "cispo_open_instruct")
     assert values["zero_variance"] == ("drop" if name in drops else "keep")
     assert name not in REWARDS_OF or PRESETS[name].reward == REWARDS_OF[name]
-    assert set(values) <= {*USUAL, *ADAM, *CHANGES}, "every choice is tested here or by its loss"
+    turns = {setting: value for setting, value in values.items() if setting.startswith("turn_")}
+    assert turns == (TURNS if name == "gagpo" else {})
+    assert set(values) <= {*USUAL, *ADAM, *CHANGES, *TURNS}, "every choice is tested here or by its loss"
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
@@ -645,12 +679,14 @@ def test_every_preset_fixes_every_choice_that_acts(name: str) -> None:
     needed |= {
         "clip": {"clip_low", "clip_high", "dual_clip", "delta"},
         "gspo": {"clip_low", "clip_high", "delta"},
+        "gspo_turn": {"clip_low", "clip_high", "delta"},
         "cispo_clip": {"clip_low", "clip_high"},
         "cispo_cap": {"clip_high"},
         "cispo_upper": {"clip_high"},
         "sapo": {"sapo_temperatures"},
         "clip_cov": {"clip_low", "clip_high", "covariance_share", "covariance_bounds"},
         "kl_cov": {"covariance_share", "covariance_kl_coef"},
+        "p3o": {"bypass_old_log_probs"},
         "reinforce": set(),
     }[values["policy_loss"]]
     if values.get("negative_advantages") == "zero":

@@ -9,7 +9,7 @@ Ratios r of the sampled tokens, with log-probs −1, −2, … in each row::
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, log
+from math import exp, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,8 @@ TERMS = {
     "clip": (-3.9 / 4 + 2.8 / 2) / 2,
     "gspo": (-QUARTER + 1) / 2,
     "gspo_token": (-QUARTER + 1) / 2,
+    # turns of geometric means √2 and √(3/4), the first clipped at 1.2
+    "gspo_turn": (-(1.2 * 2 + sqrt(0.75) * 2) / 4 + 1) / 2,
     "cispo_clip": ((1.2 * 1 + 1 * 2 + 0.8 * 3 + 1.2 * 4) / 4 - (0.8 * 1 + 1.2 * 2) / 2) / 2,
     "cispo_upper": ((1.2 * 1 + 1 * 2 + 0.5 * 3 + 1.2 * 4) / 4 - (0.5 * 1 + 1.2 * 2) / 2) / 2,
     "cispo_cap": ((1.2 * 1 + 1 * 2 + 0.5 * 3 + 1.2 * 4) / 4 - (0.5 * 1 + 1.2 * 2) / 2) / 2,

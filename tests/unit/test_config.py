@@ -64,6 +64,11 @@ def test_every_bad_value_is_named():
         ({"turn_credit": "turn", "reward_scaling": "whiten"}, "needs reward_scaling='group' or 'none', got 'whiten'"),
         ({"turn_credit": "turn", "reward_aggregation": "normalize_then_sum"}, "needs the total reward of each turn"),
         ({"turn_credit": "turn", "policy_loss": "gspo"}, "with policy_loss='gspo': its ratio is one for the sequence"),
+        ({"turn_credit": "gae", "baseline": "leave_one_out"}, "turn_credit='gae' subtracts the mean return of each"),
+        ({"turn_credit": "gae", "baseline": "batch", "reward_scaling": "none"}, "turn_credit='gae' compares the turns"),
+        ({"turn_credit": "gae", "max_turns": 1}, "turn_credit='gae' with max_turns=1 has no later turns to read"),
+        ({"turn_credit": "turn", "turn_lambda": 0.5}, "turn_lambda=0.5 is read only with turn_credit='gae'"),
+        ({"policy_loss": "gspo_turn", "delta": 1.1}, "it would undo the clip"),
         ({"reward_scaling": "mean", "baseline": "leave_one_out"}, "divides by the mean that it subtracts"),
         (
             {"reward_scaling": "mean", "kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1"},

@@ -18,9 +18,10 @@ import torch
 
 import chatml
 from rlox_grpo import GRPO, GRPOConfig
+from rlox_grpo.advantages import make_turn_advantages
 from rlox_grpo.environments import EpisodeEnded, Outcome, Reply
 from rlox_grpo.errors import ConfigError, EpisodeError
-from rlox_grpo.groups import check_turns
+from rlox_grpo.groups import check_turns, number_states
 from rlox_grpo.prompts.load import load_rows
 from rlox_grpo.rewards import RewardError, score
 from rlox_grpo.rewards.environment import EnvironmentReward
@@ -551,6 +552,32 @@ def test_turn_credit_reads_the_environments_turns(model: Any, tokenizer: Any, tm
         row = json.loads(line)
         assert len(row["turn_rewards"]) == len(row["advantage"]) == row["turns"] == 3
         assert row["reward"] == sum(row["turn_rewards"])
+
+
+@pytest.mark.parametrize("options", [{"preset": "gagpo"}, {"turn_credit": "gae", "turn_state": "history"}])
+def test_gae_credits_the_states_of_the_environment(
+    model: Any, tokenizer: Any, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """The advantages that are trained are those of the logged episodes."""
+    own = {**OPTIONS, "max_steps": 2, "output_dir": tmp_path, "learning_rate": 1e-3, "log_completions": 99, **options}
+    del own["eval_samples"]
+    policy = copy.deepcopy(model)
+    trainer = GRPO(policy, environment=Pays, tokenizer=tokenizer, **own)
+    trainer.train(ROWS)
+    scored, advantages = trainer.last_rollout
+    expected = make_turn_advantages(trainer.config.advantages)(scored, np.concatenate([g.rewards for g in scored]))
+    np.testing.assert_array_equal(advantages, expected)
+    assert advantages.shape == (len(scored) * trainer.config.group_size, 3)
+    assert np.nan_to_num(advantages).any()
+    # Pays numbers its observations by the turn, so all episodes of a group are in one state in each turn, unless
+    # histories count: then only the first turns are.
+    for group in scored:
+        states = number_states([group], trainer.config.turn_state)
+        assert (states[:, 0] == 0).all()
+        same = "turn_state" not in options
+        assert all((len(set(states[:, turn].tolist())) == 1) == same for turn in (1, 2)), states
+    moved = [not torch.equal(old, new) for old, new in zip(model.parameters(), policy.parameters(), strict=True)]
+    assert any(moved)
 
 
 def test_fixed_length_divides_by_the_tokens_of_all_turns(model: Any, tokenizer: Any) -> None:

@@ -62,6 +62,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "eval_samples": 2,
         "zero_variance": "refill",
         "max_refills": 1,
+        "policy_loss": "p3o",
     },
     "corrected": {
         "importance_correction": "token",

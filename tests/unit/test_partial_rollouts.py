@@ -258,6 +258,35 @@ def test_stale_replies_leave_the_loss_and_its_denominators(
     assert ages == {0, 1, 2}
 
 
+def test_values_of_states_are_those_of_whole_episodes(tokenizer: Any, model: Any, monkeypatch: Any) -> None:
+    """turn_credit="gae" with episodes of three, one and two turns, one turn a step: each turn is paid 1."""
+    seen: list[tuple[Any, Any]] = []
+    credit = Learner.advantages
+
+    def keep(learner: Learner, scored: Any, *given: Any) -> Any:
+        seen.append((scored, credit(learner, scored, *given)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(Learner, "advantages", keep)
+    trainer = GRPO(
+        copy.deepcopy(model), environment=Steps, tokenizer=tokenizer, group_size=2, prompts_per_step=2, max_steps=3,
+        max_new_tokens=4, max_turns=4, partial_rollout_turns=1, turn_credit="gae", reward_scaling="none",
+        zero_variance="keep", log_to=(),
+    )  # fmt: skip
+    trainer.train([{"length": length} for length in LENGTHS])
+    lengths = set()
+    for scored, advantages in seen:
+        rows = [(group, one) for group in scored for one in group.group.completions]
+        assert len(advantages) == len(rows)
+        for own, (group, one) in zip(advantages, rows, strict=True):
+            lengths.add((len(one.turns), len(set(one.versions))))
+            assert np.isfinite(own).sum() == len(one.turns)
+            # Both episodes of a group pass through the same states with the same rewards.
+            assert (own[: len(one.turns)] == 0).all()
+            assert group.rewards.tolist() == [len(one.turns)] * 2
+    assert lengths == {(3, 3), (2, 2), (1, 1)}
+
+
 @pytest.mark.parametrize("options", [{}, {"max_live_episodes": 3}, {"partial": 2}])
 def test_random_lengths_are_trained_once_in_bounded_staleness(tokenizer: Any, options: dict[str, Any]) -> None:
     draws = random.Random(5)

@@ -11,6 +11,7 @@ from rlox_grpo import GRPO
 from rlox_grpo.batch.build import build_batch, drop_tokens
 from rlox_grpo.loss.kl import sequence_kl
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
+from rlox_grpo.update.learner import Learner
 from toy import PROMPTS, ToyLM, options, share_of_target
 
 
@@ -41,6 +42,7 @@ CHOICES = [
     {"policy_loss": "clip_cov", "covariance_share": 0.3, "covariance_bounds": (0.0, 5.0)},
     {"policy_loss": "kl_cov", "covariance_share": 0.3},
     {"policy_loss": "kl_cov", "covariance_share": 0.3, "covariance_kl_coef": 0.3},
+    {"policy_loss": "p3o"},
     {"policy_loss": "reinforce"},
     {"clip_low": 0.01, "clip_high": 0.01},
     {"dual_clip": 1.01},
@@ -167,3 +169,23 @@ def test_a_copy_is_not_needed_where_nothing_needs_a_reference():
     before = copy.deepcopy(model)
     GRPO(model, share_of_target, **options(max_steps=1, train_end_token=False)).train(PROMPTS)
     assert any(not torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True))
+
+
+def test_the_sample_size_falls_with_the_updates_of_a_batch(monkeypatch):
+    several = {"policy_loss": "p3o", "learning_rate": 0.1}
+    sizes, seen = [], Learner._with_step_statistics
+
+    def keep(learner, *given):
+        found = seen(learner, *given)
+        sizes.append(found[0].effective_sample_size)
+        return found
+
+    monkeypatch.setattr(Learner, "_with_step_statistics", keep)
+    _, metrics, _ = trained(updates_per_batch=4, **several)
+    assert sizes[0] == pytest.approx(1.0, abs=1e-6)
+    assert sizes[3] < 0.99
+    assert metrics["policy/effective_sample_size"] == pytest.approx(np.mean(sizes), rel=1e-6)
+    # One update: ratios of 1, and the weights that reinforce has.
+    weights, metrics, _ = trained(**several)
+    assert (sizes[4], metrics["policy/effective_sample_size"]) == (1.0, 1.0)
+    assert moved_apart(weights, trained(learning_rate=0.1, policy_loss="reinforce")[0]) < 1e-6

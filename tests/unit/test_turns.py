@@ -4,6 +4,7 @@ import html
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,15 @@ from rlox_grpo import GRPO
 from rlox_grpo.batch import build_batch
 from rlox_grpo.config import GRPOConfig
 from rlox_grpo.errors import ConfigError, NonFiniteError
-from rlox_grpo.groups import check_turns, count_sampled, count_turns, mark_sampled, number_turns, select_sampled
+from rlox_grpo.groups import (
+    check_turns,
+    count_sampled,
+    count_turns,
+    has_zero_variance,
+    mark_sampled,
+    number_turns,
+    select_sampled,
+)
 from rlox_grpo.rewards import CosineLength, ExactAnswer, Overlong, ReasoningLength, Repetition, score
 from rlox_grpo.rollout.generate import refill_groups
 from rlox_grpo.run.evaluation import evaluate
@@ -24,6 +33,7 @@ from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGr
 from rlox_grpo.update.learner import Learner
 from toy import ToyLM
 
+BY_TURN = partial(has_zero_variance, by_turn=True)
 SAMPLED = [1, 1, 1, 0, 0, 1, 1]
 
 
@@ -199,7 +209,7 @@ def test_equal_rewards_that_differ_by_turn_are_trained(tmp_path):
     after = model(torch.tensor([[1, 2, 3, 1], [1, 2, 4, 1]])).detach().log_softmax(-1)
     change = after - before
     assert change[0, 3, 7] < 0 < change[1, 3, 6]  # the second tokens, of advantages −0.5 and 0.5
-    found = step_metrics(groups, advantages, stats, {}, by_turn=True)
+    found = step_metrics(groups, advantages, stats, {}, is_constant=BY_TURN)
     assert found["rollout/frac_reward_zero_std"] == pytest.approx(2 / 3)
     assert step_metrics(groups, advantages, stats, {})["rollout/frac_reward_zero_std"] == 1.0
     path = write_completions(tmp_path, 1, groups, advantages)
@@ -234,7 +244,7 @@ def test_zero_variance_is_judged_by_turn_where_turns_are_credited():
         asked.append(count)
         return [equal] * count
 
-    assert refill_groups([equal, constant], more, most_refills=1, by_turn=True).chosen == [equal, equal]
+    assert refill_groups([equal, constant], more, most_refills=1, is_constant=BY_TURN).chosen == [equal, equal]
     assert refill_groups([equal, constant], more, most_refills=1).chosen == []
     assert asked == [1, 2]
 
@@ -242,6 +252,10 @@ def test_zero_variance_is_judged_by_turn_where_turns_are_credited():
 def test_turn_credit_needs_an_environment():
     with pytest.raises(ConfigError, match="turn_credit='turn' is read only with environment; here no environment"):
         GRPO(ToyLM(), lambda completions, prompts: [0.0], turn_credit="turn", log_to=())
+    with pytest.raises(ConfigError, match="turn_credit='gae' is read only with environment; here no environment"):
+        GRPO(ToyLM(), lambda completions, prompts: [0.0], turn_credit="gae", log_to=())
+    with pytest.raises(ConfigError, match="policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token'"):
+        GRPO(ToyLM(), lambda completions, prompts: [0.0], policy_loss="gspo_turn", log_to=())
 
 
 # An episode in the report

@@ -93,7 +93,11 @@ def _check_advantages(advantages: AdvantageConfig) -> Iterator[str]:
 
 def _check_loss(loss: LossConfig) -> Iterator[str]:
     kind = loss.policy_loss
-    if kind in ("clip", "gspo", "gspo_token") and loss.delta is not None and loss.delta <= 1 + loss.clip_high:
+    if (
+        kind in ("clip", "gspo", "gspo_token", "gspo_turn")
+        and loss.delta is not None
+        and loss.delta <= 1 + loss.clip_high
+    ):
         yield f"delta={loss.delta:g} is no more than 1 + clip_high={1 + loss.clip_high:g}: it would undo the clip"
     if kind == "cispo_cap" and loss.clip_high < 1:
         yield f"policy_loss='cispo_cap' takes clip_high as the cap itself, about 5, got {loss.clip_high:g}"
@@ -169,7 +173,7 @@ def _check_stages(options: Options) -> Iterator[str]:
         )
     if options.partial_rollout_turns is not None:
         yield from _check_partial_rollouts(options, options.partial_rollout_turns)
-    if options.turn_credit == "turn":
+    if options.turn_credit != "episode":
         yield from _check_turn_credit(options)
     if options.mini_batches > options.prompts_per_step:
         yield f"mini_batches={options.mini_batches} is more than prompts_per_step={options.prompts_per_step}"
@@ -212,19 +216,24 @@ def _check_token_baseline(options: Options) -> Iterator[str]:
 
 
 def _check_turn_credit(options: Options) -> Iterator[str]:
+    credit = f"turn_credit={options.turn_credit!r}"
     if options.baseline in ("batch", "moving", "optimal_token"):
-        yield "turn_credit='turn' compares the turns of a group: set baseline='mean' or 'leave_one_out'"
+        yield f"{credit} compares the turns of a group: set baseline='mean' or 'leave_one_out'"
+    if options.turn_credit == "gae" and options.baseline == "leave_one_out":
+        yield "turn_credit='gae' subtracts the mean return of each state: set baseline='mean'"
+    if options.turn_credit == "gae" and options.max_turns == 1:
+        yield "turn_credit='gae' with max_turns=1 has no later turns to read: set turn_credit='episode'"
     if options.reward_scaling not in ("group", "none"):
-        yield f"turn_credit='turn' needs reward_scaling='group' or 'none', got {options.reward_scaling!r}"
+        yield f"{credit} needs reward_scaling='group' or 'none', got {options.reward_scaling!r}"
     if options.reward_aggregation != "sum_then_normalize":
         yield (
-            "turn_credit='turn' needs the total reward of each turn: reward_aggregation="
+            f"{credit} needs the total reward of each turn: reward_aggregation="
             f"{options.reward_aggregation!r} has none, set 'sum_then_normalize'"
         )
     if options.policy_loss in ("gspo", "gmpo"):
         yield (
-            f"turn_credit='turn' with policy_loss={options.policy_loss!r}: its ratio is one for the sequence and would "
-            "spread the credit of a turn over all of them; use 'gspo_token' or 'clip'"
+            f"{credit} with policy_loss={options.policy_loss!r}: its ratio is one for the sequence and would spread "
+            "the credit of a turn over all of them; use 'gspo_turn', 'gspo_token' or 'clip'"
         )
 
 

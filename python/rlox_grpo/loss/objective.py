@@ -102,7 +102,8 @@ def grpo_loss(
 
     Raises:
         ValueError: shapes that differ, ``kl_coef`` above 0 without ``ref_log_probs``, an ``entropy_coef`` without
-            an ``entropy`` that has a gradient, or ``clip_cov`` or ``kl_cov`` without ``covariance_mask``.
+            an ``entropy`` that has a gradient, ``clip_cov`` or ``kl_cov`` without ``covariance_mask``, or ``p3o``
+            without ``effective_sample_size``.
         ConfigError: an unknown option or a value out of range.
     """
     config = config or _DEFAULTS
@@ -125,7 +126,9 @@ def grpo_loss(
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     advantages = batch.advantages.to(log_probs.dtype)
     advantages = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
-    term = policy_term(config, log_probs, log_ratio, advantages, mask, batch.covariance_mask)
+    term = policy_term(
+        config, log_probs, log_ratio, advantages, mask, batch.covariance_mask, batch.effective_sample_size
+    )
     token_loss = term.loss if batch.policy_mask is None else torch.where(batch.policy_mask, term.loss, 0)
     if batch.importance_weights is not None:
         token_loss = token_loss * batch.importance_weights
@@ -158,6 +161,8 @@ def grpo_loss(
     }
     if batch.covariance_mask is not None:
         metrics["policy/covariance_fraction"] = token_mean(batch.covariance_mask.float())
+    if batch.effective_sample_size is not None:
+        metrics["policy/effective_sample_size"] = batch.effective_sample_size * token_mean(torch.ones_like(log_ratio))
     if kl is not None:
         metrics["policy/kl"] = token_mean(kl.detach())
     return LossOutput(loss=loss, metrics=metrics)

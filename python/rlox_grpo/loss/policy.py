@@ -27,7 +27,7 @@ class PolicyTerm:
         loss: Per token; a sequence's own loss stands at each of its tokens.
         ratio: The importance ratio in the loss, of the token or of its sequence.
         low, high: Whether the ratio is clipped from below or from above. A clipped token has no gradient; in the
-            ``cispo`` forms it has the gradient of the bound.
+            ``cispo`` forms and ``p3o`` it has the gradient of the bound.
     """
 
     loss: Tensor
@@ -43,23 +43,25 @@ def policy_term(
     advantages: Tensor,
     mask: Tensor,
     selected: Tensor | None = None,
+    sample_size: float | None = None,
 ) -> PolicyTerm:
     """Return the policy term that ``config.policy_loss`` names.
 
     Each function below documents the options that it reads. ``selected [N, T]`` is the batch's ``covariance_mask``,
-    which ``clip_cov`` and ``kl_cov`` need.
+    which ``clip_cov`` and ``kl_cov`` need, and ``sample_size`` its ``effective_sample_size``, which ``p3o`` needs.
 
     Raises:
-        ValueError: ``clip_cov`` or ``kl_cov`` without ``selected``.
+        ValueError: ``clip_cov`` or ``kl_cov`` without ``selected``, or ``p3o`` without ``sample_size``.
     """
     kind, low, high = config.policy_loss, config.clip_low, config.clip_high
     if kind == "clip":
         return clipped(log_ratio, advantages, low, high, dual_clip=config.dual_clip, delta=config.delta)
     if kind == "gspo":
         return clipped(_sequence_mean(log_ratio, mask).expand_as(mask), advantages, low, high, delta=config.delta)
-    if kind == "gspo_token":
-        sequence = _sequence_mean(log_ratio, mask).detach()
-        return clipped(sequence + log_probs - log_probs.detach(), advantages, low, high, delta=config.delta)
+    if kind in ("gspo_token", "gspo_turn"):
+        mean = _sequence_mean if kind == "gspo_token" else _turn_mean
+        shared = mean(log_ratio, mask).detach()
+        return clipped(shared + log_probs - log_probs.detach(), advantages, low, high, delta=config.delta)
     if kind == "cispo_clip":
         return _weighted(log_probs, log_ratio, advantages, 1 - low, 1 + high)
     if kind == "cispo_upper":
@@ -76,6 +78,13 @@ def policy_term(
         return _dppo(log_probs, log_ratio, advantages, low, high, config.delta)
     if kind == "dro":
         return _dro(log_probs, log_ratio, advantages, config.dro_beta)
+    if kind == "p3o":
+        if sample_size is None:
+            raise ValueError(
+                "policy_loss='p3o' and batch.effective_sample_size is None: compute that of the whole optimizer step "
+                "first, by rlox_grpo.loss.step_statistics.policy_sample_size"
+            )
+        return _p3o(log_probs, log_ratio, advantages, sample_size)
     if kind in ("clip_cov", "kl_cov"):
         if selected is None:
             raise ValueError(
@@ -132,8 +141,9 @@ def clipped(
     ``gspo``: r is the sequence's s_i = exp(Σ log_ratio / L_i), and each token gets 1/L_i of its gradient (GSPO,
     arXiv:2507.18071; TRL's ``importance_sampling_level="sequence"``). ``gspo_token``: r is sg(s_i) ·
     exp(log_probs − sg(log_probs)) (GSPO-token in the paper; verl's ``gspo``). Their values and gradients are equal over
-    a whole sequence; they differ with a ``policy_mask`` of single tokens. With ``sequence_sum`` this is LUSPO
-    (arXiv:2602.05261).
+    a whole sequence; they differ with a ``policy_mask`` of single tokens. ``gspo_turn``: ``gspo_token`` with the mean
+    over the turn in place of the sequence (GAGPO's action-level ratio, arXiv:2605.13217). ``gspo`` with
+    ``sequence_sum`` is LUSPO (arXiv:2602.05261).
     """
     ratio = log_ratio.exp()
     bounded = ratio if delta is None else ratio.clamp(max=delta)
@@ -231,6 +241,17 @@ def _dro(log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, beta: float |
     return _unclipped(-advantages * log_probs + 0.5 * beta * log_ratio.square(), log_ratio.exp())
 
 
+def _p3o(log_probs: Tensor, log_ratio: Tensor, advantages: Tensor, sample_size: float) -> PolicyTerm:
+    """−sg(min(r, e)) A log_probs + (1 − e)·(1/r + log_ratio − 1), e the effective sample size of the step's ratios.
+
+    Trust the Batch (arXiv:2605.12380, eq. 11 and 12; FeynRL, algs/P3O). The penalty estimates KL(π ‖ π_old).
+    """
+    ratio = log_ratio.exp()
+    distance = (-log_ratio).exp() + log_ratio - 1
+    loss = -ratio.detach().clamp(max=sample_size) * advantages * log_probs + (1 - sample_size) * distance
+    return PolicyTerm(loss, ratio, torch.zeros_like(ratio, dtype=torch.bool), ratio > sample_size)
+
+
 def _clip_cov(log_ratio: Tensor, advantages: Tensor, selected: Tensor, clip_low: float, clip_high: float) -> PolicyTerm:
     """:func:`clipped`, and 0 for the selected tokens: clip-cov (arXiv:2505.22617; verl's ``clip_cov``)."""
     term = clipped(log_ratio, advantages, clip_low, clip_high)
@@ -261,3 +282,17 @@ def _sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Return the mean of each row under the mask, ``[N, 1]``; 0 for an empty row."""
     kept = torch.where(mask, values, 0)
     return kept.sum(dim=-1, keepdim=True) / mask.sum(dim=-1, keepdim=True).clamp(min=1)
+
+
+def _turn_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return at each token under the mask the mean of its turn, ``[N, T]``; 0 elsewhere.
+
+    A turn is a run of consecutive tokens under the mask: observations are not under it.
+    """
+    begins = mask.clone()
+    begins[:, 1:] &= ~mask[:, :-1]
+    turn = torch.where(mask, begins.cumsum(dim=-1), 0)  # [N, T], from 1; 0 outside the mask
+    sums = values.new_zeros(mask.shape[0], mask.shape[1] + 1)
+    counts = sums.scatter_add(1, turn, mask.to(values.dtype))
+    sums = sums.scatter_add(1, turn, torch.where(mask, values, 0))
+    return torch.where(mask, (sums / counts.clamp(min=1)).gather(1, turn), 0)

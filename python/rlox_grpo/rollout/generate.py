@@ -85,7 +85,7 @@ def refill_groups(
     more: Callable[[int], list[ScoredGroup]],
     *,
     most_refills: int,
-    by_turn: bool = False,
+    is_constant: Callable[[ScoredGroup], bool] = has_zero_variance,
 ) -> Rollout:
     """Replace zero-variance groups by groups of new prompts: dynamic sampling (DAPO, arXiv:2503.14476, section 3.2).
 
@@ -95,13 +95,13 @@ def refill_groups(
         groups: the groups of the step's prompts.
         more: ``more(count)`` samples and scores ``count`` groups of new prompts.
         most_refills: maximum number of calls of ``more``. After them the step has fewer groups.
-        by_turn: whether variance is that of the returns of each turn; see :func:`rlox_grpo.groups.has_zero_variance`.
+        is_constant: whether all advantages of a group are 0.
     """
     sampled, refills = list(groups), 0
-    chosen = [group for group in groups if not has_zero_variance(group, by_turn=by_turn)]
+    chosen = [group for group in groups if not is_constant(group)]
     while len(chosen) < len(groups) and refills < most_refills:
         refills += 1
         found = more(len(groups) - len(chosen))
         sampled += found
-        chosen += [group for group in found if not has_zero_variance(group, by_turn=by_turn)]
+        chosen += [group for group in found if not is_constant(group)]
     return Rollout(sampled, chosen, refills)

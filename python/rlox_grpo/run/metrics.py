@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ def step_metrics(
     updates: UpdateStats | Sequence[UpdateStats],
     timings: Mapping[str, float],
     *,
-    by_turn: bool = False,
+    is_constant: Callable[[ScoredGroup], bool] = has_zero_variance,
 ) -> dict[str, float]:
     """Compute the metrics of one training step. A metric without a value in this step is left out, never NaN.
 
@@ -34,7 +34,7 @@ def step_metrics(
         advantages: ``float32 [N]``, one for each completion that is trained on, or ``[N, K]``, one for each turn and
             NaN after the last turn.
         updates: The optimizer steps in order; empty if all groups have zero variance.
-        by_turn: Whether each turn has its own advantage.
+        is_constant: Whether all advantages of a group are 0.
         timings: Seconds by stage, ``{"rollout": 1.2, "update": 3.4, "step": 5.0}``. ``step``, if given, is the
             wall-clock time of the whole step. Its remainder, outside of all stages, becomes ``time/other_s``.
 
@@ -46,7 +46,7 @@ def step_metrics(
     """
     times = _time_metrics(timings)
     metrics = {
-        **_reward_metrics(groups, by_turn),
+        **_reward_metrics(groups, is_constant),
         **_completion_metrics(groups),
         **_spread("advantages", advantages, ("mean", "std", "min", "max")),
         **_update_metrics((updates,) if isinstance(updates, UpdateStats) else updates),
@@ -60,7 +60,7 @@ def step_metrics(
     return metrics
 
 
-def _reward_metrics(groups: Sequence[ScoredGroup], by_turn: bool) -> dict[str, float]:
+def _reward_metrics(groups: Sequence[ScoredGroup], is_constant: Callable[[ScoredGroup], bool]) -> dict[str, float]:
     if not groups:
         return {}
     metrics = _spread("reward", np.concatenate([scored.rewards for scored in groups]), ("mean", "std"))
@@ -77,7 +77,7 @@ def _reward_metrics(groups: Sequence[ScoredGroup], by_turn: bool) -> dict[str, f
     for name in names:
         if all(name in scored.seconds for scored in groups):
             metrics[f"rewards/{name}/time_s"] = float(sum(scored.seconds[name] for scored in groups))
-    constant = [has_zero_variance(scored, by_turn=by_turn) for scored in groups]
+    constant = [is_constant(scored) for scored in groups]
     metrics["rollout/frac_reward_zero_std"] = float(np.mean(constant))
     return metrics
 

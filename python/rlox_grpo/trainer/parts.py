@@ -73,6 +73,11 @@ def make_parts(
         raise TypeError(f"ref_model is {type(ref_model).__name__}: expected a torch.nn.Module; give options by keyword")
     several_turns = environment is not None or bool(tools)
     config.refuse_ignored(ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools))
+    # A preset's own values are not in the check above.
+    if config.turn_credit != "episode" and environment is None:
+        raise ConfigError(f"turn_credit={config.turn_credit!r} is read only with environment; here no environment")
+    if config.policy_loss == "gspo_turn" and not several_turns:
+        raise ConfigError("policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token' for a single turn")
     if several_turns and config.tensor_parallel_size > 1:
         raise ConfigError(
             "environment= and tools= need tensor_parallel_size=1: the ranks that share a vLLM model "
@@ -100,10 +105,10 @@ def make_parts(
         if several_turns
         else None
     )
-    if episodes is not None and episodes.rewrites_history and config.turn_credit == "turn":
+    if episodes is not None and episodes.rewrites_history and config.turn_credit != "episode":
         raise ConfigError(
-            "turn_credit='turn' needs episodes of one row, but the chat template rewrites history, which opens "
-            "branches: set history='keep' or turn_credit='episode'"
+            f"turn_credit={config.turn_credit!r} needs episodes of one row, but the chat template rewrites history, "
+            "which opens branches: set history='keep' or turn_credit='episode'"
         )
     if episodes is not None and episodes.environment.has_reward:
         reward_fns.insert(0, EnvironmentReward(episodes.environment.name))

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain, count
 from typing import Any
 
+from rlox_grpo.advantages import make_zero_variance_test
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import CheckpointError
 from rlox_grpo.loss.importance import mismatch_metrics
@@ -49,6 +50,7 @@ class StepTaker:
     def __init__(self, config: GRPOConfig, parts: Parts, progress: Progress) -> None:
         self._config, self._parts, self._progress = config, parts, progress
         self._sampler, self._learner, self._ranks = parts.sampler, parts.learner, parts.ranks
+        self._is_constant = make_zero_variance_test(config.advantages)
         self._engine_step: int | None = None  # the step whose weights the engine has
         self._changes: AdapterChanges | None = None  # the adapter's change in these weights
 
@@ -75,7 +77,7 @@ class StepTaker:
                     rollout.groups,
                     lambda missing: self._score(sampler.sample(more(missing), step, next(refills))),
                     most_refills=config.max_refills,
-                    by_turn=config.turn_credit == "turn",
+                    is_constant=self._is_constant,
                 )
         scored = rollout.chosen
         with clock("advantages"):
@@ -149,7 +151,7 @@ class StepTaker:
         learning_rate: float,
     ) -> dict[str, float]:
         """Return the step's metrics, reduced over ranks. ``seconds`` are the durations of the stages on this rank."""
-        progress, by_turn, limit = self._progress, self._config.turn_credit == "turn", self._config.drop_stale
+        progress, limit = self._progress, self._config.drop_stale
         prompt_tokens, completion_tokens = count_tokens(rollout.groups)
         progress.prompt_tokens += prompt_tokens
         progress.completion_tokens += completion_tokens
@@ -163,7 +165,7 @@ class StepTaker:
         }
         everywhere = over_ranks(measured, self._ranks)
         slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
-        metrics = step_metrics(rollout.groups, advantages, updates, slowest, by_turn=by_turn)
+        metrics = step_metrics(rollout.groups, advantages, updates, slowest, is_constant=self._is_constant)
         if self._parts.episodes is not None:
             # From the groups and not from the EpisodeRunner: with async_steps its last call was for a later batch.
             prefilled = sum(scored.group.prefilled_tokens for scored in rollout.groups)

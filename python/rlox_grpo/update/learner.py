@@ -19,17 +19,16 @@ from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.groups import (
     compute_group_offsets,
-    compute_turn_returns,
     describe_sample,
     find_end_tokens,
     find_stale_tokens,
     select_by_variance,
 )
-from rlox_grpo.loss.covariance import SELECTING, covariance_masks
 from rlox_grpo.loss.importance import correction_level, gap_shares, with_importance_weights
 from rlox_grpo.loss.kl import KLWeight, make_kl, sequence_kl
 from rlox_grpo.loss.objective import grpo_loss
 from rlox_grpo.loss.policy import top_entropy_masks
+from rlox_grpo.loss.step_statistics import READS_THE_STEP, with_step_statistics
 from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.flops import find_peak_flops, measure_model, profile_update
 from rlox_grpo.model.forward import make_forward
@@ -143,14 +142,13 @@ class Learner:
     def advantages(self, scored: Sequence[ScoredGroup], step: int, total_steps: int) -> Float32Array:
         """Return the advantage of each completion, ``float32 [N]``, prompt-major; ``step`` counts from 0.
 
-        With ``turn_credit="turn"`` that of each turn, ``[N, K]``; see :func:`rlox_grpo.advantages.turn_advantages`.
+        With ``turn_credit`` ``"turn"`` or ``"gae"``, that of each turn, ``[N, K]``.
         """
         self.kl_weight.begin(step, total_steps)
         if not scored:
             return np.zeros(0, np.float32)
-        if self._config.turn_credit == "turn":
-            returns, turns = compute_turn_returns(scored, self._rewards(scored))
-            return self._of_turns(returns, turns, compute_group_offsets(scored))
+        if self._config.turn_credit != "episode":
+            return self._of_turns(scored, self._rewards(scored))
         if self._config.baseline == "moving":
             prompts = [group.group.prompt for group in scored for _ in group.group.completions]
             return self.moving_baselines.advantages(self._rewards(scored), prompts)
@@ -299,8 +297,8 @@ class Learner:
         try:
             for _ in range(config.updates_per_batch):
                 for part in parts:
-                    if config.policy_loss in SELECTING:
-                        part = self._with_covariance_masks(part, step, len(updates))
+                    if config.policy_loss in READS_THE_STEP:
+                        part = self._with_step_statistics(part, step, len(updates))
                     updates.append(self.updater.step(part, learning_rate))
         except NonFiniteError as error:  # this optimizer step changed no weight; earlier ones of the update did
             self.weights_are_whole = not updates
@@ -310,23 +308,20 @@ class Learner:
         self.weights_are_whole = True
         return updates
 
-    def _with_covariance_masks(self, batches: Sequence[Batch], step: int, update: int) -> list[Batch]:
-        """Add the mask of the tokens that ``clip_cov`` or ``kl_cov`` selects.
+    def _with_step_statistics(self, batches: Sequence[Batch], step: int, update: int) -> list[Batch]:
+        """Add what the policy loss reads from the log-probs of the current policy.
 
-        It needs the log-probs of the current policy. In the first update they are the old policy's; each later update
-        takes a further forward pass.
+        In the first update they are the old policy's; each later update takes a further forward pass.
         """
-        log_probs: list[Tensor] = []
-        for batch in batches:
+
+        def measure(batch: Batch) -> Tensor:
             if update == 0 and self._needs_old_log_probs and batch.old_log_probs is not None:
-                log_probs.append(batch.old_log_probs)
-                continue
+                return batch.old_log_probs
             with torch.no_grad():
-                log_probs.append(self._forward(batch)[0])
-        masks = covariance_masks(
-            log_probs, batches, self._loss_config, seed=(self._config.seed, step, update), ranks=self._ranks
-        )
-        return [replace(batch, covariance_mask=mask) for batch, mask in zip(batches, masks, strict=True)]
+                return self._forward(batch)[0]
+
+        seed = (self._config.seed, step, update)
+        return with_step_statistics(batches, self._loss_config, measure, seed=seed, ranks=self._ranks)
 
     def learning_rate(self, step: int, total_steps: int) -> float:
         """Return the learning rate of ``step``, which counts from 0."""

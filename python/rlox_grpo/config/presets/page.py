@@ -8,7 +8,18 @@ from typing import Any
 from rlox_grpo.config.presets import PRESETS, Preset
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "advantage": ("baseline", "reward_scaling", "negative_advantages", "ddof", "std_epsilon", "zero_variance"),
+    "advantage": (
+        "baseline",
+        "reward_scaling",
+        "negative_advantages",
+        "ddof",
+        "std_epsilon",
+        "turn_credit",
+        "turn_discount",
+        "turn_lambda",
+        "turn_state",
+        "zero_variance",
+    ),
     "loss": (
         "policy_loss",
         "clip_low",

@@ -1,4 +1,4 @@
-"""Presets of the REINFORCE family: RLOO and REINFORCE++."""
+"""Presets of the REINFORCE family: RLOO, REINFORCE++ and P3O."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from rlox_grpo.config.presets.preset import (
     ADAM,
+    GROUP_MEAN,
+    NO_KL,
     ONE_UPDATE,
     OURS,
     PLAIN_SAMPLING,
@@ -14,6 +16,8 @@ from rlox_grpo.config.presets.preset import (
     Preset,
     cited_run,
 )
+
+_FEYNRL = "FeynRL, examples/rar_science/qwen2.5-1.5b-instruct/train_p3o.yaml"
 
 REINFORCE: Mapping[str, Preset] = {
     "rloo": Preset(
@@ -100,6 +104,45 @@ REINFORCE: Mapping[str, Preset] = {
                 {"ddof": 1, "std_epsilon": 1e-8, "loss_aggregation": "token_mean", "dual_clip": 3.0},
             ),
             (OURS, {"kl_coef": 0.001, "delta": None, "mini_batches": 4}),
+        ),
+    ),
+    "p3o": Preset(
+        source=f"Trust the Batch, arXiv:2605.12380, and {_FEYNRL}",
+        summary="The effective sample size of a step's ratios caps their weights and sets a penalty against the "
+        "sampler's policy; no other bound.",
+        reward="your own",
+        choices=cited_run(
+            ("arXiv:2605.12380; FeynRL, algs/P3O/p3o.py", {"policy_loss": "p3o", "bypass_old_log_probs": True}),
+            ("FeynRL, rollouts/base.py", {**GROUP_MEAN, "ddof": 1, "std_epsilon": 1e-8, "zero_variance": "keep"}),
+            ("FeynRL, configs/load.py", {"min_lr_ratio": 0.1}),
+            (
+                "train_p3o.yaml",
+                {
+                    "loss_aggregation": "token_mean",
+                    **NO_KL,
+                    "prompts_per_step": 128,
+                    "group_size": 8,
+                    **ONE_UPDATE,
+                    "temperature": 0.7,
+                    "top_p": 0.8,
+                    "max_new_tokens": 4096,
+                    "learning_rate": 1e-6,
+                    "lr_schedule": "cosine",
+                    "weight_decay": 0.01,
+                    "adam_beta1": 0.9,
+                    "adam_beta2": 0.95,
+                    "max_grad_norm": 1.0,
+                },
+            ),
+            ("train_p3o.yaml: a tenth of 50 epochs of one step", {"warmup_steps": 5}),
+        ),
+        defects=(
+            Defect(
+                "A difference: the source takes the sample size of each micro-batch over all ranks; here that of the "
+                "whole optimizer step, so that it does not depend on the micro-batches.",
+                reproduced=False,
+            ),
+            Defect("A difference: the script also sets top_k to 20, which the preset does not.", reproduced=False),
         ),
     ),
 }

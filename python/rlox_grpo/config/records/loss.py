@@ -11,6 +11,7 @@ PolicyLoss = Literal[
     "clip",
     "gspo",
     "gspo_token",
+    "gspo_turn",
     "cispo_clip",
     "cispo_upper",
     "cispo_cap",
@@ -21,13 +22,14 @@ PolicyLoss = Literal[
     "dro",
     "clip_cov",
     "kl_cov",
+    "p3o",
     "reinforce",
 ]
 LossAggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum", "sequence_mean_shifted"]
 KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "k1_inverted", "k3_clamped", "full"]
 KLSchedule = Literal["constant", "linear", "cosine", "cosine_inverted", "adaptive"]
 
-_CLIPS_LOW = {"policy_loss": ("clip", "gspo", "gspo_token", "cispo_clip", "gmpo", "dppo", "clip_cov")}
+_CLIPS_LOW = {"policy_loss": ("clip", "gspo", "gspo_token", "gspo_turn", "cispo_clip", "gmpo", "dppo", "clip_cov")}
 _CLIPS_HIGH = {"policy_loss": (*_CLIPS_LOW["policy_loss"], "cispo_upper", "cispo_cap")}
 # The KL is also measured, as a metric, with a reference and kl_coef=0.
 _MEASURES_KL: tuple[Condition, ...] = (
@@ -83,7 +85,7 @@ class LossConfig(Record, title="Loss"):
         None,
         "Upper bound of the ratio in the unclipped branch, as in TRL; dppo: upper bound of its weight.",
         gt=0,
-        only_with={"policy_loss": ("clip", "gspo", "gspo_token", "dppo")},
+        only_with={"policy_loss": ("clip", "gspo", "gspo_token", "gspo_turn", "dppo")},
         source="INTELLECT-2, arXiv:2505.07291",
     )
     sapo_temperatures: tuple[float, float] = option(

@@ -90,11 +90,36 @@ class AdvantageConfig(Record, title="Advantages"):
         "zero: set negative advantages to 0, so that only completions above their baseline have a gradient (WAPO, "
         "arXiv:2606.16154). The others still count in the denominators of the loss.",
     )
-    turn_credit: Literal["episode", "turn"] = option(
+    turn_credit: Literal["episode", "turn", "gae"] = option(
         "episode",
-        "Episodes of several turns: one advantage for the whole episode, or one for each turn, computed from the "
-        "rewards of this turn and of later turns.",
+        "Episodes of several turns: one advantage for the whole episode, or one for each turn. turn: from the rewards "
+        "of this turn and of later turns; gae: from temporal differences of the mean return of each state in the "
+        "group (GAGPO, arXiv:2605.13217).",
         only_with={"environment": SET},
+    )
+    turn_discount: float = option(
+        0.95,
+        "gae: discount γ of the reward of each later turn.",
+        ge=0,
+        le=1,
+        only_with={"turn_credit": ("gae",)},
+        source="GiGPO, arXiv:2505.10978; verl-agent, run_alfworld.sh",
+    )
+    turn_lambda: float = option(
+        0.95,
+        "gae: weight λ of later temporal differences. 0: only that of the turn; 1: the discounted return minus the "
+        "value of the state.",
+        ge=0,
+        le=1,
+        only_with={"turn_credit": ("gae",)},
+        source="PPO, arXiv:1707.06347, table 3",
+    )
+    turn_state: Literal["observation", "history"] = option(
+        "observation",
+        "gae: turns of a group have the same state if the token ids of the observation before them are equal, or those "
+        "of the whole history.",
+        only_with={"turn_credit": ("gae",)},
+        source="GAGPO, arXiv:2605.13217",
     )
     zero_variance: Literal["drop", "keep", "refill"] = option(
         "drop",
