@@ -73,6 +73,11 @@ def make_parts(
         raise TypeError(f"ref_model is {type(ref_model).__name__}: expected a torch.nn.Module; give options by keyword")
     several_turns = environment is not None or bool(tools)
     config.refuse_ignored(ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools))
+    if config.environment_loss_coef > 0 and not several_turns:  # a preset's value, which the check above lets pass
+        raise ConfigError(
+            f"environment_loss_coef={config.environment_loss_coef:g} trains on the observations of episodes: pass "
+            "environment= or tools=, or set environment_loss_coef=0"
+        )
     if several_turns and config.tensor_parallel_size > 1:
         raise ConfigError(
             "environment= and tools= need tensor_parallel_size=1: the ranks that share a vLLM model "
