@@ -234,6 +234,10 @@ class Batch:
             :mod:`rlox_grpo.loss.covariance`.
         effective_sample_size: that of the ratios of the whole optimizer step, for ``policy_loss="p3o"``; see
             :func:`rlox_grpo.loss.step_statistics.policy_sample_size`.
+        environment_mask: ``bool [N, T]``, the tokens that the environment or the chat template wrote after a reply of
+            the row, for ``environment_loss_coef``; None: they are not trained on. It does not overlap ``loss_mask``.
+        environment_lengths: ``int64 [N]``, tokens under ``environment_mask`` of the completion with its branches; None:
+            each row is a sequence, and its tokens are counted in ``environment_mask``.
         importance_weights: ``float32 [N, T]``, factors of the policy term; see :mod:`rlox_grpo.loss.importance`.
         ref_distributions: the reference's distributions of the loss tokens in row order, for ``kl_estimator="full"``.
         branch_index: ``int64 [N]``, 0 for a completion itself and b for its ``branches[b - 1]``; None: no branches.
@@ -261,11 +265,18 @@ class Batch:
     policy_mask: Tensor | None = None
     covariance_mask: Tensor | None = None
     effective_sample_size: float | None = None
+    environment_mask: Tensor | None = None
+    environment_lengths: Tensor | None = None
     importance_weights: Tensor | None = None
     ref_distributions: TokenDistributions | None = None
     branch_index: Tensor | None = None
     sequence_lengths: Tensor | None = None
     is_unscaled: bool = False
+
+    @property
+    def predicted_mask(self) -> Tensor:
+        """``bool [N, T]``, the tokens whose log-probs the loss reads: ``loss_mask`` and ``environment_mask``."""
+        return self.loss_mask if self.environment_mask is None else self.loss_mask | self.environment_mask
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,6 +56,45 @@ def test_ranks_play_the_episodes_of_one_process(async_steps, whole, tmp_path):
     assert difference(whole[async_steps], tmp_path) < SAME_WEIGHTS
 
 
+# AdamW and clipping forgive a gradient of the wrong scale; a large epsilon without clipping does not.
+PREDICTS = {
+    "environment_loss_coef": 0.5,
+    "kl_coef": 0.05,
+    "micro_batch_tokens": 64,
+    "adam_epsilon": 1.0,
+    "max_grad_norm": 0.0,
+    "max_steps": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory):
+    """A run of one process that trains on the environment's tokens too."""
+    folder = tmp_path_factory.mktemp("predicted")
+    done = launch(0, folder, **PREDICTS)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("changes", [{}, {"shard_parameters": True}], ids=["whole", "shards"])
+def test_ranks_predict_the_environment_as_one_process(changes, predicted, tmp_path):
+    done = launch(2, tmp_path, **PREDICTS, **changes)
+    assert done.returncode == 0, done.stderr
+    assert episodes(predicted) == episodes(tmp_path)
+    assert difference(predicted, tmp_path) < SAME_WEIGHTS
+    one, two = (read_jsonl(folder / "metrics.jsonl") for folder in (predicted, tmp_path))
+    name = "policy/environment_loss"
+    assert [step[name] for step in two] == pytest.approx([step[name] for step in one], rel=1e-4)
+
+
+def test_the_policy_learns_what_the_environment_says(whole, tmp_path):
+    done = launch(0, tmp_path, environment_loss_coef=0.5, async_steps=0)
+    assert done.returncode == 0, done.stderr
+    assert difference(whole[0], tmp_path) > 10 * SAME_WEIGHTS
+    losses = [step["policy/environment_loss"] for step in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert losses[2] < 0.8 * losses[0]
+
+
 @pytest.mark.parametrize(("async_steps", "dies_at"), [(0, (100, 90)), (1, (210, 70)), (2, (258,))])
 def test_a_run_with_partial_rollouts_that_is_killed_ends_at_the_same_weights(async_steps, dies_at, tmp_path):
     """Killed while episodes of two versions are under way, and in their replay."""

@@ -45,7 +45,9 @@ def data() -> SimpleNamespace:
     ref = old + rng.normal(0, 0.5, (12, T))
     ref[0, 1], ref[9, 2] = old[0, 1] + change[0, 1] + 3, old[9, 2] + change[9, 2] + 2.8  # k3 of 16.1 and 12.6
     sampler = old + rng.normal(0, 0.1, (12, T))
-    return SimpleNamespace(lp=old + change, old=old, sampler=sampler, ref=ref, mask=mask, R=REWARDS)
+    # Two rows without observations; the observations of the others are where their tokens end.
+    observed = ~mask & (LENGTHS[:, None] != 4)
+    return SimpleNamespace(lp=old + change, old=old, sampler=sampler, ref=ref, mask=mask, observed=observed, R=REWARDS)
 
 
 # --- the sources' formulas: x holds lp, old, sampler, ref, mask and R; sg is lp where a gradient is stopped ---
@@ -216,6 +218,11 @@ def p3o(x: Any, sg: Any) -> float:
     return token_mean(x, -np.minimum(held, e) * z(x, 1, 1e-8) * x.lp + (1 - e) * distance)
 
 
+def echo(x: Any, sg: Any) -> float:
+    of_rows = [-lp[seen].sum() / max(seen.sum(), 1) for lp, seen in zip(x.lp, x.observed, strict=True)]
+    return paper_mean(x, ppo(x, z(x, 1, 1e-4), 0.2, 0.2)) + 0.05 * float(np.mean(of_rows))
+
+
 def nano_aha(x: Any, sg: Any) -> float:
     return token_mean(x, -z(x, 0, 1e-4) * x.lp + 0.001 * k3(x))
 
@@ -313,6 +320,7 @@ FORMULAS: dict[tuple[str, bool], Any] = {
     ("kl_cov", False): kl_cov,
     ("p3o", False): p3o,
     ("gagpo", False): gagpo,
+    ("echo", False): echo,
     ("nano_aha", False): nano_aha,
     ("grpo_zero", False): grpo_zero,
     ("simple_grpo", False): simple_grpo,
@@ -370,6 +378,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         name: torch.from_numpy(value[kept])
         for name, value in {
             "mask": mask,
+            "observed": x.observed,
             "old": x.old,
             "sampler": x.sampler,
             "ref": x.ref,
@@ -392,6 +401,7 @@ def found(name: str, published: bool, **changes: Any) -> tuple[float, Any]:
         num_sequences=float(tensors["mask"].any(1).sum()),
         old_log_probs=tensors["sampler" if config.bypass_old_log_probs else "old"],
         ref_log_probs=tensors["ref"],
+        environment_mask=tensors["observed"],
     )
     if not config.train_end_token:
         (batch,) = drop_tokens(
@@ -444,6 +454,7 @@ CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     "covariance_share": ({"covariance_share": 0.2},),
     "covariance_bounds": ({"covariance_bounds": (-0.5, 0.5)},),
     "covariance_kl_coef": ({"covariance_kl_coef": 0.5},),
+    "environment_loss_coef": ({"environment_loss_coef": 0.1},),
     "loss_aggregation": ({"loss_aggregation": "sequence_mean"}, {"loss_aggregation": "token_mean"}),
     "bypass_old_log_probs": ({"bypass_old_log_probs": False},),
     "mask_truncated": ({"mask_truncated": True},),
@@ -567,6 +578,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "warmup_steps": 5,
         "min_lr_ratio": 0.1,
         "weight_decay": 0.01,
+        "reference": "auto",
+    },
+    "echo": {
+        **USUAL,
+        "group_size": 16,
+        "temperature": 0.8,
+        "max_new_tokens": 2048,
+        "max_grad_norm": 0.2,
         "reference": "auto",
     },
     "nano_aha": {

@@ -112,6 +112,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Any, byte
         max_steps=1,
         partial_rollout_turns=1,
         drop_stale=0,
+        environment_loss_coef=0.05,
         output_dir=folder,
         log_to=(),
     )

@@ -1,11 +1,13 @@
 """The presets in words and in prompts."""
 
+import copy
 from math import isfinite
 from pathlib import Path
 
 import pytest
 import torch
 
+import worded
 from rlox_grpo import GRPO
 from rlox_grpo.cli import main
 from rlox_grpo.config import GRPOConfig
@@ -49,6 +51,13 @@ def test_a_field_is_cited_once():
         cited(("a", {"ddof": 1}), ("b", {"ddof": 0}))
 
 
+async def two_turns(row, chat):
+    """An episode for presets that train on observations."""
+    await chat.turn(f"{row['first']} +")
+    reply = await chat.turn("=")
+    return float(reply.token_ids[0] % 2)
+
+
 @pytest.mark.parametrize(
     ("name", "published"),
     [(name, False) for name in PRESETS] + [(name, True) for name in PRESETS if PRESETS[name].published],
@@ -68,13 +77,20 @@ def test_every_preset_trains(name, published):
         "learning_rate": 1e-2,
         "warmup_steps": 0,
     }
-    model = ToyLM()
-    trainer = GRPO(model, share_of_target, preset=name, published=published, max_steps=2, log_to=(), **sizes)
-    metrics = trainer.train(PROMPTS)
+    if "environment_loss_coef" in values:
+        model, tokenizer = worded.make(16)
+        tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+        given, rows = {"environment": two_turns, "tokenizer": tokenizer}, [{"first": n} for n in range(1, 5)]
+    else:
+        model, given, rows = ToyLM(), {"reward_fn": share_of_target}, PROMPTS
+    before = copy.deepcopy(model)
+    trainer = GRPO(model, **given, preset=name, published=published, max_steps=2, log_to=(), **sizes)
+    metrics = trainer.train(rows)
     assert all(isfinite(value) for key, value in metrics.items() if "/" in key)
     assert metrics["update/grad_norm"] > 0
-    assert any(not torch.equal(old, new) for old, new in zip(ToyLM().parameters(), model.parameters(), strict=True))
+    assert any(not torch.equal(old, new) for old, new in zip(before.parameters(), model.parameters(), strict=True))
     assert ("policy/kl" in metrics) == (values["kl_coef"] > 0)
+    assert ("policy/environment_loss" in metrics) == ("environment_loss_coef" in values)
 
 
 # --- prompt templates ---

@@ -249,6 +249,18 @@ def test_zero_variance_is_judged_by_turn_where_turns_are_credited():
     assert asked == [1, 2]
 
 
+def test_a_loss_of_the_environments_tokens_needs_several_turns():
+    with pytest.raises(
+        ConfigError, match="environment_loss_coef=0.05 is read only with environment, or tools; here no"
+    ):
+        GRPO(ToyLM(), lambda completions, prompts: [0.0], environment_loss_coef=0.05, log_to=())
+    told = "environment_loss_coef=0.05 trains on the observations of episodes: pass environment= or tools=, or set"
+    with pytest.raises(ConfigError, match=told):
+        GRPO(ToyLM(), lambda completions, prompts: [0.0], preset="echo", log_to=())
+    with pytest.raises(ConfigError, match="environment_loss_coef=0.05 with max_turns=1: no observation follows"):
+        GRPOConfig.create(environment_loss_coef=0.05, max_turns=1)
+
+
 def test_turn_credit_needs_an_environment():
     with pytest.raises(ConfigError, match="turn_credit='turn' is read only with environment; here no environment"):
         GRPO(ToyLM(), lambda completions, prompts: [0.0], turn_credit="turn", log_to=())

@@ -147,6 +147,7 @@ def build_batch(
     multiple_of: int = 1,
     num_loss_tokens: float | None = None,
     num_sequences: float | None = None,
+    with_environment: bool = False,
     device: torch.device | str | None = None,
 ) -> Batch:
     """Lay out every completion of the groups as one batch.
@@ -161,6 +162,7 @@ def build_batch(
         multiple_of: Round the width L up to a multiple of this.
         num_loss_tokens: Denominator of the whole optimizer step over all ranks; this batch's own count when None.
         num_sequences: Likewise, of sequences that hold a loss token.
+        with_environment: Also mark the tokens that ``environment_loss_coef`` trains on.
         device: Where the tensors go; CPU when None.
 
     Raises:
@@ -168,7 +170,7 @@ def build_batch(
         ValueError: Advantages that are not finite or not one for each completion or turn, an empty prompt, log-probs
             that do not match their tokens, turns that do not fit their completion.
     """
-    step = Rows.of(scored_groups, advantages, train_truncated)
+    step = Rows.of(scored_groups, advantages, train_truncated, with_environment)
     denominators = step.denominators(num_loss_tokens, num_sequences)
     return step.batch(np.arange(step.count), denominators, pad_token_id, multiple_of, device=device)
 
@@ -184,6 +186,7 @@ def microbatches(
     rank: int = 0,
     oversize: Literal["error", "alone"] = "error",
     train_truncated: bool = True,
+    with_environment: bool = False,
     device: torch.device | str | None = None,
 ) -> list[Batch]:
     """Lay out the completions of the groups as micro-batches within a token budget.
@@ -196,7 +199,7 @@ def microbatches(
     With ``share_prompts``, a prompt counts once for its completions, and padding does not count. A group stays together
     if it fits the budget; a larger group is split into parts with one copy of the prompt each.
     """
-    step = Rows.of(scored_groups, advantages, train_truncated)
+    step = Rows.of(scored_groups, advantages, train_truncated, with_environment)
     denominators = step.denominators(None, None)
     parts = step.parts(token_budget) if share_prompts else [[row] for row in range(step.count)]
     packing = pack(
@@ -216,7 +219,7 @@ def drop_tokens(
     ranks: Ranks | None = None,
     branches_dropped: Mapping[tuple[int, int], Sequence[int]] = MappingProxyType({}),
 ) -> list[Batch]:
-    """Exclude tokens from the loss masks and denominators of micro-batches.
+    """Exclude tokens from the loss and environment masks and from the denominators of micro-batches.
 
     Args:
         batches: all micro-batches of an optimizer step, or this rank's.
@@ -225,30 +228,21 @@ def drop_tokens(
         ranks: the ranks that have the step's other micro-batches.
         branches_dropped: the same for branches, by ``row_index`` and ``branch_index``.
     """
-    masks, numbers = [], []
-    for batch in batches:
-        rows = batch.row_index.cpu().tolist()
-        numbers.append(rows)
+    numbers = [batch.row_index.cpu().tolist() for batch in batches]
+    places = []
+    for batch, rows in zip(batches, numbers, strict=True):
         branches = [0] * len(rows) if batch.branch_index is None else batch.branch_index.cpu().tolist()
-        places = [
-            (place, token)
-            for place, (row, branch) in enumerate(zip(rows, branches, strict=True))
-            for token in (branches_dropped.get((row, branch), ()) if branch else dropped[row])
-        ]
-        mask = batch.loss_mask.clone()
-        if places:
-            mask[tuple(zip(*places, strict=True))] = False
-        masks.append(mask)
-    mine: dict[str, int] = {}  # loss tokens by completion; keys are text, because ranks exchange JSON
-    for rows, mask in zip(numbers, masks, strict=True):
-        for row, count in zip(rows, mask.sum(dim=-1).cpu().tolist(), strict=True):
-            mine[str(row)] = mine.get(str(row), 0) + count
-    lengths: dict[str, int] = {}
-    for part in [mine] if ranks is None else ranks.gather(mine):
-        for row, count in part.items():
-            lengths[row] = lengths.get(row, 0) + count
+        places.append(
+            [
+                (place, token)
+                for place, (row, branch) in enumerate(zip(rows, branches, strict=True))
+                for token in (branches_dropped.get((row, branch), ()) if branch else dropped[row])
+            ]
+        )
+    masks = [_clear(batch.loss_mask, own) for batch, own in zip(batches, places, strict=True)]
+    lengths = _count_by_completion(masks, numbers, ranks)
     tokens, sequences = float(sum(lengths.values())), float(sum(count > 0 for count in lengths.values()))
-    return [
+    kept = [
         replace(
             batch,
             loss_mask=mask,
@@ -260,6 +254,45 @@ def drop_tokens(
         )
         for batch, mask, rows in zip(batches, masks, numbers, strict=True)
     ]
+    observed = [
+        _clear(batch.environment_mask, own)
+        for batch, own in zip(batches, places, strict=True)
+        if batch.environment_mask is not None
+    ]
+    if not observed:
+        return kept
+    lengths = _count_by_completion(observed, numbers, ranks)
+    return [
+        replace(
+            batch,
+            environment_mask=mask,
+            environment_lengths=batch.row_index.new_tensor([lengths[str(row)] for row in rows]),
+        )
+        for batch, mask, rows in zip(kept, observed, numbers, strict=True)
+    ]
+
+
+def _clear(mask: torch.Tensor, places: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Return ``mask`` with False at ``places``."""
+    mask = mask.clone()
+    if places:
+        mask[tuple(zip(*places, strict=True))] = False
+    return mask
+
+
+def _count_by_completion(
+    masks: Sequence[torch.Tensor], numbers: Sequence[Sequence[int]], ranks: Ranks | None
+) -> dict[str, int]:
+    """Count the True values of each completion over all micro-batches and ranks; keys are text, as ranks send JSON."""
+    mine: dict[str, int] = {}
+    for rows, mask in zip(numbers, masks, strict=True):
+        for row, count in zip(rows, mask.sum(dim=-1).cpu().tolist(), strict=True):
+            mine[str(row)] = mine.get(str(row), 0) + count
+    counts: dict[str, int] = {}
+    for part in [mine] if ranks is None else ranks.gather(mine):
+        for key, count in part.items():
+            counts[key] = counts.get(key, 0) + count
+    return counts
 
 
 def make_dummy_batch(scored: ScoredGroup, empty: Batch) -> Batch:
@@ -273,4 +306,5 @@ def make_dummy_batch(scored: ScoredGroup, empty: Batch) -> Batch:
         num_sequences=empty.num_sequences,
         device=empty.input_ids.device,
     )
-    return replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
+    nothing = torch.zeros_like(batch.loss_mask)
+    return replace(batch, loss_mask=nothing, environment_mask=None if empty.environment_mask is None else nothing)

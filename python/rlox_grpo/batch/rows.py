@@ -24,7 +24,8 @@ class Rows:
 
     ``sampled`` is None if the policy sampled every token. ``advantages`` have one value for each row, or for each token
     if ``by_turn``. A completion has one row, and one more for each branch: ``completion_of_row`` is the completion of
-    each row, ascending, and ``branch_of_row`` is 0 for the completion itself and b for its branch b.
+    each row, ascending, and ``branch_of_row`` is 0 for the completion itself and b for its branch b. ``observed`` marks
+    the tokens of ``Batch.environment_mask``; None: they are not wanted.
     """
 
     prompts: Int64Array
@@ -39,9 +40,12 @@ class Rows:
     by_turn: bool
     completion_of_row: Int64Array
     branch_of_row: Int64Array
+    observed: BoolArray | None = None
 
     @staticmethod
-    def of(scored_groups: Sequence[ScoredGroup], advantages: Any, train_truncated: bool) -> Rows:
+    def of(
+        scored_groups: Sequence[ScoredGroup], advantages: Any, train_truncated: bool, with_environment: bool = False
+    ) -> Rows:
         """Collect and check the arguments of :func:`rlox_grpo.batch.build_batch`."""
         groups = [scored.group for scored in scored_groups]
         whole = [completion for group in groups for completion in group.completions]
@@ -57,6 +61,7 @@ class Rows:
         of = np.repeat(np.arange(len(whole)), np.array([len(rows) for rows in rows_of], np.int64))
         prompt_ids, prompt_of_row = _list_prompts(groups)
         prompts, prompt_offsets = concatenate(prompt_ids, np.int64, "prompts.token_ids")
+        train = np.array([train_truncated or c.finish_reason != "length" for c in completions], np.bool_)
         return Rows(
             prompts=prompts,
             prompt_offsets=prompt_offsets,
@@ -65,11 +70,12 @@ class Rows:
             log_probs=log_probs,
             sampled=sampled,
             prompt_of_row=prompt_of_row,
-            train=np.array([train_truncated or c.finish_reason != "length" for c in completions], np.bool_),
+            train=train,
             advantages=rows[of] if rows.ndim == 1 else _spread_over_tokens(rows, whole),
             by_turn=rows.ndim == 2,
             completion_of_row=of,
             branch_of_row=np.array([place for rows in rows_of for place in range(len(rows))], np.int64),
+            observed=_mark_observed(sampled, id_offsets, train) if with_environment else None,
         )
 
     @property
@@ -107,10 +113,11 @@ class Rows:
 
     def _count_loss_tokens(self) -> Int64Array:
         """Loss tokens of each completion with its branches, ``int64 [completions]``."""
-        lengths = np.diff(self.completion_offsets)
-        if self.sampled is not None:
-            lengths = np.diff(np.append(0, np.cumsum(self.sampled))[self.completion_offsets])
+        lengths = np.diff(self.completion_offsets) if self.sampled is None else self._count_by_row(self.sampled)
         return np.bincount(self.completion_of_row, weights=lengths * self.train).astype(np.int64)
+
+    def _count_by_row(self, flags: BoolArray) -> Int64Array:
+        return np.diff(np.append(0, np.cumsum(flags))[self.completion_offsets])
 
     def batch(
         self,
@@ -138,10 +145,7 @@ class Rows:
             )
         )
         if self.sampled is not None:
-            # Boolean indexing assigns row by row, which is the order of the flags.
-            bounds = zip(self.completion_offsets[rows], self.completion_offsets[rows + 1], strict=True)
-            flags = [self.sampled[start:stop] for start, stop in bounds]
-            loss_mask[completion_mask] &= np.concatenate([np.zeros(0, np.bool_), *flags])
+            loss_mask &= self._lay_out_flags(self.sampled, rows, completion_mask)
         width = completion_ids.shape[1]
         log_probs = _native.pad_values(self.log_probs, self.completion_offsets, rows, width, 0.0)
 
@@ -155,6 +159,11 @@ class Rows:
             return torch.from_numpy(array).to(device)
 
         of = self.completion_of_row[rows]
+        environment_mask = environment_lengths = None
+        if self.observed is not None:
+            environment_mask = tensor(self._lay_out_flags(self.observed, rows, completion_mask))
+            counts = np.bincount(self.completion_of_row, weights=self._count_by_row(self.observed)).astype(np.int64)
+            environment_lengths = tensor(counts[of])
         has_branches = bool(self.branch_of_row.any())
 
         return Batch(
@@ -171,9 +180,33 @@ class Rows:
             num_loss_tokens=denominators[0],
             num_sequences=denominators[1],
             sampling_log_probs=tensor(log_probs),
+            environment_mask=environment_mask,
+            environment_lengths=environment_lengths,
             branch_index=tensor(self.branch_of_row[rows]) if has_branches else None,
             sequence_lengths=tensor(self._count_loss_tokens()[of]) if has_branches else None,
         )
+
+    def _lay_out_flags(self, flags: BoolArray, rows: Int64Array, completion_mask: BoolArray) -> BoolArray:
+        """``bool [N, T]`` of the flags of ``rows``, False on padding."""
+        bounds = zip(self.completion_offsets[rows], self.completion_offsets[rows + 1], strict=True)
+        laid_out = np.zeros_like(completion_mask)
+        # Boolean indexing assigns row by row, which is the order of the flags.
+        laid_out[completion_mask] = np.concatenate([np.zeros(0, np.bool_), *(flags[a:b] for a, b in bounds)])
+        return laid_out
+
+
+def _mark_observed(sampled: BoolArray | None, offsets: Int64Array, train: BoolArray) -> BoolArray:
+    """``bool [sum T]``, True on the tokens of trained rows that follow a sampled token and were not sampled.
+
+    The tokens before a row's first sampled token belong to its prompt, or an earlier row of the episode has them.
+    """
+    if sampled is None:
+        return np.zeros(offsets[-1], np.bool_)
+    so_far = np.append(0, np.cumsum(sampled))
+    lengths = np.diff(offsets)
+    in_row = so_far[1:] - np.repeat(so_far[offsets[:-1]], lengths)  # sampled tokens of the row up to here
+    observed: BoolArray = ~sampled & (in_row > 0) & np.repeat(train, lengths)
+    return observed
 
 
 def _list_prompts(groups: Sequence[RolloutGroup]) -> tuple[list[Int64Array], Int64Array]:

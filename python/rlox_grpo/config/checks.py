@@ -191,6 +191,11 @@ def _check_stages(options: Options) -> Iterator[str]:
             "reward_scaling='mean' needs rewards of at least 0, and kl_in='reward' subtracts from them: set "
             "kl_in='loss'"
         )
+    if options.environment_loss_coef > 0 and options.max_turns == 1:
+        yield (
+            f"environment_loss_coef={options.environment_loss_coef:g} with max_turns=1: no observation follows the "
+            "only reply of an episode; set max_turns to at least 2"
+        )
     if options.kl_estimator == "full":
         yield from _check_full_kl(options)
     if options.updater == "torch" and options.shard_parameters and options.torch_compile:

@@ -84,13 +84,14 @@ def grpo_loss(
 ) -> LossOutput:
     """Return the GRPO objective, negated, of one micro-batch.
 
-    Per token: policy term + kl_coef · KL, aggregated; minus entropy_coef · (mean entropy of the loss tokens). By
+    Per token: policy term + kl_coef · KL, aggregated; minus entropy_coef · (mean entropy of the loss tokens); plus
+    environment_loss_coef · (mean over sequences of the mean of −log_probs over a sequence's environment tokens). By
     default the policy term is −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A) (DeepSeekMath, arXiv:2402.03300,
     eq. 3), r = exp(log_probs − old_log_probs). A batch without ``old_log_probs`` was sampled from the current weights:
     r is 1 and its gradient is that of ``log_probs``. ``importance_weights`` of the batch multiply the policy term.
 
     Args:
-        log_probs: ``[N, T]`` with gradient, of the completion tokens at the sampling temperature.
+        log_probs: ``[N, T]`` with gradient, of the tokens under ``batch.predicted_mask`` at the sampling temperature.
         batch: the micro-batch; its denominators are those of the whole optimizer step. Where it has a ``policy_mask``
             the policy term counts only there; denominators and the other terms are unchanged.
         config: the options of the loss; the defaults when None.
@@ -102,8 +103,8 @@ def grpo_loss(
 
     Raises:
         ValueError: shapes that differ, ``kl_coef`` above 0 without ``ref_log_probs``, an ``entropy_coef`` without
-            an ``entropy`` that has a gradient, ``clip_cov`` or ``kl_cov`` without ``covariance_mask``, or ``p3o``
-            without ``effective_sample_size``.
+            an ``entropy`` that has a gradient, ``clip_cov`` or ``kl_cov`` without ``covariance_mask``, ``p3o`` without
+            ``effective_sample_size``, or an ``environment_loss_coef`` without ``environment_mask``.
         ConfigError: an unknown option or a value out of range.
     """
     config = config or _DEFAULTS
@@ -118,7 +119,7 @@ def grpo_loss(
         raise ValueError(f"kl_coef is {kl_coef:g} and batch.ref_log_probs is None: a KL penalty needs a reference")
     if entropy_coef != 0 and (entropy is None or (log_probs.requires_grad and not entropy.requires_grad)):
         raise ValueError(f"entropy_coef is {entropy_coef:g} and entropy has no gradient: make_forward can give one")
-    mask = batch.loss_mask
+    mask, of_all_tokens = batch.loss_mask, log_probs
     # float32 at least, and nothing but zeros outside the mask: 0 · inf would poison the gradient.
     log_probs = torch.where(mask, log_probs, 0)
     log_probs = log_probs.float() if log_probs.dtype in (torch.float16, torch.bfloat16) else log_probs
@@ -153,6 +154,10 @@ def grpo_loss(
 
     if entropy_coef != 0 and entropy is not None:
         loss = loss - entropy_coef * token_mean(entropy)
+    environment_loss = None
+    if config.environment_loss_coef > 0:
+        environment_loss = _environment_loss(of_all_tokens, batch)
+        loss = loss + config.environment_loss_coef * environment_loss
     metrics = {
         "policy/loss": loss.detach(),
         "policy/ratio_mean": token_mean(term.ratio.detach()),
@@ -165,4 +170,25 @@ def grpo_loss(
         metrics["policy/effective_sample_size"] = batch.effective_sample_size * token_mean(torch.ones_like(log_ratio))
     if kl is not None:
         metrics["policy/kl"] = token_mean(kl.detach())
+    if environment_loss is not None:
+        metrics["policy/environment_loss"] = environment_loss.detach()
     return LossOutput(loss=loss, metrics=metrics)
+
+
+def _environment_loss(log_probs: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy of the environment's tokens: 1/N Σ_i 1/|O_i| Σ_{t ∈ O_i} −log π (ECHO, arXiv:2605.24517, eq. 3).
+
+    N is the number of sequences of the policy loss. O_i has the tokens of sequence i under ``environment_mask``.
+    """
+    if batch.environment_mask is None:
+        raise ValueError(
+            "environment_loss_coef is above 0 and batch.environment_mask is None: build the batch with "
+            "with_environment=True"
+        )
+    return aggregate(
+        -log_probs,
+        batch.environment_mask,
+        "sequence_mean",
+        num_sequences=batch.num_sequences,
+        sequence_lengths=batch.environment_lengths,
+    )

@@ -100,7 +100,7 @@ def _count_batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
     prompts: Int64Array = tree.prompt_lengths[tree.group_of_row]  # of each row
     prompt_tokens, completion_tokens = int(prompts.sum()), int(tree.lengths.sum())
     row_tokens = prompt_tokens + completion_tokens
-    loss_mask = batch.loss_mask.cpu().numpy()
+    predicted = batch.predicted_mask.cpu().numpy()
     if not (shares_prompts and is_worth_packing(tree, batch)):
         return UpdateWork(
             row_tokens=row_tokens,
@@ -108,7 +108,7 @@ def _count_batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
             padding=batch.input_ids.numel() - row_tokens,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
-            predicted=int(loss_mask.sum()),
+            predicted=int(predicted.sum()),
             pairs=_count_causal_pairs(prompts + tree.lengths),
         )
     row, step = tree.forwarded.nonzero()
@@ -119,7 +119,7 @@ def _count_batch_work(batch: Batch, shares_prompts: bool) -> UpdateWork:
         saved=prompt_tokens - int(tree.prompt_lengths.sum()),
         completion_tokens=completion_tokens,
         completion_saved=int(np.maximum(tree.lengths - 1, 0).sum()) - len(row),
-        predicted=int(find_owners(tree.owner, loss_mask).sum()),
+        predicted=int(find_owners(tree.owner, predicted).sum()),
         pairs=_count_causal_pairs(tree.prompt_lengths) + int((prompts[row] + step + 1).sum()),
     )
 

@@ -43,6 +43,7 @@ slower at 0.9 (`benches/update.py`)."""
 class Forward:
     """Batch → log-probs ``[N, T]`` with gradient and entropies ``[N, T]``; zeros outside ``loss_mask``.
 
+    If gradients are on, the tokens under ``environment_mask`` have log-probs and entropies too.
     If the batch has ``ref_distributions``, a third tensor follows: KL(policy ‖ reference) ``[N, T]``, with gradient.
     If gradients are off, as for a reference, entropies are zeros, unless ``entropy_always`` is set.
 
@@ -171,15 +172,26 @@ def make_forward(
         logits = _select_predicting_logits(logits, batch)[:, : None if batch.is_unscaled else vocabulary]
         return logits if logits.dtype == torch.float64 else logits.float()
 
-    def add_kl(outputs: tuple[Tensor, Tensor], own: TokenDistributions, batch: Batch) -> tuple[Tensor, ...]:
-        rectangles = tuple(_scatter_to_rectangle(output, batch.loss_mask) for output in outputs)
+    def add_environment(batch: Batch) -> Batch:
+        """Let a pass that the loss reads predict the environment's tokens too."""
+        if batch.environment_mask is None or not torch.is_grad_enabled():
+            return batch
+        return replace(batch, loss_mask=batch.predicted_mask)
+
+    def add_kl(
+        outputs: tuple[Tensor, Tensor], own: TokenDistributions, batch: Batch, predicted: Tensor
+    ) -> tuple[Tensor, ...]:
+        rectangles = tuple(_scatter_to_rectangle(output, predicted) for output in outputs)
         if batch.ref_distributions is None:
             return rectangles
+        if batch.environment_mask is not None:
+            own = replace(own, hidden=own.hidden[batch.loss_mask[predicted]])
         kl = distribution_kl(own, batch.ref_distributions, temperature=temperature)
         return (*rectangles, _scatter_to_rectangle(kl, batch.loss_mask))
 
     def forward_hidden_states(batch: Batch) -> tuple[Tensor, ...]:
         assert split is not None
+        given, batch = batch, add_environment(batch)
         hidden, row = compute_hidden(batch, split)
         head = split.output_head(None if batch.is_unscaled else vocabulary)
         log_probs, entropy = token_log_probs(
@@ -193,9 +205,10 @@ def make_forward(
         if row is not None:
             log_probs, entropy = log_probs[row.predicted_of], entropy[row.predicted_of]
             hidden = hidden if batch.ref_distributions is None else hidden[row.predicted_of]
-        return add_kl((log_probs, entropy), TokenDistributions(hidden, head), batch)
+        return add_kl((log_probs, entropy), TokenDistributions(hidden, head), given, batch.loss_mask)
 
     def forward_logits(batch: Batch) -> tuple[Tensor, ...]:
+        given, batch = batch, add_environment(batch)
         logits = compute_logits(batch)  # [M, V]
         scales = temperature != 1.0 and not batch.is_unscaled
         log_softmax = torch.log_softmax(logits / temperature if scales else logits, dim=-1)
@@ -204,7 +217,7 @@ def make_forward(
         if wants_entropy():
             with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
                 entropy = -torch.linalg.vecdot(log_softmax.exp(), log_softmax)
-        return add_kl((log_probs, entropy), TokenDistributions(logits, None), batch)
+        return add_kl((log_probs, entropy), TokenDistributions(logits, None), given, batch.loss_mask)
 
     def distributions(batch: Batch) -> TokenDistributions:
         if split is None:

@@ -78,6 +78,11 @@ def make_parts(
         raise ConfigError(f"turn_credit={config.turn_credit!r} is read only with environment; here no environment")
     if config.policy_loss == "gspo_turn" and not several_turns:
         raise ConfigError("policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token' for a single turn")
+    if config.environment_loss_coef > 0 and not several_turns:  # a preset's value, which the check above lets pass
+        raise ConfigError(
+            f"environment_loss_coef={config.environment_loss_coef:g} trains on the observations of episodes: pass "
+            "environment= or tools=, or set environment_loss_coef=0"
+        )
     if several_turns and config.tensor_parallel_size > 1:
         raise ConfigError(
             "environment= and tools= need tensor_parallel_size=1: the ranks that share a vLLM model "

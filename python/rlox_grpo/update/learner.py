@@ -388,6 +388,7 @@ class Learner:
             share_prompts=self._forward.shares_prompts,
             oversize="alone",
             train_truncated=train_truncated,
+            with_environment=self._config.environment_loss_coef > 0,
             device=self._device,
             num_ranks=self._ranks.size,
             rank=self._ranks.rank,

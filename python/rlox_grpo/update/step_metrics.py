@@ -67,7 +67,7 @@ class StepReport:
 
 def _failure(loss: Tensor, log_probs: Tensor, batch: Batch) -> tuple[str, list[int]]:
     """Return an error message for a loss that is not finite, and the rows of the step that caused it."""
-    finite = torch.isfinite(torch.where(batch.loss_mask, log_probs, 0)).all(dim=-1)
+    finite = torch.isfinite(torch.where(batch.predicted_mask, log_probs, 0)).all(dim=-1)
     finite &= torch.isfinite(batch.advantages).reshape(len(finite), -1).all(dim=-1)
     rows: list[int] = batch.row_index[~finite.to(batch.row_index.device)].tolist()
     value = float(loss.detach())

@@ -30,6 +30,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "covariance_share",
         "covariance_bounds",
         "covariance_kl_coef",
+        "environment_loss_coef",
         "bypass_old_log_probs",
         "loss_aggregation",
         "mask_truncated",

@@ -283,6 +283,38 @@ PAPERS: Mapping[str, Preset] = {
             ),
         ),
     ),
+    "echo": Preset(
+        source="ECHO, arXiv:2605.24517",
+        summary="GRPO, and a cross-entropy that trains the policy to predict the observations of its episodes.",
+        reward="your own, 0 or 1",
+        choices=cited_run(
+            ("eq. 1 and 3, section 3.3", {"environment_loss_coef": 0.05}),
+            ("eq. 2", {"policy_loss": "clip"}),
+            ("section 1: failed completions are trained on too", {"zero_variance": "keep"}),
+            (
+                "section 4, RL recipe",
+                {
+                    **GROUP_MEAN,
+                    "loss_aggregation": "sequence_mean",
+                    "prompts_per_step": 16,
+                    "group_size": 16,
+                    "learning_rate": 1e-6,
+                    "max_grad_norm": 0.2,
+                    "temperature": 0.8,
+                    **NO_KL,
+                },
+            ),
+            ("section 4, harness: tokens of a turn", {"max_new_tokens": 2048}),
+            (OURS, {**PPO_CLIP, **NO_CLIP_FORMS, "ddof": 1, "std_epsilon": 1e-4}),
+        ),
+        defects=(
+            Defect(
+                "A difference: the source does not predict the warnings of its harness; here the tokens of every "
+                "message between two replies count, and those of the chat template around it.",
+                reproduced=False,
+            ),
+        ),
+    ),
 }
 
 

@@ -135,6 +135,14 @@ class LossConfig(Record, title="Loss"):
         hint="GRPO's is 'sequence_mean', DAPO's 'token_mean', Dr. GRPO's 'fixed_length'",
     )
     entropy_coef: float = option(0.0, "Weight of the entropy bonus, per token; below 0 it is a penalty.")
+    environment_loss_coef: float = option(
+        0.0,
+        "Weight λ of the cross-entropy of the environment's tokens, which trains the policy to predict the "
+        "observations that follow its replies. The authors use 0.05.",
+        ge=0,
+        only_with=({"environment": SET}, {"tools": SET}),
+        source="ECHO, arXiv:2605.24517, eq. 1 and 3",
+    )
     top_entropy_share: float = option(
         1.0,
         "Share of the tokens, those with the highest entropy, that the policy term counts.",
