@@ -64,6 +64,7 @@ PREDICTS = {
     "adam_epsilon": 1.0,
     "max_grad_norm": 0.0,
     "max_steps": 2,
+    "mutual_information_steps": 1,
 }
 
 
@@ -83,8 +84,8 @@ def test_ranks_predict_the_environment_as_one_process(changes, predicted, tmp_pa
     assert episodes(predicted) == episodes(tmp_path)
     assert difference(predicted, tmp_path) < SAME_WEIGHTS
     one, two = (read_jsonl(folder / "metrics.jsonl") for folder in (predicted, tmp_path))
-    name = "policy/environment_loss"
-    assert [step[name] for step in two] == pytest.approx([step[name] for step in one], rel=1e-4)
+    for name in ("policy/environment_loss", "mutual_information/reply", "mutual_information/token"):
+        assert [step[name] for step in two] == pytest.approx([step[name] for step in one], rel=1e-4)
 
 
 def test_the_policy_learns_what_the_environment_says(whole, tmp_path):

@@ -55,6 +55,7 @@ CASES = {
     "kl_runaway": (jump("policy/kl", 0.05, 0.9), "from 0.05 to 0.9 nats"),
     "entropy_collapse": (run(policy__entropy=(1.0, 0.01)), "entropy has fallen"),
     "entropy_explosion": (run(policy__entropy=(1.0, 5.0)), "entropy has grown"),
+    "template_collapse": (run(mutual_information__reply=(2.0, 0.1)), "from 1.8 to 0.1 nats"),
     "hollow_format": (run(**HOLLOW), "tag_format is almost at its maximum and countdown stays at 0.02"),
     "reward_without_answers": (run((0.3, 0.9), **FALLEN), "countdown has fallen from 0.37 to 0.1"),
     "log_prob_gap": (run(mismatch__gap_mean=(0.002, 0.1)), "by 0.1 per token"),
@@ -64,6 +65,15 @@ CASES = {
 
 def test_every_guard_has_a_case():
     assert list(CASES) == [guard.__name__ for guard in GUARDS]
+
+
+@pytest.mark.parametrize(("every", "warns"), [(10, True), (15, True), (30, False)])
+def test_the_mutual_information_may_be_measured_in_some_steps_only(every, warns):
+    steps = [{**step, "mutual_information/reply": 2.0 if place < 10 else 0.1} for place, step in enumerate(run())]
+    for place, step in enumerate(steps):
+        if place % every:
+            del step["mutual_information/reply"]
+    assert (guards.template_collapse(History.of(steps)) is not None) == warns
 
 
 @pytest.mark.parametrize("name", list(CASES))

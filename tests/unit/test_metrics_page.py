@@ -57,6 +57,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "kl_coef": 0.1,
         "kl_schedule": "linear",
         "curriculum": "pass_rate",
+        "mutual_information_steps": 1,
         "on_reward_error": "none",
         "eval_greedy": True,
         "eval_samples": 2,

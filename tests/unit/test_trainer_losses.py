@@ -107,6 +107,20 @@ def test_sequence_kl_is_summed_over_each_completion():
     assert found.tolist() == [0.5, 1.5]  # row 1 is the first of the batch: 1 + 0.5
 
 
+def test_the_mutual_information_is_measured_every_so_many_steps_and_changes_nothing():
+    class Keep:
+        def __init__(self):
+            self.steps = []
+
+        def on_step(self, step, metrics):
+            self.steps += [step] if "mutual_information/reply" in metrics else []
+
+    kept = Keep()
+    weights, _, _ = trained(steps=7, callbacks=[kept], mutual_information_steps=3)
+    assert kept.steps == [1, 4, 7]
+    assert moved_apart(weights, trained(steps=7)[0]) == 0
+
+
 def test_mini_batches_are_optimizer_steps():
     _, _, trainer = trained(mini_batches=4, updates_per_batch=2)
     steps = {int(value) for name, value in trainer.learner.updater.state_dict().items() if name.endswith("/step")}

@@ -295,6 +295,29 @@ def _count_by_completion(
     return counts
 
 
+def make_single_row(token_ids: Sequence[int], device: torch.device | str | None = None) -> Batch:
+    """Lay out one row whose first token is the prompt and whose other tokens are all trained on."""
+    import torch
+
+    ids = torch.tensor([token_ids], device=device)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    zero = torch.zeros_like(ids[:, 0])
+    return Batch(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=torch.arange(ids.shape[1], device=ids.device)[None],
+        prompt_lengths=zero + 1,
+        completion_ids=ids[:, 1:],
+        completion_mask=mask[:, 1:],
+        loss_mask=mask[:, 1:],
+        advantages=zero.float(),
+        row_index=zero,
+        prompt_index=zero,
+        num_loss_tokens=float(ids.shape[1] - 1),
+        num_sequences=1.0,
+    )
+
+
 def make_dummy_batch(scored: ScoredGroup, empty: Batch) -> Batch:
     """Dummy batch with an empty loss mask in place of ``empty``, so that an idle rank joins every collective."""
     import torch

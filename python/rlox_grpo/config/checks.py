@@ -175,6 +175,11 @@ def _check_stages(options: Options) -> Iterator[str]:
         yield from _check_partial_rollouts(options, options.partial_rollout_turns)
     if options.turn_credit != "episode":
         yield from _check_turn_credit(options)
+    if options.mutual_information_steps > 0 and options.prompts_per_step == 1:
+        yield (
+            f"mutual_information_steps={options.mutual_information_steps} scores replies under other prompts of the "
+            "step: set prompts_per_step to at least 2"
+        )
     if options.mini_batches > options.prompts_per_step:
         yield f"mini_batches={options.mini_batches} is more than prompts_per_step={options.prompts_per_step}"
     if options.reference == "none" and options.kl_coef > 0:

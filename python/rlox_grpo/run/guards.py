@@ -186,6 +186,22 @@ def entropy_explosion(history: History) -> str | None:
     )
 
 
+def template_collapse(history: History) -> str | None:
+    """Replies depend much less on their prompts than at the start, and the reward has not risen."""
+    name = "mutual_information/reply"  # not measured in every step
+    first, recent = ([step[name] for step in steps if name in step] for steps in (history.first, history.recent))
+    if not first or len(recent) < 3 or history.reward_has_risen():
+        return None
+    start, now = float(np.mean(first)), float(np.mean(recent[-3:]))
+    if start < 0.2 or now > start / 4:
+        return None
+    return (
+        f"the mutual information of prompts and replies has fallen from {start:.2g} to {now:.2g} nats and the reward "
+        "has not risen: the replies become templates that do not depend on the prompt. Train on the groups with the "
+        "highest reward variance by reward_variance_share, lower kl_coef and entropy_coef, or lower learning_rate"
+    )
+
+
 def hollow_format(history: History) -> str | None:
     """The format reward is at its maximum, and the answer reward does not rise."""
     shape, answer = _find_format_and_answer(history)
@@ -258,6 +274,7 @@ GUARDS: tuple[Guard, ...] = (
     kl_runaway,
     entropy_collapse,
     entropy_explosion,
+    template_collapse,
     hollow_format,
     reward_without_answers,
     log_prob_gap,

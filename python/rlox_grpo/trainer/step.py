@@ -86,6 +86,8 @@ class StepTaker:
             parts = learner.batches(scored, advantages, step)
         with clock("log_probs"):
             parts = learner.with_log_probs(parts, scored)
+            every = config.mutual_information_steps
+            information = {} if every == 0 or step % every else learner.measure_information(rollout.groups)
         with clock("weight_sync"):
             sampler.keep_weights()  # an engine in a thread may still read the tensors that the update changes
         with clock("update"):
@@ -98,7 +100,7 @@ class StepTaker:
         batches = [batch for part in parts for batch in part]
         learning_rate = learner.learning_rate(step, total_steps)
         metrics = self._measure(rollout, advantages, batches, updates, clock.timings(), learning_rate)
-        return StepResult(metrics, scored, advantages)
+        return StepResult({**metrics, **information}, scored, advantages)
 
     def sync_engine(self, *, again: bool = False) -> None:
         """Push the current weights to the engine if they changed since the last push, or with ``again`` always."""

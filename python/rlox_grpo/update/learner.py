@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlox_grpo.advantages import make_advantages, make_turn_advantages
-from rlox_grpo.batch.build import drop_tokens, make_dummy_batch, microbatches
+from rlox_grpo.batch.build import drop_tokens, make_dummy_batch, make_single_row, microbatches
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import NonFiniteError
@@ -40,6 +40,7 @@ from rlox_grpo.reference.local import make_reference
 from rlox_grpo.reference.protocol import refuse_distributions
 from rlox_grpo.types import Batch, Completion, Float32Array, LossOutput, ScoredGroup, UpdateStats
 from rlox_grpo.update.moving_baseline import MovingBaselines
+from rlox_grpo.update.mutual_information import measure_mutual_information
 from rlox_grpo.update.own_optimizer import OptimizerFactory
 from rlox_grpo.update.parameter_groups import learning_rate_at
 from rlox_grpo.update.token_baseline import with_token_advantages
@@ -216,27 +217,21 @@ class Learner:
 
         At temperature 1 and over every id of the output layer, as an engine reports those of a prompt.
         """
-        ids = torch.tensor([token_ids], device=self._device)
-        mask = torch.ones_like(ids, dtype=torch.bool)
-        zero = torch.zeros_like(ids[:, 0])
-        batch = Batch(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=torch.arange(ids.shape[1], device=ids.device)[None],
-            prompt_lengths=zero + 1,
-            completion_ids=ids[:, 1:],
-            completion_mask=mask[:, 1:],
-            loss_mask=mask[:, 1:],
-            advantages=zero.float(),
-            row_index=zero,
-            prompt_index=zero,
-            num_loss_tokens=float(ids.shape[1] - 1),
-            num_sequences=1.0,
-            is_unscaled=True,
-        )
+        batch = replace(make_single_row(token_ids, self._device), is_unscaled=True)
         with torch.no_grad():
             log_probs: Float32Array = self._forward(batch)[0][0].float().cpu().numpy()
         return log_probs
+
+    def measure_information(self, scored: Sequence[ScoredGroup]) -> dict[str, float]:
+        """Return ``mutual_information/*`` under the current policy."""
+        return measure_mutual_information(
+            scored,
+            lambda batch: self._forward(batch)[0],
+            token_budget=self._config.micro_batch_tokens,
+            share_prompts=self._forward.shares_prompts,
+            device=self._device,
+            ranks=self._ranks,
+        )
 
     def whole_weights(self) -> dict[str, Tensor]:
         """Gather every parameter on rank 0, in host memory if sharded. A collective; other ranks get an empty dict."""

@@ -52,6 +52,14 @@ class RunConfig(Record, title="Run, checkpoints and logs"):
     guards: bool = option(
         True, "Warn when metrics show a training problem, such as an entropy collapse; once for each.", resumable=True
     )
+    mutual_information_steps: int = option(
+        0,
+        "Steps between measurements of the mutual information of prompts and replies, the first step among them; 0: "
+        "never. A measurement scores 16 replies under 16 prompts at most.",
+        ge=0,
+        resumable=True,
+        source="RAGEN-2, arXiv:2604.06268",
+    )
     on_collapse: Literal["warn", "restore"] = option(
         "warn",
         "If the guard reward_collapse finds that the reward has collapsed: only warn, or restore the newest checkpoint "

@@ -1,0 +1,119 @@
+"""Mutual information of prompts and replies in a step, which falls when replies become templates (arXiv:2604.06268).
+
+The entropy says how much the replies to one prompt differ, and not whether they depend on the prompt. With P distinct
+prompts x_j, and a reply z_i of each, the estimate is
+
+    I = 1/P Σ_i [log p(z_i | x_i) − log 1/P Σ_j p(z_i | x_j)]
+
+It is at most ln P, where each reply is likely under its own prompt alone, and about 0 where every reply is as likely
+under any prompt. Noise can make it negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlox_grpo.batch.build import make_dummy_batch, microbatches
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.types import Batch, Completion, Int64Array, Prompt, RolloutGroup, ScoredGroup
+
+MOST_PROMPTS = 16
+"""Maximum number P of prompts. P² rows are scored: 256 are twice the completions of a default step, without a backward
+pass. More prompts only raise the ceiling ln P."""
+
+Pair = tuple[Int64Array, Int64Array]
+"""A context and its reply, token ids ``int64`` each."""
+
+
+def measure_mutual_information(
+    scored: Sequence[ScoredGroup],
+    log_probs: Callable[[Batch], torch.Tensor],
+    *,
+    token_budget: int,
+    share_prompts: bool,
+    device: torch.device | str | None = None,
+    ranks: Ranks | None = None,
+) -> dict[str, float]:
+    """Score each reply under each prompt; returns ``mutual_information/*``, or nothing with fewer than two prompts.
+
+    Args:
+        scored: the groups of the step, the same on every rank.
+        log_probs: batch → ``[N, T]``, of the tokens under ``loss_mask``; no gradient is taken.
+        token_budget: maximum number of tokens in a micro-batch.
+        share_prompts: whether ``log_probs`` computes the prompt of neighbouring rows once.
+        device: of the batches.
+        ranks: the ranks that share the rows; every rank calls this.
+    """
+    ranks = ranks or Ranks()
+    pairs = list_pairs(scored)
+    size = len(pairs)
+    if size < 2:
+        return {}
+    replies = tuple(Completion(reply, np.zeros(len(reply), np.float32), "stop") for _, reply in pairs)
+    groups = [
+        ScoredGroup(RolloutGroup(Prompt(context, index), replies), np.zeros(size, np.float32), {})
+        for index, (context, _) in enumerate(pairs)
+    ]
+    batches = microbatches(
+        groups,
+        np.zeros(size * size, np.float32),
+        token_budget=token_budget,
+        share_prompts=share_prompts,
+        oversize="alone",
+        num_ranks=ranks.size,
+        rank=ranks.rank,
+        device=device,
+    )
+    mine: list[tuple[int, float]] = []
+    for batch in batches:
+        is_idle = not len(batch.row_index)
+        with torch.no_grad():
+            values = log_probs(make_dummy_batch(groups[0], batch) if is_idle else batch)
+        if not is_idle:
+            sums = torch.where(batch.loss_mask, values, 0).sum(dim=-1, dtype=torch.float64)
+            mine += zip(batch.row_index.tolist(), sums.tolist(), strict=True)
+    scores = np.zeros(size * size)
+    for part in ranks.gather(mine):
+        for row, value in part:
+            scores[row] = value
+    by_reply = scores.reshape(size, size).T  # [reply, prompt]
+    lengths = np.array([[len(reply)] for _, reply in pairs])
+    return {
+        "mutual_information/reply": estimate_mutual_information(by_reply),
+        "mutual_information/token": estimate_mutual_information(by_reply / lengths),
+        "mutual_information/accuracy": float(np.mean(by_reply.argmax(axis=1) == np.arange(size))),
+    }
+
+
+def estimate_mutual_information(scores: NDArray[np.float64]) -> float:
+    """Estimate from ``scores [P, P]``: log-prob of reply i under prompt j; see the module's formula."""
+    own = np.diagonal(scores)
+    marginal = np.logaddexp.reduce(scores, axis=1) - log(len(scores))
+    return float(np.mean(own - marginal))
+
+
+def list_pairs(scored: Sequence[ScoredGroup], most: int = MOST_PROMPTS) -> list[Pair]:
+    """Return the first reply and its context of the first groups, one group for each distinct context."""
+    pairs: dict[bytes, Pair] = {}
+    for group in scored:
+        for completion in group.group.completions:
+            context, reply = _split(group.group.prompt.token_ids, completion)
+            if len(reply):
+                pairs.setdefault(context.tobytes(), (context, reply))
+                break
+    return list(pairs.values())[:most]
+
+
+def _split(prompt_ids: Int64Array, completion: Completion) -> Pair:
+    """Return what the policy was given, and its first reply: of an episode, up to the first observation."""
+    ids, start = np.asarray(completion.token_ids, np.int64), completion.turns[0] if completion.turns else 0
+    stop = len(ids)
+    if completion.sampled is not None and not completion.sampled[start:].all():
+        stop = start + int(np.argmin(completion.sampled[start:]))
+    own = prompt_ids if completion.prompt_ids is None else completion.prompt_ids
+    return np.concatenate([np.asarray(own, np.int64), ids[:start]]), ids[start:stop]
