@@ -7,6 +7,7 @@ import pytest
 import torch
 from byte_model import PROMPTS, SIZES, greedy, log_probs, prompt, shake, share_of_low_bytes, training
 
+import trained_tokenizers
 from rlox_grpo import GRPO
 from rlox_grpo.demo.closed_vocabulary import build_countdown_tokenizer
 from rlox_grpo.demo.run import LARGEST, format_prompt, problems
@@ -30,7 +31,16 @@ def tiny(make_tiny_model, byte_tokenizer):
     return make_tiny_model("llama", vocab_size=len(byte_tokenizer)), byte_tokenizer, TEXTS
 
 
-@pytest.mark.parametrize("make", [demo, tiny])
+def trained(kind):
+    def make(make_tiny_model, byte_tokenizer):
+        tokenizer = trained_tokenizers.KINDS[kind]()
+        model = make_tiny_model(kind, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+        return model, tokenizer, trained_tokenizers.TEXTS
+
+    return make
+
+
+@pytest.mark.parametrize("make", [demo, tiny, *map(trained, trained_tokenizers.KINDS)])
 def test_vllm_reads_the_ids_of_a_saved_model(make, make_tiny_model, byte_tokenizer, tmp_path):
     from vllm.config import ModelConfig
     from vllm.tokenizers import get_tokenizer

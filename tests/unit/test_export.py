@@ -102,6 +102,19 @@ def test_a_byte_tokenizer_and_a_model_without_an_end_token_of_its_own(make_tiny_
         assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 1
 
 
+@pytest.mark.skipif(not REBUILDS_TOKENIZERS, reason="transformers 4 has no such classes")
+@pytest.mark.parametrize("kind", ["qwen2", "mistral", "llama"])
+def test_trained_tokenizers_of_three_kinds(make_tiny_model, tmp_path, caplog, kind):
+    import trained_tokenizers
+
+    tokenizer = trained_tokenizers.KINDS[kind]()
+    model = make_tiny_model(kind, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    trainer, folders = saved(model, tokenizer, tmp_path, trained_tokenizers.TEXTS)
+    for folder in folders:
+        assert_loads_the_same(trainer, folder, trained_tokenizers.TEXTS)
+    assert "with other ids" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("settings", "left_out"),
     [
