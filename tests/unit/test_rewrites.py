@@ -302,5 +302,12 @@ def test_turn_credit_is_refused_before_training(model: Any, tokenizer: Any) -> N
         GRPO(copy.deepcopy(model), environment=count, tokenizer=tokenizer, turn_credit="turn", log_to=())
 
 
+def test_an_environment_loss_is_refused_before_training(model: Any, tokenizer: Any) -> None:
+    options = {"environment": count, "tokenizer": tokenizer, "environment_loss_coef": 0.05, "log_to": ()}
+    with pytest.raises(ConfigError, match=r"environment_loss_coef=0\.05.*rewrites history.*history='keep'"):
+        GRPO(copy.deepcopy(model), **options)
+    GRPO(copy.deepcopy(model), **options, history="keep")
+
+
 def test_a_marked_reply_is_found_before_training(byte_tokenizer: Any) -> None:
     assert "changes a reply" in (find_rewrite(make_template(byte_tokenizer, chatml.FORGETS)) or "")

@@ -115,6 +115,12 @@ def make_parts(
             f"turn_credit={config.turn_credit!r} needs episodes of one row, but the chat template rewrites history, "
             "which opens branches: set history='keep' or turn_credit='episode'"
         )
+    if episodes is not None and episodes.rewrites_history and config.environment_loss_coef > 0:
+        raise ConfigError(
+            f"environment_loss_coef={config.environment_loss_coef:g} reads observations after a reply of their row, "
+            "but the chat template rewrites history, which puts them into prompts of new rows: set history='keep' or "
+            "environment_loss_coef=0"
+        )
     if episodes is not None and episodes.environment.has_reward:
         reward_fns.insert(0, EnvironmentReward(episodes.environment.name))
     weights = reward_weights(reward_fns, config.reward_weights)
