@@ -67,6 +67,10 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "variance_share": {"reward_variance_share": 0.9},
     "two_updates_clip_cov": {"updates_per_batch": 2, "policy_loss": "clip_cov"},
     "two_updates_kl_cov": {"updates_per_batch": 2, "policy_loss": "kl_cov"},
+    "curriculum": {"curriculum": "pass_rate"},
+    "mini_batches": {"mini_batches": 2},
+    "entropy_bonus": {"entropy_coef": 0.003},
+    "periodic_reference": {"reference": "periodic", "reference_refresh_steps": 20, "kl_coef": 0.01},
     "paid_sums": {"reward_weights": (1.0, 0.1, 0.1)},
     **{name: {} for name in learning_trl.VARIANTS},
 }
