@@ -233,8 +233,8 @@ def number_states(groups: Sequence[ScoredGroup], kind: TurnState) -> Int64Array:
         for completion in scored.group.completions:
             prompt = scored.group.prompt.token_ids if completion.prompt_ids is None else completion.prompt_ids
             state = -1
-            for turn, key in enumerate(_list_keys(prompt, completion, kind)):
-                state = numbers.setdefault((state if key[0] else -1, key[1]), first + len(numbers))
+            for turn, (extends_state, tokens) in enumerate(_list_keys(prompt, completion, kind)):
+                state = numbers.setdefault((state if extends_state else -1, tokens), first + len(numbers))
                 states[row, turn] = state
             row += 1
         first += len(numbers)
