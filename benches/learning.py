@@ -67,22 +67,35 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "variance_share": {"reward_variance_share": 0.9},
     "two_updates_clip_cov": {"updates_per_batch": 2, "policy_loss": "clip_cov"},
     "two_updates_kl_cov": {"updates_per_batch": 2, "policy_loss": "kl_cov"},
+    "two_updates_p3o": {"updates_per_batch": 2, "policy_loss": "p3o"},
+    "temperature_low": {"temperature": 0.8},
+    "temperature_high": {"temperature": 1.2},
     "curriculum": {"curriculum": "pass_rate"},
+    "few_rows": {"group_size": 0.25, "rows": 640},
+    "few_rows_curriculum": {"group_size": 0.25, "rows": 640, "curriculum": "pass_rate"},
+    "few_rows_growing_groups": {"group_size": 0.25, "rows": 640, "max_group_size": 16},
     "mini_batches": {"mini_batches": 2},
     "entropy_bonus": {"entropy_coef": 0.003},
     "periodic_reference": {"reference": "periodic", "reference_refresh_steps": 20, "kl_coef": 0.01},
     "paid_sums": {"reward_weights": (1.0, 0.1, 0.1)},
+    "echo": {"environment_loss_coef": 0.05},
+    "turn_gae": {"turn_credit": "gae"},
+    "gagpo": {"turn_credit": "gae", "policy_loss": "gspo_turn"},
+    "two_updates_gagpo": {"updates_per_batch": 2, "turn_credit": "gae", "policy_loss": "gspo_turn"},
     **{name: {} for name in learning_trl.VARIANTS},
 }
-"""Options of each variant beside those of its task. Learning rate, group size and batch are factors of the task's."""
+"""Options of each variant beside those of its task. Learning rate, group size and batch are factors of the task's.
+``rows`` is not an option: the run has the first so many rows, so that each comes back within a short run."""
 
 ONLY = {
     "paid_sums": ("countdown", "countdown_hard"),
     **dict.fromkeys(learning_trl.VARIANTS, ("countdown", "countdown_hard", "word_problems")),
     **dict.fromkeys(("rate_octuple", *(name for name in VARIANTS if "lora" in name)), ("countdown", "word_problems")),
+    **dict.fromkeys((name for name in VARIANTS if "few_rows" in name), ("countdown", "countdown_hard")),
+    **dict.fromkeys(("echo", "turn_gae", "gagpo", "two_updates_gagpo"), ("guess_the_number",)),
 }
 """Variants of some tasks alone: the others have no sums to pay for; TRL cannot play the library's environments; the
-learning rates of LoRA and of collapse are studied on two tasks."""
+learning rates of LoRA and of collapse are studied on two tasks; two tasks have more than 640 rows; one has turns."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +112,12 @@ class Budget:
     """A callback that ends the run once so many completions have been sampled, and keeps the curves."""
 
     completions: int
-    group_size: int
     sampled: int = 0
     curves: dict[str, list[float]] = field(default_factory=dict)
     trainer: GRPO | None = None
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.sampled += round(metrics["rollout/groups"] * self.group_size)
+        self.sampled += round(metrics["rollout/completions"])
         for name in CURVE:
             if name in metrics:
                 self.curves.setdefault(name, []).append(float(f"{metrics[name]:.4g}"))
@@ -117,6 +129,8 @@ def make_settings(task: Task, variant: str) -> dict[str, Any]:
     """``GRPO`` options of a cell; a larger group has fewer prompts, so that a step stays as large."""
     settings = {**task.settings, "warmup_steps": 3}
     for name, value in VARIANTS[variant].items():
+        if name == "rows":
+            continue
         factor = name in ("learning_rate", "group_size", "prompts_per_step")
         settings[name] = type(task.settings[name])(task.settings[name] * value) if factor else value
     if "group_size" in VARIANTS[variant]:
@@ -132,23 +146,29 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
     with locked(folder.with_name(f"{folder.name}.lock"), wait=True):
         policy, train, held_out = task.prepare(folder, seed, sizes.warm_start_steps)
     settings = make_settings(task, variant)
+    train = train[: VARIANTS[variant].get("rows")]
     completions = round(task.completions * sizes.scale)
     if variant in learning_trl.VARIANTS:
         train = learning_trl.prepare(policy, train, task.trainer().get("prompt_template"))
     begin = time.process_time()
     steps = math.ceil(completions / (settings["group_size"] * settings["prompts_per_step"]))
-    with TemporaryDirectory(dir=out) as trained_by_trl:
+    evaluated = {**task.trainer(), **task.settings, "seed": seed, "log_to": (), "guards": False}
+    with TemporaryDirectory(dir=out) as folder_of_trained:
+        save_to = Path(folder_of_trained)
         if variant in learning_trl.VARIANTS:
-            reward_fn, save_to = task.trainer()["reward_fn"], Path(trained_by_trl)
+            reward_fn = task.trainer()["reward_fn"]
             settings, curves = learning_trl.train(policy, train, reward_fn, variant, settings, steps, seed, save_to)
-            trainer = GRPO(save_to, **task.trainer(), **task.settings, seed=seed, log_to=(), guards=False)
+            trainer = GRPO(save_to, **evaluated)
             sampled = steps * settings["per_device_train_batch_size"]
         else:
-            budget = Budget(completions, settings["group_size"])
+            budget = Budget(completions)
             run = {"seed": seed, "max_steps": steps, "log_to": (), "guards": False, "callbacks": [budget]}
             trainer = budget.trainer = GRPO(policy, **task.trainer(), **settings, **run)
             trainer.train(list(train))
             sampled, curves = budget.sampled, budget.curves
+            if "temperature" in settings:  # every variant is evaluated at the same temperature
+                trainer.save(save_to)
+                trainer = GRPO(save_to, **evaluated)
     if sampled < completions:
         raise SystemExit(f"{task_name}/{variant}/{seed} sampled {sampled} completions of {completions}: too few rows")
     trained = time.process_time() - begin

@@ -105,7 +105,8 @@ def test_groups_without_spread_are_replaced_one_for_one():
     assert asked == [3, 2]  # 4 of the first three, then 7 and 8
     assert [group.group.prompt.index for group in rollout.chosen] == [1, 4, 7, 8]
     assert [group.group.prompt.index for group in rollout.groups] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
-    assert rollout.metrics() == {"rollout/groups": 9.0, "rollout/groups_chosen": 4.0, "rollout/refills": 2.0}
+    counts = {"rollout/groups": 9.0, "rollout/groups_chosen": 4.0, "rollout/completions": 18.0}
+    assert rollout.metrics() == {**counts, "rollout/refills": 2.0}
 
 
 def test_spread_counts_and_not_the_mean():
@@ -127,9 +128,10 @@ def test_refills_are_bounded():
 
 
 def test_nothing_to_replace_asks_for_nothing():
-    own = [scored(0, [0, 1])]
+    own = [scored(0, [0, 1]), scored(1, [0, 1, 0])]
     assert refill_groups(own, lambda count: pytest.fail("asked for more"), most_refills=3).chosen == own
-    assert Rollout(own, own).metrics() == {"rollout/groups": 1.0, "rollout/groups_chosen": 1.0}
+    counts = {"rollout/groups": 2.0, "rollout/groups_chosen": 2.0, "rollout/completions": 5.0}
+    assert Rollout(own, own).metrics() == counts
 
 
 def test_a_row_is_named_in_groups_of_several_sizes():

@@ -75,8 +75,12 @@ class Rollout:
     refills: int = 0
 
     def metrics(self) -> dict[str, float]:
-        """``rollout/groups`` and ``rollout/groups_chosen``, and ``rollout/refills`` if there were any."""
-        metrics = {"rollout/groups": float(len(self.groups)), "rollout/groups_chosen": float(len(self.chosen))}
+        """``rollout/groups``, ``_groups_chosen`` and ``_completions``, and ``rollout/refills`` if there were any."""
+        metrics = {
+            "rollout/groups": float(len(self.groups)),
+            "rollout/groups_chosen": float(len(self.chosen)),
+            "rollout/completions": float(sum(len(scored.rewards) for scored in self.groups)),
+        }
         return {**metrics, "rollout/refills": float(self.refills)} if self.refills else metrics
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,6 @@ from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.config.records.prompts import PromptConfig
 from rlox_grpo.environments import EpisodeEnded, Outcome
 from rlox_grpo.errors import ConfigError, EpisodeError
-from rlox_grpo.prompts.rows import refuse_unread_variables
 from rlox_grpo.rollout.async_generation import BackgroundEngine
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.engines.turns import TurnEngine
@@ -34,17 +32,11 @@ from rlox_grpo.rollout.episodes.groups import Played, make_group
 from rlox_grpo.rollout.episodes.partial import Gate, StartedGroup
 from rlox_grpo.rollout.episodes.process_main import WorkerSetup
 from rlox_grpo.rollout.episodes.processes import ProcessPool, ToolProcesses, play_in_process
-from rlox_grpo.rollout.episodes.proof import find_rewrite
+from rlox_grpo.rollout.episodes.run_templates import RunTemplates
 from rlox_grpo.rollout.episodes.scheduler import Replies, Running, run_coroutine, run_episodes
-from rlox_grpo.rollout.episodes.template import Template, find_call_format
+from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, describe_failure, make_schemas
 from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
-
-logger = logging.getLogger(__name__)
-
-
-_MAX_TEMPLATES = 256
-"""Maximum number of different tool lists in a run: each has a template, which is tested once and stored."""
 
 
 class EpisodeRunner:
@@ -80,17 +72,11 @@ class EpisodeRunner:
             raise ConfigError(
                 f"prompt_template={self._prompts.prompt_template!r} is ignored: the environment writes the prompts"
             )
-        if tokenizer is None:
-            raise ConfigError("environment= and tools= need a tokenizer with a chat_template")
-        try:
-            refuse_unread_variables(self._prompts.chat_template_kwargs, tokenizer, [[{"role": "user"}]])
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        self._templates = RunTemplates(tokenizer, config, self._prompts)
         self._limits = ToolLimits(
             config.tool_timeout, config.max_observation_chars, config.on_parse_error, config.on_tool_error
         )
         self._tokenizer = tokenizer
-        self._templates: dict[str, Template] = {}
         size = config.episode_workers
         self._tool_processes = ToolProcesses(tools, self._limits, size) if config.tool_timeout is not None else None
         self._environment_processes = None
@@ -211,49 +197,9 @@ class EpisodeRunner:
     def _give_tools(self, functions: Sequence[Callable[..., Any]]) -> tuple[Template, Tools]:
         """Return the template that shows these tools, and the tools of one episode."""
         schemas = make_schemas(functions)
-        if json.dumps(schemas) not in self._templates:
+        if schemas not in self._templates:
             self._refuse_sync(functions)
-        return self._give_schemas(schemas), self._make_tools(functions)
-
-    def _give_schemas(self, schemas: Sequence[Mapping[str, Any]]) -> Template:
-        """Return the template for JSON schemas of tools, tested for rewrites and for its format of tool calls."""
-        name = json.dumps(schemas)
-        if name not in self._templates:
-            if len(self._templates) >= _MAX_TEMPLATES:
-                raise ConfigError(f"the environment gave {_MAX_TEMPLATES} lists of tools: give the same ones each time")
-            try:
-                template = Template(self._tokenizer, schemas, self._prompts.chat_template_kwargs)
-                rewrite = find_rewrite(template)
-                self._choose_call_format(template)
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
-            if rewrite is not None and self._config.history == "template":
-                template.rewrites = True
-                self._warn_of_rewrites(rewrite)
-            self._templates[name] = template
-        return self._templates[name]
-
-    def _warn_of_rewrites(self, rewrite: str) -> None:
-        if any(template.rewrites for template in self._templates.values()):
-            return
-        logger.warning(
-            "the chat template rewrites history: %s. Each reply to a rewritten history opens a branch, a further row "
-            "of its episode; the update forwards its tokens from the first changed one on (episode/branches counts "
-            "branches). Set history='keep' to show the policy its earlier replies as it sampled them, in one row",
-            rewrite,
-        )
-
-    def _choose_call_format(self, template: Template) -> None:
-        """Set the format of tool calls: that of the option, or the one that the template writes."""
-        asked = self._config.call_format
-        found = find_call_format(template) if asked == "auto" and template.tools else asked
-        if found is None:
-            logger.warning(
-                "the chat template writes tool calls in an unknown format: replies are parsed in Hermes' format, "
-                "<tool_call>{…}</tool_call>, and as JSON; set call_format to choose another"
-            )
-        elif found != "auto":
-            template.call_format = found
+        return self._templates.give(schemas), self._make_tools(functions)
 
     def _make_tools(self, functions: Sequence[Callable[..., Any]]) -> Tools:
         return Tools(functions, self._limits, None if self._tool_processes is None else self._tool_processes.call)
@@ -322,7 +268,7 @@ class EpisodeRunner:
                 end_ids=engine.end_ids,
                 give_tools=self._give_tools,
                 system_prompt=self._prompts.system_prompt,
-                give_schemas=self._give_schemas,
+                give_schemas=self._templates.give,
                 open_endpoint=open_endpoint,
             )
             running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
