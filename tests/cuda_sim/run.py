@@ -75,7 +75,9 @@ def main(arguments: list[str]) -> int:
         if reason:
             print(f"cuda_sim: skipped, as {reason}")
             return 0
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or [*workers(), str(HERE)])]
+        named = any((ROOT / argument.partition("::")[0]).exists() for argument in arguments)
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or workers())]
+        command += [] if named else [str(HERE)]  # a bare pytest would run the whole suite
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
