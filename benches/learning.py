@@ -139,6 +139,11 @@ def make_settings(task: Task, variant: str) -> dict[str, Any]:
     return settings
 
 
+def load_for_evaluation(policy: Path, task: Task, seed: int) -> GRPO:
+    """A trainer of a saved policy with the task's own options, whatever it was trained with."""
+    return GRPO(policy, **task.trainer(), **task.settings, seed=seed, log_to=(), guards=False)
+
+
 def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -> dict[str, Any]:
     """Train and evaluate one cell."""
     task = TASKS[task_name]
@@ -152,13 +157,12 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
         train = learning_trl.prepare(policy, train, task.trainer().get("prompt_template"))
     begin = time.process_time()
     steps = math.ceil(completions / (settings["group_size"] * settings["prompts_per_step"]))
-    evaluated = {**task.trainer(), **task.settings, "seed": seed, "log_to": (), "guards": False}
     with TemporaryDirectory(dir=out) as folder_of_trained:
         save_to = Path(folder_of_trained)
         if variant in learning_trl.VARIANTS:
             reward_fn = task.trainer()["reward_fn"]
             settings, curves = learning_trl.train(policy, train, reward_fn, variant, settings, steps, seed, save_to)
-            trainer = GRPO(save_to, **evaluated)
+            trainer = load_for_evaluation(save_to, task, seed)
             sampled = steps * settings["per_device_train_batch_size"]
         else:
             budget = Budget(completions)
@@ -168,7 +172,7 @@ def run_cell(task_name: str, variant: str, seed: int, out: Path, sizes: Sizes) -
             sampled, curves = budget.sampled, budget.curves
             if "temperature" in settings:  # every variant is evaluated at the same temperature
                 trainer.save(save_to)
-                trainer = GRPO(save_to, **evaluated)
+                trainer = load_for_evaluation(save_to, task, seed)
     if sampled < completions:
         raise SystemExit(f"{task_name}/{variant}/{seed} sampled {sampled} completions of {completions}: too few rows")
     trained = time.process_time() - begin
@@ -199,7 +203,7 @@ def start_cell(task_name: str, seed: int, out: Path, sizes: Sizes) -> dict[str, 
     folder = out / "warm" / f"{task_name}.{seed}"
     with locked(folder.with_name(f"{folder.name}.lock"), wait=True):
         policy, _, held_out = task.prepare(folder, seed, sizes.warm_start_steps)
-    trainer = GRPO(policy, **task.trainer(), **task.settings, seed=seed, log_to=(), guards=False)
+    trainer = load_for_evaluation(policy, task, seed)
     found = trainer.evaluate(list(held_out), samples=sizes.samples)
     return {"task": task_name, "seed": seed, "sizes": asdict(sizes), "accuracy": found["accuracy"]}
 

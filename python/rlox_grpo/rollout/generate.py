@@ -75,7 +75,7 @@ class Rollout:
     refills: int = 0
 
     def metrics(self) -> dict[str, float]:
-        """``rollout/groups``, ``_groups_chosen`` and ``_completions``, and ``rollout/refills`` if there were any."""
+        """Return the counts ``rollout/groups``, ``groups_chosen``, ``completions`` and, if any, ``refills``."""
         metrics = {
             "rollout/groups": float(len(self.groups)),
             "rollout/groups_chosen": float(len(self.chosen)),
