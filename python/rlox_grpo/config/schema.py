@@ -73,7 +73,7 @@ class GRPOConfig(Options):
 
     def _find_ignored(self, **given: bool) -> list[str]:
         preset = _preset_values(self.preset, self.published)
-        return list(find_ignored(self, type(self).model_fields, preset, given))
+        return list(find_ignored(self, preset, given))
 
     def refuse_ignored(self, **given: bool) -> None:
         """Raise ConfigError for options that are set but ignored, because an argument of ``GRPO`` is missing.
