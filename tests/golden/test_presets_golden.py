@@ -17,8 +17,8 @@ import torch
 
 from rlox_grpo.advantages import make_advantages
 from rlox_grpo.batch.build import drop_tokens
-from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.presets.page import presets_page
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.loss.kl import kl_coef_at

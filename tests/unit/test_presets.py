@@ -10,9 +10,9 @@ import torch
 import worded
 from rlox_grpo import GRPO
 from rlox_grpo.cli import main
-from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.presets.page import describe_preset, presets_page
 from rlox_grpo.config.presets.preset import cite
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.prompts.load import load_prompts

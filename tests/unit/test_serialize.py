@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlox_grpo.batch.build import make_dummy_batch, microbatches
-from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import LAUNCHER_VARIABLES, Ranks, join_ranks
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group, gather_scored_groups
