@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from rlox_grpo.config.generation_kwargs import check_generation_kwargs
-from rlox_grpo.config.records import Options, SamplingConfig
+from rlox_grpo.config.records import Options
 from rlox_grpo.config.records.option import SET, Condition, describe_conditions, holds
 
 _SUMMED = {"reward_aggregation": ("sum_then_normalize",)}
@@ -44,7 +44,7 @@ def find_incompatible(options: Options) -> Iterator[str]:
     """
     yield from _check_needs(options)
     yield from _check_prompts_and_engine(options)
-    yield from _check_generation_kwargs(options)
+    yield from check_generation_kwargs(options)
     yield from _check_advantages(options)
     yield from _check_loss(options)
     yield from _check_kl_and_reference(options)
@@ -93,12 +93,6 @@ def _check_prompts_and_engine(options: Options) -> Iterator[str]:
             f"zero_variance='refill' plays the episodes of further prompts to their end, and partial_rollout_turns="
             f"{turns} does not: choose one of them"
         )
-
-
-def _check_generation_kwargs(options: Options) -> Iterator[str]:
-    usual = SamplingConfig()
-    changed = {name: value for name, value in options.sampling if value != getattr(usual, name)}
-    yield from check_generation_kwargs(options.engine, options.generation_kwargs, changed)
 
 
 def _check_advantages(options: Options) -> Iterator[str]:
