@@ -54,11 +54,13 @@ def find_incompatible(options: Options) -> Iterator[str]:
 def _check_needs(options: Options) -> Iterator[str]:
     values = dict(options)
     for condition, needs, why in _NEEDS:
-        unmet = [name for name, wanted in needs.items() if not holds({name: wanted}, values)]
-        for name in unmet if holds(condition, values) else ():
-            given = " with ".join(f"{other}={values[other]!r}" for other in condition)
-            needed = describe_conditions([{name: needs[name]}], type(options).model_fields)
-            yield f"{given} needs {needed}, got {values[name]!r}" + (f"; {why}" if why else "")
+        if not holds(condition, values):
+            continue
+        given = " with ".join(f"{name}={values[name]!r}" for name in condition)
+        for name, wanted in needs.items():
+            if not holds({name: wanted}, values):
+                needed = describe_conditions([{name: wanted}], type(options).model_fields)
+                yield f"{given} needs {needed}, got {values[name]!r}" + (f"; {why}" if why else "")
 
 
 def _check_prompts_and_engine(options: Options) -> Iterator[str]:
