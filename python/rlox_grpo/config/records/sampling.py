@@ -9,7 +9,7 @@ from rlox_grpo.config.records.option import Record, option
 
 INEXACT_ENGINES = ("vllm", "vllm_server")
 """Engines whose log-probs are not exactly the trainer's."""
-_EITHER_VLLM = {"engine": INEXACT_ENGINES}
+_EITHER_VLLM = {"engine": ("vllm", "vllm_server")}
 _vllm_option = partial(option, only_with={"engine": ("vllm",)}, resumable=True)
 _server_option = partial(option, only_with={"engine": ("vllm_server",)}, resumable=True)
 
