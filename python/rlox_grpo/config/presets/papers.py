@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rlox_grpo.config.presets.preset import (
     ADAM,
     GROUP_MEAN,
+    K3_IN_LOSS,
     NO_CLIP_FORMS,
     NO_KL,
     ONE_UPDATE,
@@ -30,6 +30,36 @@ _GRPO: Sections = {
     _DEFAULT: NO_CLIP_FORMS,
 }
 _STUDY = "docs/concepts/learning_study.md: four times the prompts in groups of 4 instead of 16"
+
+_AUTHORS = "PRIME-RL/Entropy-Mechanism-of-RL, recipe/dapo"
+_ENTROPY: Sections = {
+    "7b_clip_cov.sh and 7b_kl_cov.sh": {
+        **GROUP_MEAN,
+        "loss_aggregation": "token_mean",
+        "prompts_per_step": 256,
+        "group_size": 8,
+        "mini_batches": 8,
+        "max_new_tokens": 8192,
+        **PLAIN_SAMPLING,
+        "learning_rate": 5e-7,
+        "lr_schedule": "constant",
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        **NO_KL,
+    },
+    "both: enable_filter_groups, without the refill": {"zero_variance": "drop"},
+    "the defaults of verl, which they run on": {
+        "ddof": 1,
+        "std_epsilon": 1e-6,
+        "updates_per_batch": 1,
+        "warmup_steps": 0,
+        **ADAM,
+        "mask_truncated": False,
+    },
+}
+_GLOBAL = Defect(
+    "A difference: the source selects tokens, at least one, in each micro-batch; here in each optimizer step."
+)
 
 PAPERS: Mapping[str, Preset] = {
     "grpo": Preset(
@@ -252,69 +282,70 @@ PAPERS: Mapping[str, Preset] = {
             ),
         ),
     ),
-}
-
-
-_AUTHORS = "PRIME-RL/Entropy-Mechanism-of-RL, recipe/dapo"
-
-
-def _list_sections(script: str, loss: Mapping[str, Any]) -> Sections:
-    """The choices of a script: ``loss`` and what both scripts share."""
-    return {
-        script: {
-            **loss,
-            **GROUP_MEAN,
-            "loss_aggregation": "token_mean",
-            "prompts_per_step": 256,
-            "group_size": 8,
-            "mini_batches": 8,
-            "max_new_tokens": 8192,
-            **PLAIN_SAMPLING,
-            "learning_rate": 5e-7,
-            "lr_schedule": "constant",
-            "weight_decay": 0.0,
-            "max_grad_norm": 1.0,
-            **NO_KL,
-        },
-        f"{script}: enable_filter_groups, without the refill": {"zero_variance": "drop"},
-        "the defaults of verl, which it runs on": {
-            "ddof": 1,
-            "std_epsilon": 1e-6,
-            "updates_per_batch": 1,
-            "warmup_steps": 0,
-            **ADAM,
-            "mask_truncated": False,
-        },
-    }
-
-
-_GLOBAL = Defect(
-    "A difference: the source selects tokens, at least one, in each micro-batch; here in each optimizer step."
-)
-
-ENTROPY: Mapping[str, Preset] = {
     "clip_cov": Preset(
         source=f"arXiv:2505.22617, and {_AUTHORS}/7b_clip_cov.sh",
         summary="Some of the tokens that lower the entropy most have no policy term; a wide clip.",
-        sections=_list_sections(
-            "7b_clip_cov.sh",
-            {
+        sections={
+            "7b_clip_cov.sh": {
                 "policy_loss": "clip_cov",
                 "clip_low": 1.0,
                 "clip_high": 1.0,
                 "covariance_share": 2e-4,
                 "covariance_bounds": (1.0, 5.0),
             },
-        ),
+            **_ENTROPY,
+        },
         defects=(_GLOBAL,),
     ),
     "kl_cov": Preset(
         source=f"arXiv:2505.22617, and {_AUTHORS}/7b_kl_cov.sh",
         summary="The tokens that lower the entropy most are held near the old policy; no clip.",
-        sections=_list_sections(
-            "7b_kl_cov.sh",
-            {"policy_loss": "kl_cov", "covariance_share": 2e-3, "covariance_kl_coef": 1.0},
-        ),
+        sections={
+            "7b_kl_cov.sh": {"policy_loss": "kl_cov", "covariance_share": 2e-3, "covariance_kl_coef": 1.0},
+            **_ENTROPY,
+        },
         defects=(_GLOBAL,),
+    ),
+    "gagpo": Preset(
+        source="GAGPO, arXiv:2605.13217, and verl-agent, examples/gigpo_trainer/run_alfworld.sh",
+        summary="Advantages of turns by GAE, with the mean return of each state in the group as its value; one ratio "
+        "for each turn. It needs an environment.",
+        reward="the environment's",
+        sections={
+            "arXiv:2605.13217": {
+                **GROUP_MEAN,
+                "turn_credit": "gae",
+                "turn_state": "observation",
+                "policy_loss": "gspo_turn",
+            },
+            "run_alfworld.sh": {
+                "turn_discount": 0.95,
+                "prompts_per_step": 16,
+                "group_size": 8,
+                "max_new_tokens": 512,
+                "learning_rate": 1e-6,
+                "kl_coef": 0.01,
+                **K3_IN_LOSS,
+                "reference": "frozen",
+            },
+            "PPO, arXiv:1707.06347, table 3: the paper's λ is not known": {"turn_lambda": 0.95},
+            "the defaults of verl, on which verl-agent runs": {
+                "ddof": 1,
+                "std_epsilon": 1e-6,
+                **PPO_CLIP,
+                "delta": None,
+                **VERL_DEFAULTS,
+                "max_grad_norm": 1.0,
+            },
+        },
+        defects=(
+            Defect(
+                "A difference: the source compares the text of observations; here the token ids are compared, and the "
+                "state of a first turn is the prompt."
+            ),
+            Defect(
+                "A difference: the script splits a batch by turns into several optimizer steps; here a batch is one."
+            ),
+        ),
     ),
 }
