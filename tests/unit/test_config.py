@@ -59,6 +59,7 @@ def test_every_bad_value_is_named():
     ("options", "message"),
     [
         ({"preset": "dr_gpro"}, "did you mean 'dr_grpo'"),
+        ({"preset": ["dapo"]}, r"unknown preset \['dapo'\]"),
         ({"group_size": 1, "baseline": "leave_one_out"}, "group_size of at least 2"),
         ({"turn_credit": "turn", "baseline": "batch", "reward_scaling": "none"}, "compares the turns of a group"),
         ({"turn_credit": "turn", "reward_scaling": "whiten"}, "needs reward_scaling='group' or 'none', got 'whiten'"),

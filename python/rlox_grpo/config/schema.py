@@ -49,7 +49,7 @@ class GRPOConfig(Options):
         if not isinstance(given, Mapping):
             return given
         preset = given.get("preset", "grpo")
-        if preset not in PRESETS:
+        if not isinstance(preset, str) or preset not in PRESETS:
             raise ConfigError(f"unknown preset {preset!r}{suggest_nearest(str(preset), list(PRESETS))}")
         published = given.get("published", False)
         if not isinstance(published, bool):  # checked here, because it selects values before pydantic validates it
