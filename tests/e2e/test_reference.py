@@ -17,8 +17,8 @@ import torch
 
 import ranked
 from rlox_grpo import GRPO
-from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.records import ReferenceConfig
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError, ReferenceServerError
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.reference.client import TOKEN_VARIABLE, connect

@@ -359,7 +359,7 @@ def test_versions(monkeypatch, caplog):
 
 
 def test_a_plain_module_is_refused():
-    from rlox_grpo.config import GRPOConfig
+    from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.model.policy import Policy
 

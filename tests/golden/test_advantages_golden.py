@@ -15,7 +15,7 @@ from rlox_grpo.advantages import (
     make_turn_advantages,
     mean_scaled_advantages,
 )
-from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.groups import select_by_variance
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup
 

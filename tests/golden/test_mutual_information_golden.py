@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.forward import make_forward
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, ScoredGroup

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlox_grpo import GRPO
-from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model.score_norm import score_norms
 from rlox_grpo.types import Batch, OutputHead, TokenDistributions

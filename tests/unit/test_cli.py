@@ -11,8 +11,8 @@ from word_problems import generate_problems
 
 from rlox_grpo import rewards
 from rlox_grpo.cli import main, parse_overrides, parse_reward
-from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.run_file import load_data, read_run_file
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.tasks import countdown
 from rlox_grpo.prompts.templates import apply_template

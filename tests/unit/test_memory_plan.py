@@ -15,8 +15,7 @@ from transformers import AutoConfig, Qwen2Config
 
 from rlox_grpo import GRPO
 from rlox_grpo.cli import main
-from rlox_grpo.config import GRPOConfig
-from rlox_grpo.config.schema import is_resumable
+from rlox_grpo.config.schema import GRPOConfig, is_resumable
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.model import load, memory_plan
 from rlox_grpo.model.memory import _find_intermediate_size, measure_shape, read_shape

@@ -7,10 +7,10 @@ import pytest
 
 import ranked
 from rlox_grpo import GRPO
-from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.options_page import describe_option
 from rlox_grpo.config.records import Options
 from rlox_grpo.config.records.option import read_metadata
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.prompts.templates import TEMPLATES
 from rlox_grpo.rollout.engines import make_engine

@@ -10,9 +10,9 @@ import torch
 import worded
 from rlox_grpo import GRPO
 from rlox_grpo.cli import main
-from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.presets.page import describe_preset, presets_page
-from rlox_grpo.config.presets.preset import cited
+from rlox_grpo.config.presets.preset import cite
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.presets import PRESETS
 from rlox_grpo.prompts.load import load_prompts
@@ -48,7 +48,7 @@ def test_the_command_line_prints_the_page(capsys):
 
 def test_a_field_is_cited_once():
     with pytest.raises(ValueError, match="ddof is chosen twice: in 'a' and in 'b'"):
-        cited(("a", {"ddof": 1}), ("b", {"ddof": 0}))
+        cite({"a": {"ddof": 1}, "b": {"ddof": 0}})
 
 
 async def two_turns(row, chat):

@@ -141,6 +141,14 @@ def test_broken_rows_are_named(tmp_path):
         read_rows(tmp_path / "rows.xlsx")
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
+def test_a_file_in_another_encoding_is_named(name, tmp_path):
+    path = tmp_path / name
+    path.write_text('{"prompt": "é"}\n', encoding="latin-1")
+    with pytest.raises(ValueError, match=rf"{name} is not UTF-8 \(.*byte 0xe9.*\): save it as UTF-8"):
+        read_rows(path)
+
+
 def test_csv_values_are_text(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text('\ufeffprompt,answer\n"a, b",4\n"two\nlines",\n')

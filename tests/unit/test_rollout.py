@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlox_grpo import GRPO
-from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.groups import compute_group_offsets, describe_sample
 from rlox_grpo.rollout.generate import Rollout, generate, refill_groups
 from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling, ScoredGroup

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlox_grpo.batch.build import make_dummy_batch, microbatches
-from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import LAUNCHER_VARIABLES, Ranks, join_ranks
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.serialize import decode_scored_group, encode_scored_group, gather_scored_groups
@@ -134,7 +134,7 @@ def test_a_half_set_launcher_is_refused(monkeypatch):
         ),
         ({"shard_parameters": True, "torch_compile": True}, "shard_parameters=True with torch_compile=True"),
         ({"updater": "deepspeed", "offload_params": True}, "offload_params=True needs zero_stage=3, got 2"),
-        ({"updater": "deepspeed", "zero_stage": 0, "offload_optimizer": True}, "needs zero_stage of 1 to 3, got 0"),
+        ({"updater": "deepspeed", "zero_stage": 0, "offload_optimizer": True}, "needs zero_stage=1 or 2 or 3, got 0"),
         ({"updater": "deepspeed", "zero_stage": 0, "dtype": "bfloat16"}, "use zero_stage=1"),
         ({"updater": "deepspeed", "zero_stage": 4}, "zero_stage: .*got 4"),
         ({"rank_timeout": 0}, "rank_timeout: .*got 0"),

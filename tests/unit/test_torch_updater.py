@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from rlox_grpo.config import GRPOConfig
 from rlox_grpo.config.records import OptimizerConfig
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import NonFiniteError
 from rlox_grpo.loss import grpo_loss
 from rlox_grpo.model.forward import make_forward

@@ -12,7 +12,7 @@ import torch
 
 from rlox_grpo import GRPO
 from rlox_grpo.batch import build_batch
-from rlox_grpo.config import GRPOConfig
+from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import ConfigError, NonFiniteError
 from rlox_grpo.groups import (
     check_turns,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
+
+from rlox_grpo.config.records import Options
 
 _FILTERS: Mapping[str, str] = {"top_p": "number", "top_k": "whole", "min_p": "number", "stop": "texts"}
 """Options that may also be given here: vLLM and transformers have the same names."""
@@ -17,8 +18,6 @@ _VLLM: Mapping[str, str] = {
     "allowed_token_ids": "ids",
 }
 """vLLM applies these before it computes log-probs, so its log-probs are those of the sampled distribution."""
-
-_OF_ONE_ENGINE: Mapping[str, Mapping[str, str]] = MappingProxyType({"vllm": _VLLM, "vllm_server": _VLLM})
 
 _OPTIONS: Mapping[str, str] = {
     "temperature": "temperature, which the update reads too",
@@ -43,26 +42,23 @@ _KINDS: Mapping[str, str] = {
 
 def list_honoured(engine: str) -> dict[str, str]:
     """Return the parameters that an engine reads, and their types: those of ``Sampling``, and its own."""
-    return {**_FILTERS, "stop_token_ids": "ids", **_OF_ONE_ENGINE.get(engine, {})}
+    return {**_FILTERS, "stop_token_ids": "ids", **(_VLLM if engine in ("vllm", "vllm_server") else {})}
 
 
-def check_generation_kwargs(engine: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an error for each parameter that ``engine`` would ignore or refuse.
-
-    ``options`` are the sampling options that differ from their defaults.
-    """
-    honoured = list_honoured(engine)
-    for name, value in given.items():
+def check_generation_kwargs(options: Options) -> Iterator[str]:
+    """Yield an error for each parameter that the engine would ignore or refuse, or that is set as an option too."""
+    honoured = list_honoured(options.engine)
+    for name, value in options.generation_kwargs.items():
         if name in _OPTIONS:
             yield f"generation_kwargs has {name!r}: set {_OPTIONS[name]}"
         elif name not in honoured:
             yield (
-                f"generation_kwargs has {name!r}, which engine={engine!r} does not honour: it knows "
+                f"generation_kwargs has {name!r}, which engine={options.engine!r} does not honour: it knows "
                 f"{', '.join(honoured)}"
             )
         elif not _is_of_kind(value, honoured[name]):
             yield f"generation_kwargs[{name!r}] is {value!r}: expected {_KINDS[honoured[name]]}"
-        elif name in options:
+        elif name in _FILTERS and getattr(options, name) != Options.model_fields[name].default:
             yield f"{name} is set twice, as an option and in generation_kwargs: leave out one of them"
 
 

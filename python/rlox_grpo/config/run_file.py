@@ -48,7 +48,7 @@ class Layout(Record, title="Layout on a Ray cluster"):
                 f"[layout] engines={self.engines}, colocate={str(self.colocate).lower()}: training ranks generate if "
                 "and only if engines is 0. Leave colocate out, or change engines"
             )
-        if ignored := list(find_ignored(self, type(self).model_fields, {}, {})):
+        if ignored := list(find_ignored(self, {}, {})):
             raise ConfigError("\n".join(f"[layout] {error}" for error in ignored))
         return self
 

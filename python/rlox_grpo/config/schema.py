@@ -49,7 +49,7 @@ class GRPOConfig(Options):
         if not isinstance(given, Mapping):
             return given
         preset = given.get("preset", "grpo")
-        if preset not in PRESETS:
+        if not isinstance(preset, str) or preset not in PRESETS:
             raise ConfigError(f"unknown preset {preset!r}{suggest_nearest(str(preset), list(PRESETS))}")
         published = given.get("published", False)
         if not isinstance(published, bool):  # checked here, because it selects values before pydantic validates it
@@ -73,7 +73,7 @@ class GRPOConfig(Options):
 
     def _find_ignored(self, **given: bool) -> list[str]:
         preset = _preset_values(self.preset, self.published)
-        return list(find_ignored(self, type(self).model_fields, preset, given))
+        return list(find_ignored(self, preset, given))
 
     def refuse_ignored(self, **given: bool) -> None:
         """Raise ConfigError for options that are set but ignored, because an argument of ``GRPO`` is missing.

@@ -8,11 +8,10 @@ otherwise it mostly walks right or down. Value iteration computes the optimum.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
 
 from rlox_grpo.demo.closed_vocabulary import TURNS_TEMPLATE, build_tokenizer
 from rlox_grpo.demo.episodes import Conversation, EpisodeTask, Rows
@@ -59,11 +58,10 @@ async def frozen_lake(row: Mapping[str, Any], chat: Any) -> Outcome:
 
 def draw_conversation(rng: np.random.Generator) -> Conversation:
     """A walk up to some turn, and the next step."""
-    moves, messages = _read_moves(), [{"role": "user", "content": "0"}]
-    place = 0
+    place, messages = 0, [{"role": "user", "content": "0"}]
     for _ in range(int(rng.integers(STEPS))):
         action = _draw_step(rng, place)
-        chances, places, ends = moves[place][ACTIONS.index(action)]
+        chances, places, _, ends = zip(*_read_table()[place][ACTIONS.index(action)], strict=True)
         chosen = int(rng.choice(len(chances), p=chances))
         if ends[chosen]:
             break
@@ -79,20 +77,9 @@ def _draw_step(rng: np.random.Generator, place: int) -> str:
 
 
 @cache
-def _read_moves() -> list[list[tuple[list[float], list[int], list[bool]]]]:
-    """By field and action: the chances of each next field, these fields, and whether the episode ends there."""
-    table = make_lake().unwrapped.P
-    return [
-        [
-            (
-                [float(chance) for chance, *_ in table[place][action]],
-                [int(there) for _, there, *_ in table[place][action]],
-                [bool(end) for *_, end in table[place][action]],
-            )
-            for action in range(len(ACTIONS))
-        ]
-        for place in range(FIELDS)
-    ]
+def _read_table() -> Any:
+    """By field and action: a list of (chance, next field, reward, whether the episode ends there)."""
+    return make_lake().unwrapped.P
 
 
 def compute_optimum() -> float:
@@ -103,13 +90,12 @@ def compute_optimum() -> float:
 @cache
 def _iterate_values() -> tuple[float, list[int]]:
     """The value of the first field with STEPS steps left, and the best action on each field."""
-    table = make_lake().unwrapped.P
     values, best = np.zeros(FIELDS), [0] * FIELDS
     for _ in range(STEPS):  # Bellman update: the value with one step more, from the values with one step less
         paid = [
             [
                 sum(chance * (reward + (0.0 if end else values[there])) for chance, there, reward, end in outcomes)
-                for outcomes in table[place].values()
+                for outcomes in _read_table()[place].values()
             ]
             for place in range(FIELDS)
         ]
@@ -122,13 +108,9 @@ def make_rows(seed: int) -> tuple[Rows, Rows]:
     return [{"lake": index} for index in range(EPISODES)], [{"lake": EPISODES + index} for index in range(HELD_OUT)]
 
 
-def _build_tokenizer() -> PreTrainedTokenizerFast:
-    return build_tokenizer(ACTIONS, FIELDS - 1, chat_template=TURNS_TEMPLATE)
-
-
 TASK = EpisodeTask(
     name="frozen_lake",
-    build_tokenizer=_build_tokenizer,
+    build_tokenizer=partial(build_tokenizer, ACTIONS, FIELDS - 1, chat_template=TURNS_TEMPLATE),
     draw_conversation=draw_conversation,
     make_rows=make_rows,
     compute_optimum=compute_optimum,

@@ -7,11 +7,10 @@ without it; nothing rewards a good guess by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
 
 from rlox_grpo.demo.closed_vocabulary import TURNS_TEMPLATE, build_tokenizer
 from rlox_grpo.demo.episodes import Conversation, EpisodeTask, Rows
@@ -72,13 +71,9 @@ def find_best(numbers: int, guesses: int) -> int:
     return 1 + max(splits)
 
 
-def _build_tokenizer() -> PreTrainedTokenizerFast:
-    return build_tokenizer([QUESTION, "higher", "lower"], TOP, chat_template=TURNS_TEMPLATE)
-
-
 TASK = EpisodeTask(
     name="guess_the_number",
-    build_tokenizer=_build_tokenizer,
+    build_tokenizer=partial(build_tokenizer, [QUESTION, "higher", "lower"], TOP, chat_template=TURNS_TEMPLATE),
     draw_conversation=draw_conversation,
     make_rows=make_rows,
     compute_optimum=compute_optimum,

@@ -270,8 +270,8 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Read the rows of a ``.jsonl``, ``.parquet`` or ``.csv`` file. All values of a ``.csv`` file are text.
 
     Raises:
-        ValueError: the file has another suffix, a line is not a JSON object, or a line of a ``.csv`` file has another
-            number of values than its header. The message names the file and the line.
+        ValueError: the file has another suffix or is not UTF-8, a line is not a JSON object, or a line of a ``.csv``
+            file has another number of values than its header. The message names the file and the line.
         FileNotFoundError: the file does not exist.
     """
     path = Path(path)
@@ -286,8 +286,13 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         import datasets
 
         return list(datasets.Dataset.from_parquet(str(path)))
-    if path.suffix == ".csv":
-        return _read_csv(path)
+    try:
+        return _read_csv(path) if path.suffix == ".csv" else _read_json_lines(path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error}): save it as UTF-8") from None
+
+
+def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):

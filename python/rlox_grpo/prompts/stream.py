@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from rlox_grpo.types import Prompt
@@ -58,12 +58,12 @@ class StreamDraws:
         Raises:
             ValueError: the stream is empty.
         """
-        self._load, self._rows = load, read_rows_of(stream)
-        self._peeked = list(islice(self._rows, PEEKED))
-        if not self._peeked:
+        self._load, rows = load, read_rows_of(stream)
+        peeked = list(islice(rows, PEEKED))
+        if not peeked:
             raise ValueError("prompts is an empty stream: there is nothing to train on")
-        self.first = [self._load_row(row, index) for index, row in enumerate(self._peeked)]
-        self._peeked.reverse()
+        self.first = [self._load_row(row, index) for index, row in enumerate(peeked)]
+        self._rows = chain(peeked, rows)
         self.draws = 0
 
     def skip_to(self, draws: int) -> None:
@@ -85,7 +85,7 @@ class StreamDraws:
 
     def _next_row(self) -> Any:
         try:
-            row = self._peeked.pop() if self._peeked else next(self._rows)
+            row = next(self._rows)
         except StopIteration:
             raise ValueError(
                 f"the stream of prompts ended after {self.draws} rows, and max_steps needs more: lower max_steps, or "

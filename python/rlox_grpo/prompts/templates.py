@@ -19,15 +19,15 @@ class PromptTemplate:
     """A prompt template of a published system.
 
     Attributes:
-        columns: The columns that it reads.
-        render: Function of these columns, in order, that returns text or chat messages. The last message is the
+        render: Function of ``columns``, in order, that returns text or chat messages. The last message is the
             assistant's if its turn is prefilled.
         form: Short description, for the page of options.
+        columns: The columns that it reads.
     """
 
-    columns: tuple[str, ...]
     render: Callable[..., Messages | str]
     form: str
+    columns: tuple[str, ...] = ("question",)
 
 
 def apply_template(name: str, row: Mapping[str, Any]) -> Messages | str:
@@ -46,7 +46,7 @@ def apply_template(name: str, row: Mapping[str, Any]) -> Messages | str:
 
 
 def _make_messages(
-    system: str | None, user: str, *, turns: tuple[str, ...] = (), prefill: str | None = None
+    user: str, *, system: str | None = None, turns: tuple[str, ...] = (), prefill: str | None = None
 ) -> Messages:
     """Return chat messages. ``turns`` are worked examples before the question, alternately user and assistant."""
     found = [] if system is None else [{"role": "system", "content": system}]
@@ -56,6 +56,11 @@ def _make_messages(
     if prefill is not None:
         found.append({"role": "assistant", "content": prefill})
     return found
+
+
+def _asking(text: str, **others: Any) -> Callable[[str], Messages]:
+    """Return the function from a question to chat messages: the user's is ``text`` with the question in its place."""
+    return lambda question: _make_messages(text.replace("{question}", question, 1), **others)
 
 
 COUNTDOWN_PREFILL = "Let me solve this step by step.\n<think>"
@@ -76,57 +81,44 @@ def _countdown(nums: Any, target: Any) -> Messages:
         "each number exactly once. Reason in <think> </think> tags, then give the equation alone in <answer> </answer> "
         "tags, for example <answer> (1 + 2) / 3 </answer>."
     )
-    return _make_messages(_THINKS_FIRST, task, prefill=COUNTDOWN_PREFILL)
-
-
-def _verl_gsm8k(question: str) -> Messages:
-    return _make_messages(None, f'{question} Reason step by step and give the final answer after "####".')
-
-
-def _verl_dapo(question: str) -> Messages:
-    task = (
-        "Solve this problem step by step. The last line of your reply is the answer alone, in the form "
-        f"Answer: <the answer>\n\n{question}"
-    )
-    return _make_messages(None, task)
+    return _make_messages(task, system=_THINKS_FIRST, prefill=COUNTDOWN_PREFILL)
 
 
 TEMPLATES: Mapping[str, PromptTemplate] = MappingProxyType(
     {
         "countdown_think": PromptTemplate(
-            ("nums", "target"),
             _countdown,
             "chat: system, numbers and target with an example, the assistant's turn begun up to <think>",
+            columns=("nums", "target"),
         ),
         "r1_think": PromptTemplate(
-            ("question",),
-            lambda question: _make_messages(_R1, question),
-            "chat: system with think and answer tags, question",
+            _asking("{question}", system=_R1), "chat: system with think and answer tags, question"
         ),
         "lm_book": PromptTemplate(
-            ("question",),
             lambda question: f"{_REASONING_TAGS}\n{question}",
             "text: reasoning and answer tags, question; no chat template",
         ),
         "rl_from_scratch": PromptTemplate(
-            ("question",),
-            lambda question: _make_messages(
-                _REASONING_TAGS,
-                question,
-                turns=(
-                    "What is 2 + 2?",
-                    "<reasoning>Two and two more are four.</reasoning>\n<answer>4</answer>",
-                ),
+            _asking(
+                "{question}",
+                system=_REASONING_TAGS,
+                turns=("What is 2 + 2?", "<reasoning>Two and two more are four.</reasoning>\n<answer>4</answer>"),
             ),
             "chat: system with reasoning and answer tags, one worked exchange, question",
         ),
-        "verl_gsm8k": PromptTemplate(("question",), _verl_gsm8k, "chat: question, step by step, answer after ####"),
-        "verl_dapo": PromptTemplate(("question",), _verl_dapo, "chat: step by step, a last line Answer:, question"),
-        "boxed": PromptTemplate(
-            ("question",),
-            lambda question: _make_messages(
-                None, f"{question}\nReason step by step and put the answer in \\boxed{{}}."
+        "verl_gsm8k": PromptTemplate(
+            _asking('{question} Reason step by step and give the final answer after "####".'),
+            "chat: question, step by step, answer after ####",
+        ),
+        "verl_dapo": PromptTemplate(
+            _asking(
+                "Solve this problem step by step. The last line of your reply is the answer alone, in the form "
+                "Answer: <the answer>\n\n{question}"
             ),
+            "chat: step by step, a last line Answer:, question",
+        ),
+        "boxed": PromptTemplate(
+            _asking("{question}\nReason step by step and put the answer in \\boxed{}."),
             "chat: question, step by step, answer in a box",
         ),
     }

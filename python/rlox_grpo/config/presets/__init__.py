@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from rlox_grpo.config.presets.libraries import LIBRARIES
-from rlox_grpo.config.presets.papers import ENTROPY, PAPERS
+from rlox_grpo.config.presets.papers import PAPERS
 from rlox_grpo.config.presets.preset import Choice, Defect, Preset
 from rlox_grpo.config.presets.reinforce import REINFORCE
 from rlox_grpo.config.presets.systems import SYSTEMS
-from rlox_grpo.config.presets.turns import TURNS
 
 __all__ = ["PRESETS", "Choice", "Defect", "Preset"]
 
-PRESETS: Mapping[str, Preset] = MappingProxyType({**PAPERS, **ENTROPY, **TURNS, **REINFORCE, **SYSTEMS, **LIBRARIES})
+PRESETS: Mapping[str, Preset] = MappingProxyType({**PAPERS, **REINFORCE, **SYSTEMS, **LIBRARIES})
 """Every preset by name; the first is the default."""

@@ -2,64 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from rlox_grpo.config.presets import PRESETS, Preset
-
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "advantage": (
-        "baseline",
-        "reward_scaling",
-        "negative_advantages",
-        "ddof",
-        "std_epsilon",
-        "turn_credit",
-        "turn_discount",
-        "turn_lambda",
-        "turn_state",
-        "zero_variance",
-    ),
-    "loss": (
-        "policy_loss",
-        "clip_low",
-        "clip_high",
-        "dual_clip",
-        "delta",
-        "sapo_temperatures",
-        "covariance_share",
-        "covariance_bounds",
-        "covariance_kl_coef",
-        "environment_loss_coef",
-        "bypass_old_log_probs",
-        "loss_aggregation",
-        "mask_truncated",
-        "train_end_token",
-    ),
-    "KL": (
-        "kl_coef",
-        "kl_estimator",
-        "kl_in",
-        "kl_bias_correction",
-        "kl_schedule",
-        "kl_coef_end",
-        "reference",
-    ),
-    "batch": ("prompts_per_step", "group_size", "updates_per_batch", "mini_batches"),
-    "sampling": ("temperature", "top_p", "max_new_tokens"),
-    "optimizer": (
-        "learning_rate",
-        "lr_schedule",
-        "warmup_steps",
-        "min_lr_ratio",
-        "weight_decay",
-        "adam_beta1",
-        "adam_beta2",
-        "max_grad_norm",
-    ),
-    "prompt": ("prompt_template",),
-}
-"""Fields that presets set, in display order."""
+from rlox_grpo.config.records import RECORDS, Options
 
 
 def describe_preset(name: str) -> str:
@@ -67,9 +14,9 @@ def describe_preset(name: str) -> str:
     preset = PRESETS[name]
     width = max(len(f"{field} = {choice.value!r}") for field, choice in preset.choices.items())
     lines = [f"{name}: {preset.summary}", f"source: {preset.source}"]
-    for group, fields in GROUPS.items():
-        shown = [field for field in fields if field in preset.choices]
-        lines += [f"{group}:"] if shown else []
+    for record in RECORDS:
+        shown = [field for field in record.model_fields if field in preset.choices]
+        lines += [f"{record.model_config['title']}:"] if shown else []
         for field in shown:
             choice = preset.choices[field]
             lines.append(f"  {f'{field} = {choice.value!r}':{width}}  {choice.source}")
@@ -99,11 +46,9 @@ def _page() -> Iterator[str]:
     yield "\n## Compare all presets"
     yield "\n| | " + " | ".join(f"`{name}`" for name in PRESETS) + " |"
     yield "| --- |" + " --- |" * len(PRESETS)
-    for fields in GROUPS.values():
-        for field in fields:
-            cells = [
-                _cell(preset.choices[field].value) if field in preset.choices else "" for preset in PRESETS.values()
-            ]
+    for field in Options.model_fields:
+        cells = [_cell(preset.choices[field].value) if field in preset.choices else "" for preset in PRESETS.values()]
+        if any(cells):
             yield f"| `{field}` | " + " | ".join(cells) + " |"
     yield "| reward | " + " | ".join(_words(preset.reward) for preset in PRESETS.values()) + " |"
     yield "\nAn empty cell means that the option has no effect in that preset. `kl_coef` 0 means no KL penalty."

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
+
+Sections: TypeAlias = "Mapping[str, Mapping[str, Any]]"
+"""Source, such as a section of a paper → the options that it states, with their values."""
 
 OURS = "not stated in the source; default of this library"
 """The source of an option that the preset's own source does not state."""
@@ -20,6 +24,16 @@ ONE_UPDATE = {"updates_per_batch": 1, "mini_batches": 1}
 PLAIN_SAMPLING = {"temperature": 1.0, "top_p": 1.0}
 CONSTANT_LR = {"lr_schedule": "constant", "warmup_steps": 0, "min_lr_ratio": 0.0}
 ADAM = {"adam_beta1": 0.9, "adam_beta2": 0.999}
+# Defaults of TRL and verl
+TRL_OPTIMIZER = {
+    "lr_schedule": "linear",
+    "warmup_steps": 0,
+    "min_lr_ratio": 0.0,
+    "weight_decay": 0.0,
+    **ADAM,
+    "max_grad_norm": 1.0,
+}
+VERL_DEFAULTS = {"loss_aggregation": "token_mean", **PLAIN_SAMPLING, **CONSTANT_LR, "weight_decay": 0.01, **ADAM}
 
 _OUR_RUN: Mapping[str, Any] = {
     "zero_variance": "keep",
@@ -57,7 +71,7 @@ class Defect:
     """
 
     what: str
-    reproduced: bool
+    reproduced: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,18 +81,32 @@ class Preset:
     Attributes:
         source: The publication.
         summary: One line with its specific choices.
+        sections: What the source states.
         reward: Its reward functions, as a Python expression with names of :mod:`rlox_grpo.rewards`, or a description.
-        choices: ``GRPOConfig`` fields that it sets. The user can override each.
-        published: Choices that ``published=True`` sets instead.
+        changes: What ``published=True`` sets instead.
         defects: See :class:`Defect`.
+        unstated: The source of the options of a run that no section sets: they get this library's default.
     """
 
     source: str
     summary: str
-    reward: str
-    choices: Mapping[str, Choice]
-    published: Mapping[str, Choice] = field(default_factory=dict)
+    sections: Sections
+    reward: str = "your own"
+    changes: Sections = field(default_factory=dict)
     defects: tuple[Defect, ...] = ()
+    unstated: str = OURS
+
+    @cached_property
+    def choices(self) -> Mapping[str, Choice]:
+        """``GRPOConfig`` fields that it sets. The user can override each."""
+        stated = cite(self.sections)
+        rest = {name: Choice(value, self.unstated) for name, value in _OUR_RUN.items() if name not in stated}
+        return MappingProxyType({**stated, **rest})
+
+    @cached_property
+    def published(self) -> Mapping[str, Choice]:
+        """Choices that ``published=True`` sets instead."""
+        return MappingProxyType(cite(self.changes))
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -91,18 +119,12 @@ class Preset:
         return {name: choice.value for name, choice in self.published.items()}
 
 
-def cited(*sections: tuple[str, Mapping[str, Any]]) -> Mapping[str, Choice]:
-    """Return the choices of sections (source, values by field). Raises ValueError if a field occurs twice."""
+def cite(sections: Sections) -> dict[str, Choice]:
+    """Return the choices of ``sections`` by field. Raises ValueError if a field occurs twice."""
     choices: dict[str, Choice] = {}
-    for source, values in sections:
+    for source, values in sections.items():
         for name, value in values.items():
             if name in choices:
                 raise ValueError(f"{name} is chosen twice: in {choices[name].source!r} and in {source!r}")
             choices[name] = Choice(value, source)
-    return MappingProxyType(choices)
-
-
-def cited_run(*sections: tuple[str, Mapping[str, Any]]) -> Mapping[str, Choice]:
-    """Return choices as :func:`cited`. Options of a run that no section has get this library's default."""
-    stated = {name for _, values in sections for name in values}
-    return cited(*sections, (OURS, {name: value for name, value in _OUR_RUN.items() if name not in stated}))
+    return choices

@@ -79,7 +79,6 @@ class Options(  # pydantic takes fields from the last base first
     prompts = Stage(PromptConfig)
     sampling = Stage(SamplingConfig)
     episodes = Stage(EpisodeConfig)
-    rewards = Stage(RewardConfig)
     advantages = Stage(AdvantageConfig)
     loss = Stage(LossConfig)
     importance = Stage(ImportanceConfig)

@@ -2,60 +2,53 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from rlox_grpo.config.records.option import SET, Record, option
 
-_EPISODES = ({"environment": SET}, {"tools": SET})
+_episode_option = partial(option, only_with=({"environment": SET}, {"tools": SET}))
 
 
 class EpisodeConfig(Record, title="Episodes of several turns"):
     """How episodes run, given ``GRPO(environment=…)`` or ``GRPO(tools=…)``; see docs/guides/several_turns.md."""
 
-    max_turns: int = option(
-        8,
-        "Maximum number of replies of the policy in an episode. max_new_tokens limits each reply.",
-        ge=1,
-        only_with=_EPISODES,
+    max_turns: int = _episode_option(
+        8, "Maximum number of replies of the policy in an episode. max_new_tokens limits each reply.", ge=1
     )
-    max_episode_tokens: int | None = option(
+    max_episode_tokens: int | None = _episode_option(
         None,
         "Maximum length of an episode after its first prompt, in tokens, including messages to the policy. None: the "
         "context length of the model.",
         ge=1,
-        only_with=_EPISODES,
     )
-    turn_timeout: float | None = option(
+    turn_timeout: float | None = _episode_option(
         None,
         "Timeout of the environment between two turns, in seconds. The episode then ends with `timeout`. With a "
         "timeout, sync environments run in worker processes.",
         gt=0,
-        only_with=_EPISODES,
         resumable=True,
     )
-    episode_timeout: float | None = option(
+    episode_timeout: float | None = _episode_option(
         None,
         "Timeout of an episode, in seconds. The episode then ends with `timeout`, even within a reply. With a timeout, "
         "sync environments run in worker processes.",
         gt=0,
-        only_with=_EPISODES,
         resumable=True,
     )
-    max_live_episodes: int | None = option(
+    max_live_episodes: int | None = _episode_option(
         None,
         "Maximum number of episodes that run at the same time on each rank. The samples do not depend on it, except "
         "with partial_rollout_turns. None: all episodes of a batch, or 32 for an agent program.",
         ge=1,
-        only_with=_EPISODES,
         resumable=True,
     )
-    partial_rollout_turns: int | None = option(
+    partial_rollout_turns: int | None = _episode_option(
         None,
         "Partial rollouts: maximum number of replies of an episode in each round. Episodes of two steps run together. "
         "A step ends after the round in which prompts_per_step groups are complete; the other episodes continue in the "
         "next step. None: every episode ends in its own step.",
         ge=1,
-        only_with=_EPISODES,
         only_training=True,
         source="Kimi k1.5, arXiv:2501.12599",
     )
@@ -67,12 +60,11 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         only_with={"partial_rollout_turns": SET},
         only_training=True,
     )
-    tool_timeout: float | None = option(
+    tool_timeout: float | None = _episode_option(
         None,
         "Timeout of a tool call, in seconds. The policy gets an error message. With a timeout, sync tools run in "
         "worker processes.",
         gt=0,
-        only_with=_EPISODES,
         resumable=True,
     )
     episode_workers: int = option(
@@ -82,26 +74,23 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
         only_with=({"turn_timeout": SET}, {"episode_timeout": SET}, {"tool_timeout": SET}),
         resumable=True,
     )
-    max_observation_chars: int = option(
+    max_observation_chars: int = _episode_option(
         8192,
         "Maximum length of tool results and of messages of the environment after the first, in characters. Longer text "
         "is truncated, with a note.",
         ge=1,
-        only_with=_EPISODES,
     )
-    limit_reward: float | None = option(
+    limit_reward: float | None = _episode_option(
         0.0,
         "Reward of the environment for an episode that ends by max_turns, max_tokens, context or parse_error. None: no "
         "score.",
-        only_with=_EPISODES,
     )
-    failure_reward: float | None = option(
+    failure_reward: float | None = _episode_option(
         None,
         "Reward of the environment for an episode that ends by timeout, tool_error or environment_error. None: no "
         "score.",
-        only_with=_EPISODES,
     )
-    call_format: Literal["auto", "hermes", "llama3", "mistral", "qwen_xml", "glm", "json"] = option(
+    call_format: Literal["auto", "hermes", "llama3", "mistral", "qwen_xml", "glm", "json"] = _episode_option(
         "auto",
         "Format of the policy's tool calls.",
         choices={
@@ -114,23 +103,19 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
             "glm": "`<tool_call>name<arg_key>x</arg_key><arg_value>…</arg_value></tool_call>`, as GLM 4.5",
             "json": "a reply that is one JSON object with name and arguments, or a list of them",
         },
-        only_with=_EPISODES,
     )
-    on_parse_error: Literal["answer", "end"] = option(
-        "answer",
-        "If a tool call cannot be parsed: answer with an error message, or end the episode.",
-        only_with=_EPISODES,
+    on_parse_error: Literal["answer", "end"] = _episode_option(
+        "answer", "If a tool call cannot be parsed: answer with an error message, or end the episode."
     )
-    on_tool_error: Literal["answer", "end"] = option(
-        "answer", "If a tool call fails: answer with an error message, or end the episode.", only_with=_EPISODES
+    on_tool_error: Literal["answer", "end"] = _episode_option(
+        "answer", "If a tool call fails: answer with an error message, or end the episode."
     )
-    on_environment_error: Literal["stop", "end"] = option(
+    on_environment_error: Literal["stop", "end"] = _episode_option(
         "stop",
         "If the environment raises an error: stop the run, or end the episode with `environment_error`.",
-        only_with=_EPISODES,
         resumable=True,
     )
-    history: Literal["template", "keep"] = option(
+    history: Literal["template", "keep"] = _episode_option(
         "template",
         "Earlier replies in the context of the policy, if the chat template rewrites them, for example without their "
         "reasoning.",
@@ -139,5 +124,4 @@ class EpisodeConfig(Record, title="Episodes of several turns"):
             "episode",
             "keep": "as the policy sampled them; an episode is one row",
         },
-        only_with=_EPISODES,
     )

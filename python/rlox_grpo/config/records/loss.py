@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from rlox_grpo.config.records.option import SET, Condition, Record, option
@@ -48,7 +49,7 @@ _CORRECTS: tuple[Condition, ...] = (
     {"importance_correction": ("auto",), "dtype": ("bfloat16",), "bypass_old_log_probs": (False,)},
 )
 _PERIODIC = {"reference": ("periodic",)}
-_SERVER = {"reference": ("server",)}
+_server_option = partial(option, only_with={"reference": ("server",)}, resumable=True)
 
 
 class LossConfig(Record, title="Loss"):
@@ -184,9 +185,7 @@ class LossConfig(Record, title="Loss"):
         source="DeepSeek-V3.2, arXiv:2512.02556, section 3.1",
     )
     kl_schedule: KLSchedule = option(
-        "constant",
-        "Schedule of kl_coef over the run; docs/guides/kl.md has the formulas.",
-        only_with={"kl_coef": SET},
+        "constant", "Schedule of kl_coef over the run; docs/guides/kl.md has the formulas.", only_with={"kl_coef": SET}
     )
     kl_coef_end: float = option(
         0.0,
@@ -248,19 +247,10 @@ class ReferenceConfig(Record, title="Reference policy"):
         only_with=_PERIODIC,
         source="TR-DPO, arXiv:2404.09656",
     )
-    reference_url: str | None = option(
-        None, "URL of the reference server: http(s)://host:port.", only_with=_SERVER, resumable=True
+    reference_url: str | None = _server_option(None, "URL of the reference server: http(s)://host:port.")
+    reference_token_file: str | None = _server_option(
+        None, "File with the reference server's token; None: the environment variable RLOX_GRPO_REFERENCE_TOKEN."
     )
-    reference_token_file: str | None = option(
-        None,
-        "File with the reference server's token; None: the environment variable RLOX_GRPO_REFERENCE_TOKEN.",
-        only_with=_SERVER,
-        resumable=True,
-    )
-    reference_timeout: float = option(
-        120.0,
-        "Timeout of a request to the reference server with its retries, in seconds.",
-        gt=0,
-        only_with=_SERVER,
-        resumable=True,
+    reference_timeout: float = _server_option(
+        120.0, "Timeout of a request to the reference server with its retries, in seconds.", gt=0
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -51,11 +51,8 @@ def option(
         choices: a description of each value.
         limits: ``ge``, ``gt``, ``le`` and ``lt`` of pydantic.
     """
-    conditions = [only_with] if isinstance(only_with, Mapping) else list(only_with)
     metadata: dict[str, Any] = {
-        "only_with": [
-            {name: wanted if wanted == SET else list(wanted) for name, wanted in c.items()} for c in conditions
-        ],
+        "only_with": [only_with] if isinstance(only_with, Mapping) else list(only_with),
         "resumable": resumable,
         "only_training": only_training,
         "hint": hint,
@@ -67,8 +64,7 @@ def option(
 
 def read_metadata(field: FieldInfo) -> Mapping[str, Any]:
     """Return the arguments of :func:`option` by name: ``only_with``, ``source`` and so on."""
-    extra = field.json_schema_extra
-    return extra if isinstance(extra, dict) else {}
+    return cast("Mapping[str, Any]", field.json_schema_extra)
 
 
 class Record(BaseModel):
@@ -132,16 +128,14 @@ def _describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
             continue
         name = ".".join(str(part) for part in finding["loc"])
         field = model.model_fields.get(str(finding["loc"][0])) if finding["loc"] else None
-        hint = read_metadata(field).get("hint", "") if field is not None else ""
+        hint = read_metadata(field)["hint"] if field is not None else ""
         got = "" if finding["type"] == "missing" else f", got {finding['input']!r}"
         wrong = (finding["msg"][0].lower() + finding["msg"][1:]).replace("a valid tuple", "a list")
         lines.append(f"{name}: {wrong}{got}{f'; {hint}' if hint else ''}")
     return "\n".join(lines)
 
 
-def find_ignored(
-    config: BaseModel, fields: Mapping[str, FieldInfo], preset: Mapping[str, Any], given: Mapping[str, bool]
-) -> Iterator[str]:
+def find_ignored(config: BaseModel, preset: Mapping[str, Any], given: Mapping[str, bool]) -> Iterator[str]:
     """Yield an error for each option that is set but would be ignored.
 
     An option counts as set if its value is neither its default nor the preset's. So a preset never conflicts with the
@@ -149,24 +143,25 @@ def find_ignored(
 
     Args:
         config: the resolved options.
-        fields: the options to check, by name.
         preset: the values of the preset.
         given: arguments of :class:`rlox_grpo.GRPO` in ``only_with`` → whether the user gave them.
     """
+    fields = type(config).model_fields
     for name, field in fields.items():
-        conditions: Sequence[Mapping[str, Any]] = read_metadata(field).get("only_with", ())
+        conditions: Sequence[Condition] = read_metadata(field)["only_with"]
         value = getattr(config, name)
         if not conditions or value == field.default or (name in preset and value == preset[name]):
             continue
         names = list(dict.fromkeys(other for condition in conditions for other in condition))
         known = {n: given[n] if n in given else getattr(config, n) for n in names if n in given or n in fields}
-        if any(_holds(condition, known) for condition in conditions):
+        if any(holds(condition, known) for condition in conditions):
             continue
         found = ", ".join(f"{n}={known[n]!r}" if n in fields else n if known[n] else f"no {n}" for n in known)
         yield f"{name}={value!r} is read only with {describe_conditions(conditions, fields)}; here {found}"
 
 
-def _holds(condition: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+def holds(condition: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Return whether a condition of ``only_with`` holds; an unknown value counts as a match."""
     return all(
         name not in known or (bool(known[name]) if wanted == SET else known[name] in wanted)
         for name, wanted in condition.items()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from rlox_grpo.config.records.option import Record, option
 
-_VLLM = {"engine": ("vllm",)}
-_VLLM_SERVER = {"engine": ("vllm_server",)}
 INEXACT_ENGINES = ("vllm", "vllm_server")
 """Engines whose log-probs are not exactly the trainer's."""
 _EITHER_VLLM = {"engine": ("vllm", "vllm_server")}
+_vllm_option = partial(option, only_with={"engine": ("vllm",)}, resumable=True)
+_server_option = partial(option, only_with={"engine": ("vllm_server",)}, resumable=True)
 
 
 class PresetConfig(Record, title="Preset"):
@@ -82,15 +83,9 @@ class EngineConfig(Record, title="Generation engine"):
         ge=2,
         only_with=_EITHER_VLLM,
     )
-    engine_sleep: bool = option(
-        True, "On a GPU, vLLM frees its memory during updates.", only_with=_VLLM, resumable=True
-    )
-    gpu_memory_utilization: float = option(
-        0.3, "Share of the GPU's memory for vLLM.", gt=0, le=1, only_with=_VLLM, resumable=True
-    )
-    tensor_parallel_size: int = option(
-        1, "Ranks that share one vLLM model, under torchrun.", ge=1, only_with=_VLLM, resumable=True
-    )
+    engine_sleep: bool = _vllm_option(True, "On a GPU, vLLM frees its memory during updates.")
+    gpu_memory_utilization: float = _vllm_option(0.3, "Share of the GPU's memory for vLLM.", gt=0, le=1)
+    tensor_parallel_size: int = _vllm_option(1, "Ranks that share one vLLM model, under torchrun.", ge=1)
     check_weights: bool = option(
         True,
         "After each weight sync, compare the log-probs of 16 fixed tokens in vLLM with the trainer's.",
@@ -105,26 +100,15 @@ class EngineConfig(Record, title="Generation engine"):
         only_with={"check_weights": (True,), **_EITHER_VLLM},
         resumable=True,
     )
-    server_urls: tuple[str, ...] = option(
-        (), "URL of each vLLM server: http://host:port.", only_with=_VLLM_SERVER, resumable=True
+    server_urls: tuple[str, ...] = _server_option((), "URL of each vLLM server: http://host:port.")
+    server_timeout: float = _server_option(
+        600.0, "Timeout of a rollout or a weight sync on the servers, retries included, in seconds.", gt=0
     )
-    server_timeout: float = option(
-        600.0,
-        "Timeout of a rollout or a weight sync on the servers, retries included, in seconds.",
-        gt=0,
-        only_with=_VLLM_SERVER,
-        resumable=True,
-    )
-    server_sync_dir: str | None = option(
+    server_sync_dir: str | None = _server_option(
         None,
         "Folder shared with the servers for new weights; needed when they run on other hosts. `ray:`: servers that Ray "
         "starts read a file of rank 0 through Ray's object store.",
-        only_with=_VLLM_SERVER,
-        resumable=True,
     )
-    server_nccl_address: str | None = option(
-        None,
-        "Address of this host; new weights then go from GPU to GPU by NCCL. Untested.",
-        only_with=_VLLM_SERVER,
-        resumable=True,
+    server_nccl_address: str | None = _server_option(
+        None, "Address of this host; new weights then go from GPU to GPU by NCCL. Untested."
     )

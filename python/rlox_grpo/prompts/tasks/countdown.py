@@ -126,14 +126,9 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
             raise TypeError(f"row {index}: target must be a whole number, not {target!r}")
 
 
-def load_problems(
-    source: str | Path | Iterable[Mapping[str, Any]], *, prefill: str | None = DEFAULT_PREFILL
-) -> list[dict[str, Any]]:
+def load_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """As :func:`read_problems`; rows without a ``prompt`` get the prompt of :func:`format_chat_prompt`."""
-    return [
-        {"prompt": format_chat_prompt(row["nums"], row["target"], prefill=prefill), **row}
-        for row in read_problems(source)
-    ]
+    return [{"prompt": format_chat_prompt(row["nums"], row["target"]), **row} for row in read_problems(source)]
 
 
 def read_problems(source: str | Path | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -75,21 +75,18 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
                 raise TypeError(f"row {index}: {column} must be text, not {row[column]!r}")
             if not row[column].strip():
                 raise ValueError(f"row {index}: {column} is blank")
-        if _find_final(row["answer"]) is None:
-            raise ValueError(f"row {index}: answer must end in a line such as '#### 24', not {row['answer'][-40:]!r}")
+        try:
+            extract_final_number(row["answer"])
+        except ValueError as error:
+            raise ValueError(f"row {index}: {error}") from None
 
 
 def extract_final_number(answer: str) -> str:
     """Return the number after the last ``####``, without commas and dollar sign. Raises ValueError if there is none."""
-    final = _find_final(answer)
+    final = FINAL.fullmatch(answer[max(answer.rfind("####"), 0) :])
     if final is None:
         raise ValueError(f"answer must end in a line such as '#### 24', not {answer[-40:]!r}")
-    return final
-
-
-def _find_final(answer: str) -> str | None:
-    found = FINAL.fullmatch(answer[max(answer.rfind("####"), 0) :])
-    return None if found is None else found[1].replace(",", "").replace("$", "")
+    return final[1].replace(",", "").replace("$", "")
 
 
 def extract_reasoning(answer: str) -> str:
