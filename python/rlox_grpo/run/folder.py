@@ -25,8 +25,8 @@ from rlox_grpo.run.files import (
     append_line,
     cut_after,
     json_line,
-    last_step,
     list_completions,
+    read_jsonl,
     remove_later_completions,
     remove_parts,
     replace_file,
@@ -159,9 +159,10 @@ def prepare_folder(
             set_broken_lines_aside(path)
         for path in set_later_aside(root, step):
             logger.warning("the run continues from step %d; the later checkpoint is now %s", step, path)
-        recorded = last_step(folder / "metrics.jsonl")
+        measured = folder / "metrics.jsonl"
+        recorded = max((row["step"] for row in read_jsonl(measured)), default=0) if measured.exists() else 0
         if recorded < step:
-            logger.warning("%s ends at step %d: the steps up to %d are lost", folder / "metrics.jsonl", recorded, step)
+            logger.warning("%s ends at step %d: the steps up to %d are lost", measured, recorded, step)
     replace_file(folder / "config.toml", config.encode())
     cut_after(folder / "evaluations.jsonl", step or -1)
     if changed:
