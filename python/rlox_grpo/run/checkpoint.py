@@ -29,9 +29,9 @@ from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.blank import StoredWeights
 from rlox_grpo.model.quantize import make_unpacked
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
-from rlox_grpo.run.files import open_regular, sync_path
+from rlox_grpo.run.files import sync_path
 from rlox_grpo.run.history import checkpoint_path, partial_name, remove_leftovers, remove_old, set_aside
-from rlox_grpo.run.manifest import FORMAT, write_manifest
+from rlox_grpo.run.manifest import FORMAT, STATE, read_object, write_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,7 +100,7 @@ def save_checkpoint(
         random_values, random_tensors = _read_random_states()
         save_file(random_tensors, partial / "random.safetensors")
         whole = {**state, "format": FORMAT, "step": step, "random": random_values}
-        (partial / "state.json").write_text(json.dumps(whole, indent=1))
+        (partial / STATE).write_text(json.dumps(whole, indent=1))
         write_manifest(partial)
         for path in (*partial.rglob("*"), partial):
             sync_path(path)
@@ -250,13 +250,9 @@ def export_model(
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """Return the content of ``state.json``. Raises CheckpointError if it is missing or damaged."""
-    try:
-        with open_regular(checkpoint / "state.json", follow=True) as file:
-            state = json.loads(file.read())
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
-        raise CheckpointError(f"{checkpoint} is not a checkpoint of rlox_grpo: state.json: {error}") from None
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{checkpoint} is not a checkpoint of rlox_grpo: state.json is not a JSON object")
+    state = read_object(checkpoint / STATE)
+    if isinstance(state, str):
+        raise CheckpointError(f"{checkpoint} is not a checkpoint of rlox_grpo: {state}")
     return state
 
 

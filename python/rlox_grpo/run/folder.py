@@ -20,7 +20,6 @@ from torch import nn
 
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import CheckpointError
-from rlox_grpo.run.checkpoint import read_state
 from rlox_grpo.run.files import (
     append_line,
     cut_after,
@@ -40,8 +39,6 @@ from rlox_grpo.run.history import (
     set_aside,
     set_later_aside,
 )
-from rlox_grpo.run.manifest import find_damage
-from rlox_grpo.run.resume import find_state_damage
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +51,14 @@ def find_checkpoint(folder: Path | None, resume: str) -> tuple[Path | None, list
             checkpoints.
     """
     if resume not in ("auto", "never"):
-        require_good(Path(resume), _find_damage)
+        require_good(Path(resume))
         return Path(resume), []
     if folder is None:
         return None, []
     root = folder / "checkpoints"
     if resume == "never" and checkpoints(root):
         raise CheckpointError(f"{folder} holds a run and resume='never': choose another output_dir")
-    return choose_newest(root, _find_damage)
+    return choose_newest(root)
 
 
 def agree_on_checkpoint(ranks: Ranks, folder: Path | None, resume: str) -> tuple[Path | None, list[Path]]:
@@ -82,11 +79,6 @@ def agree_on_checkpoint(ranks: Ranks, folder: Path | None, resume: str) -> tuple
     if trouble:
         raise CheckpointError(trouble)
     return Path(found) if found else None, [Path(one) for one in broken]
-
-
-def _find_damage(checkpoint: Path) -> str:
-    """Describe the damage of a checkpoint's files or of its state; empty if there is none."""
-    return find_damage(checkpoint) or find_state_damage(read_state(checkpoint))
 
 
 def name_newest(folder: Path | None) -> str:
