@@ -20,10 +20,8 @@ from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
-from rlox_grpo.rollout.generate import generate
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.console import select_main
-from rlox_grpo.run.evaluation import Evaluator
 from rlox_grpo.run.export import check_repo_id, export_policy, push_checkpoint
 from rlox_grpo.run.folder import hold_run_folder
 from rlox_grpo.run.inputs import PromptReader
@@ -109,14 +107,6 @@ class GRPO:
         """Model, data and rewards of the run; the first keys of its config.toml."""
         self.progress = Progress()
         self._step_taker = StepTaker(self.config, parts, self.progress)
-        self._evaluate = Evaluator(
-            self.config,
-            self.sampler,
-            self.reward_fns,
-            self.ranks,
-            self.episodes or generate,
-            self._step_taker.sync_engine,
-        )
         self._total_steps = 1
         self._last_metrics: Mapping[str, float] = {}
         self._unfinished: tuple[int, int] | None = None  # first step and draw of a call of train that was stopped
@@ -194,13 +184,13 @@ class GRPO:
                 draw_prompts = partial(self._draw_prompts, plan, draws)
                 with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
                     if held_out is not None and self.step == 0:
-                        run.record_evaluation(*self._evaluate.evaluate_held_out(held_out))
+                        run.record_evaluation(*self._step_taker.evaluate_held_out(held_out))
                     self._stop_requested, restore = False, None
                     while restore is None and self.step < self._total_steps and not self._must_stop(stop):
                         metrics = self.train_step(draw_prompts, draws.take)
                         self.progress.draws = draws.draws
-                        if held_out is not None and self._evaluate.is_due(self.step, self._total_steps):
-                            evaluation, groups = self._evaluate.evaluate_held_out(held_out)
+                        if held_out is not None and self._is_evaluated():
+                            evaluation, groups = self._step_taker.evaluate_held_out(held_out)
                             run.record_evaluation(evaluation, groups)
                             metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
                         run.record(metrics, *self.last_rollout)
@@ -228,6 +218,11 @@ class GRPO:
         taken = draws.take(plan.count_prompts(step))
         self.progress.draws = draws.draws
         return taken
+
+    def _is_evaluated(self) -> bool:
+        """Whether training evaluates now: every ``eval_steps`` and after the last step."""
+        every = self.config.eval_steps
+        return self.step == self._total_steps or (every > 0 and self.step % every == 0)
 
     def _must_stop(self, stop: StopRequest) -> bool:
         """Whether any rank was asked to stop, by a signal or by :meth:`stop`."""
@@ -312,9 +307,8 @@ class GRPO:
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
         with self._closing_workers(), self.ranks.failing_together():
-            return self._evaluate(
-                self.prompts.read(prompts, trained=False), samples=1 if greedy else samples, greedy=greedy
-            )[0]
+            held_out = self.prompts.read(prompts, trained=False)
+            return self._step_taker.evaluate(held_out, samples=samples, greedy=greedy)[0]
 
     def save(self, path: str | Path, *, merged: bool = False) -> None:
         """Write the model, its tokenizer and a model card as a Hugging Face checkpoint.

@@ -1,9 +1,9 @@
-"""One training step: sample, score, compute advantages, update, measure."""
+"""One training step: sample, score, compute advantages, update, measure; and the evaluation of held-out prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
 from typing import Any
@@ -19,8 +19,10 @@ from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
 from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.rollout.episodes.partial import measure_dropped
-from rlox_grpo.rollout.generate import Rollout, refill_groups
+from rlox_grpo.rollout.generate import Rollout, generate, refill_groups
+from rlox_grpo.rollout.sampler import derive_seed
 from rlox_grpo.rollout.serialize import gather_scored_groups
+from rlox_grpo.run.evaluation import evaluate
 from rlox_grpo.run.metrics import combined, episode_metrics, over_ranks, step_metrics
 from rlox_grpo.run.plan import Progress
 from rlox_grpo.run.run import Run
@@ -45,7 +47,7 @@ class StepResult:
 
 
 class StepTaker:
-    """Takes training steps with the parts of a trainer; ``progress`` counts steps and tokens."""
+    """Takes training steps and evaluates with the parts of a trainer; ``progress`` counts steps and tokens."""
 
     def __init__(self, config: GRPOConfig, parts: Parts, progress: Progress) -> None:
         self._config, self._parts, self._progress = config, parts, progress
@@ -101,6 +103,35 @@ class StepTaker:
         learning_rate = learner.learning_rate(step, total_steps)
         metrics = self._measure(rollout, advantages, batches, updates, clock.timings(), learning_rate)
         return StepResult({**metrics, **information}, scored, advantages)
+
+    def evaluate(
+        self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
+    ) -> tuple[dict[str, float], list[ScoredGroup]]:
+        """Evaluate the current weights; see :func:`rlox_grpo.run.evaluation.evaluate`.
+
+        ``samples`` is by default the option ``eval_samples``. ``greedy`` decodes one completion greedily instead.
+        """
+        self.sync_engine()
+        config, parts, sampling = self._config, self._parts, self._sampler.sampling
+        return evaluate(
+            self._sampler.engine,
+            prompts,
+            parts.reward_fns,
+            replace(sampling, temperature=0.0) if greedy else sampling,
+            samples=1 if greedy else samples or config.eval_samples,
+            seed=derive_seed(config.seed, "evaluation", 0),
+            weights=config.reward_weights,
+            on_error=config.on_reward_error,
+            ranks=self._ranks,
+            generate=parts.episodes or generate,
+        )
+
+    def evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
+        """Evaluate during training; with ``eval_greedy`` also measure the accuracy of greedy decoding."""
+        metrics, groups = self.evaluate(prompts)
+        if self._config.eval_greedy:
+            metrics["greedy_accuracy"] = self.evaluate(prompts, greedy=True)[0]["accuracy"]
+        return metrics, groups
 
     def sync_engine(self, *, again: bool = False) -> None:
         """Push the current weights to the engine if they changed since the last push, or with ``again`` always."""
