@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlox_grpo.cli.values import (
-    ENVIRONMENT_ARGS,
     Commands,
+    add_episode_arguments,
     import_environment,
     parse_options,
     parse_overrides,
@@ -39,15 +39,7 @@ def add_commands(commands: Commands) -> None:
         metavar="ENV",
         help="environment of several turns: module:callable, gymnasium:ID, or 'command: python my_agent.py'",
     )
-    evaluate.add_argument("--environment-args", metavar="TABLE", default="{}", help=ENVIRONMENT_ARGS)
-    evaluate.add_argument(
-        "--tools",
-        metavar="MODULE:FUNCTION",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="functions that the policy may call",
-    )
+    add_episode_arguments(evaluate)
     evaluate.add_argument("--samples", type=int, default=4, help="completions for each prompt (default: %(default)s)")
     evaluate.add_argument("--temperature", type=float, default=1.0)
     evaluate.add_argument("--max-new-tokens", type=int, default=512)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.cli.values import ENVIRONMENT_ARGS, Commands, import_environment, parse_options, parse_table
+from rlox_grpo.cli.values import Commands, add_episode_arguments, import_environment, parse_options, parse_table
 
 
 def add_commands(commands: Commands) -> None:
@@ -21,8 +21,7 @@ def add_commands(commands: Commands) -> None:
     play.add_argument(
         "environment", metavar="ENV", help="module:callable, in the current folder or installed; or gymnasium:ID"
     )
-    play.add_argument("--environment-args", metavar="TABLE", default="{}", help=ENVIRONMENT_ARGS)
-    play.add_argument("--tools", metavar="MODULE:FUNCTION", nargs="+", action="extend", default=[])
+    add_episode_arguments(play)
     play.add_argument("--data", help="rows, .jsonl, .parquet or .csv; without it the row has no columns")
     play.add_argument("--row", type=int, default=0, help="which of the rows, from 0 (default: %(default)s)")
     play.add_argument("--script", help="file with one reply a line, instead of standard input")
@@ -39,50 +38,30 @@ def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     environment, tools = import_environment(arguments.environment, arguments.tools, [Path.cwd()], table)
     row = {} if arguments.data is None else _read_row(arguments.data, arguments.row)
     replies = None if arguments.script is None else Path(arguments.script).read_text(encoding="utf-8").splitlines()
-    unread = [] if replies is None else replies
 
     def show(text: str) -> None:
         print(text, flush=True)
 
-    try:
-        play_episode(
-            environment,
-            row,
-            _ask if replies is None else _make_reader(unread, show),
-            show,
-            tools=tools,
-            config=config,
-            seed=arguments.seed,
-        )
-    except NoReplyError:
-        if replies is not None:
-            raise ValueError(f"{arguments.script} ended before the episode: it needs another reply") from None
-        show("\nstopped: the episode had not ended")
-        return
-    if unread:
-        show(f"{arguments.script}: {len(unread)} lines were not read, as the episode had ended")
-
-
-def _ask() -> str:
-    from rlox_grpo.rollout.episodes.play import NoReplyError
-
-    try:
-        return input("policy: ")
-    except EOFError:
-        raise NoReplyError from None
-
-
-def _make_reader(replies: list[str], show: Callable[[str], None]) -> Callable[[], str]:
-    """Return a function that returns the replies one after another, and shows them."""
-    from rlox_grpo.rollout.episodes.play import NoReplyError
-
     def read() -> str:
+        if replies is None:
+            try:
+                return input("policy: ")
+            except EOFError:
+                raise NoReplyError from None
         if not replies:
             raise NoReplyError
         show(f"policy: {replies[0]}")
         return replies.pop(0)
 
-    return read
+    try:
+        play_episode(environment, row, read, show, tools=tools, config=config, seed=arguments.seed)
+    except NoReplyError:
+        if replies is not None:
+            raise ValueError(f"{arguments.script} ended before the episode: it needs another reply") from None
+        show("\nstopped: the episode had not ended")
+        return
+    if replies:
+        show(f"{arguments.script}: {len(replies)} lines were not read, as the episode had ended")
 
 
 def _read_row(path: str, place: int) -> dict[str, Any]:

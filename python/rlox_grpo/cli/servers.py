@@ -8,8 +8,6 @@ from typing import Any
 
 from rlox_grpo.cli.values import Commands
 
-_DTYPES = ("auto", "float32", "bfloat16")
-
 
 def add_commands(commands: Commands) -> None:
     """Add ``serve`` and ``serve-reference``."""
@@ -19,21 +17,21 @@ def add_commands(commands: Commands) -> None:
         description="Serve MODEL until stopped. RLOX_GRPO_SERVER_TOKEN holds the token, here and where you train. "
         "Arguments that are not listed go to vLLM: --tensor-parallel-size 2.",
     )
-    serve.add_argument("model")
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
-    serve.add_argument("--dtype", choices=_DTYPES, default="auto", help="as the trainer's (default: %(default)s)")
     serve.add_argument("--max-length", type=int, help="longest prompt with its completion")
     serve.set_defaults(run=_serve)
 
     frozen = commands.add_parser("serve-reference", help="serve the log-probs of a frozen reference model to trainers")
-    frozen.add_argument("model", help="a path or hub id")
-    frozen.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     frozen.add_argument("--port", type=int, default=8450, help="0 takes a free one (default: %(default)s)")
     frozen.add_argument("--token-file", help="file with the bearer token; else RLOX_GRPO_REFERENCE_TOKEN holds it")
     frozen.add_argument("--token-budget", type=int, default=32_768, help="padded tokens in a forward (%(default)s)")
-    frozen.add_argument("--dtype", choices=_DTYPES, default="auto", help="as the trainer's (default: %(default)s)")
     frozen.set_defaults(run=_serve_reference)
+
+    for server in (serve, frozen):
+        server.add_argument("model", help="a path or hub id")
+        server.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+        dtypes = ("auto", "float32", "bfloat16")
+        server.add_argument("--dtype", choices=dtypes, default="auto", help="as the trainer's (default: %(default)s)")
 
 
 def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
