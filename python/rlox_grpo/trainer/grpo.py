@@ -22,7 +22,7 @@ from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.console import select_main
-from rlox_grpo.run.export import check_repo_id, export_policy, push_checkpoint
+from rlox_grpo.run.export import export_policy, push_checkpoint
 from rlox_grpo.run.folder import hold_run_folder
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.metrics import add_short_names
@@ -32,7 +32,7 @@ from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, di
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.on_ray import starts_on_ray
 from rlox_grpo.trainer.parts import make_parts
-from rlox_grpo.trainer.step import StepTaker, restore_rollouts
+from rlox_grpo.trainer.step import StepTaker
 from rlox_grpo.types import Prompt
 from rlox_grpo.update.own_optimizer import OptimizerFactory
 
@@ -278,7 +278,6 @@ class GRPO:
             self.config.max_steps,
             self.config.prompts_per_step,
             start_step=run.start_step,
-            start_draw=run.start_draw,
         )
         self._total_steps = plan.total_steps
         run.announce(plan, is_new_call=restore is None)
@@ -289,7 +288,7 @@ class GRPO:
         self._unfinished = run.start_step, run.start_draw
         if stream is not None:
             stream.skip_to(self.progress.draws)
-        restore_rollouts(run, self._parts, train_prompts, self._step_taker, self.step)
+        self._step_taker.restore_rollouts(run, train_prompts)
         if self.episodes is not None:
             self.episodes.on_ended = run.show_episodes
         return run, plan, draws, held_out
@@ -360,7 +359,6 @@ class GRPO:
             ValueError: an invalid ``repo_id``, a plain module, or ``merged=True`` without an adapter.
             huggingface_hub.errors.HfHubHTTPError: the hub refused the upload; the message has its reason.
         """
-        check_repo_id(repo_id)
         if not hasattr(self.model, "save_pretrained"):
             raise ValueError(f"the model is a {type(self.model).__name__}: only transformers models go to the hub")
         return push_checkpoint(

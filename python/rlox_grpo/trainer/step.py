@@ -161,6 +161,38 @@ class StepTaker:
         engine.expect_log_probs(canary)
         return AdapterChanges() if config.check_weights else None
 
+    def restore_rollouts(self, run: Run, prompts: Sequence[Prompt]) -> None:
+        """Restore the pending batches of a checkpoint, and sample failed or unsaved batches again.
+
+        Every rank calls this. ``run`` is the resumed run, and its batches were drawn from ``prompts``.
+
+        Raises:
+            CheckpointError: ``async_steps`` or ``partial_rollout_turns`` is not that of the checkpoint.
+        """
+        sampler, ranks, step = self._sampler, self._ranks, self._progress.step
+        failed = sorted(set(chain(*ranks.gather(sampler.ahead.list_failed()))))
+        if failed:  # they ended an earlier call of train
+            self.sync_engine(again=True)
+            for place in failed:
+                sampler.ahead.replace(place, partial(sampler.sample, step=step + place))
+        if run.batches_under_way:
+            self.sync_engine()  # batches without saved completions are sampled again below
+        if run.batches_under_way and sampler.partial is not None:
+            raise CheckpointError(
+                f"{run.resumed_from} has {len(run.batches_under_way)} batches under way, sampled with async_steps, and "
+                "partial_rollout_turns is set here: restore async_steps"
+            )
+        sampler.ahead.restore(
+            run.batches_under_way, prompts, lambda lost, place: sampler.sample(lost, step + place), ranks.share
+        )
+        if sampler.partial is not None and run.partial_rollouts is not None:
+            sampler.partial.restore(run.partial_rollouts, prompts)
+        elif run.partial_rollouts is not None and run.partial_rollouts["groups"]:
+            raise CheckpointError(
+                f"{run.resumed_from} has {len(run.partial_rollouts['groups'])} prompts whose episodes are under way, "
+                "and partial_rollout_turns is None here: set it as it was"
+            )
+
     def restart(self) -> None:
         """Drop all pending batches and episodes, before another checkpoint is loaded."""
         self._sampler.ahead.clear()
@@ -219,41 +251,3 @@ class StepTaker:
             PROMPT_TOKENS: float(progress.prompt_tokens),
             COMPLETION_TOKENS: float(progress.completion_tokens),
         }
-
-
-def restore_rollouts(run: Run, parts: Parts, prompts: Sequence[Prompt], taker: StepTaker, step: int) -> None:
-    """Restore the pending batches of a checkpoint, and sample failed or unsaved batches again. Every rank calls this.
-
-    Args:
-        run: the resumed run.
-        parts: the parts of the trainer; the sampler gets the batches.
-        prompts: the training prompts, from which the checkpoint's batches were drawn.
-        taker: pushes the current weights to the engine.
-        step: the next training step.
-
-    Raises:
-        CheckpointError: ``async_steps`` or ``partial_rollout_turns`` is not that of the checkpoint.
-    """
-    sampler, ranks = parts.sampler, parts.ranks
-    failed = sorted(set(chain(*ranks.gather(sampler.ahead.list_failed()))))
-    if failed:  # they ended an earlier call of train
-        taker.sync_engine(again=True)
-        for place in failed:
-            sampler.ahead.replace(place, partial(sampler.sample, step=step + place))
-    if run.batches_under_way:
-        taker.sync_engine()  # batches without saved completions are sampled again below
-    if run.batches_under_way and sampler.partial is not None:
-        raise CheckpointError(
-            f"{run.resumed_from} has {len(run.batches_under_way)} batches under way, sampled with async_steps, and "
-            "partial_rollout_turns is set here: restore async_steps"
-        )
-    sampler.ahead.restore(
-        run.batches_under_way, prompts, lambda lost, place: sampler.sample(lost, step + place), ranks.share
-    )
-    if sampler.partial is not None and run.partial_rollouts is not None:
-        sampler.partial.restore(run.partial_rollouts, prompts)
-    elif run.partial_rollouts is not None and run.partial_rollouts["groups"]:
-        raise CheckpointError(
-            f"{run.resumed_from} has {len(run.partial_rollouts['groups'])} prompts whose episodes are under way, "
-            "and partial_rollout_turns is None here: set it as it was"
-        )
