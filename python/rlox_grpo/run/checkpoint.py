@@ -306,12 +306,10 @@ def load_random_states(checkpoint: Path) -> None:
     Raises:
         CheckpointError: the states are missing or invalid.
     """
-    tensors = _tensors(checkpoint / "random.safetensors")
+    tensors, state = _tensors(checkpoint / "random.safetensors"), read_state(checkpoint)
     try:
-        _set_random_states(read_state(checkpoint)["random"], tensors)
+        _set_random_states(state["random"], tensors)
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         what = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{checkpoint}: the random states in state.json or random.safetensors: {what}") from error
 

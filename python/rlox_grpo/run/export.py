@@ -14,16 +14,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
 
 from rlox_grpo._native import __version__
-from rlox_grpo.config.records import (
-    AdvantageConfig,
-    ImportanceConfig,
-    LoraConfig,
-    LossConfig,
-    OptimizerConfig,
-    PresetConfig,
-    SamplingConfig,
-    UpdateConfig,
-)
+from rlox_grpo.config import records
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.policy import Policy
@@ -35,14 +26,14 @@ CARD = "README.md"
 MARK = "<!-- This card was written by rlox-grpo. A card without this line is never replaced. -->"
 
 _SHOWN = (
-    PresetConfig,
-    SamplingConfig,
-    AdvantageConfig,
-    LossConfig,
-    ImportanceConfig,
-    UpdateConfig,
-    OptimizerConfig,
-    LoraConfig,
+    records.PresetConfig,
+    records.SamplingConfig,
+    records.AdvantageConfig,
+    records.LossConfig,
+    records.ImportanceConfig,
+    records.UpdateConfig,
+    records.OptimizerConfig,
+    records.LoraConfig,
 )
 """Records whose options the model card shows. None of them has folders, servers or prompts."""
 
@@ -164,14 +155,6 @@ def export_policy(
             replace_file(folder / CARD, card.encode())
 
 
-def check_repo_id(repo_id: str) -> None:
-    """Raise ValueError if ``repo_id`` is not a valid repository name of the hub."""
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise ValueError(f"repo_id is {repo_id!r}: {error}") from None
-
-
 def push_checkpoint(
     save: Callable[[str], None],
     repo_id: str,
@@ -187,8 +170,13 @@ def push_checkpoint(
     ``save`` writes the checkpoint to a folder, on every rank. The other arguments are those of ``GRPO.push_to_hub``.
 
     Raises:
+        ValueError: ``repo_id`` is not a valid repository name.
         huggingface_hub.errors.HfHubHTTPError: an error of the hub.
     """
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ValueError(f"repo_id is {repo_id!r}: {error}") from None
     with ranks.failing_together(), tempfile.TemporaryDirectory() as folder:
         save(folder)
         address = ""

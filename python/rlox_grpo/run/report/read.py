@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlox_grpo.config.schema import parse_toml
 from rlox_grpo.run.files import finite, list_completions, open_regular, read_jsonl
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 Table = dict[int, dict[str, float | None]]
 """Step → metric → value; None if the value was not finite."""
@@ -109,7 +103,7 @@ def _read_table(path: Path) -> Table:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path, max_bytes=MAX_BYTES) as file:
-            return dict(_flatten(tomllib.load(file), ""))
+            return dict(_flatten(parse_toml(file.read().decode()), ""))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:  # TOML's own error, and bytes that are not UTF-8
