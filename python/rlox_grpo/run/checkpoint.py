@@ -62,8 +62,6 @@ def save_checkpoint(
     lock of the run folder (:mod:`rlox_grpo.run.folder`) may call this.
 
     Args:
-        root, step, keep: see above.
-        model, optimizer_state, tokenizer: saved as they are.
         state: JSON values for ``state.json``.
         weights: whole float32 parameters by name, if ``model`` has shards or rounded weights.
         reference_state: weights of a reference policy that is refreshed during training.

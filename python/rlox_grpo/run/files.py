@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -27,32 +28,21 @@ _TORN = "%s: removed its last line, which was incomplete"
 
 
 def read_jsonl(path: Path, *, limit: int | None = None, max_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Read a file with one JSON object in each line. An incomplete last line, left by ``kill -9``, is skipped.
+    """Read a file with one JSON object in each line: all, or the first ``limit``.
 
-    Args:
-        path: The file.
-        limit: Largest number of objects to read.
-        max_bytes: Largest size of the file.
+    An incomplete last line, left by ``kill -9``, is skipped.
 
     Raises:
         ValueError: A complete line is not a JSON object; the message names the file and the line.
         OSError: As :func:`open_regular`.
     """
-    rows: list[dict[str, Any]] = []
     with open_regular(path, max_bytes=max_bytes) as lines:
-        for number, line in enumerate(lines, start=1):
-            if limit is not None and len(rows) >= limit:
-                break
-            row = _parse(line, path, number)
-            if row is not None:
-                rows.append(row)
-    return rows
+        rows = (_parse(line, path, number) for number, line in enumerate(islice(lines, limit), start=1))
+        return [row for row in rows if row is not None]
 
 
 def open_regular(path: Path, *, max_bytes: int | None = None, follow: bool = False) -> IO[bytes]:
-    """Open a regular file for reading; symbolic links, pipes and devices are refused.
-
-    With ``follow`` a symbolic link to a regular file is accepted.
+    """Open a regular file for reading; pipes and devices are refused, and without ``follow`` symbolic links.
 
     Raises:
         OSError: The file does not exist, cannot be read, is not a regular file, or is larger than ``max_bytes``.
@@ -91,10 +81,9 @@ def cut_after(path: Path, step: int) -> None:
             row = _parse(line, path, number)
             if row is None:
                 torn += 1
-                continue
-            if not isinstance(row.get("step"), int):
+            elif not isinstance(row.get("step"), int):
                 raise ValueError(f"{path}:{number}: no integer 'step' in {line[:80]!r}")
-            if row["step"] <= step:
+            elif row["step"] <= step:
                 kept.append(line if line.endswith(b"\n") else line + b"\n")
             else:
                 later += 1
@@ -254,8 +243,6 @@ def write_completions(
     surrogates are restored.
 
     Args:
-        run_dir: The run folder.
-        step: The training step.
         groups: Scored groups, N completions in all.
         advantages: ``float32 [N]``, prompt-major, or ``[N, K]``: one for each turn, NaN after the last. None for
             held-out prompts.

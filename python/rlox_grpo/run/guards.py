@@ -34,11 +34,6 @@ class History:
     first: Sequence[Metrics]
     recent: Sequence[Metrics]
 
-    @staticmethod
-    def of(steps: Sequence[Metrics]) -> History:
-        """Return the history after ``steps``."""
-        return History(steps[:FIRST], steps[-(RECENT + LAST) :])
-
     def start(self, name: str) -> float | None:
         """Mean over the first steps; None when fewer than half of them have a finite value."""
         return _mean(self.first, name)
@@ -228,11 +223,8 @@ def reward_without_answers(history: History) -> str | None:
     _, answer = _find_format_and_answer(history)
     if answer is None:
         return None
-    start, now, spread = (
-        history.start(f"{answer}/mean"),
-        history.now(f"{answer}/mean"),
-        history.start(f"{answer}/std") or 0.0,
-    )
+    start, now = history.start(f"{answer}/mean"), history.now(f"{answer}/mean")
+    spread = history.start(f"{answer}/std") or 0.0
     if start is None or now is None or now > start - max(0.3 * spread, 0.05) or not history.reward_has_risen():
         return None
     return (
@@ -282,10 +274,6 @@ GUARDS: tuple[Guard, ...] = (
 )
 
 
-EARLY: tuple[Guard, ...] = (constant_rewards,)
-"""Guards that need no comparison with the first steps: they run from the first step on."""
-
-
 class Watch:
     """Runs the guards on the metrics of each step, and logs the first warning of each guard."""
 
@@ -302,7 +290,8 @@ class Watch:
         found = {
             guard: message
             for guard in self._silent
-            if (is_long or guard in EARLY) and (message := guard(history)) is not None
+            # This one needs no comparison with the first steps.
+            if (is_long or guard is constant_rewards) and (message := guard(history)) is not None
         }
         self._silent = [guard for guard in self._silent if guard not in found]
         for guard, message in found.items():
@@ -345,9 +334,8 @@ def write_warnings(run_dir: Path, step: int, warnings: Mapping[str, str]) -> Non
 
 def _find_format_and_answer(history: History) -> tuple[str | None, str | None]:
     """Return ``rewards/<name>`` of the first reward for format, and of the first reward for the answer."""
-    names = [
-        name[: -len("/mean")] for name in history.recent[-1] if name.startswith("rewards/") and name.endswith("/mean")
-    ]
+    means = [name for name in history.recent[-1] if name.startswith("rewards/") and name.endswith("/mean")]
+    names = [name.removesuffix("/mean") for name in means]
     formats = [name for name in names if "format" in name or "tag" in name]
     of_length = ("overlong", "repetition", "length")
     answers = [name for name in names if name not in formats and not any(word in name for word in of_length)]

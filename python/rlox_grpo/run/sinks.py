@@ -38,7 +38,6 @@ def make_sinks(
     """Start the sinks of a run.
 
     Args:
-        names: The sinks, in order.
         run_dir: The run folder. Its name is the name of the run in trackio and W&B.
         total_steps: Number of steps of the run, for the progress bar and the time left.
         resume_step: Last step already done. Metrics of later steps are removed from files.
@@ -165,11 +164,7 @@ class TensorBoardSink:
     """Scalars in TensorBoard's event files; needs the ``tensorboard`` extra."""
 
     def __init__(self, log_dir: Path, *, resume_step: int = 0) -> None:
-        """Start an event file in ``log_dir``; on a resume TensorBoard hides the events past ``resume_step``.
-
-        Raises:
-            ImportError: TensorBoard is not installed.
-        """
+        """Start an event file in ``log_dir``; on a resume TensorBoard hides the events past ``resume_step``."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -197,11 +192,7 @@ class TrackingSink:
     def __init__(
         self, library: Literal["trackio", "wandb"], run_dir: Path, *, config: Mapping[str, Any] | None = None
     ) -> None:
-        """Start a run named after ``run_dir``, in the project WANDB_PROJECT or else ``rlox-grpo``.
-
-        Raises:
-            ImportError: The library is not installed.
-        """
+        """Start a run named after ``run_dir``, in the project WANDB_PROJECT or else ``rlox-grpo``."""
         try:
             module = importlib.import_module(library)
         except ImportError as error:
