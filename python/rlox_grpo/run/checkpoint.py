@@ -30,7 +30,7 @@ from rlox_grpo.model.blank import StoredWeights
 from rlox_grpo.model.quantize import make_unpacked
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
 from rlox_grpo.run.files import sync_path
-from rlox_grpo.run.history import checkpoint_path, partial_name, remove_leftovers, remove_old, set_aside
+from rlox_grpo.run.history import checkpoint_path, partial_path, remove_leftovers, remove_old, set_aside
 from rlox_grpo.run.manifest import FORMAT, STATE, read_object, write_manifest
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def save_checkpoint(
         NonFiniteError: a weight or a moment of the optimizer is NaN or infinite. Nothing is written.
     """
     place = checkpoint_path(root, step)
-    partial = root / partial_name(step)
+    partial = partial_path(place)
     own = weights or {}
     tensors = {  # copies on the CPU: safetensors takes only contiguous tensors that share no storage
         name: own.get(name, tensor).detach().cpu().contiguous().clone() for name, tensor in _own_tensors(model).items()

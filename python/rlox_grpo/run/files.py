@@ -215,15 +215,6 @@ def list_completions(run_dir: Path) -> dict[Path, int]:
     return {path: int(match[1]) for path, match in matches if match}
 
 
-def remove_later_completions(run_dir: Path, step: int) -> None:
-    """Remove the completions of steps after ``step``, which a resumed run samples again."""
-    later = [path for path, own in list_completions(run_dir).items() if own > step]
-    for path in later:
-        path.unlink(missing_ok=True)
-    if later:
-        logger.info("%s: removed the completions of %d steps after %d", run_dir, len(later), max(step, 0))
-
-
 def write_completions(
     run_dir: Path,
     step: int,

@@ -26,7 +26,6 @@ from rlox_grpo.run.files import (
     json_line,
     list_completions,
     read_jsonl,
-    remove_later_completions,
     remove_parts,
     replace_file,
     set_broken_lines_aside,
@@ -143,7 +142,12 @@ def prepare_folder(
         remove_parts(place)
     for path in damaged:
         logger.warning("the damaged checkpoint is now %s", set_aside(path, "damaged"))
-    remove_later_completions(folder, step or -1)  # a new run also repeats the evaluation of step 0
+    done = step or -1  # a new run also repeats the evaluation of step 0
+    later = [path for path, own in list_completions(folder).items() if own > done]
+    for path in later:
+        path.unlink(missing_ok=True)
+    if later:
+        logger.info("%s: removed the completions of %d steps after %d", folder, len(later), step)
     if resumes:
         for name in ("metrics.jsonl", "evaluations.jsonl", "warnings.jsonl", "changes.jsonl"):
             set_broken_lines_aside(folder / name)
@@ -156,7 +160,7 @@ def prepare_folder(
         if recorded < step:
             logger.warning("%s ends at step %d: the steps up to %d are lost", measured, recorded, step)
     replace_file(folder / "config.toml", config.encode())
-    cut_after(folder / "evaluations.jsonl", step or -1)
+    cut_after(folder / "evaluations.jsonl", done)
     if changed:
         values = {name: [old, new] for name, (old, new) in changed.items()}
         append_line(folder / "changes.jsonl", json_line({"step": step, "time": time.time(), "changed": values}))
@@ -226,7 +230,8 @@ def hold_folder(folder: Path) -> Iterator[None]:
             if os.environ.get(WITHOUT_LOCK) != "1":
                 _lock(descriptor, folder)
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, _describe_this_process())
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            os.write(descriptor, json_line({"pid": os.getpid(), "host": socket.gethostname(), "since": now}))
             yield
         finally:
             os.close(descriptor)  # gives up the lock
@@ -279,11 +284,6 @@ def _lock_file(descriptor: int) -> None:
         import fcntl
 
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _describe_this_process() -> bytes:
-    now = time.strftime("%Y-%m-%d %H:%M:%S")
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}).encode() + b"\n"
 
 
 def _holder(folder: Path) -> str:

@@ -41,9 +41,9 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def partial_name(step: int) -> str:
-    """Return a unique temporary name for writing the checkpoint of ``step``."""
-    return f"{_PARTIAL}step_{step:06d}.{os.urandom(6).hex()}"
+def partial_path(checkpoint: Path) -> Path:
+    """Return a unique temporary path beside ``checkpoint``, for writing or removing it."""
+    return checkpoint.with_name(f"{_PARTIAL}{checkpoint.name}.{os.urandom(6).hex()}")
 
 
 def remove_leftovers(root: Path) -> None:
@@ -58,7 +58,7 @@ def remove_old(root: Path, *, keep: int, newest: Path) -> None:
     others = sorted((path for path in checkpoints(root) if path != newest), key=time_of_writing)
     for old in others[: max(0, len(others) - (keep - 1))]:
         # Rename it first: a kill during the removal must not leave half a checkpoint that a resume would read.
-        gone = old.with_name(f"{_PARTIAL}{old.name}.{os.urandom(6).hex()}")
+        gone = partial_path(old)
         try:
             os.replace(old, gone)
         except OSError as error:

@@ -144,9 +144,8 @@ class GRPO:
                 step. It is called once for each step, in order, and returns no prompts after the last.
             more: ``more(count)`` draws further prompts for ``zero_variance="refill"``.
         """
-        taken = self._step_taker.take(draw_prompts, more, self._total_steps)
-        self.last_rollout = taken.scored, taken.advantages
-        return taken.metrics
+        metrics, self.last_rollout = self._step_taker.take(draw_prompts, more, self._total_steps)
+        return metrics
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None

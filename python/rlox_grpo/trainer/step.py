@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, count
 from typing import Any
@@ -31,21 +31,6 @@ from rlox_grpo.trainer.parts import Parts
 from rlox_grpo.types import Batch, Float32Array, Prompt, ScoredGroup, UpdateStats
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """The result of a training step.
-
-    Attributes:
-        metrics: see docs/reference/metrics.md.
-        scored: the trained groups.
-        advantages: ``float32 [N]``, one for each completion of ``scored``; with turn credit ``[N, K]``.
-    """
-
-    metrics: dict[str, float]
-    scored: Sequence[ScoredGroup]
-    advantages: Float32Array
-
-
 class StepTaker:
     """Takes training steps and evaluates with the parts of a trainer; ``progress`` counts steps and tokens."""
 
@@ -61,8 +46,13 @@ class StepTaker:
         draw_prompts: Callable[[int], Sequence[Prompt]],
         more: Callable[[int], Sequence[Prompt]] | None,
         total_steps: int,
-    ) -> StepResult:
-        """Take one step; see :meth:`rlox_grpo.trainer.GRPO.train_step`. Schedules end at ``total_steps``."""
+    ) -> tuple[dict[str, float], tuple[Sequence[ScoredGroup], Float32Array]]:
+        """Take one step; see :meth:`rlox_grpo.trainer.GRPO.train_step`. Schedules end at ``total_steps``.
+
+        Returns:
+            The metrics, see docs/reference/metrics.md; and the trained groups with their advantages ``float32 [N]``,
+            one for each completion; with turn credit ``[N, K]``.
+        """
         config, sampler, learner, step = self._config, self._sampler, self._learner, self._progress.step
         clock, refills = StageClock(), count(1)
         with clock("weight_sync"):
@@ -102,7 +92,7 @@ class StepTaker:
         batches = [batch for part in parts for batch in part]
         learning_rate = learner.learning_rate(step, total_steps)
         metrics = self._measure(rollout, advantages, batches, updates, clock.timings(), learning_rate)
-        return StepResult({**metrics, **information}, scored, advantages)
+        return {**metrics, **information}, (scored, advantages)
 
     def evaluate(
         self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
