@@ -35,7 +35,7 @@ class LatestMetrics:
     """The newest value of each metric that the console and notebooks show, and the time left."""
 
     def __init__(self, total_steps: int | None = None, *, resume_step: int = 0) -> None:
-        """Start before the first step; ``resume_step`` is the last step already done."""
+        """Start after ``resume_step``, the last step already done; ``total_steps`` is None if it is not known."""
         self.total = total_steps
         self.step = resume_step
         self._known: dict[str, float] = {}
@@ -84,8 +84,7 @@ class ConsoleSink:
         """Start to write to the console.
 
         Args:
-            total_steps: Number of steps of the run; None if it is not known.
-            resume_step: Last step already done.
+            total_steps, resume_step: See :class:`LatestMetrics`.
             every: Steps between lines, without a terminal. There is always a line for the first and the last step, and
                 for steps with an evaluation or a warning.
             every_s: Seconds after the last line from which the next step gets a line, without a terminal.

@@ -56,8 +56,7 @@ def make_card(
         base_model: path or hub id; the card shows only the last part of a path.
         is_adapter: whether the folder has an adapter without its base model.
         rewards: names of the reward functions.
-        step: number of training steps.
-        metrics: metrics of the last step.
+        step, metrics: the last step and its metrics.
     """
     is_path = base_model.startswith((".", "/", "~")) or Path(base_model).exists()
     on_hub = base_model.count("/") == 1 and not is_path  # owner/name

@@ -53,8 +53,7 @@ class NotebookSink:
         """Show the display in the output of the running cell.
 
         Args:
-            total_steps: Number of steps of the run; None if it is not known.
-            resume_step: Last step already done.
+            total_steps, resume_step: See :class:`rlox_grpo.run.console.LatestMetrics`.
             earlier: Metrics of the steps up to ``resume_step``, for the curves; a value may be None.
             publish: Shows the display; IPython's by default.
             now: A clock, in seconds.

@@ -67,6 +67,7 @@ class GRPO:
 
     Raises:
         ConfigError: an unknown option, a value out of range, or options that conflict.
+        TypeError: an argument of the wrong type.
         ValueError: a model, tokenizer and reward functions that do not fit together.
     """
 

@@ -35,12 +35,9 @@ class Parts:
     """The parts of a trainer.
 
     Attributes:
-        ranks: the training ranks.
         policy: the model in training and its tokenizer.
         reward_fns: the reward functions, that of the environment first.
         episodes: runs the episodes of an environment or of tools; None: completions are single replies.
-        sampler: samples the batch of each step.
-        learner: takes the optimizer steps.
     """
 
     ranks: Ranks
@@ -62,13 +59,7 @@ def make_parts(
     tokenizer: PreTrainedTokenizerBase | None,
     optimizer: OptimizerFactory | None,
 ) -> Parts:
-    """Build the parts; the arguments are those of :class:`rlox_grpo.GRPO`.
-
-    Raises:
-        ConfigError: options and arguments that conflict.
-        TypeError: an argument of the wrong type.
-        ValueError: a model, tokenizer and reward functions that do not fit together.
-    """
+    """Build the parts; the arguments and errors are those of :class:`rlox_grpo.GRPO`."""
     if ref_model is not None and not isinstance(ref_model, nn.Module):
         raise TypeError(f"ref_model is {type(ref_model).__name__}: expected a torch.nn.Module; give options by keyword")
     several_turns = environment is not None or bool(tools)

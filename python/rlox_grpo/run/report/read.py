@@ -24,10 +24,7 @@ class Run:
     """The content of a run folder. Mappings by step are in ascending order.
 
     Attributes:
-        name: Name of the folder.
         config: The resolved configuration, ``section.key`` → value; empty without a file.
-        metrics: Training metrics.
-        evaluations: Metrics of evaluations.
         warnings: Warnings of guards: rows with ``step``, ``guard`` and ``message``.
         samples: Training step → file of completions.
         held_out: Step of an evaluation → file of completions.
