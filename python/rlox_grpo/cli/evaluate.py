@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +120,19 @@ def _check(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 
 def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.records import EpisodeConfig
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.prompts.load import read_rows
     from rlox_grpo.rollout.episodes.play import NoReplyError, play_episode
 
     config = EpisodeConfig.create(**parse_options(rest, "play", (EpisodeConfig,)))
     table = parse_table("--environment-args", arguments.environment_args)
     environment, tools = import_environment(arguments.environment, arguments.tools, [Path.cwd()], table)
-    row = {} if arguments.data is None else _read_row(arguments.data, arguments.row)
+    row: Mapping[str, Any] = {}
+    if arguments.data is not None:
+        rows = read_rows(arguments.data)
+        if not 0 <= arguments.row < len(rows):
+            raise ConfigError(f"--row {arguments.row}: {arguments.data} has rows 0 to {len(rows) - 1}")
+        row = rows[arguments.row]
     replies = None if arguments.script is None else Path(arguments.script).read_text(encoding="utf-8").splitlines()
 
     def show(text: str) -> None:
@@ -151,13 +158,3 @@ def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
         return
     if replies:
         show(f"{arguments.script}: {len(replies)} lines were not read, as the episode had ended")
-
-
-def _read_row(path: str, place: int) -> dict[str, Any]:
-    from rlox_grpo.errors import ConfigError
-    from rlox_grpo.prompts.load import read_rows
-
-    rows = list(read_rows(path))
-    if not 0 <= place < len(rows):
-        raise ConfigError(f"--row {place}: {path} has rows 0 to {len(rows) - 1}")
-    return dict(rows[place])
