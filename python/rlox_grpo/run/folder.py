@@ -42,36 +42,28 @@ from rlox_grpo.run.history import (
 logger = logging.getLogger(__name__)
 
 
-def find_checkpoint(folder: Path | None, resume: str) -> tuple[Path | None, list[Path]]:
-    """Find the checkpoint to resume from, if any, and the newer ones that are damaged.
-
-    Raises:
-        CheckpointError: the named checkpoint or every checkpoint is damaged, or ``resume="never"`` and the folder has
-            checkpoints.
-    """
-    if resume not in ("auto", "never"):
-        require_good(Path(resume))
-        return Path(resume), []
-    if folder is None:
-        return None, []
-    root = folder / "checkpoints"
-    if resume == "never" and checkpoints(root):
-        raise CheckpointError(f"{folder} holds a run and resume='never': choose another output_dir")
-    return choose_newest(root)
-
-
 def agree_on_checkpoint(ranks: Ranks, folder: Path | None, resume: str) -> tuple[Path | None, list[Path]]:
-    """Call :func:`find_checkpoint` on rank 0, and return its result on every rank. All ranks must see the same folder.
+    """Find on rank 0 the checkpoint to resume from, if any, and the newer ones that are damaged; return it everywhere.
+
+    All ranks must see the same folder.
 
     Raises:
-        CheckpointError: as :func:`find_checkpoint`, on every rank.
+        CheckpointError: on every rank: the named checkpoint or every checkpoint is damaged, or ``resume="never"`` and
+            the folder has checkpoints.
     """
     path: Path | None = None
     damaged: list[Path] = []
     trouble = ""
     if ranks.is_first:
         try:
-            path, damaged = find_checkpoint(folder, resume)
+            if resume not in ("auto", "never"):
+                path = Path(resume)
+                require_good(path)
+            elif folder is not None:
+                root = folder / "checkpoints"
+                if resume == "never" and checkpoints(root):
+                    raise CheckpointError(f"{folder} holds a run and resume='never': choose another output_dir")
+                path, damaged = choose_newest(root)
         except CheckpointError as error:
             trouble = str(error)
     found, broken, trouble = ranks.gather([str(path or ""), [str(one) for one in damaged], trouble])[0]

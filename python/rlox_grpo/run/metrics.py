@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import count_sampled, has_zero_variance, list_rows, select_sampled
 from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.rewards.verdicts import RARE
@@ -64,16 +63,16 @@ def _reward_metrics(groups: Sequence[ScoredGroup], is_constant: Callable[[Scored
     if not groups:
         return {}
     metrics = _spread("reward", np.concatenate([scored.rewards for scored in groups]), ("mean", "std"))
-    components = _by_name(scored.components for scored in groups)
+    components = by_name(scored.components for scored in groups)
     for name, parts in components.items():
         metrics |= _spread(f"rewards/{name}", np.concatenate(parts), ("mean", "std"))
-    for name, parts in _by_name(scored.measures for scored in groups).items():
+    for name, parts in by_name(scored.measures for scored in groups).items():
         values = np.concatenate(parts)
         if not np.isnan(values).all():
             metrics[f"rewards/{name}"] = float(np.nanmean(values.astype(np.float64)))
     metrics |= _shares([scored.statuses for scored in groups], STATUSES)
     metrics |= _shares([scored.outcomes for scored in groups], OUTCOMES)
-    seconds = _by_name(scored.seconds for scored in groups)
+    seconds = by_name(scored.seconds for scored in groups)
     for name in components:
         if len(seconds.get(name, ())) == len(groups):
             metrics[f"rewards/{name}/time_s"] = float(sum(seconds[name]))
@@ -87,7 +86,7 @@ def _shares(groups: Sequence[Mapping[str, NDArray[np.uint8]]], known: Sequence[s
     A status in ``RARE`` is reported only if it occurs.
     """
     shares = {}
-    for name, codes in _by_name(groups).items():
+    for name, codes in by_name(groups).items():
         found = np.concatenate(codes)
         for code, status in enumerate(known[1:], 1):
             if status not in RARE or np.any(found == code):
@@ -133,7 +132,7 @@ def _update_metrics(updates: Sequence[UpdateStats]) -> dict[str, float]:
     if not updates:
         return {}
     metrics = {}
-    for name, values in _by_name(stats.metrics for stats in updates).items():
+    for name, values in by_name(stats.metrics for stats in updates).items():
         combine = max if name.endswith("_max") else min if name.endswith("_min") else _mean
         metrics[name if "/" in name else f"policy/{name}"] = float(combine(values))
     metrics["update/grad_norm"] = _mean([stats.grad_norm for stats in updates])
@@ -165,18 +164,13 @@ def _mean(values: Sequence[float] | NDArray[np.bool_]) -> float:
     return float(np.mean(values))
 
 
-def _by_name(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def by_name(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the values of each name, from the rows that have it. Names are in the order of their first row."""
     found: dict[str, list[Any]] = {}
     for row in rows:
         for name, value in row.items():
             found.setdefault(name, []).append(value)
     return found
-
-
-def over_ranks(values: Mapping[str, float], ranks: Ranks) -> dict[str, list[float]]:
-    """Gather the values of each metric from all ranks that have it. Collective: every rank must call it."""
-    return _by_name(ranks.gather(dict(values)))
 
 
 def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -224,6 +218,6 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     if any(episode.tool_calls or episode.tool_errors for episode in episodes):
         for name in ("tool_calls", "tool_errors", "tool_seconds", "observations_cut"):
             metrics[f"episode/{name}"] = _mean([getattr(episode, name) for episode in episodes])
-    for name, values in _by_name(episode.metrics for episode in episodes).items():
+    for name, values in by_name(episode.metrics for episode in episodes).items():
         metrics[f"environment/{name}"] = _mean(values)
     return metrics

@@ -23,7 +23,7 @@ from rlox_grpo.rollout.generate import Rollout, generate, refill_groups
 from rlox_grpo.rollout.sampler import derive_seed
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.evaluation import evaluate
-from rlox_grpo.run.metrics import combined, episode_metrics, over_ranks, step_metrics
+from rlox_grpo.run.metrics import by_name, combined, episode_metrics, step_metrics
 from rlox_grpo.run.plan import Progress
 from rlox_grpo.run.run import Run
 from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, StageClock, count_tokens, measure_memory
@@ -218,7 +218,7 @@ class StepTaker:
             **({} if self._changes is None else self._changes.metrics()),
             **mismatch_metrics(batches),
         }
-        everywhere = over_ranks(measured, self._ranks)
+        everywhere = by_name(self._ranks.gather(measured))
         slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
         metrics = step_metrics(rollout.groups, advantages, updates, slowest, is_constant=self._is_constant)
         if self._parts.episodes is not None:
