@@ -81,10 +81,10 @@ def _memory(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
 def _merge(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     from rlox_grpo.config.schema import GRPOConfig
     from rlox_grpo.model.load import load_policy
-    from rlox_grpo.run.checkpoint import export_merged
+    from rlox_grpo.run.checkpoint import export_model
 
     policy = load_policy(arguments.adapter, None, GRPOConfig.create())
-    export_merged(Path(arguments.out), policy.model, policy.tokenizer)
+    export_model(Path(arguments.out), policy.model, policy.tokenizer, merged=True)
     print(f"{arguments.out}: {arguments.adapter} merged into its base model")
 
 

@@ -113,32 +113,49 @@ def save_checkpoint(
     return place
 
 
-def export_merged(
+def export_model(
     path: Path,
     model: Any,
     tokenizer: PreTrainedTokenizerBase | None,
     weights: Mapping[str, Tensor] | None = None,
+    *,
+    merged: bool = False,
 ) -> None:
-    """Write a LoRA model to ``path`` with the adapter merged into the base model. ``model`` itself is not changed.
+    """Write a Hugging Face checkpoint, or ``model.safetensors`` alone for a plain module.
 
-    4-bit weights are dequantized before the merge, because that is the function that was trained. ``weights`` are the
-    whole parameters by name, if ``model`` has shards.
+    Args:
+        weights: whole parameters by name, if those of ``model`` are shards or rounded.
+        merged: write the base model with the LoRA adapter merged in; ``model`` itself is not changed. 4-bit weights are
+            dequantized before the merge, because that is the function that was trained.
 
     Raises:
-        ValueError: the model has no adapter, or one that is not plain LoRA.
+        ValueError: with ``merged``, the model has no adapter, or one that is not plain LoRA.
     """
-    if not hasattr(model, "peft_config"):
-        raise ValueError(f"there is no adapter to merge: the model is a {type(model).__name__}")
-    merged = dict(collect_weights(model, None if weights is None else weights.items()))
-    base = model.get_base_model()
-    if getattr(base.config, "quantization_config", None) is not None:
-        base = make_unpacked(base)
-    with _without_generation_config(base):
-        base.save_pretrained(path, state_dict=merged)
-    _save_generation_config(base, tokenizer, path)
+    if merged:
+        if not hasattr(model, "peft_config"):
+            raise ValueError(f"there is no adapter to merge: the model is a {type(model).__name__}")
+        weights = dict(collect_weights(model, None if weights is None else weights.items()))
+        model = model.get_base_model()
+        if getattr(model.config, "quantization_config", None) is not None:
+            model = make_unpacked(model)
+    elif not hasattr(model, "save_pretrained"):
+        path.mkdir(parents=True, exist_ok=True)
+        if weights is None:
+            save_model(model, str(path / "model.safetensors"))
+        else:
+            save_file(dict(weights), path / "model.safetensors")
+        return
+    with _without_generation_config(model):
+        model.save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
+    if weights and not merged and isinstance(model, transformers.PreTrainedModel):
+        # config.json has the dtype of the rounded parameters. from_pretrained would round the weights to it.
+        model.config.dtype = next(iter(weights.values())).dtype
+        model.config.save_pretrained(path)
+    _save_generation_config(model, tokenizer, path)
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
-        _warn_of_other_tokenizer(path, tokenizer)
+        if (path / "config.json").exists():  # not in the folder of an adapter
+            _warn_of_other_tokenizer(path, tokenizer)
 
 
 def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
@@ -213,37 +230,6 @@ def _refuse_non_finite(model: nn.Module, tensors: Mapping[str, Tensor], moments:
             if tensor.is_floating_point() and not (good := torch.isfinite(tensor)).all():
                 bad = tensor.numel() - int(good.sum())
                 raise NonFiniteError(f"{what} {name} has {bad:,} of {tensor.numel():,} values that are NaN or infinite")
-
-
-def export_model(
-    path: Path,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase | None,
-    weights: Mapping[str, Tensor] | None,
-) -> None:
-    """Write a Hugging Face checkpoint, or ``model.safetensors`` alone for a plain module.
-
-    ``weights`` replace those of ``model``, which may be shards or rounded.
-    """
-    if hasattr(model, "save_pretrained"):
-        save_pretrained: Any = model.save_pretrained
-        with _without_generation_config(model):
-            save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
-        if weights and isinstance(model, transformers.PreTrainedModel):
-            # config.json has the dtype of the rounded parameters. from_pretrained would round the weights to it.
-            model.config.dtype = next(iter(weights.values())).dtype
-            model.config.save_pretrained(path)
-        _save_generation_config(model, tokenizer, path)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(path)
-            if (path / "config.json").exists():  # not in the folder of an adapter
-                _warn_of_other_tokenizer(path, tokenizer)
-        return
-    path.mkdir(parents=True, exist_ok=True)
-    if weights is None:
-        save_model(model, str(path / "model.safetensors"))
-    else:
-        save_file(dict(weights), path / "model.safetensors")
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

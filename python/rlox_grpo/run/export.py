@@ -18,7 +18,7 @@ from rlox_grpo.config import records
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.policy import Policy
-from rlox_grpo.run.checkpoint import export_merged, export_model
+from rlox_grpo.run.checkpoint import export_model
 from rlox_grpo.run.files import replace_file
 from rlox_grpo.update.learner import Learner
 
@@ -123,20 +123,15 @@ def export_policy(
     step: int,
     metrics: Mapping[str, float],
 ) -> None:
-    """Write the model, its tokenizer and a model card. Every rank must call this; rank 0 writes.
+    """Write the model, its tokenizer and a model card; see :meth:`rlox_grpo.GRPO.save`.
 
-    With ``merged``, write the base model with the LoRA adapter merged in, instead of the adapter. ``config``,
-    ``rewards``, ``step`` and ``metrics`` are for the model card; see :func:`make_card`.
-
-    Raises:
-        ValueError: ``merged=True`` without an adapter.
+    ``config``, ``rewards``, ``step`` and ``metrics`` are for the model card; see :func:`make_card`.
     """
     model: Any = policy.model
     if merged and not hasattr(model, "peft_config"):
         raise ValueError("merged=True: the model has no adapter; call save(path)")
     whole, updater = learner.whole_weights(), learner.updater
     if ranks.is_first:
-        write = export_merged if merged else export_model
         has_own = not updater.is_sharded and not updater.masters
         adapters = getattr(model, "peft_config", None)
         base = next(iter(adapters.values())).base_model_name_or_path if adapters else getattr(model, "name_or_path", "")
@@ -149,7 +144,7 @@ def export_policy(
             step=step,
             metrics=metrics,
         )
-        write(folder, model, policy.tokenizer, None if has_own else whole)
+        export_model(folder, model, policy.tokenizer, None if has_own else whole, merged=merged)
         if hasattr(model, "save_pretrained"):
             replace_file(folder / CARD, card.encode())
 
@@ -164,13 +159,10 @@ def push_checkpoint(
     revision: str | None,
     message: str,
 ) -> str:
-    """Upload a checkpoint as one commit, and return the URL of the commit. Every rank must call this; rank 0 uploads.
+    """Upload a checkpoint as one commit, and return the URL of the commit.
 
-    ``save`` writes the checkpoint to a folder, on every rank. The other arguments are those of ``GRPO.push_to_hub``.
-
-    Raises:
-        ValueError: ``repo_id`` is not a valid repository name.
-        huggingface_hub.errors.HfHubHTTPError: an error of the hub.
+    ``save`` writes the checkpoint to a folder, on every rank. The other arguments, and the errors, are those of
+    :meth:`rlox_grpo.GRPO.push_to_hub`.
     """
     try:
         validate_repo_id(repo_id)
