@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from rlox_grpo.config.records.option import find_ignored
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks, join_ranks
 from rlox_grpo.errors import ConfigError
@@ -63,17 +64,14 @@ def make_parts(
     if ref_model is not None and not isinstance(ref_model, nn.Module):
         raise TypeError(f"ref_model is {type(ref_model).__name__}: expected a torch.nn.Module; give options by keyword")
     several_turns = environment is not None or bool(tools)
-    config.refuse_ignored(ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools))
-    # A preset's own values are not in the check above.
-    if config.turn_credit != "episode" and environment is None:
-        raise ConfigError(f"turn_credit={config.turn_credit!r} is read only with environment; here no environment")
+    given = {"environment": environment is not None, "tools": bool(tools)}
+    config.refuse_ignored(ref_model=ref_model is not None, **given)
+    # The check above lets a preset's own values pass. These two say what the preset is for.
+    fields = {name: GRPOConfig.model_fields[name] for name in ("turn_credit", "environment_loss_coef")}
+    for ignored in find_ignored(config, fields, {}, given):
+        raise ConfigError(f"preset={config.preset!r}: {ignored}")
     if config.policy_loss == "gspo_turn" and not several_turns:
         raise ConfigError("policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token' for a single turn")
-    if config.environment_loss_coef > 0 and not several_turns:  # a preset's value, which the check above lets pass
-        raise ConfigError(
-            f"environment_loss_coef={config.environment_loss_coef:g} trains on the observations of episodes: pass "
-            "environment= or tools=, or set environment_loss_coef=0"
-        )
     if several_turns and config.tensor_parallel_size > 1:
         raise ConfigError(
             "environment= and tools= need tensor_parallel_size=1: the ranks that share a vLLM model "
