@@ -78,11 +78,9 @@ def cut_after(path: Path, step: int) -> None:
     later = torn = 0
     with open_regular(path) as lines:
         for number, line in enumerate(lines, start=1):
-            row = _parse(line, path, number)
+            row = _parse(line, path, number, with_step=True)
             if row is None:
                 torn += 1
-            elif not isinstance(row.get("step"), int):
-                raise ValueError(f"{path}:{number}: no integer 'step' in {line[:80]!r}")
             elif row["step"] <= step:
                 kept.append(line if line.endswith(b"\n") else line + b"\n")
             else:
@@ -110,13 +108,9 @@ def set_broken_lines_aside(path: Path) -> int:
     with open_regular(path) as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                row = _parse(line, path, number)
-                whole = row is None or isinstance(row.get("step"), int)
-            except ValueError:
-                whole = False
-            if whole:
+                _parse(line, path, number, with_step=True)
                 kept.append(line)
-            else:
+            except ValueError:
                 broken[number] = line
     if not broken:
         return 0
@@ -312,13 +306,18 @@ def finite(value: float | None) -> float | None:
         return None
 
 
-def _parse(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
-    """Return the object of one line; None for an incomplete last line: not a JSON object, and without a newline."""
+def _parse(line: bytes, path: Path, number: int, *, with_step: bool = False) -> dict[str, Any] | None:
+    """Return the object of one line; None for an incomplete last line: not a JSON object, and without a newline.
+
+    An object without an integer ``step`` is an error ``with_step``.
+    """
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):  # ValueError covers bytes that are not UTF-8
         row = None
     if isinstance(row, dict):
+        if with_step and not isinstance(row.get("step"), int):
+            raise ValueError(f"{path}:{number}: no integer 'step' in {line[:80]!r}")
         return row
     if not line.endswith(b"\n"):
         return None

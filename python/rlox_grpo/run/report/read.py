@@ -79,8 +79,6 @@ def read_rows(path: Path, *, limit: int | None = None) -> list[dict[str, Any]]:
         return read_jsonl(path, limit=limit, max_bytes=MAX_BYTES)
     except FileNotFoundError:
         return []
-    except RecursionError as error:
-        raise ValueError(f"{path}: a line is nested too deeply") from error
 
 
 def _read_table(path: Path) -> Table:
