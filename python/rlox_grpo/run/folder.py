@@ -72,28 +72,10 @@ def agree_on_checkpoint(ranks: Ranks, folder: Path | None, resume: str) -> tuple
     return Path(found) if found else None, [Path(one) for one in broken]
 
 
-def name_newest(folder: Path | None) -> str:
+def name_newest(folder: Path) -> str:
     """Return the path of the newest checkpoint, or text that says there is none."""
-    found = [] if folder is None else checkpoints(folder / "checkpoints")
+    found = checkpoints(folder / "checkpoints")
     return str(found[-1]) if found else "the start: no checkpoint was written yet"
-
-
-def advise_resume(folder: Path | None, resume: str, *, numbers_are_bad: bool) -> str:
-    """Return advice for the user of a run that stopped.
-
-    With ``numbers_are_bad``, a value was NaN or infinite: starting the same command again would fail in the same way.
-    """
-    if folder is None:
-        return "nothing was saved: the run has no output_dir; in this process, the same call of train() continues"
-    saved = f"saved up to {name_newest(folder)}"
-    if numbers_are_bad:
-        return (
-            f"{saved}; the same command would fail in the same way: continue with another learning rate "
-            "(learning_rate=…, resume_changes=['learning_rate']) or max_grad_norm, or change what the error names"
-        )
-    if resume not in ("auto", "never"):
-        return f"{saved}; start again with resume='auto' to continue (resume={resume!r} goes back to it)"
-    return f"{saved}; start the same command again to continue (in a notebook: run the cell again)"
 
 
 def refuse_full_disk(folder: Path, model: nn.Module) -> None:
@@ -121,7 +103,6 @@ def prepare_folder(
     """Remove what the folder has of steps after ``step``, rename later checkpoints, and write ``config.toml``.
 
     Args:
-        folder: the run folder.
         step: the step that the run starts from.
         resumes: whether it starts from a checkpoint.
         damaged: checkpoints to rename.

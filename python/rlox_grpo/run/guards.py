@@ -272,8 +272,8 @@ GUARDS: tuple[Guard, ...] = (
 class Watch:
     """Runs the guards on the metrics of each step, and logs the first warning of each guard."""
 
-    def __init__(self, guards: Sequence[Guard] = GUARDS) -> None:
-        self._silent = list(guards)
+    def __init__(self) -> None:
+        self._silent = list(GUARDS)
         self._first: list[Metrics] = []
         self._recent: deque[Metrics] = deque(maxlen=RECENT + LAST)
 

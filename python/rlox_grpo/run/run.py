@@ -29,7 +29,7 @@ from rlox_grpo.run.checkpoint import (
     save_checkpoint,
 )
 from rlox_grpo.run.files import append_line, json_line, write_completions
-from rlox_grpo.run.folder import advise_resume, agree_on_checkpoint, name_newest, prepare_folder, refuse_full_disk
+from rlox_grpo.run.folder import agree_on_checkpoint, name_newest, prepare_folder, refuse_full_disk
 from rlox_grpo.run.guards import Watch, resume_watch, reward_collapse, write_warnings
 from rlox_grpo.run.history import checkpoint_path, choose_restore
 from rlox_grpo.run.plan import Plan, Progress
@@ -324,8 +324,22 @@ class Run:
             ) from error
 
     def how_to_resume(self, *, numbers_are_bad: bool = False) -> str:
-        """Advice for the user of a run that stopped; see :func:`rlox_grpo.run.folder.advise_resume`."""
-        return advise_resume(self._folder, self._config.resume, numbers_are_bad=numbers_are_bad)
+        """Return advice for the user of a run that stopped.
+
+        With ``numbers_are_bad``, a value was NaN or infinite: starting the same command again would fail in the same
+        way.
+        """
+        if self._folder is None:
+            return "nothing was saved: the run has no output_dir; in this process, the same call of train() continues"
+        saved, resume = f"saved up to {name_newest(self._folder)}", self._config.resume
+        if numbers_are_bad:
+            return (
+                f"{saved}; the same command would fail in the same way: continue with another learning rate "
+                "(learning_rate=…, resume_changes=['learning_rate']) or max_grad_norm, or change what the error names"
+            )
+        if resume not in ("auto", "never"):
+            return f"{saved}; start again with resume='auto' to continue (resume={resume!r} goes back to it)"
+        return f"{saved}; start the same command again to continue (in a notebook: run the cell again)"
 
     def _model_name(self) -> str:
         model = self._policy.model

@@ -194,10 +194,9 @@ class TrackingSink:
     ) -> None:
         """Start a run named after ``run_dir``, in the project WANDB_PROJECT or else ``rlox-grpo``."""
         try:
-            module = importlib.import_module(library)
+            self._tracker: Any = importlib.import_module(library)
         except ImportError as error:
             raise ImportError(_missing(library, "tracking" if library == "trackio" else None)) from error
-        self._tracker: Any = module
         project = os.environ.get("WANDB_PROJECT", "rlox-grpo")
         self._tracker.init(project=project, name=run_dir.resolve().name, config=dict(config or {}))
 
