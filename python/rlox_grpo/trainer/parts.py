@@ -63,10 +63,10 @@ def make_parts(
     """Build the parts; the arguments and errors are those of :class:`rlox_grpo.GRPO`."""
     if ref_model is not None and not isinstance(ref_model, nn.Module):
         raise TypeError(f"ref_model is {type(ref_model).__name__}: expected a torch.nn.Module; give options by keyword")
-    several_turns = environment is not None or bool(tools)
     given = {"environment": environment is not None, "tools": bool(tools)}
+    several_turns = any(given.values())
     config.refuse_ignored(ref_model=ref_model is not None, **given)
-    # The check above lets a preset's own values pass. These two say what the preset is for.
+    # The check above lets a preset's own values pass. These two are what such a preset is for.
     fields = {name: GRPOConfig.model_fields[name] for name in ("turn_credit", "environment_loss_coef")}
     for ignored in find_ignored(config, fields, {}, given):
         raise ConfigError(f"preset={config.preset!r}: {ignored}")
@@ -99,17 +99,13 @@ def make_parts(
         if several_turns
         else None
     )
-    if episodes is not None and episodes.rewrites_history and config.turn_credit != "episode":
-        raise ConfigError(
-            f"turn_credit={config.turn_credit!r} needs episodes of one row, but the chat template rewrites history, "
-            "which opens branches: set history='keep' or turn_credit='episode'"
-        )
-    if episodes is not None and episodes.rewrites_history and config.environment_loss_coef > 0:
-        raise ConfigError(
-            f"environment_loss_coef={config.environment_loss_coef:g} reads observations after a reply of their row, "
-            "but the chat template rewrites history, which puts them into prompts of new rows: set history='keep' or "
-            "environment_loss_coef=0"
-        )
+    if episodes is not None and episodes.rewrites_history:
+        for name, field in fields.items():
+            if (value := getattr(config, name)) != field.default:
+                raise ConfigError(
+                    f"{name}={value!r} needs episodes of one row, but the chat template rewrites history, which opens "
+                    f"branches: set history='keep' or {name}={field.default!r}"
+                )
     if episodes is not None and episodes.environment.has_reward:
         reward_fns.insert(0, EnvironmentReward(episodes.environment.name))
     weights = reward_weights(reward_fns, config.reward_weights)
