@@ -58,13 +58,11 @@ def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str |
 
 def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Describe the fingerprints that differ. A fingerprint that an older checkpoint lacks is not compared."""
-    then = {OPTIMIZER: "adamw", **then}  # earlier versions had only this optimizer
-    changed = [
-        name
-        for name in now
-        if name in then and (_is_other(then[name], now[name]) if name == OPTIMIZER else then[name] != now[name])
-    ]
-    return [_OTHER_OPTIMIZER if name == OPTIMIZER else f"{name}: not those of the run" for name in changed]
+    others = [name for name in now if name != OPTIMIZER and then.get(name, now[name]) != now[name]]
+    changed = [f"{name}: not those of the run" for name in others]
+    if _is_other(then.get(OPTIMIZER, "adamw"), now[OPTIMIZER]):  # earlier versions had only AdamW
+        changed.append(_OTHER_OPTIMIZER)
+    return changed
 
 
 def _is_other(before: str | None, now: str | None) -> bool:
