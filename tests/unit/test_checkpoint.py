@@ -24,6 +24,19 @@ from rlox_grpo.run.files import replace_file
 from rlox_grpo.run.history import checkpoints, choose_newest, require_good, set_aside, set_later_aside
 from rlox_grpo.run.manifest import find_damage
 
+STATE = {
+    "config": {},
+    "data": {},
+    "rewards": [],
+    "draws": 21,
+    "batches_under_way": [],
+    "pass_rates": {},
+    "kl_coef": 0.0,
+    "start_step": 0,
+    "start_draw": 0,
+    "last_metrics": {},
+}
+
 
 def tied_model():
     model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
@@ -35,7 +48,7 @@ def tied_model():
 def test_round_trip_is_exact_and_ties_stay(tmp_path):
     model = tied_model()
     optimizer = {"0.weight/exp_avg": torch.randn(5, 3), "0.weight/step": torch.tensor(3.0)}
-    place = save_checkpoint(tmp_path, 7, model, optimizer, {"draws": 21}, keep=2)
+    place = save_checkpoint(tmp_path, 7, model, optimizer, STATE, keep=2)
     assert place.name == "step_000007"
     other = tied_model()
     load_weights(place, other)
@@ -48,7 +61,7 @@ def test_round_trip_is_exact_and_ties_stay(tmp_path):
 
 
 def test_random_states_continue(tmp_path):
-    place = save_checkpoint(tmp_path, 1, tied_model(), {}, {}, keep=1)
+    place = save_checkpoint(tmp_path, 1, tied_model(), {}, STATE, keep=1)
     expected = random.random(), np.random.rand(), float(torch.rand(()))
     random.random(), np.random.rand(), torch.rand(())
     load_random_states(place)
@@ -57,7 +70,7 @@ def test_random_states_continue(tmp_path):
 
 def test_only_the_newest_stay(tmp_path):
     for step in (2, 10, 100):
-        save_checkpoint(tmp_path, step, tied_model(), {}, {}, keep=2)
+        save_checkpoint(tmp_path, step, tied_model(), {}, STATE, keep=2)
     assert [path.name for path in checkpoints(tmp_path)] == ["step_000010", "step_000100"]
 
 
@@ -65,19 +78,19 @@ def test_a_torn_checkpoint_is_no_checkpoint(tmp_path):
     (tmp_path / ".writing_step_000005.3f").mkdir()
     (tmp_path / ".writing_step_000005.3f" / "model.safetensors").write_bytes(b"half")
     assert checkpoints(tmp_path) == []
-    save_checkpoint(tmp_path, 6, tied_model(), {}, {}, keep=2)
+    save_checkpoint(tmp_path, 6, tied_model(), {}, STATE, keep=2)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000006"]
 
 
 def test_a_failed_write_leaves_nothing_and_says_what(tmp_path, monkeypatch):
-    save_checkpoint(tmp_path, 1, tied_model(), {}, {}, keep=2)
+    save_checkpoint(tmp_path, 1, tied_model(), {}, STATE, keep=2)
 
     def full(*arguments, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("rlox_grpo.run.checkpoint.save_file", full)
     with pytest.raises(CheckpointError, match="step_000002: .*No space left"):
-        save_checkpoint(tmp_path, 2, tied_model(), {}, {}, keep=2)
+        save_checkpoint(tmp_path, 2, tied_model(), {}, STATE, keep=2)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
 
 
@@ -90,7 +103,7 @@ def test_a_full_disk_for_real(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
         with pytest.raises(CheckpointError, match="cannot write the checkpoint"):
-            save_checkpoint(tmp_path, 1, nn.Linear(100, 100), {}, {}, keep=1)
+            save_checkpoint(tmp_path, 1, nn.Linear(100, 100), {}, STATE, keep=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
@@ -107,12 +120,12 @@ def test_a_file_removed_during_the_write_publishes_nothing(tmp_path, monkeypatch
 
     monkeypatch.setattr("rlox_grpo.run.checkpoint.save_file", save_and_lose)
     with pytest.raises(CheckpointError, match=r"step_000002: model\.safetensors was removed while"):
-        save_checkpoint(tmp_path, 2, tied_model(), {}, {}, keep=2)
+        save_checkpoint(tmp_path, 2, tied_model(), {}, STATE, keep=2)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_models_checkpoint_is_refused_before_anything_is_loaded(tmp_path):
-    place = save_checkpoint(tmp_path, 1, nn.Linear(2, 3), {}, {}, keep=1)
+    place = save_checkpoint(tmp_path, 1, nn.Linear(2, 3), {}, STATE, keep=1)
     wider = nn.Linear(4, 3)
     before = wider.bias.clone()
     with pytest.raises(CheckpointError, match=r"weight has shape \(3, 2\), here \(3, 4\)"):
@@ -123,7 +136,7 @@ def test_another_models_checkpoint_is_refused_before_anything_is_loaded(tmp_path
 
 
 def test_broken_files_are_named(tmp_path):
-    place = save_checkpoint(tmp_path, 1, tied_model(), {}, {}, keep=1)
+    place = save_checkpoint(tmp_path, 1, tied_model(), {}, STATE, keep=1)
     (place / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors"):
         load_weights(place, tied_model())
@@ -136,7 +149,7 @@ def test_broken_files_are_named(tmp_path):
 
 def three(root, keep=5):
     for step in (2, 4, 6):
-        save_checkpoint(root, step, tied_model(), {"0.weight/step": torch.tensor(float(step))}, {}, keep=keep)
+        save_checkpoint(root, step, tied_model(), {"0.weight/step": torch.tensor(float(step))}, STATE, keep=keep)
     return root
 
 
@@ -196,7 +209,7 @@ def edit_manifest(checkpoint, change, *, has_digest=False):
 
 
 def test_every_bit_of_the_manifest_counts(tmp_path):
-    place = save_checkpoint(tmp_path, 6, tied_model(), {}, {}, keep=5)
+    place = save_checkpoint(tmp_path, 6, tied_model(), {}, STATE, keep=5)
     path = place / "manifest.json"
     whole = path.read_bytes()
     for position in range(len(whole)):
@@ -210,7 +223,7 @@ def test_every_bit_of_the_manifest_counts(tmp_path):
 
 
 def test_a_manifest_without_a_digest_of_its_own_is_read(tmp_path):
-    place = save_checkpoint(tmp_path, 6, tied_model(), {}, {}, keep=5)
+    place = save_checkpoint(tmp_path, 6, tied_model(), {}, STATE, keep=5)
     edit_manifest(place, lambda content: None)
     assert find_damage(place) == ""
 
@@ -231,7 +244,7 @@ def test_a_manifest_without_a_digest_of_its_own_is_read(tmp_path):
     ids=str,
 )
 def test_a_manifest_with_an_odd_entry_is_damage(tmp_path, entry):
-    place = save_checkpoint(tmp_path, 6, tied_model(), {}, {}, keep=5)
+    place = save_checkpoint(tmp_path, 6, tied_model(), {}, STATE, keep=5)
 
     def change(content):
         files = content["files"]
@@ -301,7 +314,7 @@ def test_going_back_sets_later_checkpoints_aside_and_keeps_the_new_ones(tmp_path
     assert [path.name for path in checkpoints(tmp_path)] == ["step_000002", "step_000004"]
     assert aside.name.startswith("step_000006.superseded-")
     assert read_state(aside)["random"] == later
-    save_checkpoint(tmp_path, 5, tied_model(), {}, {}, keep=1)
+    save_checkpoint(tmp_path, 5, tied_model(), {}, STATE, keep=1)
     assert [path.name for path in checkpoints(tmp_path)] == ["step_000005"]
     assert aside.is_dir()
 
@@ -321,7 +334,7 @@ def test_a_kill_between_the_renames_of_later_checkpoints_does_not_go_forward_aga
     assert [path.name for path in checkpoints(tmp_path)] == ["step_000002", "step_000006"]
     assert choose_newest(tmp_path) == (tmp_path / "step_000002", [])
     assert [path.name[:11] for path in set_later_aside(tmp_path, 2)] == ["step_000006"]
-    save_checkpoint(tmp_path, 4, tied_model(), {}, {}, keep=2)
+    save_checkpoint(tmp_path, 4, tied_model(), {}, STATE, keep=2)
     assert choose_newest(tmp_path) == (tmp_path / "step_000004", [])
 
 
@@ -335,7 +348,7 @@ def test_a_damaged_note_of_going_back_is_named(tmp_path):
 def test_keep_counts_by_time_of_writing(tmp_path):
     """Not by step: a lower step that was written last is the newest."""
     three(tmp_path)
-    save_checkpoint(tmp_path, 3, tied_model(), {}, {}, keep=2)
+    save_checkpoint(tmp_path, 3, tied_model(), {}, STATE, keep=2)
     assert [path.name for path in checkpoints(tmp_path)] == ["step_000003", "step_000006"]
 
 
@@ -343,7 +356,7 @@ def test_a_step_written_again_does_not_keep_the_old_files(tmp_path):
     three(tmp_path)
     cut(tmp_path / "step_000006" / "model.safetensors")
     model = tied_model()
-    place = save_checkpoint(tmp_path, 6, model, {}, {}, keep=5)
+    place = save_checkpoint(tmp_path, 6, model, {}, STATE, keep=5)
     assert find_damage(place) == ""
     other = tied_model()
     load_weights(place, other)
@@ -357,9 +370,9 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, bad):
     with torch.no_grad():
         model[0].weight[1, 2] = bad
     with pytest.raises(NonFiniteError, match=r"parameter 0\.weight has 1 of 15 values that are NaN or infinite"):
-        save_checkpoint(tmp_path, 8, model, {}, {}, keep=1)
+        save_checkpoint(tmp_path, 8, model, {}, STATE, keep=1)
     with pytest.raises(NonFiniteError, match=r"optimizer's 0\.weight/exp_avg_sq has 2 of 2"):
-        save_checkpoint(tmp_path, 8, tied_model(), {"0.weight/exp_avg_sq": torch.full((2,), bad)}, {}, keep=1)
+        save_checkpoint(tmp_path, 8, tied_model(), {"0.weight/exp_avg_sq": torch.full((2,), bad)}, STATE, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000006"]
 
 
@@ -385,7 +398,7 @@ def test_a_checkpoint_of_a_transformers_model_is_a_model(tmp_path, tied):
         tie_word_embeddings=tied,
     )
     model = Qwen2ForCausalLM(config).eval()
-    place = save_checkpoint(tmp_path, 1, model, {}, {}, keep=1)
+    place = save_checkpoint(tmp_path, 1, model, {}, STATE, keep=1)
     loaded = AutoModelForCausalLM.from_pretrained(place).eval()
     ids = torch.arange(6)[None]
     assert torch.equal(loaded(ids).logits, model(ids).logits)
@@ -409,7 +422,7 @@ def disk(monkeypatch):
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows opens no folder")
 def test_the_disk_holds_a_checkpoint_before_its_name_and_then_the_name(tmp_path, disk):
-    place = save_checkpoint(tmp_path, 7, tied_model(), {}, {}, keep=2)
+    place = save_checkpoint(tmp_path, 7, tied_model(), {}, STATE, keep=2)
     last = len(disk) - disk[::-1].index("rename") - 1
     assert {path.stat().st_ino for path in (place, *place.rglob("*"))} <= set(disk[:last])
     assert disk[last + 1 :] == [tmp_path.stat().st_ino]

@@ -26,6 +26,10 @@ def run(rewards=(0.3, 0.3), **ends):
     return steps
 
 
+def history_of(steps):
+    return History(steps[: guards.FIRST], steps[-(guards.RECENT + guards.LAST) :])
+
+
 def jump(name, before, after):
     """The metric jumps in the last five steps."""
     return [{**step, name: after if place >= STEPS - 5 else before} for place, step in enumerate(run())]
@@ -73,13 +77,13 @@ def test_the_mutual_information_may_be_measured_in_some_steps_only(every, warns)
     for place, step in enumerate(steps):
         if place % every:
             del step["mutual_information/reply"]
-    assert (guards.template_collapse(History.of(steps)) is not None) == warns
+    assert (guards.template_collapse(history_of(steps)) is not None) == warns
 
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_a_guard_warns_of_its_own_trouble_and_of_no_other(name):
     steps, said = CASES[name]
-    found = {guard.__name__: guard(History.of(steps)) for guard in GUARDS}
+    found = {guard.__name__: guard(history_of(steps)) for guard in GUARDS}
     assert said in found.pop(name)
     assert not any(found.values())
 
@@ -106,7 +110,7 @@ NEAR = {
 
 @pytest.mark.parametrize("name", list(NEAR))
 def test_what_is_near_trouble_is_not_yet_trouble(name):
-    assert not any(guard(History.of(NEAR[name])) for guard in GUARDS)
+    assert not any(guard(history_of(NEAR[name])) for guard in GUARDS)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,7 @@ def test_what_is_near_trouble_is_not_yet_trouble(name):
 )
 def test_what_comes_with_a_rising_reward_is_learning(name):
     steps = [{**step, "reward/mean": 0.1 + 0.01 * place} for place, step in enumerate(CASES[name][0])]
-    assert getattr(guards, name)(History.of(steps)) is None
+    assert getattr(guards, name)(history_of(steps)) is None
 
 
 @pytest.mark.parametrize("after", [0.0, 0.05])
@@ -123,7 +127,7 @@ def test_a_collapse_is_found_within_ten_steps(after):
     rising = [0.24 + 0.31 * step / 40 for step in range(40)]
     for fall in ([after] * 10, [0.55 + (after - 0.55) * step / 5 for step in range(1, 6)] + [after] * 5):
         steps = [{"reward/mean": reward, "reward/std": 0.43} for reward in rising + fall]
-        said = [guards.reward_collapse(History.of(steps[:count])) for count in range(1, len(steps) + 1)]
+        said = [guards.reward_collapse(history_of(steps[:count])) for count in range(1, len(steps) + 1)]
         first = next(count for count, message in enumerate(said) if message)
         assert 40 <= first < 50
 
@@ -131,23 +135,23 @@ def test_a_collapse_is_found_within_ten_steps(after):
 def test_hollow_format_is_not_said_of_answers_that_come():
     for answers in ((0.02, 0.3), (0.9, 0.9)):  # rising, or as good as they get
         steps = run(**{**HOLLOW, "rewards__countdown__mean": answers})
-        assert guards.hollow_format(History.of(steps)) is None
-    assert guards.hollow_format(History.of(run(**HOLLOW)[:30])) is None  # too early to say
+        assert guards.hollow_format(history_of(steps)) is None
+    assert guards.hollow_format(history_of(run(**HOLLOW)[:30])) is None  # too early to say
 
 
 def test_a_warm_start_that_knows_the_format_is_given_time():
     warm = {**HOLLOW, "rewards__tag_format__mean": (0.99, 0.99)}
-    assert guards.hollow_format(History.of(run(**{**warm, "rewards__countdown__mean": (0.45, 0.44)}))) is None
-    assert guards.hollow_format(History.of(run(**warm))) is not None  # two answers in a hundred
+    assert guards.hollow_format(history_of(run(**{**warm, "rewards__countdown__mean": (0.45, 0.44)}))) is None
+    assert guards.hollow_format(history_of(run(**warm))) is not None  # two answers in a hundred
 
 
 def test_a_model_without_an_end_token_is_not_blamed():
-    assert guards.truncated_completions(History.of(run(completions__clipped_ratio=(1.0, 1.0)))) is None
+    assert guards.truncated_completions(history_of(run(completions__clipped_ratio=(1.0, 1.0)))) is None
 
 
 def test_gaps_and_missing_metrics_are_nothing_to_warn_of():
     for steps in ([{}] * STEPS, [{"policy/kl": float("nan")}] * STEPS, [{"policy/entropy": float("inf")}] * STEPS):
-        assert not any(guard(History.of(steps)) for guard in GUARDS)
+        assert not any(guard(history_of(steps)) for guard in GUARDS)
 
 
 # --- no false alarm ---

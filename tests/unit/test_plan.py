@@ -17,12 +17,12 @@ from rlox_grpo.run.plan import make_plan
 def test_plan_of_a_new_run(
     prompts: int, epochs: int, max_steps: int | None, per_step: int, total: int, drawn: list[int]
 ) -> None:
-    plan = make_plan(prompts, epochs, max_steps, per_step, start_step=0, start_draw=0)
+    plan = make_plan(prompts, epochs, max_steps, per_step, start_step=0)
     assert plan.total_steps == total
     assert [plan.count_prompts(step) for step in range(len(drawn))] == drawn
 
 
 def test_second_call_of_train_counts_from_its_start() -> None:
-    plan = make_plan(10, 1, None, 4, start_step=7, start_draw=25)
-    assert (plan.total_steps, plan.last_draw) == (10, 35)
+    plan = make_plan(10, 1, None, 4, start_step=7)
+    assert (plan.total_steps, plan.draws) == (10, 10)
     assert [plan.count_prompts(step) for step in (7, 8, 9, 10)] == [4, 4, 2, 0]

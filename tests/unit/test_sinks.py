@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from rlox_grpo.run import files
 from rlox_grpo.run.console import ConsoleSink, duration
 from rlox_grpo.run.files import cut_after, read_jsonl, replace_file, set_broken_lines_aside, write_completions
 from rlox_grpo.run.sinks import JsonlSink, MetricSink, Sinks, TensorBoardSink, TrackingSink, make_sinks
@@ -126,8 +127,8 @@ def test_cutting_a_file_that_is_not_there(tmp_path):
 class FullDisk:
     """A file on a disk that takes ten more bytes."""
 
-    def __init__(self, file):
-        self._file, self.room = file, 10
+    def __init__(self, *arguments, **options):
+        self._file, self.room = open(*arguments, **options), 10  # noqa: SIM115
 
     def write(self, data):
         if self.room == 0:
@@ -139,38 +140,41 @@ class FullDisk:
     def __getattr__(self, name):
         return getattr(self._file, name)
 
+    def __enter__(self):
+        return self
 
-def test_a_full_disk_says_what_to_do_and_leaves_whole_lines(tmp_path):
+    def __exit__(self, *error):
+        self._file.close()
+
+
+def test_a_full_disk_says_what_to_do_and_leaves_whole_lines(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     sink = JsonlSink(path)
     sink.write(1, {"reward/mean": 0.5})
-    raw = sink._file
-    sink._file = FullDisk(raw)
-    with pytest.raises(OSError, match=r"No space left.*step 2 is missing.*Free space.*metrics\.jsonl") as caught:
-        sink.write(2, {"reward/mean": 0.5})
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "open", FullDisk, raising=False)
+        with pytest.raises(OSError, match=r"No space left.*step 2 is missing.*Free space.*metrics\.jsonl") as caught:
+            sink.write(2, {"reward/mean": 0.5})
     assert caught.value.errno == errno.ENOSPC
     assert path.read_bytes().endswith(b"}\n")
-    sink._file.room = 1000
     sink.write(3, {"reward/mean": 0.5})
     sink.close()
     assert steps_in(path) == [1, 3]
 
 
-def test_a_line_that_could_not_be_cut_off_is_cut_before_the_next_one(tmp_path, caplog):
+def test_a_line_that_could_not_be_cut_off_is_cut_before_the_next_one(tmp_path, monkeypatch, caplog):
     class BadDisk(FullDisk):
         def truncate(self, size):
-            if self.room == 0:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return self._file.truncate(size)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     path = tmp_path / "metrics.jsonl"
     sink = JsonlSink(path)
     sink.write(1, {"reward/mean": 0.5})
-    sink._file = BadDisk(sink._file)
-    with pytest.raises(OSError, match="Input/output error"):
-        sink.write(2, {"reward/mean": 0.5})
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "open", BadDisk, raising=False)
+        with pytest.raises(OSError, match="Input/output error"):
+            sink.write(2, {"reward/mean": 0.5})
     assert path.read_bytes().endswith(b'\n{"step": 2')
-    sink._file.room = 1000
     sink.write(3, {"reward/mean": 0.5})
     sink.close()
     assert steps_in(path) == [1, 3]

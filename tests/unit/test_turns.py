@@ -254,7 +254,7 @@ def test_a_loss_of_the_environments_tokens_needs_several_turns():
         ConfigError, match="environment_loss_coef=0.05 is read only with environment, or tools; here no"
     ):
         GRPO(ToyLM(), lambda completions, prompts: [0.0], environment_loss_coef=0.05, log_to=())
-    told = "environment_loss_coef=0.05 trains on the observations of episodes: pass environment= or tools=, or set"
+    told = "preset='echo': environment_loss_coef=0.05 is read only with environment, or tools; here no environment, no"
     with pytest.raises(ConfigError, match=told):
         GRPO(ToyLM(), lambda completions, prompts: [0.0], preset="echo", log_to=())
     with pytest.raises(ConfigError, match="environment_loss_coef=0.05 with max_turns=1: no observation follows"):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from rlox_grpo._native import __version__
-from rlox_grpo.cli import evaluate, models, pages, play, servers, train
+from rlox_grpo.cli import evaluate, models, pages, train
 from rlox_grpo.cli.values import parse_overrides, parse_reward
 
 __all__ = ["main", "parse_overrides", "parse_reward"]
@@ -18,22 +18,15 @@ __all__ = ["main", "parse_overrides", "parse_reward"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. An error is printed as one line on standard error; the exit status is then 2."""
+    shows_traceback = False
     try:
-        return _run(argv)
-    except BrokenPipeError:
-        if _is_output_closed():
-            return 1
-        raise
-
-
-def _run(argv: Sequence[str] | None) -> int:
-    parser = _make_parser()
-    arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.command not in ("train", "eval", "play", "check", "serve", "memory"):
-        parser.error(f"unrecognised arguments: {' '.join(rest)}")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    try:
+        parser = _make_parser()
+        arguments, rest = parser.parse_known_args(argv)
+        shows_traceback = arguments.traceback
+        if rest and arguments.command not in ("train", "eval", "play", "check", "serve", "memory"):
+            parser.error(f"unrecognised arguments: {' '.join(rest)}")
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        logging.getLogger("httpx").setLevel(logging.WARNING)
         arguments.run(arguments, rest)
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
@@ -42,7 +35,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except (ValueError, OSError, ImportError, RuntimeError, ArithmeticError) as error:
         if isinstance(error, BrokenPipeError) and _is_output_closed():
             return 1
-        if arguments.traceback:
+        if shows_traceback:
             raise
         print(f"rlox-grpo: {error}", file=sys.stderr)
         return 2
@@ -66,6 +59,6 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rlox-grpo {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     commands = parser.add_subparsers(dest="command", required=True)
-    for group in (train, evaluate, play, models, servers, pages):
+    for group in (train, evaluate, models, pages):
         group.add_commands(commands)
     return parser

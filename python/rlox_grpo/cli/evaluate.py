@@ -1,14 +1,15 @@
-"""The commands ``eval`` and ``check``."""
+"""The commands ``eval``, ``check`` and ``play``."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlox_grpo.cli.values import (
-    ENVIRONMENT_ARGS,
     Commands,
+    add_episode_arguments,
     import_environment,
     parse_options,
     parse_overrides,
@@ -18,7 +19,7 @@ from rlox_grpo.cli.values import (
 
 
 def add_commands(commands: Commands) -> None:
-    """Add ``eval`` and ``check``."""
+    """Add ``eval``, ``check`` and ``play``."""
     evaluate = commands.add_parser(
         "eval",
         help="evaluate a checkpoint: accuracy and pass@k",
@@ -39,15 +40,7 @@ def add_commands(commands: Commands) -> None:
         metavar="ENV",
         help="environment of several turns: module:callable, gymnasium:ID, or 'command: python my_agent.py'",
     )
-    evaluate.add_argument("--environment-args", metavar="TABLE", default="{}", help=ENVIRONMENT_ARGS)
-    evaluate.add_argument(
-        "--tools",
-        metavar="MODULE:FUNCTION",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="functions that the policy may call",
-    )
+    add_episode_arguments(evaluate)
     evaluate.add_argument("--samples", type=int, default=4, help="completions for each prompt (default: %(default)s)")
     evaluate.add_argument("--temperature", type=float, default=1.0)
     evaluate.add_argument("--max-new-tokens", type=int, default=512)
@@ -64,6 +57,22 @@ def add_commands(commands: Commands) -> None:
     check.add_argument("data", help="rows, .jsonl, .parquet or .csv")
     check.add_argument("--reward", required=True, action="append", help="as for eval; repeat it for several")
     check.set_defaults(run=_check)
+
+    play = commands.add_parser(
+        "play",
+        help="act in an environment by hand or by a script, without a model",
+        description="Play one episode of ENV. Each line that you type is one reply of the policy; a tool call is "
+        '{"name": "search", "arguments": {"query": "x"}}. The options of episodes can be added: --max_turns 4.',
+    )
+    play.add_argument(
+        "environment", metavar="ENV", help="module:callable, in the current folder or installed; or gymnasium:ID"
+    )
+    add_episode_arguments(play)
+    play.add_argument("--data", help="rows, .jsonl, .parquet or .csv; without it the row has no columns")
+    play.add_argument("--row", type=int, default=0, help="which of the rows, from 0 (default: %(default)s)")
+    play.add_argument("--script", help="file with one reply a line, instead of standard input")
+    play.add_argument("--seed", type=int, default=0, help="chat.seed, of the environment's random numbers")
+    play.set_defaults(run=_play)
 
 
 def _evaluate(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -107,3 +116,45 @@ def _check(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
     prompts = [Prompt(token, index, columns=row) for index, row in enumerate(rows)]
     check_rewards(prompts, make_rewards([parse_reward(text) for text in arguments.reward], [Path.cwd()]))
     print(f"{arguments.data}: all {len(rows)} rows fit {', '.join(arguments.reward)}")
+
+
+def _play(arguments: argparse.Namespace, rest: Sequence[str]) -> None:
+    from rlox_grpo.config.records import EpisodeConfig
+    from rlox_grpo.errors import ConfigError
+    from rlox_grpo.prompts.load import read_rows
+    from rlox_grpo.rollout.episodes.play import NoReplyError, play_episode
+
+    config = EpisodeConfig.create(**parse_options(rest, "play", (EpisodeConfig,)))
+    table = parse_table("--environment-args", arguments.environment_args)
+    environment, tools = import_environment(arguments.environment, arguments.tools, [Path.cwd()], table)
+    row: Mapping[str, Any] = {}
+    if arguments.data is not None:
+        rows = read_rows(arguments.data)
+        if not 0 <= arguments.row < len(rows):
+            raise ConfigError(f"--row {arguments.row}: {arguments.data} has rows 0 to {len(rows) - 1}")
+        row = rows[arguments.row]
+    replies = None if arguments.script is None else Path(arguments.script).read_text(encoding="utf-8").splitlines()
+
+    def show(text: str) -> None:
+        print(text, flush=True)
+
+    def read() -> str:
+        if replies is None:
+            try:
+                return input("policy: ")
+            except EOFError:
+                raise NoReplyError from None
+        if not replies:
+            raise NoReplyError
+        show(f"policy: {replies[0]}")
+        return replies.pop(0)
+
+    try:
+        play_episode(environment, row, read, show, tools=tools, config=config, seed=arguments.seed)
+    except NoReplyError:
+        if replies is not None:
+            raise ValueError(f"{arguments.script} ended before the episode: it needs another reply") from None
+        show("\nstopped: the episode had not ended")
+        return
+    if replies:
+        show(f"{arguments.script}: {len(replies)} lines were not read, as the episode had ended")

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,8 +145,7 @@ def _train_on_ray(arguments: argparse.Namespace, rest: Sequence[str], origin: Or
     from rlox_grpo.distributed.ray_cluster.elastic import FileCount
     from rlox_grpo.distributed.ray_cluster.launch import launch_ranks
 
-    def say(text: str) -> None:
-        print(text, end="", flush=True)
+    say = partial(print, end="", flush=True)
 
     def count_engines() -> int:
         found, _ = read_run_file(arguments.file, parse_overrides(rest))

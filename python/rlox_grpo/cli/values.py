@@ -12,7 +12,23 @@ if TYPE_CHECKING:
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-ENVIRONMENT_ARGS = "arguments of another package's environment, as a TOML table: {is_slippery = false}"
+
+def add_episode_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--environment-args`` and ``--tools``, which :func:`import_environment` reads."""
+    parser.add_argument(
+        "--environment-args",
+        metavar="TABLE",
+        default="{}",
+        help="arguments of another package's environment, as a TOML table: {is_slippery = false}",
+    )
+    parser.add_argument(
+        "--tools",
+        metavar="MODULE:FUNCTION",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="functions that the policy may call",
+    )
 
 
 def parse_reward(text: str) -> dict[str, Any]:
@@ -42,18 +58,14 @@ def import_environment(
     from rlox_grpo.errors import ConfigError
     from rlox_grpo.rewards.import_callable import import_callable
 
-    found: Callable[..., Any] | str | None = None
-    if environment is not None:
-        found = make_adapted(environment, arguments)
-        if found is None and arguments:
-            words = ", ".join(f"{word}:" for word in ADAPTERS)
-            raise ConfigError(f"environment_args is ignored: environment is {environment!r}, not one of {words}…")
-        if environment.startswith("command:"):
-            found = environment
-        if found is None:
-            found = import_callable("environment", environment, folders)
-    elif arguments:
-        raise ConfigError("environment_args is ignored: environment is not set")
+    found: Callable[..., Any] | str | None = None if environment is None else make_adapted(environment, arguments)
+    if found is None and arguments:
+        words = ", ".join(f"{word}:" for word in ADAPTERS)
+        given = "not set" if environment is None else f"{environment!r}, not one of {words}…"
+        raise ConfigError(f"environment_args is ignored: environment is {given}")
+    if found is None and environment is not None:
+        is_command = environment.startswith("command:")
+        found = environment if is_command else import_callable("environment", environment, folders)
     return found, [import_callable(f"tools[{place}]", name, folders) for place, name in enumerate(tools)]
 
 

@@ -29,9 +29,9 @@ from rlox_grpo.errors import CheckpointError, NonFiniteError
 from rlox_grpo.model.blank import StoredWeights
 from rlox_grpo.model.quantize import make_unpacked
 from rlox_grpo.rollout.engines.weight_sync import collect_weights
-from rlox_grpo.run.files import open_regular, sync_path
-from rlox_grpo.run.history import checkpoint_path, partial_name, remove_leftovers, remove_old, set_aside
-from rlox_grpo.run.manifest import FORMAT, write_manifest
+from rlox_grpo.run.files import sync_path
+from rlox_grpo.run.history import checkpoint_path, partial_path, remove_leftovers, remove_old, set_aside
+from rlox_grpo.run.manifest import FORMAT, STATE, read_object, write_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,8 +62,6 @@ def save_checkpoint(
     lock of the run folder (:mod:`rlox_grpo.run.folder`) may call this.
 
     Args:
-        root, step, keep: see above.
-        model, optimizer_state, tokenizer: saved as they are.
         state: JSON values for ``state.json``.
         weights: whole float32 parameters by name, if ``model`` has shards or rounded weights.
         reference_state: weights of a reference policy that is refreshed during training.
@@ -73,7 +71,7 @@ def save_checkpoint(
         NonFiniteError: a weight or a moment of the optimizer is NaN or infinite. Nothing is written.
     """
     place = checkpoint_path(root, step)
-    partial = root / partial_name(step)
+    partial = partial_path(place)
     own = weights or {}
     tensors = {  # copies on the CPU: safetensors takes only contiguous tensors that share no storage
         name: own.get(name, tensor).detach().cpu().contiguous().clone() for name, tensor in _own_tensors(model).items()
@@ -100,7 +98,7 @@ def save_checkpoint(
         random_values, random_tensors = _read_random_states()
         save_file(random_tensors, partial / "random.safetensors")
         whole = {**state, "format": FORMAT, "step": step, "random": random_values}
-        (partial / "state.json").write_text(json.dumps(whole, indent=1))
+        (partial / STATE).write_text(json.dumps(whole, indent=1))
         write_manifest(partial)
         for path in (*partial.rglob("*"), partial):
             sync_path(path)
@@ -115,32 +113,49 @@ def save_checkpoint(
     return place
 
 
-def export_merged(
+def export_model(
     path: Path,
     model: Any,
     tokenizer: PreTrainedTokenizerBase | None,
     weights: Mapping[str, Tensor] | None = None,
+    *,
+    merged: bool = False,
 ) -> None:
-    """Write a LoRA model to ``path`` with the adapter merged into the base model. ``model`` itself is not changed.
+    """Write a Hugging Face checkpoint, or ``model.safetensors`` alone for a plain module.
 
-    4-bit weights are dequantized before the merge, because that is the function that was trained. ``weights`` are the
-    whole parameters by name, if ``model`` has shards.
+    Args:
+        weights: whole parameters by name, if those of ``model`` are shards or rounded.
+        merged: write the base model with the LoRA adapter merged in; ``model`` itself is not changed. 4-bit weights are
+            dequantized before the merge, because that is the function that was trained.
 
     Raises:
-        ValueError: the model has no adapter, or one that is not plain LoRA.
+        ValueError: with ``merged``, the model has no adapter, or one that is not plain LoRA.
     """
-    if not hasattr(model, "peft_config"):
-        raise ValueError(f"there is no adapter to merge: the model is a {type(model).__name__}")
-    merged = dict(collect_weights(model, None if weights is None else weights.items()))
-    base = model.get_base_model()
-    if getattr(base.config, "quantization_config", None) is not None:
-        base = make_unpacked(base)
-    with _without_generation_config(base):
-        base.save_pretrained(path, state_dict=merged)
-    _save_generation_config(base, tokenizer, path)
+    if merged:
+        if not hasattr(model, "peft_config"):
+            raise ValueError(f"there is no adapter to merge: the model is a {type(model).__name__}")
+        weights = dict(collect_weights(model, None if weights is None else weights.items()))
+        model = model.get_base_model()
+        if getattr(model.config, "quantization_config", None) is not None:
+            model = make_unpacked(model)
+    elif not hasattr(model, "save_pretrained"):
+        path.mkdir(parents=True, exist_ok=True)
+        if weights is None:
+            save_model(model, str(path / "model.safetensors"))
+        else:
+            save_file(dict(weights), path / "model.safetensors")
+        return
+    with _without_generation_config(model):
+        model.save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
+    if weights and not merged and isinstance(model, transformers.PreTrainedModel):
+        # config.json has the dtype of the rounded parameters. from_pretrained would round the weights to it.
+        model.config.dtype = next(iter(weights.values())).dtype
+        model.config.save_pretrained(path)
+    _save_generation_config(model, tokenizer, path)
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
-        _warn_of_other_tokenizer(path, tokenizer)
+        if (path / "config.json").exists():  # not in the folder of an adapter
+            _warn_of_other_tokenizer(path, tokenizer)
 
 
 def _save_generation_config(model: Any, tokenizer: PreTrainedTokenizerBase | None, folder: Path) -> None:
@@ -217,46 +232,11 @@ def _refuse_non_finite(model: nn.Module, tensors: Mapping[str, Tensor], moments:
                 raise NonFiniteError(f"{what} {name} has {bad:,} of {tensor.numel():,} values that are NaN or infinite")
 
 
-def export_model(
-    path: Path,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase | None,
-    weights: Mapping[str, Tensor] | None,
-) -> None:
-    """Write a Hugging Face checkpoint, or ``model.safetensors`` alone for a plain module.
-
-    ``weights`` replace those of ``model``, which may be shards or rounded.
-    """
-    if hasattr(model, "save_pretrained"):
-        save_pretrained: Any = model.save_pretrained
-        with _without_generation_config(model):
-            save_pretrained(path, **({} if weights is None else {"state_dict": dict(weights)}))
-        if weights and isinstance(model, transformers.PreTrainedModel):
-            # config.json has the dtype of the rounded parameters. from_pretrained would round the weights to it.
-            model.config.dtype = next(iter(weights.values())).dtype
-            model.config.save_pretrained(path)
-        _save_generation_config(model, tokenizer, path)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(path)
-            if (path / "config.json").exists():  # not in the folder of an adapter
-                _warn_of_other_tokenizer(path, tokenizer)
-        return
-    path.mkdir(parents=True, exist_ok=True)
-    if weights is None:
-        save_model(model, str(path / "model.safetensors"))
-    else:
-        save_file(dict(weights), path / "model.safetensors")
-
-
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """Return the content of ``state.json``. Raises CheckpointError if it is missing or damaged."""
-    try:
-        with open_regular(checkpoint / "state.json", follow=True) as file:
-            state = json.loads(file.read())
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
-        raise CheckpointError(f"{checkpoint} is not a checkpoint of rlox_grpo: state.json: {error}") from None
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{checkpoint} is not a checkpoint of rlox_grpo: state.json is not a JSON object")
+    state = read_object(checkpoint / STATE)
+    if isinstance(state, str):
+        raise CheckpointError(f"{checkpoint} is not a checkpoint of rlox_grpo: {state}")
     return state
 
 
@@ -310,12 +290,10 @@ def load_random_states(checkpoint: Path) -> None:
     Raises:
         CheckpointError: the states are missing or invalid.
     """
-    tensors = _tensors(checkpoint / "random.safetensors")
+    tensors, state = _tensors(checkpoint / "random.safetensors"), read_state(checkpoint)
     try:
-        _set_random_states(read_state(checkpoint)["random"], tensors)
+        _set_random_states(state["random"], tensors)
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         what = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{checkpoint}: the random states in state.json or random.safetensors: {what}") from error
 

@@ -27,6 +27,9 @@ _NUMBERS = (
     ("perf/tokens_per_s", "tokens/s", "{:.0f}"),
 )
 
+_EVERY, _EVERY_S = 10, 15.0
+"""Without a terminal: steps between lines, and seconds after the last line from which the next step gets one."""
+
 _REFRESH_S = 0.2
 """Seconds between two updates of the bar within a step."""
 
@@ -35,7 +38,7 @@ class LatestMetrics:
     """The newest value of each metric that the console and notebooks show, and the time left."""
 
     def __init__(self, total_steps: int | None = None, *, resume_step: int = 0) -> None:
-        """Start before the first step; ``resume_step`` is the last step already done."""
+        """Start after ``resume_step``, the last step already done; ``total_steps`` is None if it is not known."""
         self.total = total_steps
         self.step = resume_step
         self._known: dict[str, float] = {}
@@ -69,32 +72,26 @@ class LatestMetrics:
 
 
 class ConsoleSink:
-    """On a terminal, a progress bar with the newest metrics; elsewhere, a line every few steps or seconds."""
+    """On a terminal, a progress bar with the newest metrics; elsewhere, a line every few steps or seconds.
+
+    There is always a line for the first and the last step, and for steps with an evaluation or a warning.
+    """
 
     def __init__(
         self,
         total_steps: int | None = None,
         *,
         resume_step: int = 0,
-        every: int = 10,
-        every_s: float = 15.0,
         console: Console | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start to write to the console.
+        """Start to write to ``console``, standard output by default; ``now`` is a clock, in seconds.
 
-        Args:
-            total_steps: Number of steps of the run; None if it is not known.
-            resume_step: Last step already done.
-            every: Steps between lines, without a terminal. There is always a line for the first and the last step, and
-                for steps with an evaluation or a warning.
-            every_s: Seconds after the last line from which the next step gets a line, without a terminal.
-            console: Where to write; standard output by default.
-            now: A clock, in seconds.
+        ``total_steps`` and ``resume_step`` are as in :class:`LatestMetrics`.
         """
         self._console = console or Console()
         self._latest = LatestMetrics(total_steps, resume_step=resume_step)
-        self._every, self._every_s, self._now = every, every_s, now
+        self._now = now
         self._printed_at = self._shown_at = now()
         self._first = resume_step + 1
         self._pending: str | None = None
@@ -109,7 +106,7 @@ class ConsoleSink:
             self._live.update(self._bar(), refresh=True)
             return
         line = "  ".join([self._latest.head(), *self._latest.numbers()])
-        is_due = step % self._every == 0 or self._now() - self._printed_at >= self._every_s
+        is_due = step % _EVERY == 0 or self._now() - self._printed_at >= _EVERY_S
         is_notable = has_evaluation(metrics) or any(key.startswith("guard/") for key in metrics)
         if is_due or is_notable or step in (self._first, self._latest.total):
             self._print(line)
@@ -117,10 +114,10 @@ class ConsoleSink:
             self._pending = line
 
     def show_episodes(self, ended: int, total: int) -> None:
-        """Show how many episodes of the current rollout have ended; without a terminal, every ``every_s``."""
+        """Show how many episodes of the current rollout have ended; without a terminal, every few seconds."""
         text = f"{ended} of {total} episodes ended"
         if self._live is None:
-            if self._now() - max(self._printed_at, self._shown_at) >= self._every_s:
+            if self._now() - max(self._printed_at, self._shown_at) >= _EVERY_S:
                 self._console.out(f"rollout: {text}", highlight=False)
                 self._shown_at = self._now()
         elif ended == total or self._now() - self._shown_at >= _REFRESH_S:

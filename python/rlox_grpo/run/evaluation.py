@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import RIGHT, count_sampled
 from rlox_grpo.rewards import RewardFn, score
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.generate import Generate, generate
-from rlox_grpo.rollout.sampler import Sampler, derive_seed
 from rlox_grpo.rollout.serialize import gather_scored_groups
 from rlox_grpo.run.metrics import episode_metrics
 from rlox_grpo.types import Prompt, Sampling, ScoredGroup
@@ -71,51 +68,3 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 def _mean(values: Any) -> float:
     valid = values[~np.isnan(values)]
     return float(valid.mean(dtype=np.float64)) if len(valid) else float("nan")
-
-
-@dataclass(frozen=True)
-class Evaluator:
-    """Evaluates the current weights with the options of a run: ``evaluator(prompts)``.
-
-    ``generate`` samples completions or runs episodes; ``sync_engine`` sends the current weights to the engine.
-    """
-
-    config: GRPOConfig
-    sampler: Sampler
-    reward_fns: Sequence[RewardFn]
-    ranks: Ranks
-    generate: Generate
-    sync_engine: Callable[[], None]
-
-    def __call__(
-        self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
-    ) -> tuple[dict[str, float], list[ScoredGroup]]:
-        """Return the metrics and the scored groups; see :func:`rlox_grpo.run.evaluation.evaluate`.
-
-        ``samples`` is by default the option ``eval_samples``. ``greedy`` decodes greedily instead of sampling.
-        """
-        self.sync_engine()
-        return evaluate(
-            self.sampler.engine,
-            prompts,
-            self.reward_fns,
-            replace(self.sampler.sampling, temperature=0.0) if greedy else self.sampler.sampling,
-            samples=samples or self.config.eval_samples,
-            seed=derive_seed(self.config.seed, "evaluation", 0),
-            weights=self.config.reward_weights,
-            on_error=self.config.on_reward_error,
-            ranks=self.ranks,
-            generate=self.generate,
-        )
-
-    def evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
-        """Evaluate during training; with ``eval_greedy`` also measure the accuracy of greedy decoding."""
-        metrics, groups = self(prompts)
-        if self.config.eval_greedy:
-            metrics["greedy_accuracy"] = self(prompts, samples=1, greedy=True)[0]["accuracy"]
-        return metrics, groups
-
-    def is_due(self, step: int, total_steps: int) -> bool:
-        """Whether training evaluates after ``step``: every ``eval_steps`` and after the last step."""
-        every = self.config.eval_steps
-        return step == total_steps or (every > 0 and step % every == 0)

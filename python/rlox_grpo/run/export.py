@@ -14,20 +14,11 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import HFValidationError, validate_repo_id  # type: ignore[attr-defined]
 
 from rlox_grpo._native import __version__
-from rlox_grpo.config.records import (
-    AdvantageConfig,
-    ImportanceConfig,
-    LoraConfig,
-    LossConfig,
-    OptimizerConfig,
-    PresetConfig,
-    SamplingConfig,
-    UpdateConfig,
-)
+from rlox_grpo.config import records
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.model.policy import Policy
-from rlox_grpo.run.checkpoint import export_merged, export_model
+from rlox_grpo.run.checkpoint import export_model
 from rlox_grpo.run.files import replace_file
 from rlox_grpo.update.learner import Learner
 
@@ -35,14 +26,14 @@ CARD = "README.md"
 MARK = "<!-- This card was written by rlox-grpo. A card without this line is never replaced. -->"
 
 _SHOWN = (
-    PresetConfig,
-    SamplingConfig,
-    AdvantageConfig,
-    LossConfig,
-    ImportanceConfig,
-    UpdateConfig,
-    OptimizerConfig,
-    LoraConfig,
+    records.PresetConfig,
+    records.SamplingConfig,
+    records.AdvantageConfig,
+    records.LossConfig,
+    records.ImportanceConfig,
+    records.UpdateConfig,
+    records.OptimizerConfig,
+    records.LoraConfig,
 )
 """Records whose options the model card shows. None of them has folders, servers or prompts."""
 
@@ -65,8 +56,7 @@ def make_card(
         base_model: path or hub id; the card shows only the last part of a path.
         is_adapter: whether the folder has an adapter without its base model.
         rewards: names of the reward functions.
-        step: number of training steps.
-        metrics: metrics of the last step.
+        step, metrics: the last step and its metrics.
     """
     is_path = base_model.startswith((".", "/", "~")) or Path(base_model).exists()
     on_hub = base_model.count("/") == 1 and not is_path  # owner/name
@@ -133,20 +123,15 @@ def export_policy(
     step: int,
     metrics: Mapping[str, float],
 ) -> None:
-    """Write the model, its tokenizer and a model card. Every rank must call this; rank 0 writes.
+    """Write the model, its tokenizer and a model card; see :meth:`rlox_grpo.GRPO.save`.
 
-    With ``merged``, write the base model with the LoRA adapter merged in, instead of the adapter. ``config``,
-    ``rewards``, ``step`` and ``metrics`` are for the model card; see :func:`make_card`.
-
-    Raises:
-        ValueError: ``merged=True`` without an adapter.
+    ``config``, ``rewards``, ``step`` and ``metrics`` are for the model card; see :func:`make_card`.
     """
     model: Any = policy.model
     if merged and not hasattr(model, "peft_config"):
         raise ValueError("merged=True: the model has no adapter; call save(path)")
     whole, updater = learner.whole_weights(), learner.updater
     if ranks.is_first:
-        write = export_merged if merged else export_model
         has_own = not updater.is_sharded and not updater.masters
         adapters = getattr(model, "peft_config", None)
         base = next(iter(adapters.values())).base_model_name_or_path if adapters else getattr(model, "name_or_path", "")
@@ -159,17 +144,9 @@ def export_policy(
             step=step,
             metrics=metrics,
         )
-        write(folder, model, policy.tokenizer, None if has_own else whole)
+        export_model(folder, model, policy.tokenizer, None if has_own else whole, merged=merged)
         if hasattr(model, "save_pretrained"):
             replace_file(folder / CARD, card.encode())
-
-
-def check_repo_id(repo_id: str) -> None:
-    """Raise ValueError if ``repo_id`` is not a valid repository name of the hub."""
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise ValueError(f"repo_id is {repo_id!r}: {error}") from None
 
 
 def push_checkpoint(
@@ -182,13 +159,15 @@ def push_checkpoint(
     revision: str | None,
     message: str,
 ) -> str:
-    """Upload a checkpoint as one commit, and return the URL of the commit. Every rank must call this; rank 0 uploads.
+    """Upload a checkpoint as one commit, and return the URL of the commit.
 
-    ``save`` writes the checkpoint to a folder, on every rank. The other arguments are those of ``GRPO.push_to_hub``.
-
-    Raises:
-        huggingface_hub.errors.HfHubHTTPError: an error of the hub.
+    ``save`` writes the checkpoint to a folder, on every rank. The other arguments, and the errors, are those of
+    :meth:`rlox_grpo.GRPO.push_to_hub`.
     """
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ValueError(f"repo_id is {repo_id!r}: {error}") from None
     with ranks.failing_together(), tempfile.TemporaryDirectory() as folder:
         save(folder)
         address = ""

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -24,36 +25,24 @@ _FOLLOW = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_FOLLOW = _FOLLOW | getattr(os, "O_NOFOLLOW", 0)
 _REMEDY = "remove the line, or resume the run, which moves the line to a file with the suffix .broken"
 _TORN = "%s: removed its last line, which was incomplete"
-_PART = re.compile(r"\..+\.part")
 
 
 def read_jsonl(path: Path, *, limit: int | None = None, max_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Read a file with one JSON object in each line. An incomplete last line, left by ``kill -9``, is skipped.
+    """Read a file with one JSON object in each line: all, or the first ``limit``.
 
-    Args:
-        path: The file.
-        limit: Largest number of objects to read.
-        max_bytes: Largest size of the file.
+    An incomplete last line, left by ``kill -9``, is skipped.
 
     Raises:
         ValueError: A complete line is not a JSON object; the message names the file and the line.
         OSError: As :func:`open_regular`.
     """
-    rows: list[dict[str, Any]] = []
     with open_regular(path, max_bytes=max_bytes) as lines:
-        for number, line in enumerate(lines, start=1):
-            if limit is not None and len(rows) >= limit:
-                break
-            row = _parse(line, path, number)
-            if row is not None:
-                rows.append(row)
-    return rows
+        rows = (_parse(line, path, number) for number, line in enumerate(islice(lines, limit), start=1))
+        return [row for row in rows if row is not None]
 
 
 def open_regular(path: Path, *, max_bytes: int | None = None, follow: bool = False) -> IO[bytes]:
-    """Open a regular file for reading; symbolic links, pipes and devices are refused.
-
-    With ``follow`` a symbolic link to a regular file is accepted.
+    """Open a regular file for reading; pipes and devices are refused, and without ``follow`` symbolic links.
 
     Raises:
         OSError: The file does not exist, cannot be read, is not a regular file, or is larger than ``max_bytes``.
@@ -89,13 +78,10 @@ def cut_after(path: Path, step: int) -> None:
     later = torn = 0
     with open_regular(path) as lines:
         for number, line in enumerate(lines, start=1):
-            row = _parse(line, path, number)
+            row = _parse(line, path, number, with_step=True)
             if row is None:
                 torn += 1
-                continue
-            if not isinstance(row.get("step"), int):
-                raise ValueError(f"{path}:{number}: no integer 'step' in {line[:80]!r}")
-            if row["step"] <= step:
+            elif row["step"] <= step:
                 kept.append(line if line.endswith(b"\n") else line + b"\n")
             else:
                 later += 1
@@ -118,44 +104,29 @@ def set_broken_lines_aside(path: Path) -> int:
     if not os.path.lexists(path):
         return 0
     kept: list[bytes] = []
-    broken: list[bytes] = []
-    numbers: list[int] = []
+    broken: dict[int, bytes] = {}
     with open_regular(path) as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                row = _parse(line, path, number)
-                whole = row is None or isinstance(row.get("step"), int)
+                _parse(line, path, number, with_step=True)
+                kept.append(line)
             except ValueError:
-                whole = False
-            (kept if whole else broken).append(line)
-            if not whole:
-                numbers.append(number)
+                broken[number] = line
     if not broken:
         return 0
     aside = path.with_name(f"{path.name}.broken")
-    for line in broken:
+    for line in broken.values():
         append_line(aside, line if line.endswith(b"\n") else line + b"\n")
     replace_file(path, b"".join(kept))
-    shown = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
+    shown = ", ".join(map(str, [*broken][:5])) + (", …" if len(broken) > 5 else "")
     logger.warning(
         "%s: moved %d line(s) that are not a step's JSON object to %s: %s", path, len(broken), aside.name, shown
     )
     return len(broken)
 
 
-def last_step(path: Path) -> int:
-    """Return the largest ``step`` in a file of JSON lines; 0 without a line or a file.
-
-    Raises:
-        ValueError, OSError: As :func:`read_jsonl`.
-    """
-    if not os.path.lexists(path):
-        return 0
-    return max((row["step"] for row in read_jsonl(path) if isinstance(row.get("step"), int)), default=0)
-
-
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line. If the write fails, the part that was written is removed again.
+    """Append one line completely, or leave the file as it was and raise OSError. A torn last line is removed first.
 
     Raises:
         OSError: The write failed, for example on a full disk, or ``path`` is not a regular file.
@@ -165,27 +136,15 @@ def append_line(path: Path, line: bytes) -> None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path}: not a regular file")
-        append_or_cut(file, line, path)
-
-
-def append_or_cut(file: Any, line: bytes, path: Path) -> None:
-    """Append ``line`` to an unbuffered file completely, or leave the file as it was and raise OSError.
-
-    ``file`` is open for reading and writing; ``path`` is its name in warnings.
-
-    Raises:
-        OSError: The disk is full or went away.
-    """
-    before = os.fstat(file.fileno()).st_size
-    size = _cut_torn_end(file, before)
-    if size < before:
-        logger.warning(_TORN, path)
-    try:
-        while line:  # a raw write may write only a part
-            line = line[file.write(line) :]
-    except OSError:
-        file.truncate(size)
-        raise
+        size = _cut_torn_end(file, status.st_size)
+        if size < status.st_size:
+            logger.warning(_TORN, path)
+        try:
+            while line:  # a raw write may write only a part
+                line = line[file.write(line) :]
+        except OSError:
+            file.truncate(size)
+            raise
 
 
 def _cut_torn_end(file: Any, size: int) -> int:
@@ -239,24 +198,15 @@ def sync_path(path: Path) -> None:
 def remove_parts(folder: Path) -> None:
     """Remove temporary files of killed :func:`replace_file` calls. Needs the lock of the run folder."""
     for path in folder.glob(".*.part"):
-        if _PART.fullmatch(path.name) and not path.is_dir():
+        if not path.is_dir():
             path.unlink(missing_ok=True)
 
 
 def list_completions(run_dir: Path) -> dict[Path, int]:
-    """Return the files of completions, of training and of evaluations: path → step."""
+    """Return the files of completions, of training (``step_*``) and of evaluations (``eval_step_*``): path → step."""
     found = sorted((run_dir / "completions").glob("*step_*.jsonl"))
     matches = ((path, re.fullmatch(r"(?:eval_)?step_(\d+)\.jsonl", path.name)) for path in found)
     return {path: int(match[1]) for path, match in matches if match}
-
-
-def remove_later_completions(run_dir: Path, step: int) -> None:
-    """Remove the completions of steps after ``step``, which a resumed run samples again."""
-    later = [path for path, own in list_completions(run_dir).items() if own > step]
-    for path in later:
-        path.unlink(missing_ok=True)
-    if later:
-        logger.info("%s: removed the completions of %d steps after %d", run_dir, len(later), max(step, 0))
 
 
 def write_completions(
@@ -278,8 +228,6 @@ def write_completions(
     surrogates are restored.
 
     Args:
-        run_dir: The run folder.
-        step: The training step.
         groups: Scored groups, N completions in all.
         advantages: ``float32 [N]``, prompt-major, or ``[N, K]``: one for each turn, NaN after the last. None for
             held-out prompts.
@@ -358,17 +306,19 @@ def finite(value: float | None) -> float | None:
         return None
 
 
-def _parse(line: bytes, path: Path, number: int) -> dict[str, Any] | None:
-    """Return the object of one line; None for an incomplete last line: not a JSON object, and without a newline."""
+def _parse(line: bytes, path: Path, number: int, *, with_step: bool = False) -> dict[str, Any] | None:
+    """Return the object of one line; None for an incomplete last line: not a JSON object, and without a newline.
+
+    An object without an integer ``step`` is an error ``with_step``.
+    """
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # ValueError covers bytes that are not UTF-8
-        if not line.endswith(b"\n"):
-            return None
-        raise ValueError(f"{path}:{number}: not a JSON object: {line[:80]!r}; {_REMEDY}") from error
+    except (ValueError, RecursionError):  # ValueError covers bytes that are not UTF-8
+        row = None
     if isinstance(row, dict):
+        if with_step and not isinstance(row.get("step"), int):
+            raise ValueError(f"{path}:{number}: no integer 'step' in {line[:80]!r}")
         return row
-    # Every line that this library writes is an object.
     if not line.endswith(b"\n"):
         return None
     raise ValueError(f"{path}:{number}: not a JSON object: {line[:80]!r}; {_REMEDY}")

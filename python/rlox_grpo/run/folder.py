@@ -20,14 +20,12 @@ from torch import nn
 
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.errors import CheckpointError
-from rlox_grpo.run.checkpoint import read_state
 from rlox_grpo.run.files import (
     append_line,
     cut_after,
     json_line,
-    last_step,
     list_completions,
-    remove_later_completions,
+    read_jsonl,
     remove_parts,
     replace_file,
     set_broken_lines_aside,
@@ -40,42 +38,32 @@ from rlox_grpo.run.history import (
     set_aside,
     set_later_aside,
 )
-from rlox_grpo.run.manifest import find_damage
-from rlox_grpo.run.resume import find_state_damage
 
 logger = logging.getLogger(__name__)
 
 
-def find_checkpoint(folder: Path | None, resume: str) -> tuple[Path | None, list[Path]]:
-    """Find the checkpoint to resume from, if any, and the newer ones that are damaged.
-
-    Raises:
-        CheckpointError: the named checkpoint or every checkpoint is damaged, or ``resume="never"`` and the folder has
-            checkpoints.
-    """
-    if resume not in ("auto", "never"):
-        require_good(Path(resume), _find_damage)
-        return Path(resume), []
-    if folder is None:
-        return None, []
-    root = folder / "checkpoints"
-    if resume == "never" and checkpoints(root):
-        raise CheckpointError(f"{folder} holds a run and resume='never': choose another output_dir")
-    return choose_newest(root, _find_damage)
-
-
 def agree_on_checkpoint(ranks: Ranks, folder: Path | None, resume: str) -> tuple[Path | None, list[Path]]:
-    """Call :func:`find_checkpoint` on rank 0, and return its result on every rank. All ranks must see the same folder.
+    """Find on rank 0 the checkpoint to resume from, if any, and the newer ones that are damaged; return it everywhere.
+
+    All ranks must see the same folder.
 
     Raises:
-        CheckpointError: as :func:`find_checkpoint`, on every rank.
+        CheckpointError: on every rank: the named checkpoint or every checkpoint is damaged, or ``resume="never"`` and
+            the folder has checkpoints.
     """
     path: Path | None = None
     damaged: list[Path] = []
     trouble = ""
     if ranks.is_first:
         try:
-            path, damaged = find_checkpoint(folder, resume)
+            if resume not in ("auto", "never"):
+                path = Path(resume)
+                require_good(path)
+            elif folder is not None:
+                root = folder / "checkpoints"
+                if resume == "never" and checkpoints(root):
+                    raise CheckpointError(f"{folder} holds a run and resume='never': choose another output_dir")
+                path, damaged = choose_newest(root)
         except CheckpointError as error:
             trouble = str(error)
     found, broken, trouble = ranks.gather([str(path or ""), [str(one) for one in damaged], trouble])[0]
@@ -84,33 +72,10 @@ def agree_on_checkpoint(ranks: Ranks, folder: Path | None, resume: str) -> tuple
     return Path(found) if found else None, [Path(one) for one in broken]
 
 
-def _find_damage(checkpoint: Path) -> str:
-    """Describe the damage of a checkpoint's files or of its state; empty if there is none."""
-    return find_damage(checkpoint) or find_state_damage(read_state(checkpoint))
-
-
-def name_newest(folder: Path | None) -> str:
+def name_newest(folder: Path) -> str:
     """Return the path of the newest checkpoint, or text that says there is none."""
-    found = [] if folder is None else checkpoints(folder / "checkpoints")
+    found = checkpoints(folder / "checkpoints")
     return str(found[-1]) if found else "the start: no checkpoint was written yet"
-
-
-def advise_resume(folder: Path | None, resume: str, *, numbers_are_bad: bool) -> str:
-    """Return advice for the user of a run that stopped.
-
-    With ``numbers_are_bad``, a value was NaN or infinite: starting the same command again would fail in the same way.
-    """
-    if folder is None:
-        return "nothing was saved: the run has no output_dir; in this process, the same call of train() continues"
-    saved = f"saved up to {name_newest(folder)}"
-    if numbers_are_bad:
-        return (
-            f"{saved}; the same command would fail in the same way: continue with another learning rate "
-            "(learning_rate=…, resume_changes=['learning_rate']) or max_grad_norm, or change what the error names"
-        )
-    if resume not in ("auto", "never"):
-        return f"{saved}; start again with resume='auto' to continue (resume={resume!r} goes back to it)"
-    return f"{saved}; start the same command again to continue (in a notebook: run the cell again)"
 
 
 def refuse_full_disk(folder: Path, model: nn.Module) -> None:
@@ -138,7 +103,6 @@ def prepare_folder(
     """Remove what the folder has of steps after ``step``, rename later checkpoints, and write ``config.toml``.
 
     Args:
-        folder: the run folder.
         step: the step that the run starts from.
         resumes: whether it starts from a checkpoint.
         damaged: checkpoints to rename.
@@ -151,7 +115,12 @@ def prepare_folder(
         remove_parts(place)
     for path in damaged:
         logger.warning("the damaged checkpoint is now %s", set_aside(path, "damaged"))
-    remove_later_completions(folder, step or -1)  # a new run also repeats the evaluation of step 0
+    done = step or -1  # a new run also repeats the evaluation of step 0
+    later = [path for path, own in list_completions(folder).items() if own > done]
+    for path in later:
+        path.unlink(missing_ok=True)
+    if later:
+        logger.info("%s: removed the completions of %d steps after %d", folder, len(later), step)
     if resumes:
         for name in ("metrics.jsonl", "evaluations.jsonl", "warnings.jsonl", "changes.jsonl"):
             set_broken_lines_aside(folder / name)
@@ -159,11 +128,12 @@ def prepare_folder(
             set_broken_lines_aside(path)
         for path in set_later_aside(root, step):
             logger.warning("the run continues from step %d; the later checkpoint is now %s", step, path)
-        recorded = last_step(folder / "metrics.jsonl")
+        measured = folder / "metrics.jsonl"
+        recorded = max((row["step"] for row in read_jsonl(measured)), default=0) if measured.exists() else 0
         if recorded < step:
-            logger.warning("%s ends at step %d: the steps up to %d are lost", folder / "metrics.jsonl", recorded, step)
+            logger.warning("%s ends at step %d: the steps up to %d are lost", measured, recorded, step)
     replace_file(folder / "config.toml", config.encode())
-    cut_after(folder / "evaluations.jsonl", step or -1)
+    cut_after(folder / "evaluations.jsonl", done)
     if changed:
         values = {name: [old, new] for name, (old, new) in changed.items()}
         append_line(folder / "changes.jsonl", json_line({"step": step, "time": time.time(), "changed": values}))
@@ -233,7 +203,8 @@ def hold_folder(folder: Path) -> Iterator[None]:
             if os.environ.get(WITHOUT_LOCK) != "1":
                 _lock(descriptor, folder)
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, _describe_this_process())
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            os.write(descriptor, json_line({"pid": os.getpid(), "host": socket.gethostname(), "since": now}))
             yield
         finally:
             os.close(descriptor)  # gives up the lock
@@ -286,11 +257,6 @@ def _lock_file(descriptor: int) -> None:
         import fcntl
 
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _describe_this_process() -> bytes:
-    now = time.strftime("%Y-%m-%d %H:%M:%S")
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}).encode() + b"\n"
 
 
 def _holder(folder: Path) -> str:

@@ -24,8 +24,6 @@ FIRST, LAST, RECENT = 10, 5, 40
 
 Metrics = Mapping[str, float]
 
-_ZERO_STD = "rollout/frac_reward_zero_std"
-
 
 @dataclass(frozen=True)
 class History:
@@ -34,22 +32,12 @@ class History:
     first: Sequence[Metrics]
     recent: Sequence[Metrics]
 
-    @staticmethod
-    def of(steps: Sequence[Metrics]) -> History:
-        """Return the history after ``steps``."""
-        return History(steps[:FIRST], steps[-(RECENT + LAST) :])
+    def means(self, name: str) -> tuple[float | None, float | None, float | None]:
+        """Return the means over the first steps, the latest steps without the last :data:`LAST`, and the last ones.
 
-    def start(self, name: str) -> float | None:
-        """Mean over the first steps; None when fewer than half of them have a finite value."""
-        return _mean(self.first, name)
-
-    def before(self, name: str) -> float | None:
-        """Mean over the latest steps without the last :data:`LAST`."""
-        return _mean(self.recent[:-LAST], name)
-
-    def now(self, name: str) -> float | None:
-        """Mean over the last :data:`LAST` steps."""
-        return _mean(self.recent[-LAST:], name)
+        A mean is None if fewer than half of its steps have a finite value.
+        """
+        return _mean(self.first, name), _mean(self.recent[:-LAST], name), _mean(self.recent[-LAST:], name)
 
     def is_long(self) -> bool:
         """Whether there are enough steps to compare: :data:`FIRST` + :data:`LAST` at least."""
@@ -57,8 +45,8 @@ class History:
 
     def reward_has_risen(self) -> bool:
         """Whether the reward is clearly above its value at the start, and has not fallen in the last steps."""
-        start, before, now = (of("reward/mean") for of in (self.start, self.before, self.now))
-        spread = self.start("reward/std") or 0.0
+        start, before, now = self.means("reward/mean")
+        spread = self.means("reward/std")[0] or 0.0
         if start is None or before is None or now is None:
             return False
         return now > start + 0.1 * spread and now > before - 0.1 * spread
@@ -75,13 +63,13 @@ Guard = Callable[[History], str | None]
 
 def constant_rewards(history: History) -> str | None:
     """Almost all groups have constant rewards. At the start of a run, all groups of every step so far have."""
-    share = history.now(_ZERO_STD)
+    _, before, share = history.means(name := "rollout/frac_reward_zero_std")
     if share is None:
         return None
     if history.is_long():
-        is_constant = share >= 0.95 and (history.before(_ZERO_STD) or 0.0) >= 0.9
+        is_constant = share >= 0.95 and (before or 0.0) >= 0.9
     else:
-        is_constant = len(history.recent) >= LAST and all(step.get(_ZERO_STD) == 1.0 for step in history.recent)
+        is_constant = len(history.recent) >= LAST and all(step.get(name) == 1.0 for step in history.recent)
     if not is_constant:
         return None
     return (
@@ -93,8 +81,8 @@ def constant_rewards(history: History) -> str | None:
 
 def reward_collapse(history: History) -> str | None:
     """The reward has fallen by half a standard deviation of the first steps, to below their mean."""
-    start, before, now = (of("reward/mean") for of in (history.start, history.before, history.now))
-    spread = history.start("reward/std")
+    start, before, now = history.means("reward/mean")
+    spread, _, _ = history.means("reward/std")
     if start is None or before is None or now is None or not spread or now >= start or before - now < 0.5 * spread:
         return None
     return (
@@ -107,7 +95,7 @@ def reward_collapse(history: History) -> str | None:
 
 def short_completions(history: History) -> str | None:
     """Completions have become much shorter, and the reward has not risen."""
-    start, now = history.start("completions/mean_length"), history.now("completions/mean_length")
+    start, _, now = history.means("completions/mean_length")
     if start is None or now is None or now > start / 3 or history.reward_has_risen():
         return None
     return (
@@ -119,7 +107,7 @@ def short_completions(history: History) -> str | None:
 
 def long_completions(history: History) -> str | None:
     """Completions have become much longer, and the reward has not risen."""
-    start, now = history.start("completions/mean_length"), history.now("completions/mean_length")
+    start, _, now = history.means("completions/mean_length")
     if start is None or now is None or now < 2.5 * start or history.reward_has_risen():
         return None
     return (
@@ -131,9 +119,9 @@ def long_completions(history: History) -> str | None:
 
 def truncated_completions(history: History) -> str | None:
     """Most completions are truncated, and not all of them since the start."""
-    share = history.now("completions/clipped_ratio")
+    start, _, share = history.means("completions/clipped_ratio")
     # A model without an end token truncates every completion, which is intended.
-    if share is None or share < 0.5 or min(history.start("completions/clipped_ratio") or 0.0, share) == 1.0:
+    if share is None or share < 0.5 or min(start or 0.0, share) == 1.0:
         return None
     return (
         f"{share:.0%} of the completions are truncated at max_new_tokens and are scored without an answer. Raise "
@@ -143,7 +131,7 @@ def truncated_completions(history: History) -> str | None:
 
 def repetition(history: History) -> str | None:
     """Completions repeat themselves."""
-    start, now = history.start("completions/repeated_share"), history.now("completions/repeated_share")
+    start, _, now = history.means("completions/repeated_share")
     if now is None or now < 0.5 or now < (start or 0.0) + 0.25:
         return None
     return (
@@ -154,7 +142,7 @@ def repetition(history: History) -> str | None:
 
 def kl_runaway(history: History) -> str | None:
     """KL from the reference policy has jumped."""
-    before, now = history.before("policy/kl"), history.now("policy/kl")
+    _, before, now = history.means("policy/kl")
     if before is None or now is None or now < 0.3 or now < 3 * max(before, 1e-3):
         return None
     return (
@@ -165,7 +153,7 @@ def kl_runaway(history: History) -> str | None:
 
 def entropy_collapse(history: History) -> str | None:
     """Entropy is almost 0, and the reward has not risen."""
-    start, now = history.start("policy/entropy"), history.now("policy/entropy")
+    start, _, now = history.means("policy/entropy")
     if start is None or now is None or now > 0.05 * start or history.reward_has_risen():
         return None
     return (
@@ -177,7 +165,7 @@ def entropy_collapse(history: History) -> str | None:
 
 def entropy_explosion(history: History) -> str | None:
     """Entropy has grown a lot, and the reward has not risen."""
-    start, now = history.start("policy/entropy"), history.now("policy/entropy")
+    start, _, now = history.means("policy/entropy")
     if start is None or now is None or now < 2 * start + 0.5 or history.reward_has_risen():
         return None
     return (
@@ -207,13 +195,15 @@ def hollow_format(history: History) -> str | None:
     shape, answer = _find_format_and_answer(history)
     if shape is None or answer is None or len(history.recent) < RECENT:
         return None
-    full, full_spread = history.now(f"{shape}/mean"), history.now(f"{shape}/std")
-    start, before, now = (of(f"{answer}/mean") for of in (history.start, history.before, history.now))
+    full_at_start, _, full = history.means(f"{shape}/mean")
+    _, _, full_spread = history.means(f"{shape}/std")
+    start, before, now = history.means(f"{answer}/mean")
+    _, _, spread = history.means(f"{answer}/std")
     if full is None or full_spread is None or start is None or before is None or now is None:
         return None
     # A format at its maximum from the start is a warm start, and no problem while some answers are right.
-    is_full = full_spread < 0.2 * full and ((history.start(f"{shape}/mean") or 0.0) < 0.8 * full or now < 0.1)
-    is_flat = now < max(start, before) + max(0.1 * (history.now(f"{answer}/std") or 0.0), 0.01)
+    is_full = full_spread < 0.2 * full and ((full_at_start or 0.0) < 0.8 * full or now < 0.1)
+    is_flat = now < max(start, before) + max(0.1 * (spread or 0.0), 0.01)
     if not (is_full and is_flat and now < 0.5 * max(full, 1.0)):
         return None
     return (
@@ -228,12 +218,9 @@ def reward_without_answers(history: History) -> str | None:
     _, answer = _find_format_and_answer(history)
     if answer is None:
         return None
-    start, now, spread = (
-        history.start(f"{answer}/mean"),
-        history.now(f"{answer}/mean"),
-        history.start(f"{answer}/std") or 0.0,
-    )
-    if start is None or now is None or now > start - max(0.3 * spread, 0.05) or not history.reward_has_risen():
+    start, _, now = history.means(f"{answer}/mean")
+    spread, _, _ = history.means(f"{answer}/std")
+    if start is None or now is None or now > start - max(0.3 * (spread or 0.0), 0.05) or not history.reward_has_risen():
         return None
     return (
         f"the total reward has risen and {answer.split('/')[1]} has fallen from {start:.2g} to {now:.2g}: another "
@@ -243,7 +230,7 @@ def reward_without_answers(history: History) -> str | None:
 
 def log_prob_gap(history: History) -> str | None:
     """The gap between the sampler's and the trainer's log-probs has grown."""
-    start, now = history.start("mismatch/gap_mean"), history.now("mismatch/gap_mean")
+    start, _, now = history.means("mismatch/gap_mean")
     if start is None or now is None or now < 0.02 or now < 3 * start:
         return None
     return (
@@ -255,7 +242,7 @@ def log_prob_gap(history: History) -> str | None:
 
 def gradient_spikes(history: History) -> str | None:
     """The gradient norm has jumped."""
-    before, now = history.before("update/grad_norm"), history.now("update/grad_norm")
+    _, before, now = history.means("update/grad_norm")
     if before is None or now is None or now < 10 * before or history.reward_has_risen():
         return None
     return (
@@ -282,15 +269,11 @@ GUARDS: tuple[Guard, ...] = (
 )
 
 
-EARLY: tuple[Guard, ...] = (constant_rewards,)
-"""Guards that need no comparison with the first steps: they run from the first step on."""
-
-
 class Watch:
     """Runs the guards on the metrics of each step, and logs the first warning of each guard."""
 
-    def __init__(self, guards: Sequence[Guard] = GUARDS) -> None:
-        self._silent = list(guards)
+    def __init__(self) -> None:
+        self._silent = list(GUARDS)
         self._first: list[Metrics] = []
         self._recent: deque[Metrics] = deque(maxlen=RECENT + LAST)
 
@@ -302,7 +285,8 @@ class Watch:
         found = {
             guard: message
             for guard in self._silent
-            if (is_long or guard in EARLY) and (message := guard(history)) is not None
+            # This one needs no comparison with the first steps.
+            if (is_long or guard is constant_rewards) and (message := guard(history)) is not None
         }
         self._silent = [guard for guard in self._silent if guard not in found]
         for guard, message in found.items():
@@ -345,9 +329,8 @@ def write_warnings(run_dir: Path, step: int, warnings: Mapping[str, str]) -> Non
 
 def _find_format_and_answer(history: History) -> tuple[str | None, str | None]:
     """Return ``rewards/<name>`` of the first reward for format, and of the first reward for the answer."""
-    names = [
-        name[: -len("/mean")] for name in history.recent[-1] if name.startswith("rewards/") and name.endswith("/mean")
-    ]
+    means = [name for name in history.recent[-1] if name.startswith("rewards/") and name.endswith("/mean")]
+    names = [name.removesuffix("/mean") for name in means]
     formats = [name for name in names if "format" in name or "tag" in name]
     of_length = ("overlong", "repetition", "length")
     answers = [name for name in names if name not in formats and not any(word in name for word in of_length)]

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from rlox_grpo.errors import CheckpointError
@@ -33,9 +32,7 @@ def checkpoints(root: Path) -> list[Path]:
     """Return the complete checkpoints under ``root``, sorted by step, without renamed ones."""
     if not root.is_dir():
         return []
-    named = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
-    found = [(step, path) for step, path in named if path.is_dir()]
-    return [path for _, path in sorted(found)]
+    return sorted((path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -44,9 +41,9 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def partial_name(step: int) -> str:
-    """Return a unique temporary name for writing the checkpoint of ``step``."""
-    return f"{_PARTIAL}step_{step:06d}.{os.urandom(6).hex()}"
+def partial_path(checkpoint: Path) -> Path:
+    """Return a unique temporary path beside ``checkpoint``, for writing or removing it."""
+    return checkpoint.with_name(f"{_PARTIAL}{checkpoint.name}.{os.urandom(6).hex()}")
 
 
 def remove_leftovers(root: Path) -> None:
@@ -61,7 +58,7 @@ def remove_old(root: Path, *, keep: int, newest: Path) -> None:
     others = sorted((path for path in checkpoints(root) if path != newest), key=time_of_writing)
     for old in others[: max(0, len(others) - (keep - 1))]:
         # Rename it first: a kill during the removal must not leave half a checkpoint that a resume would read.
-        gone = old.with_name(f"{_PARTIAL}{old.name}.{os.urandom(6).hex()}")
+        gone = partial_path(old)
         try:
             os.replace(old, gone)
         except OSError as error:
@@ -117,13 +114,13 @@ def _read_last_step(root: Path) -> float:
         ) from error
 
 
-def newest_good(root: Path, damage: Callable[[Path], str] = find_damage, *, before: float = math.inf) -> Path | None:
+def newest_good(root: Path, before: float = math.inf) -> Path | None:
     """Return the newest checkpoint without damage, of step ``before`` or earlier; None if there is none."""
     earlier = [path for path in checkpoints(root) if step_of(path) <= before]
-    return next((path for path in reversed(earlier) if not damage(path)), None)
+    return next((path for path in reversed(earlier) if not find_damage(path)), None)
 
 
-def choose_newest(root: Path, damage: Callable[[Path], str] = find_damage) -> tuple[Path | None, list[Path]]:
+def choose_newest(root: Path) -> tuple[Path | None, list[Path]]:
     """Return the checkpoint that ``resume="auto"`` continues from, and the newer ones, which are damaged.
 
     Raises:
@@ -132,11 +129,11 @@ def choose_newest(root: Path, damage: Callable[[Path], str] = find_damage) -> tu
     broken: list[tuple[Path, str]] = []
     last_step = _read_last_step(root)
     for checkpoint in reversed([path for path in checkpoints(root) if step_of(path) <= last_step]):
-        found = damage(checkpoint)
+        found = find_damage(checkpoint)
         if not found:
             for path, what in broken:
                 logger.warning("%s is damaged (%s): resuming from %s instead", path, what, checkpoint)
-            warn_if_unverifiable(checkpoint)
+            _warn_if_unverifiable(checkpoint)
             return checkpoint, [path for path, _ in broken]
         broken.append((checkpoint, found))
     if not broken:
@@ -147,24 +144,19 @@ def choose_newest(root: Path, damage: Callable[[Path], str] = find_damage) -> tu
     )
 
 
-def require_good(checkpoint: Path, damage: Callable[[Path], str] = find_damage) -> None:
+def require_good(checkpoint: Path) -> None:
     """Raise CheckpointError if ``checkpoint`` is damaged. The message names the newest checkpoint without damage."""
-    if found := damage(checkpoint):
-        raise CheckpointError(
-            f"{checkpoint} is damaged or not a checkpoint of rlox_grpo: {found}; {_alternative(checkpoint)}"
-        )
-    warn_if_unverifiable(checkpoint)
+    if found := find_damage(checkpoint):
+        good = newest_good(checkpoint.parent)
+        beside = f"the newest good checkpoint beside it is {good}" if good else "there is no good checkpoint beside it"
+        raise CheckpointError(f"{checkpoint} is damaged or not a checkpoint of rlox_grpo: {found}; {beside}")
+    _warn_if_unverifiable(checkpoint)
 
 
-def warn_if_unverifiable(checkpoint: Path) -> None:
+def _warn_if_unverifiable(checkpoint: Path) -> None:
     """Warn if a checkpoint has no digests."""
     if not is_verifiable(checkpoint):
         logger.warning("%s was written by an older version, without digests: its files cannot be verified", checkpoint)
-
-
-def _alternative(checkpoint: Path) -> str:
-    good = newest_good(checkpoint.parent, lambda path: "itself" if path.name == checkpoint.name else find_damage(path))
-    return f"the newest good checkpoint beside it is {good}" if good else "there is no good checkpoint beside it"
 
 
 LEAST_FACTOR = 1 / 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlox_grpo.config.schema import GRPOConfig
@@ -19,26 +20,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+@dataclass
 class PromptReader:
-    """Loads and checks prompts with the options of a run. Every error names the prompt."""
+    """Loads and checks prompts with the options of a run. Every error names the prompt.
 
-    def __init__(
-        self,
-        config: GRPOConfig,
-        tokenizer: PreTrainedTokenizerBase | None,
-        reward_fns: Sequence[RewardFn],
-        episodes: EpisodeRunner | None,
-        *,
-        max_length: int | None,
-    ) -> None:
-        """Create a reader.
+    ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
+    number of tokens of a prompt and its completion; None: no limit.
+    """
 
-        ``episodes`` is given with an environment, which renders the prompts turn by turn. ``max_length`` is the largest
-        number of tokens of a prompt and its completion; None: no limit.
-        """
-        self._config, self._tokenizer = config, tokenizer
-        self._reward_fns, self._episodes, self._max_length = reward_fns, episodes, max_length
-        self._stream: tuple[Any, StreamDraws | None] = (None, None)
+    config: GRPOConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    reward_fns: Sequence[RewardFn]
+    episodes: EpisodeRunner | None
+    max_length: int | None
+    _stream: tuple[Any, StreamDraws | None] = (None, None)
 
     def read(self, prompts: PromptsLike, *, trained: bool = True) -> list[Prompt]:
         """Load prompts (see :func:`rlox_grpo.prompts.load.load_prompts`) and check them.
@@ -48,27 +43,27 @@ class PromptReader:
         Raises:
             TypeError, ValueError, RewardError: a prompt cannot be used; the message names its index.
         """
-        options = self._config.prompts
+        options = self.config.prompts
         if is_stream(prompts):
             raise TypeError(
                 f"prompts is a {type(prompts).__name__}, a stream: only train takes one; pass a list of rows"
             )
-        if self._episodes is not None:
+        if self.episodes is not None:
             loaded = load_rows(prompts, prompt_column=options.prompt_column, columns=options.columns)
-            self._episodes.check_rows(loaded)
+            self.episodes.check_rows(loaded)
         else:
             loaded = load_prompts(
                 prompts,
-                self._tokenizer,
+                self.tokenizer,
                 options.prompt_template,
                 prompt_column=options.prompt_column,
                 columns=options.columns,
                 system_prompt=options.system_prompt,
                 chat_template_kwargs=options.chat_template_kwargs,
             )
-            refuse_too_long(loaded, self._config.max_new_tokens, self._max_length)
-        check_rewards(loaded, self._reward_fns)
-        if trained and (key := self._config.baseline_key) is not None:
+            refuse_too_long(loaded, self.config.max_new_tokens, self.max_length)
+        check_rewards(loaded, self.reward_fns)
+        if trained and (key := self.config.baseline_key) is not None:
             for prompt in loaded:
                 read_key(prompt, key)
         return loaded
@@ -90,7 +85,7 @@ class PromptReader:
         Raises:
             ConfigError: no ``max_steps``, or an option that needs all prompts at once.
         """
-        config, kind = self._config, type(prompts).__name__
+        config, kind = self.config, type(prompts).__name__
         if config.max_steps is None:
             raise ConfigError(
                 f"prompts is a {kind}, whose length is not known: set max_steps, or pass list(prompts) to read it whole"

@@ -21,12 +21,28 @@ FORMAT = 2
 """Version of the checkpoint format. Format 1 had no manifest."""
 
 MANIFEST = "manifest.json"
-_STATE = "state.json"
-_NEEDED = ("model.safetensors", "optimizer.safetensors", "random.safetensors", _STATE)
+STATE = "state.json"
+_NEEDED = ("model.safetensors", "optimizer.safetensors", "random.safetensors", STATE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _KEYS = {"format", "version", "written", "files"}
 _OWN = "sha256"
 """Key of the digest of the manifest's other keys; the first manifests of format 2 had none."""
+
+_STATE_KEYS: dict[str, type | tuple[type, ...]] = {
+    "step": int,
+    "config": dict,
+    "data": dict,
+    "rewards": list,
+    "draws": int,
+    "batches_under_way": list,
+    "pass_rates": object,
+    "kl_coef": (int, float),
+    "start_step": int,
+    "start_draw": int,
+    "last_metrics": dict,
+    "random": dict,
+}
+"""The keys of a run's ``state.json`` and their types."""
 
 
 def write_manifest(checkpoint: Path) -> None:
@@ -61,26 +77,35 @@ def is_verifiable(checkpoint: Path) -> bool:
 
 
 def find_damage(checkpoint: Path) -> str:
-    """Describe the first damaged file of a checkpoint; empty if all files are as they were written.
+    """Describe the first damage of a checkpoint; empty if all files are as written, and ``state.json`` has its keys.
 
     A checkpoint of format 1 has no digests. Only its JSON and the headers and lengths of its tensors are checked.
     """
     if not checkpoint.is_dir():
         return "there is no such folder"
-    state = _read_object(checkpoint / _STATE)
+    state = read_object(checkpoint / STATE)
     if is_verifiable(checkpoint):
-        return _differences(checkpoint) or (state if isinstance(state, str) else "")
-    if isinstance(state, dict) and "format" in state:
-        return f"{MANIFEST} is missing"
-    for name in _NEEDED:
-        if damage := _format_1_damage(checkpoint / name):
-            return damage
-    return state if isinstance(state, str) else ""
+        damage = _differences(checkpoint)
+    elif isinstance(state, dict) and "format" in state:
+        damage = f"{MANIFEST} is missing"
+    else:
+        damage = next(filter(None, (_format_1_damage(checkpoint / name) for name in _NEEDED)), "")
+    return damage or (state if isinstance(state, str) else _find_state_damage(state))
+
+
+def _find_state_damage(state: Mapping[str, Any]) -> str:
+    """Describe the first key of ``state.json`` that is missing or has the wrong type; empty if there is none."""
+    for name, kind in _STATE_KEYS.items():
+        if name not in state:
+            return f"{STATE} has no {name!r}"
+        if not isinstance(state[name], kind) or (kind is int and isinstance(state[name], bool)):
+            return f"{STATE}: {name!r} is {type(state[name]).__name__}"
+    return ""
 
 
 def time_of_writing(checkpoint: Path) -> float:
     """Return the time of the manifest, or without a manifest that of the newest file, in seconds since 1970."""
-    content = _read_object(checkpoint / MANIFEST)
+    content = read_object(checkpoint / MANIFEST)
     written = content.get("written") if isinstance(content, dict) else None
     if isinstance(written, (int, float)):
         return float(written)
@@ -88,7 +113,7 @@ def time_of_writing(checkpoint: Path) -> float:
 
 
 def _differences(checkpoint: Path) -> str:
-    content = _read_object(checkpoint / MANIFEST)
+    content = read_object(checkpoint / MANIFEST)
     if isinstance(content, str):
         return content
     version, files = content.get("format"), content.get("files")
@@ -154,20 +179,18 @@ def _format_1_damage(path: Path) -> str:
     return ""
 
 
-def _read_object(path: Path) -> dict[str, Any] | str:
+def read_object(path: Path) -> dict[str, Any] | str:
     """Return the JSON object in a file, or a description of the error."""
     try:
         with open_regular(path, follow=True) as file:
             content = json.loads(file.read())
     except OSError as error:
-        return f"{path.name} is missing" if isinstance(error, FileNotFoundError) else f"{path.name}: {_name(error)}"
+        if isinstance(error, FileNotFoundError):
+            return f"{path.name} is missing"
+        return f"{path.name}: {error.strerror or 'not a regular file'}"
     except (ValueError, RecursionError) as error:
         return f"{path.name} is not JSON: {error}"
     return content if isinstance(content, dict) else f"{path.name} is not a JSON object"
-
-
-def _name(error: OSError) -> str:
-    return error.strerror or "not a regular file"
 
 
 def _sha256(path: Path) -> str:

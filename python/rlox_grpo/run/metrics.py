@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.groups import count_sampled, has_zero_variance, list_rows, select_sampled
 from rlox_grpo.rewards import OUTCOMES, STATUSES
 from rlox_grpo.rewards.verdicts import RARE
+from rlox_grpo.run.usage import count_tokens
 from rlox_grpo.types import Float32Array, Int64Array, ScoredGroup, UpdateStats
 
 REPETITION_SAMPLES = 64
 """Repetition is measured on at most this many completions of a step: 0.1 s for completions of 8,192 tokens."""
-
-_Floats = NDArray[np.float64]
 
 
 def step_metrics(
@@ -52,7 +51,7 @@ def step_metrics(
         **_update_metrics((updates,) if isinstance(updates, UpdateStats) else updates),
         **times,
     }
-    num_tokens = sum(count_sampled(completion) for scored in groups for completion in scored.group.completions)
+    _, num_tokens = count_tokens(groups)
     if times["time/step_s"] > 0:
         metrics["perf/tokens_per_s"] = num_tokens / times["time/step_s"]
     if times.get("time/rollout_s", 0.0) > 0:
@@ -64,21 +63,20 @@ def _reward_metrics(groups: Sequence[ScoredGroup], is_constant: Callable[[Scored
     if not groups:
         return {}
     metrics = _spread("reward", np.concatenate([scored.rewards for scored in groups]), ("mean", "std"))
-    names = dict.fromkeys(name for scored in groups for name in scored.components)
-    for name in names:
-        values = np.concatenate([scored.components[name] for scored in groups if name in scored.components])
-        metrics |= _spread(f"rewards/{name}", values, ("mean", "std"))
-    for name in dict.fromkeys(name for scored in groups for name in scored.measures):
-        values = np.concatenate([scored.measures[name] for scored in groups if name in scored.measures])
+    components = by_name(scored.components for scored in groups)
+    for name, parts in components.items():
+        metrics |= _spread(f"rewards/{name}", np.concatenate(parts), ("mean", "std"))
+    for name, parts in by_name(scored.measures for scored in groups).items():
+        values = np.concatenate(parts)
         if not np.isnan(values).all():
             metrics[f"rewards/{name}"] = float(np.nanmean(values.astype(np.float64)))
     metrics |= _shares([scored.statuses for scored in groups], STATUSES)
     metrics |= _shares([scored.outcomes for scored in groups], OUTCOMES)
-    for name in names:
-        if all(name in scored.seconds for scored in groups):
-            metrics[f"rewards/{name}/time_s"] = float(sum(scored.seconds[name] for scored in groups))
-    constant = [is_constant(scored) for scored in groups]
-    metrics["rollout/frac_reward_zero_std"] = float(np.mean(constant))
+    seconds = by_name(scored.seconds for scored in groups)
+    for name in components:
+        if len(seconds.get(name, ())) == len(groups):
+            metrics[f"rewards/{name}/time_s"] = float(sum(seconds[name]))
+    metrics["rollout/frac_reward_zero_std"] = _mean([is_constant(scored) for scored in groups])
     return metrics
 
 
@@ -88,11 +86,11 @@ def _shares(groups: Sequence[Mapping[str, NDArray[np.uint8]]], known: Sequence[s
     A status in ``RARE`` is reported only if it occurs.
     """
     shares = {}
-    for name in dict.fromkeys(name for codes in groups for name in codes):
-        found = np.concatenate([codes[name] for codes in groups if name in codes])
+    for name, codes in by_name(groups).items():
+        found = np.concatenate(codes)
         for code, status in enumerate(known[1:], 1):
             if status not in RARE or np.any(found == code):
-                shares[f"rewards/{name}/{status}"] = float(np.mean(found == code))
+                shares[f"rewards/{name}/{status}"] = _mean(found == code)
     return shares
 
 
@@ -113,7 +111,7 @@ def _completion_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     shown = completions[:: max(1, len(completions) // REPETITION_SAMPLES)]
     repeated = [share for completion in shown if (share := repeated_share(select_sampled(completion))) is not None]
     if repeated:
-        metrics["completions/repeated_share"] = float(np.mean(repeated))
+        metrics["completions/repeated_share"] = _mean(repeated)
     return metrics
 
 
@@ -134,8 +132,7 @@ def _update_metrics(updates: Sequence[UpdateStats]) -> dict[str, float]:
     if not updates:
         return {}
     metrics = {}
-    for name in dict.fromkeys(name for stats in updates for name in stats.metrics):
-        values = [stats.metrics[name] for stats in updates if name in stats.metrics]
+    for name, values in by_name(stats.metrics for stats in updates).items():
         combine = max if name.endswith("_max") else min if name.endswith("_min") else _mean
         metrics[name if "/" in name else f"policy/{name}"] = float(combine(values))
     metrics["update/grad_norm"] = _mean([stats.grad_norm for stats in updates])
@@ -154,7 +151,7 @@ def _time_metrics(timings: Mapping[str, float]) -> dict[str, float]:
 
 def _spread(prefix: str, values: Float32Array, wanted: tuple[str, ...]) -> dict[str, float]:
     """Return statistics of the values that are not NaN, in float64; one that has no value is left out."""
-    valid: _Floats = values[~np.isnan(values)].astype(np.float64)
+    valid: NDArray[np.float64] = values[~np.isnan(values)].astype(np.float64)
     found: dict[str, float] = {}
     if len(valid) >= 1:
         found |= {"mean": valid.mean(), "min": valid.min(), "max": valid.max()}
@@ -163,17 +160,17 @@ def _spread(prefix: str, values: Float32Array, wanted: tuple[str, ...]) -> dict[
     return {f"{prefix}/{name}": float(found[name]) for name in wanted if name in found}
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float] | NDArray[np.bool_]) -> float:
     return float(np.mean(values))
 
 
-def over_ranks(values: Mapping[str, float], ranks: Ranks) -> dict[str, list[float]]:
-    """Gather the values of each metric from all ranks that have it. Collective: every rank must call it."""
-    gathered: dict[str, list[float]] = {}
-    for theirs in ranks.gather(dict(values)):
-        for name, value in theirs.items():
-            gathered.setdefault(name, []).append(value)
-    return gathered
+def by_name(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the values of each name, from the rows that have it. Names are in the order of their first row."""
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            found.setdefault(name, []).append(value)
+    return found
 
 
 def combined(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -213,15 +210,14 @@ def episode_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "episode/observation_token_share": observed / max(1, tokens),
     }
     for reason in dict.fromkeys(episode.stop_reason for episode in episodes):
-        metrics[f"episode/stop/{reason}"] = float(np.mean([episode.stop_reason == reason for episode in episodes]))
+        metrics[f"episode/stop/{reason}"] = _mean([episode.stop_reason == reason for episode in episodes])
     if any(completion.branches for completion in completions):
-        metrics["episode/branches"] = float(np.mean([len(completion.branches) for completion, _ in played]))
+        metrics["episode/branches"] = _mean([len(completion.branches) for completion, _ in played])
     if any(episode.cancelled_calls for episode in episodes):
-        metrics["episode/cancelled_calls"] = float(np.mean([episode.cancelled_calls for episode in episodes]))
+        metrics["episode/cancelled_calls"] = _mean([episode.cancelled_calls for episode in episodes])
     if any(episode.tool_calls or episode.tool_errors for episode in episodes):
         for name in ("tool_calls", "tool_errors", "tool_seconds", "observations_cut"):
-            metrics[f"episode/{name}"] = float(np.mean([getattr(episode, name) for episode in episodes]))
-    for name in dict.fromkeys(name for episode in episodes for name in episode.metrics):
-        values = [episode.metrics[name] for episode in episodes if name in episode.metrics]
-        metrics[f"environment/{name}"] = float(np.mean(values))
+            metrics[f"episode/{name}"] = _mean([getattr(episode, name) for episode in episodes])
+    for name, values in by_name(episode.metrics for episode in episodes).items():
+        metrics[f"environment/{name}"] = _mean(values)
     return metrics

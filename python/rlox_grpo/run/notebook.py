@@ -50,14 +50,10 @@ class NotebookSink:
         publish: Publish | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Show the display in the output of the running cell.
+        """Show the display in the output of the running cell, by ``publish``, or else by IPython.
 
-        Args:
-            total_steps: Number of steps of the run; None if it is not known.
-            resume_step: Last step already done.
-            earlier: Metrics of the steps up to ``resume_step``, for the curves; a value may be None.
-            publish: Shows the display; IPython's by default.
-            now: A clock, in seconds.
+        ``earlier`` has the metrics of the steps up to ``resume_step``, for the curves; a value may be None. The other
+        arguments are as in :class:`rlox_grpo.run.console.ConsoleSink`.
         """
         self._latest = LatestMetrics(total_steps, resume_step=resume_step)
         self._points: dict[str, Points] = {}

@@ -12,39 +12,35 @@ class Plan:
 
     Attributes:
         start_step: Steps before the call.
-        start_draw: Prompts drawn before the call.
-        last_draw: Prompts drawn at the end of the call, without refills.
+        draws: Prompts drawn in the call, without refills.
         per_step: Prompts in a step. The last step may have fewer.
     """
 
     start_step: int
-    start_draw: int
-    last_draw: int
+    draws: int
     per_step: int
 
     @property
     def total_steps(self) -> int:
         """The number of the last step of the call."""
-        return self.start_step + ceil((self.last_draw - self.start_draw) / self.per_step)
+        return self.start_step + ceil(self.draws / self.per_step)
 
     def count_prompts(self, step: int) -> int:
         """Return the number of prompts of step ``step``, counted from 0; 0 after the last step."""
-        left = self.last_draw - self.start_draw - (step - self.start_step) * self.per_step
+        left = self.draws - (step - self.start_step) * self.per_step
         return max(0, min(self.per_step, left))
 
 
-def make_plan(
-    num_prompts: int, n_epochs: int, max_steps: int | None, per_step: int, *, start_step: int, start_draw: int
-) -> Plan:
+def make_plan(num_prompts: int, n_epochs: int, max_steps: int | None, per_step: int, *, start_step: int) -> Plan:
     """Plan ``n_epochs`` passes over the prompts, or ``max_steps`` steps if given.
 
-    >>> plan = make_plan(10, 1, None, 4, start_step=0, start_draw=0)
+    >>> plan = make_plan(10, 1, None, 4, start_step=0)
     >>> plan.total_steps, [plan.count_prompts(step) for step in range(4)]
     (3, [4, 4, 2, 0])
     """
     per_step = min(per_step, num_prompts)
     draws = n_epochs * num_prompts if max_steps is None else max_steps * per_step
-    return Plan(start_step, start_draw, start_draw + draws, per_step)
+    return Plan(start_step, draws, per_step)
 
 
 @dataclass

@@ -28,22 +28,6 @@ REWARDS = "rewards"
 OPTIMIZER = "optimizer"
 """Name in ``resume_changes`` that allows another or an edited optimizer; also the key of its fingerprint."""
 
-_STATE: dict[str, type | tuple[type, ...]] = {
-    "step": int,
-    "config": dict,
-    "data": dict,
-    "rewards": list,
-    "draws": int,
-    "batches_under_way": list,
-    "pass_rates": object,
-    "kl_coef": (int, float),
-    "start_step": int,
-    "start_draw": int,
-    "last_metrics": dict,
-    "random": dict,
-}
-"""The keys of a run's ``state.json`` and their types."""
-
 _OTHER_OPTIMIZER = "the optimizer is another, or was edited"
 
 _DROPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
@@ -57,16 +41,6 @@ def refuse_unknown_changes(names: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise ConfigError(f"resume_changes: unknown option {name!r}{suggest_nearest(name, known)}")
-
-
-def find_state_damage(state: Mapping[str, Any]) -> str:
-    """Describe the first key of ``state.json`` that is missing or has the wrong type; empty if there is none."""
-    for name, kind in _STATE.items():
-        if name not in state:
-            return f"state.json has no {name!r}"
-        if not isinstance(state[name], kind) or (kind is int and isinstance(state[name], bool)):
-            return f"state.json: {name!r} is {type(state[name]).__name__}"
-    return ""
 
 
 def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str | None]]) -> list[str]:
@@ -84,13 +58,11 @@ def compare_rewards(state: Mapping[str, Any], rewards: Sequence[tuple[str, str |
 
 def compare_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Describe the fingerprints that differ. A fingerprint that an older checkpoint lacks is not compared."""
-    then = {OPTIMIZER: "adamw", **then}  # earlier versions had only this optimizer
-    changed = [
-        name
-        for name in now
-        if name in then and (_is_other(then[name], now[name]) if name == OPTIMIZER else then[name] != now[name])
-    ]
-    return [_OTHER_OPTIMIZER if name == OPTIMIZER else f"{name}: not those of the run" for name in changed]
+    others = [name for name in now if name != OPTIMIZER and then.get(name, now[name]) != now[name]]
+    changed = [f"{name}: not those of the run" for name in others]
+    if _is_other(then.get(OPTIMIZER, "adamw"), now[OPTIMIZER]):  # earlier versions had only AdamW
+        changed.append(_OTHER_OPTIMIZER)
+    return changed
 
 
 def _is_other(before: str | None, now: str | None) -> bool:

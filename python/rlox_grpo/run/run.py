@@ -29,13 +29,13 @@ from rlox_grpo.run.checkpoint import (
     save_checkpoint,
 )
 from rlox_grpo.run.files import append_line, json_line, write_completions
-from rlox_grpo.run.folder import advise_resume, agree_on_checkpoint, name_newest, prepare_folder, refuse_full_disk
+from rlox_grpo.run.folder import agree_on_checkpoint, name_newest, prepare_folder, refuse_full_disk
 from rlox_grpo.run.guards import Watch, resume_watch, reward_collapse, write_warnings
 from rlox_grpo.run.history import checkpoint_path, choose_restore
 from rlox_grpo.run.plan import Plan, Progress
 from rlox_grpo.run.report import write_report
 from rlox_grpo.run.resume import refuse_other_run, refuse_unknown_changes
-from rlox_grpo.run.sinks import make_sinks
+from rlox_grpo.run.sinks import Sinks, make_sinks
 from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS
 from rlox_grpo.types import Float32Array, ScoredGroup
 from rlox_grpo.update.learner import Learner
@@ -58,17 +58,15 @@ class Run:
         rewards: Sequence[tuple[str, str | None]],
         data: Mapping[str, Any],
         origin: Mapping[str, Any],
-        callbacks: Callbacks | None = None,
-        restore: Path | None = None,
+        callbacks: Callbacks,
+        restore: Path | None,
     ) -> None:
         """Resume from the newest checkpoint of the run folder, if there is one. Only rank 0 writes to the folder.
 
         Args:
-            config, policy, ranks: those of the trainer.
             learner, sampler, progress: their state is set from the checkpoint.
             rewards: name of each reward function, and a digest of its source or None.
             data: fingerprints of the data; a resumed run must have the same.
-            callbacks: called after each step, evaluation and checkpoint.
             origin: first keys of ``config.toml``, such as the model and the data files.
             restore: checkpoint to restore after a collapse of the reward; later checkpoints are renamed.
 
@@ -78,8 +76,7 @@ class Run:
         """
         self._config, self._policy, self._learner, self._sampler = config, policy, learner, sampler
         self._ranks, self._progress, self._rewards = ranks, progress, [*rewards]
-        self._data = dict(data)
-        self._callbacks = Callbacks() if callbacks is None else callbacks
+        self._data, self._callbacks = dict(data), callbacks
         self._folder = None if config.output_dir is None else Path(config.output_dir)
         self._own_folder = self._folder if ranks.is_first else None
         """The run folder on rank 0; None on ranks that write nothing."""
@@ -90,7 +87,7 @@ class Run:
         self.partial_rollouts: dict[str, Any] | None = None
         self._saved_step: int | None = None
         self._save_is_due = False
-        self._is_recording = False
+        self._sinks = Sinks({})
         self._warned_of: set[str] = set()
         self._has_collapsed = False
         self._watch = Watch() if config.guards and ranks.is_first else None
@@ -164,7 +161,6 @@ class Run:
         )
         if self._watch is not None and self._own_folder is not None:
             self._watch = resume_watch(self._own_folder, self._progress.step)
-        self._is_recording = True
         try:
             yield
         except Exception as error:
@@ -174,16 +170,15 @@ class Run:
             logger.error("the run stopped after step %d (%s); %s", self._progress.step, error, how)
             raise
         finally:
-            self._is_recording = False
             self._sinks.close()
+            self._sinks = Sinks({})
             if self._own_folder is not None:
                 with self._warning_once("report"):
                     write_report(self._own_folder)
 
     def show_episodes(self, ended: int, total: int) -> None:
         """Show on the console how many episodes of the current rollout have ended."""
-        if self._is_recording:
-            self._sinks.show_episodes(ended, total)
+        self._sinks.show_episodes(ended, total)
 
     def record(self, metrics: Mapping[str, float], groups: Sequence[ScoredGroup], advantages: Float32Array) -> None:
         """Write the metrics of one step to the sinks, and some of its completions to the run folder."""
@@ -272,18 +267,14 @@ class Run:
         """Save a checkpoint after ``error``. A failure of the save is only logged: the run still raises ``error``."""
         if self._saved_step == self._progress.step:
             return
-        updater = self._learner.updater
+        learner = self._learner
         try:
             if self._ranks.size == 1 or isinstance(error, NonFiniteError):  # every rank raises it, so all take part
                 self.save()
-            elif (
-                self._own_folder is not None and not updater.is_sharded
-            ):  # without collectives: other ranks may be dead
-                self._write_checkpoint(
-                    self._learner.whole_weights(),
-                    updater.state_dict(),
-                    self._sampler.ahead.state(prompts_alone=True),
-                )
+            elif self._own_folder is not None and not learner.updater.is_sharded:
+                # Without collectives: other ranks may be dead.
+                under_way = self._sampler.ahead.state(prompts_alone=True)
+                self._write_checkpoint(learner.whole_weights(), learner.updater.state_dict(), under_way)
         except (CheckpointError, NonFiniteError) as failure:
             logger.error("no checkpoint was written of step %d: %s", self._progress.step, failure)
 
@@ -333,8 +324,22 @@ class Run:
             ) from error
 
     def how_to_resume(self, *, numbers_are_bad: bool = False) -> str:
-        """Advice for the user of a run that stopped; see :func:`rlox_grpo.run.folder.advise_resume`."""
-        return advise_resume(self._folder, self._config.resume, numbers_are_bad=numbers_are_bad)
+        """Return advice for the user of a run that stopped.
+
+        With ``numbers_are_bad``, a value was NaN or infinite: starting the same command again would fail in the same
+        way.
+        """
+        if self._folder is None:
+            return "nothing was saved: the run has no output_dir; in this process, the same call of train() continues"
+        saved, resume = f"saved up to {name_newest(self._folder)}", self._config.resume
+        if numbers_are_bad:
+            return (
+                f"{saved}; the same command would fail in the same way: continue with another learning rate "
+                "(learning_rate=…, resume_changes=['learning_rate']) or max_grad_norm, or change what the error names"
+            )
+        if resume not in ("auto", "never"):
+            return f"{saved}; start again with resume='auto' to continue (resume={resume!r} goes back to it)"
+        return f"{saved}; start the same command again to continue (in a notebook: run the cell again)"
 
     def _model_name(self) -> str:
         model = self._policy.model

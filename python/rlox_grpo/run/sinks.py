@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlox_grpo.config.defaults import SinkName
-from rlox_grpo.run.files import append_or_cut, cut_after, finite, json_line, read_jsonl
+from rlox_grpo.run.files import append_line, cut_after, finite, json_line, read_jsonl
 
 
 @runtime_checkable
@@ -37,7 +38,6 @@ def make_sinks(
     """Start the sinks of a run.
 
     Args:
-        names: The sinks, in order.
         run_dir: The run folder. Its name is the name of the run in trackio and W&B.
         total_steps: Number of steps of the run, for the progress bar and the time left.
         resume_step: Last step already done. Metrics of later steps are removed from files.
@@ -90,36 +90,35 @@ class Sinks:
         for name, sink in self._sinks.items():
             if name == without:
                 continue
-            try:
+            with self._surviving(name, f"failed at step {step}"):
                 sink.write(step, metrics)
-            except Exception as error:  # noqa: BLE001  (whatever a tracking library raises must not end the run)
-                self._warn(name, f"failed at step {step}", error)
 
     def show_episodes(self, ended: int, total: int) -> None:
         """Show on the console how many episodes of the current rollout have ended."""
         show = getattr(self._sinks.get("console"), "show_episodes", None)
         if show is not None:
-            try:
+            with self._surviving("console", "failed within a step"):
                 show(ended, total)
-            except Exception as error:  # noqa: BLE001
-                self._warn("console", "failed within a step", error)
 
     def close(self) -> None:
         """Close every sink, even if one of them fails."""
         for name, sink in self._sinks.items():
-            try:
+            with self._surviving(name, "could not be closed"):
                 sink.close()
-            except Exception as error:  # noqa: BLE001
-                self._warn(name, "could not be closed", error)
 
-    def _warn(self, name: str, what: str, error: Exception) -> None:
-        if name not in self._warned:
-            self._warned.add(name)
-            warnings.warn(
-                f"metric sink {name!r} {what}, training continues: {type(error).__name__}: {error}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+    @contextmanager
+    def _surviving(self, name: str, what: str) -> Iterator[None]:
+        """Turn the first error of a sink into a warning."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  (whatever a tracking library raises must not end the run)
+            if name not in self._warned:
+                self._warned.add(name)
+                warnings.warn(
+                    f"metric sink {name!r} {what}, training continues: {type(error).__name__}: {error}",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
 
 
 class JsonlSink:
@@ -130,11 +129,7 @@ class JsonlSink:
     """
 
     def __init__(self, path: Path, *, resume_step: int = 0) -> None:
-        """Open the file for appending.
-
-        Args:
-            path: ``RUN_DIR/metrics.jsonl``; its folder must exist.
-            resume_step: Last step already done; 0 empties the file.
+        """Create ``path``, ``RUN_DIR/metrics.jsonl``, or cut it after ``resume_step``; 0 empties it.
 
         Raises:
             ValueError: A line of the file is damaged. The file is not changed.
@@ -142,7 +137,7 @@ class JsonlSink:
         """
         self._path = path
         cut_after(path, resume_step)
-        self._file = path.open("a+b", buffering=0)
+        append_line(path, b"")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line.
@@ -152,7 +147,7 @@ class JsonlSink:
         """
         line = json_line({"step": step, **{key: finite(value) for key, value in metrics.items()}})
         try:
-            append_or_cut(self._file, line, self._path)
+            append_line(self._path, line)
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -162,19 +157,14 @@ class JsonlSink:
             ) from error
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Do nothing: the file is closed after each line."""
 
 
 class TensorBoardSink:
     """Scalars in TensorBoard's event files; needs the ``tensorboard`` extra."""
 
     def __init__(self, log_dir: Path, *, resume_step: int = 0) -> None:
-        """Start an event file in ``log_dir``; on a resume TensorBoard hides the events past ``resume_step``.
-
-        Raises:
-            ImportError: TensorBoard is not installed.
-        """
+        """Start an event file in ``log_dir``; on a resume TensorBoard hides the events past ``resume_step``."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -202,16 +192,11 @@ class TrackingSink:
     def __init__(
         self, library: Literal["trackio", "wandb"], run_dir: Path, *, config: Mapping[str, Any] | None = None
     ) -> None:
-        """Start a run named after ``run_dir``, in the project WANDB_PROJECT or else ``rlox-grpo``.
-
-        Raises:
-            ImportError: The library is not installed.
-        """
+        """Start a run named after ``run_dir``, in the project WANDB_PROJECT or else ``rlox-grpo``."""
         try:
-            module = importlib.import_module(library)
+            self._tracker: Any = importlib.import_module(library)
         except ImportError as error:
             raise ImportError(_missing(library, "tracking" if library == "trackio" else None)) from error
-        self._tracker: Any = module
         project = os.environ.get("WANDB_PROJECT", "rlox-grpo")
         self._tracker.init(project=project, name=run_dir.resolve().name, config=dict(config or {}))
 

@@ -20,11 +20,9 @@ from rlox_grpo.prompts.stream import StreamDraws, is_stream
 from rlox_grpo.rewards import RewardFn
 from rlox_grpo.rewards.scoring import make_unique_names
 from rlox_grpo.rewards.workers import closing_workers
-from rlox_grpo.rollout.generate import generate
 from rlox_grpo.run.callbacks import Callbacks
 from rlox_grpo.run.console import select_main
-from rlox_grpo.run.evaluation import Evaluator
-from rlox_grpo.run.export import check_repo_id, export_policy, push_checkpoint
+from rlox_grpo.run.export import export_policy, push_checkpoint
 from rlox_grpo.run.folder import hold_run_folder
 from rlox_grpo.run.inputs import PromptReader
 from rlox_grpo.run.metrics import add_short_names
@@ -34,7 +32,7 @@ from rlox_grpo.run.resume import OPTIMIZER, digest_columns, digest_optimizer, di
 from rlox_grpo.run.run import Run
 from rlox_grpo.trainer.on_ray import starts_on_ray
 from rlox_grpo.trainer.parts import make_parts
-from rlox_grpo.trainer.step import StepTaker, restore_rollouts
+from rlox_grpo.trainer.step import StepTaker
 from rlox_grpo.types import Prompt
 from rlox_grpo.update.own_optimizer import OptimizerFactory
 
@@ -69,6 +67,7 @@ class GRPO:
 
     Raises:
         ConfigError: an unknown option, a value out of range, or options that conflict.
+        TypeError: an argument of the wrong type.
         ValueError: a model, tokenizer and reward functions that do not fit together.
     """
 
@@ -109,14 +108,6 @@ class GRPO:
         """Model, data and rewards of the run; the first keys of its config.toml."""
         self.progress = Progress()
         self._step_taker = StepTaker(self.config, parts, self.progress)
-        self._evaluate = Evaluator(
-            self.config,
-            self.sampler,
-            self.reward_fns,
-            self.ranks,
-            self.episodes or generate,
-            self._step_taker.sync_engine,
-        )
         self._total_steps = 1
         self._last_metrics: Mapping[str, float] = {}
         self._unfinished: tuple[int, int] | None = None  # first step and draw of a call of train that was stopped
@@ -154,9 +145,8 @@ class GRPO:
                 step. It is called once for each step, in order, and returns no prompts after the last.
             more: ``more(count)`` draws further prompts for ``zero_variance="refill"``.
         """
-        taken = self._step_taker.take(draw_prompts, more, self._total_steps)
-        self.last_rollout = taken.scored, taken.advantages
-        return taken.metrics
+        metrics, self.last_rollout = self._step_taker.take(draw_prompts, more, self._total_steps)
+        return metrics
 
     def train(
         self, prompts: PromptsLike, n_epochs: int = 1, *, eval_prompts: PromptsLike | None = None
@@ -194,13 +184,13 @@ class GRPO:
                 draw_prompts = partial(self._draw_prompts, plan, draws)
                 with run.recording(self._total_steps), self._closing_workers(), stop_on_signal() as stop:
                     if held_out is not None and self.step == 0:
-                        run.record_evaluation(*self._evaluate.evaluate_held_out(held_out))
+                        run.record_evaluation(*self._step_taker.evaluate_held_out(held_out))
                     self._stop_requested, restore = False, None
                     while restore is None and self.step < self._total_steps and not self._must_stop(stop):
                         metrics = self.train_step(draw_prompts, draws.take)
                         self.progress.draws = draws.draws
-                        if held_out is not None and self._evaluate.is_due(self.step, self._total_steps):
-                            evaluation, groups = self._evaluate.evaluate_held_out(held_out)
+                        if held_out is not None and self._is_evaluated():
+                            evaluation, groups = self._step_taker.evaluate_held_out(held_out)
                             run.record_evaluation(evaluation, groups)
                             metrics.update({f"eval/{name}": value for name, value in evaluation.items()})
                         run.record(metrics, *self.last_rollout)
@@ -228,6 +218,11 @@ class GRPO:
         taken = draws.take(plan.count_prompts(step))
         self.progress.draws = draws.draws
         return taken
+
+    def _is_evaluated(self) -> bool:
+        """Whether training evaluates now: every ``eval_steps`` and after the last step."""
+        every = self.config.eval_steps
+        return self.step == self._total_steps or (every > 0 and self.step % every == 0)
 
     def _must_stop(self, stop: StopRequest) -> bool:
         """Whether any rank was asked to stop, by a signal or by :meth:`stop`."""
@@ -283,7 +278,6 @@ class GRPO:
             self.config.max_steps,
             self.config.prompts_per_step,
             start_step=run.start_step,
-            start_draw=run.start_draw,
         )
         self._total_steps = plan.total_steps
         run.announce(plan, is_new_call=restore is None)
@@ -294,7 +288,7 @@ class GRPO:
         self._unfinished = run.start_step, run.start_draw
         if stream is not None:
             stream.skip_to(self.progress.draws)
-        restore_rollouts(run, self._parts, train_prompts, self._step_taker, self.step)
+        self._step_taker.restore_rollouts(run, train_prompts)
         if self.episodes is not None:
             self.episodes.on_ended = run.show_episodes
         return run, plan, draws, held_out
@@ -312,9 +306,8 @@ class GRPO:
             greedy: greedy decoding instead of sampling, one completion for each prompt.
         """
         with self._closing_workers(), self.ranks.failing_together():
-            return self._evaluate(
-                self.prompts.read(prompts, trained=False), samples=1 if greedy else samples, greedy=greedy
-            )[0]
+            held_out = self.prompts.read(prompts, trained=False)
+            return self._step_taker.evaluate(held_out, samples=samples, greedy=greedy)[0]
 
     def save(self, path: str | Path, *, merged: bool = False) -> None:
         """Write the model, its tokenizer and a model card as a Hugging Face checkpoint.
@@ -366,7 +359,6 @@ class GRPO:
             ValueError: an invalid ``repo_id``, a plain module, or ``merged=True`` without an adapter.
             huggingface_hub.errors.HfHubHTTPError: the hub refused the upload; the message has its reason.
         """
-        check_repo_id(repo_id)
         if not hasattr(self.model, "save_pretrained"):
             raise ValueError(f"the model is a {type(self.model).__name__}: only transformers models go to the hub")
         return push_checkpoint(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from rlox_grpo.config.records.option import find_ignored
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.distributed.ranks import Ranks, join_ranks
 from rlox_grpo.errors import ConfigError
@@ -35,12 +36,9 @@ class Parts:
     """The parts of a trainer.
 
     Attributes:
-        ranks: the training ranks.
         policy: the model in training and its tokenizer.
         reward_fns: the reward functions, that of the environment first.
         episodes: runs the episodes of an environment or of tools; None: completions are single replies.
-        sampler: samples the batch of each step.
-        learner: takes the optimizer steps.
     """
 
     ranks: Ranks
@@ -62,27 +60,18 @@ def make_parts(
     tokenizer: PreTrainedTokenizerBase | None,
     optimizer: OptimizerFactory | None,
 ) -> Parts:
-    """Build the parts; the arguments are those of :class:`rlox_grpo.GRPO`.
-
-    Raises:
-        ConfigError: options and arguments that conflict.
-        TypeError: an argument of the wrong type.
-        ValueError: a model, tokenizer and reward functions that do not fit together.
-    """
+    """Build the parts; the arguments and errors are those of :class:`rlox_grpo.GRPO`."""
     if ref_model is not None and not isinstance(ref_model, nn.Module):
         raise TypeError(f"ref_model is {type(ref_model).__name__}: expected a torch.nn.Module; give options by keyword")
-    several_turns = environment is not None or bool(tools)
-    config.refuse_ignored(ref_model=ref_model is not None, environment=environment is not None, tools=bool(tools))
-    # A preset's own values are not in the check above.
-    if config.turn_credit != "episode" and environment is None:
-        raise ConfigError(f"turn_credit={config.turn_credit!r} is read only with environment; here no environment")
+    given = {"environment": environment is not None, "tools": bool(tools)}
+    several_turns = any(given.values())
+    config.refuse_ignored(ref_model=ref_model is not None, **given)
+    # The check above lets a preset's own values pass. These two are what such a preset is for.
+    fields = {name: GRPOConfig.model_fields[name] for name in ("turn_credit", "environment_loss_coef")}
+    for ignored in find_ignored(config, fields, {}, given):
+        raise ConfigError(f"preset={config.preset!r}: {ignored}")
     if config.policy_loss == "gspo_turn" and not several_turns:
         raise ConfigError("policy_loss='gspo_turn' needs environment= or tools=: use 'gspo_token' for a single turn")
-    if config.environment_loss_coef > 0 and not several_turns:  # a preset's value, which the check above lets pass
-        raise ConfigError(
-            f"environment_loss_coef={config.environment_loss_coef:g} trains on the observations of episodes: pass "
-            "environment= or tools=, or set environment_loss_coef=0"
-        )
     if several_turns and config.tensor_parallel_size > 1:
         raise ConfigError(
             "environment= and tools= need tensor_parallel_size=1: the ranks that share a vLLM model "
@@ -110,17 +99,13 @@ def make_parts(
         if several_turns
         else None
     )
-    if episodes is not None and episodes.rewrites_history and config.turn_credit != "episode":
-        raise ConfigError(
-            f"turn_credit={config.turn_credit!r} needs episodes of one row, but the chat template rewrites history, "
-            "which opens branches: set history='keep' or turn_credit='episode'"
-        )
-    if episodes is not None and episodes.rewrites_history and config.environment_loss_coef > 0:
-        raise ConfigError(
-            f"environment_loss_coef={config.environment_loss_coef:g} reads observations after a reply of their row, "
-            "but the chat template rewrites history, which puts them into prompts of new rows: set history='keep' or "
-            "environment_loss_coef=0"
-        )
+    if episodes is not None and episodes.rewrites_history:
+        for name, field in fields.items():
+            if (value := getattr(config, name)) != field.default:
+                raise ConfigError(
+                    f"{name}={value!r} needs episodes of one row, but the chat template rewrites history, which opens "
+                    f"branches: set history='keep' or {name}={field.default!r}"
+                )
     if episodes is not None and episodes.environment.has_reward:
         reward_fns.insert(0, EnvironmentReward(episodes.environment.name))
     weights = reward_weights(reward_fns, config.reward_weights)

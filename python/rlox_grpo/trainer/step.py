@@ -1,9 +1,9 @@
-"""One training step: sample, score, compute advantages, update, measure."""
+"""One training step: sample, score, compute advantages, update, measure; and the evaluation of held-out prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from itertools import chain, count
 from typing import Any
@@ -19,9 +19,11 @@ from rlox_grpo.rollout.engines.adapter_changes import AdapterChanges
 from rlox_grpo.rollout.engines.canary import Canary, choose_tokens
 from rlox_grpo.rollout.engines.weight_sync import WeightStream
 from rlox_grpo.rollout.episodes.partial import measure_dropped
-from rlox_grpo.rollout.generate import Rollout, refill_groups
+from rlox_grpo.rollout.generate import Rollout, generate, refill_groups
+from rlox_grpo.rollout.sampler import derive_seed
 from rlox_grpo.rollout.serialize import gather_scored_groups
-from rlox_grpo.run.metrics import combined, episode_metrics, over_ranks, step_metrics
+from rlox_grpo.run.evaluation import evaluate
+from rlox_grpo.run.metrics import by_name, combined, episode_metrics, step_metrics
 from rlox_grpo.run.plan import Progress
 from rlox_grpo.run.run import Run
 from rlox_grpo.run.usage import COMPLETION_TOKENS, PROMPT_TOKENS, StageClock, count_tokens, measure_memory
@@ -29,23 +31,8 @@ from rlox_grpo.trainer.parts import Parts
 from rlox_grpo.types import Batch, Float32Array, Prompt, ScoredGroup, UpdateStats
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """The result of a training step.
-
-    Attributes:
-        metrics: see docs/reference/metrics.md.
-        scored: the trained groups.
-        advantages: ``float32 [N]``, one for each completion of ``scored``; with turn credit ``[N, K]``.
-    """
-
-    metrics: dict[str, float]
-    scored: Sequence[ScoredGroup]
-    advantages: Float32Array
-
-
 class StepTaker:
-    """Takes training steps with the parts of a trainer; ``progress`` counts steps and tokens."""
+    """Takes training steps and evaluates with the parts of a trainer; ``progress`` counts steps and tokens."""
 
     def __init__(self, config: GRPOConfig, parts: Parts, progress: Progress) -> None:
         self._config, self._parts, self._progress = config, parts, progress
@@ -59,8 +46,13 @@ class StepTaker:
         draw_prompts: Callable[[int], Sequence[Prompt]],
         more: Callable[[int], Sequence[Prompt]] | None,
         total_steps: int,
-    ) -> StepResult:
-        """Take one step; see :meth:`rlox_grpo.trainer.GRPO.train_step`. Schedules end at ``total_steps``."""
+    ) -> tuple[dict[str, float], tuple[Sequence[ScoredGroup], Float32Array]]:
+        """Take one step; see :meth:`rlox_grpo.trainer.GRPO.train_step`. Schedules end at ``total_steps``.
+
+        Returns:
+            The metrics, see docs/reference/metrics.md; and the trained groups with their advantages ``float32 [N]``,
+            one for each completion; with turn credit ``[N, K]``.
+        """
         config, sampler, learner, step = self._config, self._sampler, self._learner, self._progress.step
         clock, refills = StageClock(), count(1)
         with clock("weight_sync"):
@@ -100,7 +92,36 @@ class StepTaker:
         batches = [batch for part in parts for batch in part]
         learning_rate = learner.learning_rate(step, total_steps)
         metrics = self._measure(rollout, advantages, batches, updates, clock.timings(), learning_rate)
-        return StepResult({**metrics, **information}, scored, advantages)
+        return {**metrics, **information}, (scored, advantages)
+
+    def evaluate(
+        self, prompts: Sequence[Prompt], *, samples: int | None = None, greedy: bool = False
+    ) -> tuple[dict[str, float], list[ScoredGroup]]:
+        """Evaluate the current weights; see :func:`rlox_grpo.run.evaluation.evaluate`.
+
+        ``samples`` is by default the option ``eval_samples``. ``greedy`` decodes one completion greedily instead.
+        """
+        self.sync_engine()
+        config, parts, sampling = self._config, self._parts, self._sampler.sampling
+        return evaluate(
+            self._sampler.engine,
+            prompts,
+            parts.reward_fns,
+            replace(sampling, temperature=0.0) if greedy else sampling,
+            samples=1 if greedy else samples or config.eval_samples,
+            seed=derive_seed(config.seed, "evaluation", 0),
+            weights=config.reward_weights,
+            on_error=config.on_reward_error,
+            ranks=self._ranks,
+            generate=parts.episodes or generate,
+        )
+
+    def evaluate_held_out(self, prompts: Sequence[Prompt]) -> tuple[dict[str, float], list[ScoredGroup]]:
+        """Evaluate during training; with ``eval_greedy`` also measure the accuracy of greedy decoding."""
+        metrics, groups = self.evaluate(prompts)
+        if self._config.eval_greedy:
+            metrics["greedy_accuracy"] = self.evaluate(prompts, greedy=True)[0]["accuracy"]
+        return metrics, groups
 
     def sync_engine(self, *, again: bool = False) -> None:
         """Push the current weights to the engine if they changed since the last push, or with ``again`` always."""
@@ -129,6 +150,38 @@ class StepTaker:
             canary = Canary(token_ids, log_probs, config.dtype, config.check_weights_tolerance)
         engine.expect_log_probs(canary)
         return AdapterChanges() if config.check_weights else None
+
+    def restore_rollouts(self, run: Run, prompts: Sequence[Prompt]) -> None:
+        """Restore the pending batches of a checkpoint, and sample failed or unsaved batches again.
+
+        Every rank calls this. ``run`` is the resumed run, and its batches were drawn from ``prompts``.
+
+        Raises:
+            CheckpointError: ``async_steps`` or ``partial_rollout_turns`` is not that of the checkpoint.
+        """
+        sampler, ranks, step = self._sampler, self._ranks, self._progress.step
+        failed = sorted(set(chain(*ranks.gather(sampler.ahead.list_failed()))))
+        if failed:  # they ended an earlier call of train
+            self.sync_engine(again=True)
+            for place in failed:
+                sampler.ahead.replace(place, partial(sampler.sample, step=step + place))
+        if run.batches_under_way:
+            self.sync_engine()  # batches without saved completions are sampled again below
+        if run.batches_under_way and sampler.partial is not None:
+            raise CheckpointError(
+                f"{run.resumed_from} has {len(run.batches_under_way)} batches under way, sampled with async_steps, and "
+                "partial_rollout_turns is set here: restore async_steps"
+            )
+        sampler.ahead.restore(
+            run.batches_under_way, prompts, lambda lost, place: sampler.sample(lost, step + place), ranks.share
+        )
+        if sampler.partial is not None and run.partial_rollouts is not None:
+            sampler.partial.restore(run.partial_rollouts, prompts)
+        elif run.partial_rollouts is not None and run.partial_rollouts["groups"]:
+            raise CheckpointError(
+                f"{run.resumed_from} has {len(run.partial_rollouts['groups'])} prompts whose episodes are under way, "
+                "and partial_rollout_turns is None here: set it as it was"
+            )
 
     def restart(self) -> None:
         """Drop all pending batches and episodes, before another checkpoint is loaded."""
@@ -165,7 +218,7 @@ class StepTaker:
             **({} if self._changes is None else self._changes.metrics()),
             **mismatch_metrics(batches),
         }
-        everywhere = over_ranks(measured, self._ranks)
+        everywhere = by_name(self._ranks.gather(measured))
         slowest = {stage: max(everywhere.pop(stage)) for stage in seconds}
         metrics = step_metrics(rollout.groups, advantages, updates, slowest, is_constant=self._is_constant)
         if self._parts.episodes is not None:
@@ -188,41 +241,3 @@ class StepTaker:
             PROMPT_TOKENS: float(progress.prompt_tokens),
             COMPLETION_TOKENS: float(progress.completion_tokens),
         }
-
-
-def restore_rollouts(run: Run, parts: Parts, prompts: Sequence[Prompt], taker: StepTaker, step: int) -> None:
-    """Restore the pending batches of a checkpoint, and sample failed or unsaved batches again. Every rank calls this.
-
-    Args:
-        run: the resumed run.
-        parts: the parts of the trainer; the sampler gets the batches.
-        prompts: the training prompts, from which the checkpoint's batches were drawn.
-        taker: pushes the current weights to the engine.
-        step: the next training step.
-
-    Raises:
-        CheckpointError: ``async_steps`` or ``partial_rollout_turns`` is not that of the checkpoint.
-    """
-    sampler, ranks = parts.sampler, parts.ranks
-    failed = sorted(set(chain(*ranks.gather(sampler.ahead.list_failed()))))
-    if failed:  # they ended an earlier call of train
-        taker.sync_engine(again=True)
-        for place in failed:
-            sampler.ahead.replace(place, partial(sampler.sample, step=step + place))
-    if run.batches_under_way:
-        taker.sync_engine()  # batches without saved completions are sampled again below
-    if run.batches_under_way and sampler.partial is not None:
-        raise CheckpointError(
-            f"{run.resumed_from} has {len(run.batches_under_way)} batches under way, sampled with async_steps, and "
-            "partial_rollout_turns is set here: restore async_steps"
-        )
-    sampler.ahead.restore(
-        run.batches_under_way, prompts, lambda lost, place: sampler.sample(lost, step + place), ranks.share
-    )
-    if sampler.partial is not None and run.partial_rollouts is not None:
-        sampler.partial.restore(run.partial_rollouts, prompts)
-    elif run.partial_rollouts is not None and run.partial_rollouts["groups"]:
-        raise CheckpointError(
-            f"{run.resumed_from} has {len(run.partial_rollouts['groups'])} prompts whose episodes are under way, "
-            "and partial_rollout_turns is None here: set it as it was"
-        )

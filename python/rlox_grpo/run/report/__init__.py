@@ -29,17 +29,11 @@ _MAX_WARNINGS = 100
 
 
 def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = None) -> Path:
-    """Write ``run_dir/report.html``: warnings, curves, completions and configuration of a run.
+    """Write ``run_dir/report.html``, with warnings, curves, completions and configuration of a run; return its path.
 
     Reads ``config.toml``, ``metrics.jsonl``, ``evaluations.jsonl``, ``warnings.jsonl`` and ``completions/*.jsonl``. The
-    page lists those that are missing. It contains its style and script and follows the light or dark theme.
-
-    Args:
-        run_dir: The run folder.
-        refresh_s: Seconds after which a browser reloads the page; None: never.
-
-    Returns:
-        The path of the page.
+    page lists those that are missing. It contains its style and script and follows the light or dark theme. A browser
+    reloads it after ``refresh_s`` seconds; None: never.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -62,15 +56,9 @@ def write_report(run_dir: str | os.PathLike[str], *, refresh_s: int | None = Non
 def write_comparison(
     run_dirs: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str], *, refresh_s: int | None = None
 ) -> Path:
-    """Write a page that compares runs: the settings that differ, and charts with a line for each run.
+    """Write the page ``path`` that compares runs: the settings that differ, and charts with a line for each run.
 
-    Args:
-        run_dirs: The run folders.
-        path: The page.
-        refresh_s: See :func:`write_report`.
-
-    Raises:
-        FileNotFoundError, ValueError, OSError: See :func:`write_report`.
+    ``refresh_s`` and errors are as in :func:`write_report`; ValueError also if a run is named twice.
     """
     runs = _with_distinct_names([Path(folder) for folder in run_dirs])
     sections = {

@@ -45,8 +45,6 @@ class Chart:
     """One chart over the steps of a run.
 
     Attributes:
-        title: What the chart shows.
-        note: A short explanation.
         steps: Steps in ascending order.
         series: Name → one value for each step, or None.
         unit: ``%`` shows a share of 1 as a percentage; any other unit is written after each number.

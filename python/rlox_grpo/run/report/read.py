@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.run.files import finite, open_regular, read_jsonl
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+from rlox_grpo.config.schema import parse_toml
+from rlox_grpo.run.files import finite, list_completions, open_regular, read_jsonl
 
 Table = dict[int, dict[str, float | None]]
 """Step → metric → value; None if the value was not finite."""
@@ -31,10 +24,7 @@ class Run:
     """The content of a run folder. Mappings by step are in ascending order.
 
     Attributes:
-        name: Name of the folder.
         config: The resolved configuration, ``section.key`` → value; empty without a file.
-        metrics: Training metrics.
-        evaluations: Metrics of evaluations.
         warnings: Warnings of guards: rows with ``step``, ``guard`` and ``message``.
         samples: Training step → file of completions.
         held_out: Step of an evaluation → file of completions.
@@ -65,14 +55,17 @@ def read_run(run_dir: Path) -> Run:
         found = {key.removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")}
         if found:
             evaluations.setdefault(step, {}).update(found)
+    if (run_dir / "completions").is_symlink():
+        raise OSError(f"{run_dir / 'completions'}: a symbolic link, expected a folder")
+    completions = sorted((step, path) for path, step in list_completions(run_dir).items())
     return Run(
         name=run_dir.resolve().name,
         config=_read_config(run_dir / "config.toml"),
         metrics=metrics,
         evaluations=dict(sorted(evaluations.items())),
         warnings=read_rows(run_dir / "warnings.jsonl"),
-        samples=_completion_files(run_dir / "completions", "step"),
-        held_out=_completion_files(run_dir / "completions", "eval_step"),
+        samples={step: path for step, path in completions if path.name.startswith("step_")},
+        held_out={step: path for step, path in completions if path.name.startswith("eval_step_")},
     )
 
 
@@ -86,8 +79,6 @@ def read_rows(path: Path, *, limit: int | None = None) -> list[dict[str, Any]]:
         return read_jsonl(path, limit=limit, max_bytes=MAX_BYTES)
     except FileNotFoundError:
         return []
-    except RecursionError as error:
-        raise ValueError(f"{path}: a line is nested too deeply") from error
 
 
 def _read_table(path: Path) -> Table:
@@ -107,7 +98,7 @@ def _read_table(path: Path) -> Table:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path, max_bytes=MAX_BYTES) as file:
-            return dict(_flatten(tomllib.load(file), ""))
+            return dict(_flatten(parse_toml(file.read().decode()), ""))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:  # TOML's own error, and bytes that are not UTF-8
@@ -119,17 +110,6 @@ def _flatten(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
     for key, value in table.items():
         flat += _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
     return flat
-
-
-def _completion_files(folder: Path, kind: str) -> dict[int, Path]:
-    if folder.is_symlink():
-        raise OSError(f"{folder}: a symbolic link, expected a folder")
-    found = {}
-    for path in folder.glob(f"{kind}_*.jsonl"):
-        match = re.fullmatch(rf"{kind}_(\d{{1,15}})\.jsonl", path.name)
-        if match:
-            found[int(match[1])] = path
-    return dict(sorted(found.items()))
 
 
 def column(table: Table, key: str) -> list[float | None]:

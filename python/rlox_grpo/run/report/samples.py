@@ -21,11 +21,7 @@ Row = dict[str, Any]
 
 
 def before_and_after(held_out: Mapping[int, Path]) -> str:
-    """Show held-out prompts at the first and the last evaluation, side by side; empty with less than two evaluations.
-
-    Raises:
-        ValueError: A file is damaged; the message names the file and the line.
-    """
+    """Show held-out prompts at the first and the last evaluation, side by side; empty with fewer than two."""
     if len(held_out) < 2:
         return ""
     first, last = min(held_out), max(held_out)
@@ -42,11 +38,7 @@ def before_and_after(held_out: Mapping[int, Path]) -> str:
 
 
 def training_samples(samples: Mapping[int, Path]) -> str:
-    """Show groups of completions with rewards and advantages, from a few steps spread over the run.
-
-    Raises:
-        ValueError: A file is damaged; the message names the file and the line.
-    """
+    """Show groups of completions with rewards and advantages, from a few steps spread over the run."""
     if not samples:
         return ""
     steps = sorted(samples)
