@@ -11,7 +11,7 @@ from rlox_grpo.distributed.addresses import EngineRegistry, find_engines, take_e
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
 from rlox_grpo.distributed.ray_cluster import elastic
 from rlox_grpo.distributed.ray_cluster.elastic import ElasticEngines, FileCount
-from rlox_grpo.distributed.ray_cluster.placement import Node, ServerPlace
+from rlox_grpo.distributed.ray_cluster.placement import Node, Place
 from rlox_grpo.distributed.ray_cluster.rank_process import Ending
 from rlox_grpo.distributed.ray_cluster.servers import RunningServers
 from rlox_grpo.errors import ConfigError
@@ -79,7 +79,7 @@ def run(monkeypatch):
     monkeypatch.setattr(elastic, "LOOK_S", 0.0)
     ray, first, said = Cluster(), Actor(), []
     ray.ending = None
-    served = RunningServers(ray, [ServerPlace("engines", 0, 1, NODE)], [first], {"engines": ["http://10.0.0.1:7"]})
+    served = RunningServers(ray, [Place("engines", 0, 1, NODE)], [first], {"engines": ["http://10.0.0.1:7"]})
     run = SimpleNamespace(ray=ray, served=served, said=said, wanted=1, registry=Registry(), started=[])
 
     def start(room, place):
@@ -102,7 +102,7 @@ def test_an_engine_joins_once_it_listens_and_leaves_once_the_ranks_have_said_so(
     assert run.said == ["engine 1 joins as soon as a node has 1 CPU and 2 GPU free\n"]
     run.ray.ready.append("room")
     run.look()
-    assert run.started == [([{"CPU": 1.0, "GPU": 2.0}], ServerPlace("engines", 1, 0, NODE))]
+    assert run.started == [([{"CPU": 1.0, "GPU": 2.0}], Place("engines", 1, 0, NODE))]
     run.look()
     assert run.registry.told == []
     run.ray.ready.append("listening")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rlox_grpo.distributed.addresses import LOST, find_address, publish_address
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
 from rlox_grpo.distributed.ray_cluster import launch, server_process, servers
-from rlox_grpo.distributed.ray_cluster.placement import Node, ServerPlace, number_ranks
+from rlox_grpo.distributed.ray_cluster.placement import Node, Place
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, Unavailable
 
@@ -118,7 +118,7 @@ class Cluster:
 @pytest.fixture
 def running(monkeypatch):
     monkeypatch.setattr(servers, "LOOK_S", 0.0)
-    places = [ServerPlace("engines", 0, 1, FIRST), ServerPlace("reference", 0, 2, SECOND)]
+    places = [Place("engines", 0, 1, FIRST), Place("reference", 0, 2, SECOND)]
     urls = {"engines": ["http://10.0.0.1:7"], "reference": ["http://10.0.0.2:8"]}
     return servers.RunningServers(Cluster(), places, [Actor(), Actor()], urls)
 
@@ -157,7 +157,7 @@ def test_a_lost_reference_ends_the_run(running):
 def test_the_error_says_that_a_lost_rank_lost_its_node(running):
     cluster = running.ray
     del cluster.alive[SECOND.id]
-    places = number_ranks({0: FIRST.id, 1: SECOND.id}, [FIRST, SECOND])
+    places = [Place("trainers", rank, rank, node) for rank, node in enumerate((FIRST, SECOND))]
     watched = launch._Watched(places, [], {}, {}, {0: "was lost with its actor: killed", 1: "was lost: no answer"})
     launch._note_dead_nodes(cluster, watched)
     assert watched.lost == {0: "was lost with its actor: killed", 1: "was lost: no answer (its node is dead)"}

@@ -14,12 +14,10 @@ from rlox_grpo.distributed.ray_cluster.head import cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import (
     Node,
     Place,
-    ServerPlace,
     Sizes,
     describe,
     list_counts,
-    number_ranks,
-    place_servers,
+    place_processes,
     require_room,
 )
 from rlox_grpo.errors import ConfigError
@@ -127,7 +125,7 @@ class Room:
 
     group: Any
     places: list[Place]
-    servers: list[ServerPlace]
+    servers: list[Place]
     resources: list[dict[str, float]]
     placement: str
 
@@ -162,6 +160,6 @@ def reserved_room(ray: Any, sizes: Sizes) -> Iterator[Room]:
             )
         found = placement_group_table(group)["bundles_to_node_id"]
         node_of_bundle = {int(bundle): node for bundle, node in found.items()}
-        places = number_ranks({bundle: node_of_bundle[bundle] for bundle in range(sizes.trainers)}, nodes)
-        servers = place_servers(node_of_bundle, nodes, needs, sizes.trainers)
-        yield Room(group, places, servers, resources, describe(places, needs, servers))
+        places = place_processes(node_of_bundle, nodes, needs)
+        ranks, servers = places[: sizes.trainers], places[sizes.trainers :]
+        yield Room(group, ranks, servers, resources, describe(places, needs))

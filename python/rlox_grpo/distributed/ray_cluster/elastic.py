@@ -16,7 +16,7 @@ from typing import Any
 
 from rlox_grpo.distributed.addresses import EngineRegistry
 from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes
-from rlox_grpo.distributed.ray_cluster.placement import ServerPlace
+from rlox_grpo.distributed.ray_cluster.placement import Place
 from rlox_grpo.distributed.ray_cluster.servers import LOOK_S, START_S, RunningServers, Servers, start_server
 from rlox_grpo.errors import ConfigError
 
@@ -30,7 +30,7 @@ class _Joining:
     index: int
     group: Any
     reference: Any
-    place: ServerPlace | None = None
+    place: Place | None = None
     actor: Any = None
     url: str = ""
 
@@ -49,7 +49,7 @@ class ElasticEngines:
     ray: Any
     served: RunningServers
     count: Callable[[], int]
-    start: Callable[[Room, ServerPlace], tuple[Any, int]]
+    start: Callable[[Room, Place], tuple[Any, int]]
     resources: Mapping[str, float]
     registry: EngineRegistry
     say: Callable[[str], None]
@@ -122,10 +122,10 @@ class ElasticEngines:
         else:
             self._end_joining(joining)
 
-    def _find_place(self, joining: _Joining) -> ServerPlace:
+    def _find_place(self, joining: _Joining) -> Place:
         found = self.ray.util.placement_group_table(joining.group)["bundles_to_node_id"]
         (node,) = (node for node in list_nodes(self.ray) if node.id == next(iter(found.values())))
-        return ServerPlace(_KIND, joining.index, 0, node)
+        return Place(_KIND, joining.index, 0, node)
 
     def _end_joining(self, joining: _Joining) -> None:
         assert joining.place is not None

@@ -107,7 +107,7 @@ def launch_ranks(
         with running_servers(ray, room, servers, environment, folder, say) as served:
             words = [*arguments, *servers.find(served.urls, room)]
             metrics = None if log_folder is None else str(folder.parent / "metrics.jsonl")
-            actors = [_make_actor(ray, room, place, None if place.rank else metrics) for place in room.places]
+            actors = [_make_actor(ray, room, place, None if place.index else metrics) for place in room.places]
             with cleaned_up(lambda: [ray.kill(actor) for actor in actors]):
                 threads = {"OMP_NUM_THREADS": f"{sizes.cpus_per_trainer}"}
                 try:
@@ -142,7 +142,7 @@ def _make_actor(ray: Any, room: Room, place: Place, metrics: str | None) -> Any:
         max_restarts=0,
         max_concurrency=4,
         scheduling_strategy=room.schedule(place.bundle),
-        name=f"rlox-grpo rank {place.rank}",
+        name=f"rlox-grpo {place.name}",
     )
     return kind.remote(metrics)
 
@@ -163,14 +163,14 @@ def _start(
     running = {}
     for place, actor in zip(places, actors, strict=True):
         # As under torchrun, a rank sees the GPUs of all ranks of its node, and its own is number LOCAL_RANK.
-        seen = [gpu for other in places if other.node == place.node for gpu in gpus[other.rank]]
+        seen = [gpu for other in places if other.node == place.node for gpu in gpus[other.index]]
         own = {
             **environment,
             **make_rank_variables(place, places, (master, port), run_id),
             **({"CUDA_VISIBLE_DEVICES": ",".join(seen)} if seen else {}),
         }
-        log = str(folder / f"rank_{place.rank}.log")
-        running[actor.run.remote(arguments, own, log, os.getcwd())] = place.rank
+        log = str(folder / place.log)
+        running[actor.run.remote(arguments, own, log, os.getcwd())] = place.index
     return running, (master, port)
 
 
@@ -267,7 +267,7 @@ def _raise_failure(watched: _Watched, how_to_go_on: str) -> None:
         return not killed, ending is not None and _VICTIM.search(ending.last_lines) is not None
 
     first, *others = sorted(found, key=order)
-    addresses = {place.rank: place.node.address for place in watched.places}
+    addresses = {place.index: place.node.address for place in watched.places}
     lines = [f"rank {first} on {addresses[first]} {found[first]}"]
     lines += [f"then rank {rank} on {addresses[rank]} {found[rank]}" for rank in others]
     raise RankError("\n".join([*lines, how_to_go_on]))

@@ -13,7 +13,7 @@ from typing import Any
 from rlox_grpo.distributed.addresses import LOST
 from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes
 from rlox_grpo.distributed.ray_cluster.head import cleaned_up
-from rlox_grpo.distributed.ray_cluster.placement import ServerPlace
+from rlox_grpo.distributed.ray_cluster.placement import Place
 from rlox_grpo.distributed.ray_cluster.server_process import HOST, PORT, STOP_S, ServerProcess, find_port
 from rlox_grpo.errors import EngineError
 
@@ -57,7 +57,7 @@ class RunningServers:
     """
 
     ray: Any
-    places: list[ServerPlace]
+    places: list[Place]
     actors: list[Any] = field(default_factory=list)
     urls: dict[str, list[str]] = field(default_factory=dict)
     losses: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ class RunningServers:
                 self._begin_move(index, publish, say)
         self._next_look = time.monotonic() + LOOK_S
 
-    def add(self, place: ServerPlace, actor: Any, url: str) -> int:
+    def add(self, place: Place, actor: Any, url: str) -> int:
         """Add a server that has joined; returns its index in ``places``."""
         self.places.append(place)
         self.actors.append(actor)
@@ -111,7 +111,7 @@ class RunningServers:
 
     def _begin_move(self, index: int, publish: Callable[[str, str], None], say: Callable[[str], None]) -> None:
         place = self.places[index]
-        self.losses.append(f"{_name(place)} on {place.node.address} was lost with its node")
+        self.losses.append(f"{place.name} on {place.node.address} was lost with its node")
         say(f"{self.losses[-1]}; it starts again when another node has room\n")
         self.is_fatal = self.is_fatal or place.kind == "reference"
         self._moving[index] = self.actors[index].find_address.remote()
@@ -130,7 +130,7 @@ class RunningServers:
         del self._moving[index]
         self._nodes[index] = node
         publish(self.urls[place.kind][place.index], f"http://{host}:{port}")
-        say(f"{_name(place)} starts again on {host}: http://{host}:{port}\n")
+        say(f"{place.name} starts again on {host}: http://{host}:{port}\n")
 
 
 @contextmanager
@@ -157,15 +157,15 @@ def running_servers(
             running.actors.append(actor)
             waiting.append(actor.wait_until_listening.remote(START_S))
             running.urls.setdefault(place.kind, []).append(f"http://{place.node.address}:{port}")
-            say(f"{_name(place)} on {place.node.address} is starting; its log: {_log(folder, place)}\n")
+            say(f"{place.name} on {place.node.address} is starting; its log: {folder / place.log}\n")
         for place, reference in zip(room.servers, waiting, strict=True):
-            _wait(ray, place, reference, _log(folder, place))
-            say(f"{_name(place)} on {place.node.address} is ready: {running.urls[place.kind][place.index]}\n")
+            _wait(ray, place, reference, folder / place.log)
+            say(f"{place.name} on {place.node.address} is ready: {running.urls[place.kind][place.index]}\n")
         yield running
 
 
 def start_server(
-    ray: Any, room: Room, place: ServerPlace, *, command: Sequence[str], environment: Mapping[str, str], folder: Path
+    ray: Any, room: Room, place: Place, *, command: Sequence[str], environment: Mapping[str, str], folder: Path
 ) -> tuple[Any, int]:
     """Start the actor of one server at its place; returns it and the port that the server will listen on."""
     host = place.node.address
@@ -180,26 +180,18 @@ def start_server(
             max_restarts=MOST_RESTARTS,
             max_concurrency=3,  # stop() and find_address() beside wait_until_listening()
             scheduling_strategy=strategy,
-            name=f"rlox-grpo {_name(place)}",
+            name=f"rlox-grpo {place.name}",
         )
-        .remote(list(command), (host, port), dict(environment), str(_log(folder, place)), os.getcwd())
+        .remote(list(command), (host, port), dict(environment), str(folder / place.log), os.getcwd())
     )
     return actor, port
 
 
-def _wait(ray: Any, place: ServerPlace, reference: Any, log: Path) -> None:
+def _wait(ray: Any, place: Place, reference: Any, log: Path) -> None:
     try:
         ending = ray.get(reference)
     except (ray.exceptions.RayError, TimeoutError) as error:
-        raise EngineError(f"{_name(place)} on {place.node.address} did not start: {error}; its log: {log}") from error
+        raise EngineError(f"{place.name} on {place.node.address} did not start: {error}; its log: {log}") from error
     if ending is not None:
         said = "".join(f"\n    {line}" for line in ending.last_lines.splitlines())
-        raise EngineError(f"{_name(place)} on {place.node.address} ended with status {ending.status}; see {log}{said}")
-
-
-def _name(place: ServerPlace) -> str:
-    return "the reference" if place.kind == "reference" else f"engine {place.index}"
-
-
-def _log(folder: Path, place: ServerPlace) -> Path:
-    return folder / ("reference.log" if place.kind == "reference" else f"engine_{place.index}.log")
+        raise EngineError(f"{place.name} on {place.node.address} ended with status {ending.status}; see {log}{said}")
