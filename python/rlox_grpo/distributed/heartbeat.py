@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlox_grpo.distributed.addresses import connect_store
+from rlox_grpo.distributed.addresses import connect_store, find_store
 from rlox_grpo.distributed.signals import signalled
 
 SIGN_OF_LIFE_S = 0.5
@@ -36,9 +36,8 @@ def open_store(timeout: float) -> Any:
     """Open a new connection to the rendezvous store, under a prefix unique to this run."""
     global _entered
     _entered += 1
-    store = connect_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout)
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"rlox_grpo/{restart}/{_entered}", store)  # type: ignore[attr-defined]
+    return dist.PrefixStore(f"rlox_grpo/{restart}/{_entered}", connect_store(find_store(), timeout))  # type: ignore[attr-defined]
 
 
 def is_lost_connection(error: BaseException) -> bool:

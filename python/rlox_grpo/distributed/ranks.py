@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlox_grpo.distributed.addresses import connect_store
+from rlox_grpo.distributed.addresses import connect_store, find_store
 from rlox_grpo.distributed.heartbeat import Heartbeat, is_lost_connection, open_store
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.distributed.launcher import end_with_launcher
@@ -221,9 +221,9 @@ def _require_launchers_store(timeout: float) -> None:
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return  # rank 0 makes the store
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address, port = find_store()
     try:
-        connect_store(address, port, timeout)
+        connect_store((address, port), timeout)
     except dist.DistError as error:
         raise RankError(
             f"torchrun's store at {address}:{port} does not answer within {timeout:g} s: the launcher is gone or its "

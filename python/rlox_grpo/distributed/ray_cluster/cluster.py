@@ -135,6 +135,16 @@ class Room:
 
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
 
+    def make_options(self, place: Place) -> dict[str, Any]:
+        """Return Ray's options for the actor of a process: its name, its resources and its bundle."""
+        resources = self.resources[place.bundle]
+        return {
+            "name": f"rlox-grpo {place.name}",
+            "num_cpus": resources["CPU"],
+            "num_gpus": resources.get("GPU", 0),
+            "scheduling_strategy": self.schedule(place.bundle),
+        }
+
 
 @contextmanager
 def reserved_room(ray: Any, sizes: Sizes) -> Iterator[Room]:

@@ -9,14 +9,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.distributed.addresses import EngineRegistry, publish_address
+from rlox_grpo.distributed.addresses import ServerRegistry
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
 from rlox_grpo.distributed.ray_cluster.cluster import Room, joined_cluster, list_nodes, reserved_room
-from rlox_grpo.distributed.ray_cluster.elastic import ElasticEngines, make_elastic
+from rlox_grpo.distributed.ray_cluster.elastic import ElasticEngines
 from rlox_grpo.distributed.ray_cluster.head import Head, cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import Place, Sizes, make_rank_variables
 from rlox_grpo.distributed.ray_cluster.rank_process import Ending, RankProcess
@@ -105,7 +104,7 @@ def launch_ranks(
         forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
         environment = {**servers.variables, **forwarded, **files, LAUNCHER_VARIABLE: "ray", "PYTHONUNBUFFERED": "1"}
         with running_servers(ray, room, servers, environment, folder, say) as served:
-            words = [*arguments, *servers.find(served.urls, room)]
+            words = [*arguments, *servers.find(served.list_urls(), room)]
             metrics = None if log_folder is None else str(folder.parent / "metrics.jsonl")
             actors = [_make_actor(ray, room, place, None if place.index else metrics) for place in room.places]
             with cleaned_up(lambda: [ray.kill(actor) for actor in actors]):
@@ -118,11 +117,10 @@ def launch_ranks(
                         "rlox_grpo"
                     ) from error
                 watched = _Watched(room.places, actors, running)
-                need = room.resources[room.servers[0].bundle] if room.servers else {}
-                registry = EngineRegistry(store)
-                elastic = make_elastic(ray, served, servers, need, environment, folder, registry, say)
+                registry = ServerRegistry(store)
+                elastic = ElasticEngines(served, registry)
                 with cleaned_up(elastic.end):
-                    _watch(ray, watched, served, elastic, partial(publish_address, store), rank_timeout, say)
+                    _watch(ray, watched, served, elastic, registry, rank_timeout, say)
         how = (
             "nothing was saved: the run has no output_dir"
             if log_folder is None
@@ -135,15 +133,7 @@ def launch_ranks(
 
 
 def _make_actor(ray: Any, room: Room, place: Place, metrics: str | None) -> Any:
-    resources = room.resources[place.bundle]
-    kind = ray.remote(RankProcess).options(
-        num_cpus=resources["CPU"],
-        num_gpus=resources.get("GPU", 0),
-        max_restarts=0,
-        max_concurrency=4,
-        scheduling_strategy=room.schedule(place.bundle),
-        name=f"rlox-grpo {place.name}",
-    )
+    kind = ray.remote(RankProcess).options(**room.make_options(place), max_restarts=0, max_concurrency=4)
     return kind.remote(metrics)
 
 
@@ -179,7 +169,7 @@ def _watch(
     watched: _Watched,
     served: RunningServers,
     elastic: ElasticEngines,
-    publish: Callable[[str, str], None],
+    registry: ServerRegistry,
     rank_timeout: float,
     say: Callable[[str], None],
 ) -> None:
@@ -194,7 +184,7 @@ def _watch(
             for reference in done:
                 _note_ending(ray, watched, reference)
             if head.require():
-                served.follow(publish, say)
+                served.follow(registry)
                 elastic.follow()
             if (stop or served.is_fatal) and not told:
                 told = True

@@ -99,6 +99,10 @@ class Place:
         """``rank 0``, ``engine 0`` or ``the reference``."""
         return "the reference" if self.kind == "reference" else f"{_SINGULAR[self.kind]} {self.index}"
 
+    def __str__(self) -> str:
+        """The process and the address of its node."""
+        return f"{self.name} on {self.node.address}"
+
     @property
     def log(self) -> str:
         """File name of its log."""
