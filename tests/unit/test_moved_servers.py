@@ -171,8 +171,9 @@ def test_the_error_says_that_a_lost_rank_lost_its_node(running):
     cluster = running.cluster
     del cluster.alive[SECOND.id]
     places = [Place("trainers", rank, rank, node) for rank, node in enumerate((FIRST, SECOND))]
-    watched = launch._Watched(places, [], {}, {}, {0: "was lost with its actor: killed", 1: "was lost: no answer"})
-    launch._note_dead_nodes(cluster, watched)
+    lost = {0: "was lost with its actor: killed", 1: "was lost: no answer"}
+    watched = launch._Ranks(cluster, places, [], lost=lost)
+    watched.note_dead_nodes()
     assert watched.lost == {0: "was lost with its actor: killed", 1: "was lost: no answer (its node is dead)"}
 
 

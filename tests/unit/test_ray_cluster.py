@@ -153,9 +153,9 @@ def test_a_rank_is_asked_to_stop_or_killed(at_once, tmp_path):
 
 def failure(endings, lost=None):
     places = [Place("trainers", rank, rank, NODES[0]) for rank in range(3)]
-    watched = launch._Watched(places, [], {}, endings, lost or {})
+    watched = launch._Ranks(None, places, [], endings=endings, lost=lost or {})
     with pytest.raises((RankError, KeyboardInterrupt)) as found:
-        launch._raise_failure(watched, "the logs of all ranks: runs/first/logs")
+        watched.raise_failure("the logs of all ranks: runs/first/logs")
     return found.value
 
 

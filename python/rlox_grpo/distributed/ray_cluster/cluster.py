@@ -26,6 +26,8 @@ OBJECT_STORE_BYTES = 100 * 2**20
 """Of a cluster that is started here: new weights go through the object store in pieces of 16 MiB."""
 ANSWER_WITHIN_S = 10.0
 """Seconds to wait for the address of a cluster."""
+SHOWN = 600
+"""Most characters that are shown of Ray's own error message."""
 ROOM_WITHIN_S = 60.0
 """Seconds to wait for room that something else on the cluster uses."""
 
@@ -109,6 +111,11 @@ def list_nodes(ray: Any) -> list[Node]:
         for node in ray.nodes()
         if node["Alive"]
     ]
+
+
+def shorten(error: object) -> str:
+    """Ray's error message in one line of at most ``SHOWN`` characters."""
+    return " ".join(str(error).split())[:SHOWN]
 
 
 @dataclass(frozen=True)

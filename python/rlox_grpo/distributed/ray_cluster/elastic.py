@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox_grpo.distributed.addresses import ServerRegistry
-from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes
+from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes, shorten
 from rlox_grpo.distributed.ray_cluster.placement import Place
 from rlox_grpo.distributed.ray_cluster.servers import LOOK_S, START_S, RunningServers, Server
 from rlox_grpo.errors import ConfigError
@@ -64,7 +64,7 @@ class ElasticEngines:
             elif wanted < len(self._active):
                 self._begin_to_leave(wanted)
         except self._ray.exceptions.RayError as error:
-            self._refuse(wanted, str(error))
+            self._refuse(wanted, error)
         self._next_look = time.monotonic() + LOOK_S
 
     def end(self) -> None:
@@ -134,10 +134,10 @@ class ElasticEngines:
         self._revision += 1
         self._registry.publish_engines(self._revision, [server.url for server in self._active])
 
-    def _refuse(self, wanted: int, why: str) -> None:
+    def _refuse(self, wanted: int, why: object) -> None:
         self._refused = wanted
         if self._joining is not None:
-            self._served.say(f"engine {self._joining.index} could not join: {' '.join(why.split())[:600]}\n")
+            self._served.say(f"engine {self._joining.index} could not join: {shorten(why)}\n")
             self._drop(self._joining)
 
     def _drop(self, joining: _Joining) -> None:

@@ -20,7 +20,7 @@ LAST_LINES = 3
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rank ended.
+    """How a rank or a server ended.
 
     Attributes:
         status: exit status; negative: the number of the signal that killed it.
@@ -32,6 +32,11 @@ class Ending:
     process: int
     last_lines: str
 
+    def describe(self) -> str:
+        """How it ended, and the last lines of its log, indented."""
+        how = f"was killed by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
+        return how + "".join(f"\n    {line}" for line in self.last_lines.splitlines())
+
 
 class RankProcess:
     """The Ray actor that supervises one rank. ``run`` blocks its thread; other threads call the other methods.
@@ -41,7 +46,7 @@ class RankProcess:
     """
 
     def __init__(self, metrics: str | None = None) -> None:
-        """Wait for :meth:`run`; ``metrics`` is the run's ``metrics.jsonl``, which Ray's dashboard then shows."""
+        """Wait for :meth:`run`. With its output is read the run's ``metrics.jsonl``, for Ray's dashboard."""
         self._gauges = None if metrics is None else DashboardGauges(Path(metrics))
         self._child: subprocess.Popen[bytes] | None = None
         self._store: Any = None

@@ -203,5 +203,4 @@ def _wait(ray: Any, place: Place, reference: Any, log: Path) -> None:
     except (ray.exceptions.RayError, TimeoutError) as error:
         raise EngineError(f"{place} did not start: {error}; its log: {log}") from error
     if ending is not None:
-        said = "".join(f"\n    {line}" for line in ending.last_lines.splitlines())
-        raise EngineError(f"{place} ended with status {ending.status}; see {log}{said}")
+        raise EngineError(f"{place} {ending.describe()}\nits log: {log}")
