@@ -13,7 +13,7 @@ from rlox_grpo.distributed.ray_cluster import elastic
 from rlox_grpo.distributed.ray_cluster.cluster import Room
 from rlox_grpo.distributed.ray_cluster.elastic import ElasticEngines, FileCount
 from rlox_grpo.distributed.ray_cluster.placement import Node, Place
-from rlox_grpo.distributed.ray_cluster.rank_process import Ending
+from rlox_grpo.distributed.ray_cluster.processes import Ending
 from rlox_grpo.distributed.ray_cluster.servers import RunningServers, Server, Servers
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.engines.vllm.routing import Router

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from rlox_grpo.distributed.addresses import LOST, ServerRegistry, find_address
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
-from rlox_grpo.distributed.ray_cluster import launch, server_process, servers
+from rlox_grpo.distributed.ray_cluster import launch, processes, servers
 from rlox_grpo.distributed.ray_cluster.placement import Node, Place
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, Unavailable
@@ -184,10 +184,10 @@ def test_an_actor_on_another_node_listens_there(first, is_moved, monkeypatch, tm
     ray.get_runtime_context = lambda: context
     ray.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
     monkeypatch.setitem(sys.modules, "ray", ray)
-    port = server_process.find_port("127.0.0.1")
+    port = processes.find_port("127.0.0.1")
     log = tmp_path / "engine_0.log"
     words = ["-u", "-c", "import sys, time; print(*sys.argv[1:]); time.sleep(60)", "{host}", "{port}"]
-    process = server_process.ServerProcess(words, (first, port), {}, str(log), str(tmp_path))
+    process = processes.ServerProcess(words, (first, port), {}, str(log), str(tmp_path))
     node, host, now = process.find_address()
     assert (node, host) == (SECOND.id, "127.0.0.1")
     assert (now != port) == is_moved

@@ -26,7 +26,7 @@ from rlox_grpo.distributed.ray_cluster.placement import (
     place_processes,
     require_room,
 )
-from rlox_grpo.distributed.ray_cluster.rank_process import Ending, RankProcess
+from rlox_grpo.distributed.ray_cluster.processes import Ending, RankProcess
 from rlox_grpo.errors import ConfigError, RankError
 
 NODES = [

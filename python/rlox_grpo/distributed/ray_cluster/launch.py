@@ -18,7 +18,7 @@ from rlox_grpo.distributed.ray_cluster.cluster import joined_cluster, list_nodes
 from rlox_grpo.distributed.ray_cluster.elastic import ElasticEngines
 from rlox_grpo.distributed.ray_cluster.head import Head, cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import Place, Sizes, make_rank_variables
-from rlox_grpo.distributed.ray_cluster.rank_process import Ending, RankProcess
+from rlox_grpo.distributed.ray_cluster.processes import Ending, RankProcess
 from rlox_grpo.distributed.ray_cluster.remote_file import serving_files
 from rlox_grpo.distributed.ray_cluster.servers import RunningServers, Servers, running_servers
 from rlox_grpo.distributed.signals import stop_on_signal

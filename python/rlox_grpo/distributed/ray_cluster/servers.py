@@ -14,7 +14,7 @@ from rlox_grpo.distributed.addresses import LOST, ServerRegistry
 from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes
 from rlox_grpo.distributed.ray_cluster.head import cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import Place
-from rlox_grpo.distributed.ray_cluster.server_process import HOST, PORT, STOP_S, ServerProcess, find_port
+from rlox_grpo.distributed.ray_cluster.processes import HOST, PORT, STOP_S, ServerProcess, find_port
 from rlox_grpo.errors import EngineError
 
 __all__ = ["HOST", "PORT", "RunningServers", "Servers", "running_servers"]
