@@ -98,10 +98,10 @@ class RayGRPO:
         Raises:
             ConfigError: an argument that cannot be sent to other processes, or a wrong option.
         """
-        refused = {"ref_model": ref_model, **{name: options.pop(name, None) for name in _NEVER_SENT}}
-        for name, value in refused.items():
-            if value:
-                raise ConfigError(f"{name} is given: {_STAYS_HERE} it; {_NEVER_SENT.get(name, _INSTEAD_OF_REFERENCE)}")
+        options["ref_model"] = ref_model
+        for name, instead in _NEVER_SENT.items():
+            if options.pop(name, None):
+                raise ConfigError(f"{name} is given: {_STAYS_HERE} it; {instead}")
         if not isinstance(model, (str, Path)):
             raise ConfigError(
                 f"model is a {type(model).__name__}: {_STAYS_HERE} it; save it and its tokenizer by "
@@ -172,7 +172,7 @@ class RayGRPO:
         run_file = folder / "run.toml"
         replace_file(run_file, tomli_w.dumps({**document, **self._tables}).encode())
         _run([sys.executable, "-m", "rlox_grpo.cli", "train", str(run_file), "--ray", self._address])
-        last = list(read_jsonl(self.output_dir / "metrics.jsonl"))[-1]
+        last = read_jsonl(self.output_dir / "metrics.jsonl")[-1]
         return add_short_names({name: value for name, value in last.items() if isinstance(value, (int, float))}, {})
 
     def save(self, path: str | Path) -> None:
@@ -204,11 +204,11 @@ class RayGRPO:
 
 
 _NEVER_SENT = {
+    "ref_model": "choose reference, such as reference='frozen', or layout={'reference': 'actor'}",
     "tokenizer": "save it beside the model by tokenizer.save_pretrained(folder)",
     "callbacks": "read metrics.jsonl in output_dir, or choose log_to",
     "optimizer": "choose options of AdamW, or train with torchrun",
 }
-_INSTEAD_OF_REFERENCE = "choose reference, such as reference='frozen', or layout={'reference': 'actor'}"
 
 
 def _resolve(path: str | Path) -> str:

@@ -22,6 +22,8 @@ from rlox_grpo.distributed.ray_cluster.placement import (
 )
 from rlox_grpo.errors import ConfigError
 
+QUIET = {"log_to_driver": False, "logging_level": "warning"}
+"""Arguments of ``ray.init``."""
 OBJECT_STORE_BYTES = 100 * 2**20
 """Of a cluster that is started here: new weights go through the object store in pieces of 16 MiB."""
 ANSWER_WITHIN_S = 10.0
@@ -65,12 +67,11 @@ def joined_cluster(address: str) -> Iterator[Any]:
     if ray.is_initialized():  # a notebook or driver script that has joined one
         yield ray
         return
-    quiet = {"log_to_driver": False, "logging_level": "warning"}
     try:
-        if address == "local" or (address == "auto" and not _finds_cluster(ray, quiet)):
-            ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
+        if address == "local" or (address == "auto" and not _finds_cluster(ray)):
+            ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **QUIET)
         elif address != "auto":
-            ray.init(address=address, **quiet)
+            ray.init(address=address, **QUIET)
     except Exception as error:  # Ray raises bare ones, as where a busy machine starts its processes too slowly
         raise ConfigError(f"--ray {address}: no Ray cluster can be joined: {error}") from error
     with cleaned_up(ray.shutdown):
@@ -91,9 +92,9 @@ def _require_answer(address: str) -> None:
         raise ConfigError(f"--ray {address}: no Ray cluster answers there ({error}); is `ray start` running?") from None
 
 
-def _finds_cluster(ray: Any, quiet: dict[str, Any]) -> bool:
+def _finds_cluster(ray: Any) -> bool:
     try:
-        ray.init(address="auto", **quiet)
+        ray.init(address="auto", **QUIET)
     except ConnectionError:
         return False
     return True
