@@ -106,6 +106,15 @@ def test_a_whole_configuration(started, tmp_path):
     assert read_run_file(tmp_path / "run" / "launch" / "run.toml", {})[1] == config
 
 
+def test_a_whole_configuration_with_a_layout(started, tmp_path):
+    """The options that it leaves to their defaults do not contradict the layout."""
+    config = GRPOConfig.create(learning_rate=1e-5, output_dir=str(tmp_path / "run"))
+    trainer = GRPO("owner/model", "my_rewards:good", launcher="ray", config=config, layout={"engines": 2})
+    trainer.train(["a"])
+    assert (trainer.config.engine, trainer.config.learning_rate) == ("vllm_server", 1e-5)
+    assert read_run_file(tmp_path / "run" / "launch" / "run.toml", {})[1] == trainer.config
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -120,6 +129,8 @@ def test_a_whole_configuration(started, tmp_path):
         ({"layout": {"trainer": 2}}, "unknown option 'trainer'.*trainers"),
         ({"layout": {"engines": 2}, "engine": "hf"}, r"\[layout\] engines=2 means engine='vllm_server'"),
         ({"learning_rat": 1.0}, "unknown option 'learning_rat'"),
+        ({"config": GRPOConfig.create(output_dir="run")}, "config is given: leave out output_dir"),
+        ({"config": {"output_dir": "run"}}, "config is dict: expected a rlox_grpo.GRPOConfig"),
         ({"output_dir": None}, "launcher='ray' needs output_dir"),
         ({"launcher": "slurm"}, "launcher='slurm': expected 'ray'"),
     ],

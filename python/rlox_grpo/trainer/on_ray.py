@@ -108,15 +108,15 @@ class RayGRPO:
                 "save_pretrained(folder), and pass the folder"
             )
         self._layout = dict(layout or {})
-        placed = place_options(Layout.create(**self._layout), options if config is None else config.model_dump())
-        self.config = choose_config(config, {**options, **placed} if config is None else {})
+        if config is not None:
+            options = choose_config(config, options).model_dump(exclude_unset=True)
+        self.config = GRPOConfig.create(**{**options, **place_options(Layout.create(**self._layout), options)})
         if self.config.output_dir is None:
             raise ConfigError("launcher='ray' needs output_dir: the weights and the metrics come back through it")
         self.output_dir = Path(self.config.output_dir).absolute()
         self._address = ray_address
-        written = options if config is None else config.model_dump(exclude_unset=True)
         self._document: dict[str, Any] = {
-            **{name: value for name, value in written.items() if value is not None},
+            **{name: value for name, value in options.items() if value is not None},
             "output_dir": str(self.output_dir),
             "model": _resolve(model),
         }
