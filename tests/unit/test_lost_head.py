@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from rlox_grpo.distributed.ray_cluster import head
-from rlox_grpo.distributed.ray_cluster.head import Head, HeadLostError, cleaned_up
+from rlox_grpo.distributed.ray_cluster import cluster
+from rlox_grpo.distributed.ray_cluster.cluster import Head, HeadLostError, cleaned_up
 from rlox_grpo.errors import RankError
 
 
@@ -22,7 +22,7 @@ def find_address(service):
 
 
 def test_a_head_that_answers_is_not_lost(service, monkeypatch):
-    monkeypatch.setattr(head, "LOST_S", 0.0)
+    monkeypatch.setattr(cluster, "LOST_S", 0.0)
     watched = Head(find_address(service))
     assert watched.require(at_once=True)
     assert watched.require(at_once=True)
@@ -35,7 +35,7 @@ def test_a_head_that_does_not_answer_is_lost_after_its_deadline(service, monkeyp
     service.close()
     assert watched.require()  # not yet time for another look
     assert not watched.require(at_once=True)  # no error before the deadline
-    monkeypatch.setattr(head, "LOST_S", 0.0)
+    monkeypatch.setattr(cluster, "LOST_S", 0.0)
     with pytest.raises(HeadLostError) as lost:
         watched.require(at_once=True)
     assert str(lost.value).startswith(f"the head node of the Ray cluster, {address}, is lost: ")

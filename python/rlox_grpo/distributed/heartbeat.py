@@ -66,7 +66,6 @@ class Heartbeat:
         """Last counter of each rank that this one reads, and the time of its last change."""
         self._first_error: dict[str, Any] | None = None
         self._last_words: str | None = None
-        self._told = False
         self._store_lost = False
         self._ended, self._something_to_tell, self._spoken = (threading.Event() for _ in range(3))
         self._threads = [
@@ -92,7 +91,7 @@ class Heartbeat:
         self._last_words = json.dumps(said)
         self._something_to_tell.set()
         self._spoken.wait(self._timeout)
-        if not self._told:
+        if self._last_words is not None:
             lost = self._describe_store_trouble(0.0) or "the store did not answer"
             print(f"rank {self._rank}: the others cannot be told of its end: {lost}", file=sys.stderr)
 
@@ -115,9 +114,9 @@ class Heartbeat:
             while not self._ended.is_set():
                 count += 1
                 self._exchange_signs(count)
-                if self._last_words is not None and not self._told:
+                if self._last_words is not None:
                     self._store.compare_set("error", "", self._last_words)
-                    self._told = True
+                    self._last_words = None
                     self._spoken.set()
                 self._something_to_tell.wait(SIGN_OF_LIFE_S)
                 self._something_to_tell.clear()

@@ -1,16 +1,16 @@
-"""Join or start a Ray cluster, and reserve room on it for the processes of a run."""
+"""Join or start a Ray cluster, reserve room on it for the processes of a run, and detect the loss of its head node."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlox_grpo.distributed.ray_cluster.head import cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import (
     Node,
     Place,
@@ -20,7 +20,7 @@ from rlox_grpo.distributed.ray_cluster.placement import (
     place_processes,
     require_room,
 )
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import ConfigError, RankError
 
 QUIET = {"log_to_driver": False, "logging_level": "warning"}
 """Arguments of ``ray.init``."""
@@ -32,6 +32,63 @@ SHOWN = 600
 """Most characters that are shown of Ray's own error message."""
 ROOM_WITHIN_S = 60.0
 """Seconds to wait for room that something else on the cluster uses."""
+
+LOST_S = 20.0
+"""Seconds without an answer after which the head is lost. Ray's own limit, after which its nodes end, is 60 s."""
+LOOK_S = 2.0
+"""Seconds between two checks, and timeout of a check."""
+
+
+class HeadLostError(RankError):
+    """The head node of the Ray cluster does not answer. Ray's calls wait for it, and end this process after 60 s."""
+
+
+class Head:
+    """Checks whether the control service of a cluster accepts connections."""
+
+    def __init__(self, address: str) -> None:
+        """Begin at ``HOST:PORT`` of the service; nothing is sent yet."""
+        host, _, port = address.rpartition(":")
+        self._address = (host, int(port))
+        self._answered = self._looked = time.monotonic()
+
+    def require(self, *, at_once: bool = False) -> bool:
+        """Check, at most once in ``LOOK_S`` seconds unless ``at_once``.
+
+        Returns:
+            Whether it answered at the last check. If not, calls of Ray may block for minutes.
+
+        Raises:
+            HeadLostError: it has not answered for ``LOST_S`` seconds.
+        """
+        if at_once or time.monotonic() >= self._looked + LOOK_S:
+            try:
+                socket.create_connection(self._address, timeout=LOOK_S).close()
+                self._looked = self._answered = time.monotonic()
+            except OSError as error:
+                self._looked = time.monotonic()
+                if self._looked - self._answered > LOST_S:
+                    host, port = self._address
+                    raise HeadLostError(
+                        f"the head node of the Ray cluster, {host}:{port}, is lost: it has not answered for "
+                        f"{self._looked - self._answered:.0f} s ({error}). Every rank that still runs saves and stops, "
+                        "at the latest a minute after the loss, when Ray ends on the other nodes. Start the cluster "
+                        "again; the same command continues the run"
+                    ) from error
+        return self._answered >= self._looked
+
+
+@contextmanager
+def cleaned_up(clean: Callable[[], object]) -> Iterator[None]:
+    """Call ``clean`` at the end of the block, unless the head is lost: the call would wait for it."""
+    try:
+        yield
+    except HeadLostError:
+        raise
+    except BaseException:
+        clean()
+        raise
+    clean()
 
 
 def import_ray() -> Any:

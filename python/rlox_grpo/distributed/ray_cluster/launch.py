@@ -14,13 +14,19 @@ from typing import Any
 
 from rlox_grpo.distributed.addresses import ServerRegistry
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
-from rlox_grpo.distributed.ray_cluster.cluster import joined_cluster, list_nodes, reserved_room, shorten
+from rlox_grpo.distributed.ray_cluster.cluster import (
+    Head,
+    cleaned_up,
+    joined_cluster,
+    list_nodes,
+    reserved_room,
+    shorten,
+)
 from rlox_grpo.distributed.ray_cluster.elastic import ElasticEngines
-from rlox_grpo.distributed.ray_cluster.head import Head, cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import Place, Sizes, make_rank_variables
 from rlox_grpo.distributed.ray_cluster.processes import Ending, RankProcess
 from rlox_grpo.distributed.ray_cluster.remote_file import serving_files
-from rlox_grpo.distributed.ray_cluster.servers import RunningServers, Servers, running_servers
+from rlox_grpo.distributed.ray_cluster.servers import RunningServers, Servers
 from rlox_grpo.distributed.signals import stop_on_signal
 from rlox_grpo.errors import EngineError, RankError
 
@@ -190,7 +196,9 @@ def launch_ranks(
         folder = Path(tempfile.gettempdir()) / f"rlox-grpo-{run_id}" if log_folder is None else log_folder.absolute()
         forwarded = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
         environment = {**servers.variables, **forwarded, **files, LAUNCHER_VARIABLE: "ray", "PYTHONUNBUFFERED": "1"}
-        with running_servers(ray, room, servers, environment, folder, say) as served:
+        served = RunningServers(ray, room, servers, environment, folder, say)
+        with cleaned_up(served.end):
+            served.start_all()
             words = [*arguments, *servers.find(served.list_urls(), room)]
             metrics = None if log_folder is None else str(folder.parent / "metrics.jsonl")
             kind = ray.remote(RankProcess)

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.distributed.ray_cluster.cluster import QUIET, import_ray
-from rlox_grpo.distributed.ray_cluster.head import cleaned_up
+from rlox_grpo.distributed.ray_cluster.cluster import QUIET, cleaned_up, import_ray
 from rlox_grpo.distributed.ray_cluster.placement import Node
 
 SCHEME = "ray:"

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlox_grpo.distributed.addresses import LOST, ServerRegistry
 from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes
-from rlox_grpo.distributed.ray_cluster.head import cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import Place
 from rlox_grpo.distributed.ray_cluster.processes import HOST, PORT, STOP_S, ServerProcess, find_port
 from rlox_grpo.errors import EngineError
 
-__all__ = ["HOST", "PORT", "RunningServers", "Servers", "running_servers"]
+__all__ = ["HOST", "PORT", "RunningServers", "Server", "Servers"]
 
 MOST_RESTARTS = 5
 """How often Ray restarts a server that died."""
@@ -100,6 +98,26 @@ class RunningServers:
     is_fatal: bool = False
     _next_look: float = 0.0
 
+    def start_all(self) -> None:
+        """Start the servers of the room, and wait until all listen.
+
+        Raises:
+            EngineError: a server did not start; the message has the last lines of its log.
+        """
+        for place in self.room.servers:
+            self.listed.append(self.start(place, self.room))
+            self.say(f"{place} is starting; its log: {self.folder / place.log}\n")
+        waiting = [server.actor.wait_until_listening.remote(START_S) for server in self.listed]
+        for server, reference in zip(self.listed, waiting, strict=True):
+            place, log = server.place, self.folder / server.place.log
+            try:
+                ending = self.ray.get(reference)
+            except (self.ray.exceptions.RayError, TimeoutError) as error:
+                raise EngineError(f"{place} did not start: {error}; its log: {log}") from error
+            if ending is not None:
+                raise EngineError(f"{place} {ending.describe()}\nits log: {log}")
+            self.say(f"{place} is ready: {server.url}\n")
+
     def start(self, place: Place, room: Room) -> Server:
         """Start the actor of a server at its place, without waiting until the server listens."""
         host = place.node.address
@@ -174,33 +192,3 @@ class RunningServers:
         server.next_address = None
         registry.publish_address(server.url, f"http://{host}:{port}")
         self.say(f"{server.place.name} starts again on {host}: http://{host}:{port}\n")
-
-
-@contextmanager
-def running_servers(
-    ray: Any, room: Room, plan: Servers, environment: Mapping[str, str], folder: Path, say: Callable[[str], None]
-) -> Iterator[RunningServers]:
-    """Start the servers of ``room`` for the block; yields them once all listen. See :class:`RunningServers`.
-
-    Raises:
-        EngineError: a server did not start; the message has the last lines of its log.
-    """
-    running = RunningServers(ray, room, plan, environment, folder, say)
-    with cleaned_up(running.end):
-        for place in room.servers:
-            running.listed.append(running.start(place, room))
-            say(f"{place} is starting; its log: {folder / place.log}\n")
-        waiting = [server.actor.wait_until_listening.remote(START_S) for server in running.listed]
-        for server, reference in zip(running.listed, waiting, strict=True):
-            _wait(ray, server.place, reference, folder / server.place.log)
-            say(f"{server.place} is ready: {server.url}\n")
-        yield running
-
-
-def _wait(ray: Any, place: Place, reference: Any, log: Path) -> None:
-    try:
-        ending = ray.get(reference)
-    except (ray.exceptions.RayError, TimeoutError) as error:
-        raise EngineError(f"{place} did not start: {error}; its log: {log}") from error
-    if ending is not None:
-        raise EngineError(f"{place} {ending.describe()}\nits log: {log}")
