@@ -159,8 +159,12 @@ def failure(endings, lost=None):
     return found.value
 
 
-def test_the_rank_that_died_is_named_first_and_its_victims_after_it():
-    victim = Ending(2, 11, "rlox-grpo: rank 2 (there, process 12) has given no sign of life for 5 s")
+SILENT = "rank 2 (there, process 12) has given no sign of life for 5 s"
+
+
+@pytest.mark.parametrize("said", [SILENT, f"rank 0 stops: {SILENT}; its main thread hangs in ranks.py:91 gather"])
+def test_the_rank_that_died_is_named_first_and_its_victims_after_it(said):
+    victim = Ending(2, 11, f"rlox-grpo: {said}")
     culprit = Ending(2, 12, "rlox-grpo: reward function f raised ArithmeticError: one")
     told = str(failure({0: victim, 1: Ending(0, 10, ""), 2: culprit})).splitlines()
     assert told[0] == "rank 2 on 10.0.0.1 (process 12) ended with status 2"

@@ -40,7 +40,7 @@ STOPPED = 130
 """Exit status of a rank that a signal asked to stop, after its checkpoint."""
 
 # Beginning of the last line of a rank that stopped because of another rank; see distributed.heartbeat.
-_VICTIM = re.compile(r"rlox-grpo: (rank \d+ \(|the store of the ranks|a connection to another rank)")
+_VICTIM = re.compile(r"rlox-grpo: (rank \d+ (\(|stops: )|the store of the ranks)")
 
 
 @dataclass
