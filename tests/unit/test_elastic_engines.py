@@ -33,12 +33,15 @@ class Cluster:
             remove_placement_group=self.removed.append,
         )
         self.ready = []
+        self.has_lost_node = False
 
     def make_group(self, bundles, strategy):
         self.bundles = bundles
         return SimpleNamespace(ready=lambda: "room")
 
     def nodes(self):
+        if self.has_lost_node:
+            return []
         resources = {"CPU": NODE.cpus, "GPU": NODE.gpus}
         return [{"NodeID": NODE.id, "NodeManagerAddress": NODE.address, "Resources": resources, "Alive": True}]
 
@@ -127,6 +130,16 @@ def test_an_engine_joins_once_it_listens_and_leaves_once_the_ranks_have_said_so(
     assert run.said[2:] == ["engine 1 leaves after the next weight sync\n", "engine 1 has left\n"]
     run.look()
     assert len(run.registry.told) == 2
+
+
+def test_an_engine_whose_node_is_lost_before_its_start_joins_on_another(run):
+    run.wanted, run.ray.ready, run.ray.has_lost_node = 2, ["room"], True
+    for _ in range(3):
+        run.look()
+    assert run.started == []
+    run.ray.has_lost_node = False
+    run.look()
+    assert len(run.started) == 1
 
 
 def test_the_last_engine_stays(run):

@@ -93,7 +93,11 @@ class ElasticEngines:
             return
         ending = self._ray.get(done[0])
         if joining.server is None:
-            place = self._find_place(joining)
+            nodes = self._ray.util.placement_group_table(joining.group)["bundles_to_node_id"].values()
+            node = next((node for node in list_nodes(self._ray) if node.id in nodes), None)
+            if node is None:  # it was lost; Ray finds another one
+                return
+            place = Place(_KIND, joining.index, 0, node)
             room = Room(joining.group, [], [place], [self._resources], "")
             joining.server = self._served.start(place, room)
             joining.reference = joining.server.actor.wait_until_listening.remote(START_S)
@@ -101,11 +105,6 @@ class ElasticEngines:
             self._refuse(wanted, f"ended with status {ending.status}: {ending.last_lines}")
         else:
             self._end_joining(joining.server, joining.group)
-
-    def _find_place(self, joining: _Joining) -> Place:
-        found = self._ray.util.placement_group_table(joining.group)["bundles_to_node_id"]
-        (node,) = (node for node in list_nodes(self._ray) if node.id == next(iter(found.values())))
-        return Place(_KIND, joining.index, 0, node)
 
     def _end_joining(self, server: Server, group: Any) -> None:
         self._joining, server.group = None, group
