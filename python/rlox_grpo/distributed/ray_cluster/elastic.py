@@ -40,6 +40,8 @@ class ElasticEngines:
         self._ray, self._served, self._registry = served.ray, served, registry
         self._active = [server for server in served.listed if server.place.kind == _KIND]
         """The engines that ranks use."""
+        self._resources = served.room.resources[self._active[0].place.bundle] if self._active else {}
+        """Of each engine, also of one that joins."""
         self._joining: _Joining | None = None
         self._leaving: dict[Server, int] = {}
         """Engine → the first revision without it."""
@@ -78,10 +80,6 @@ class ElasticEngines:
         self._joining = _Joining(index, group, group.ready())
         amounts = " and ".join(f"{amount:g} {name}" for name, amount in self._resources.items())
         self._served.say(f"engine {index} joins as soon as a node has {amounts} free\n")
-
-    @property
-    def _resources(self) -> dict[str, float]:
-        return self._served.room.resources[self._active[0].place.bundle]
 
     def _go_on_joining(self, joining: _Joining, wanted: int) -> None:
         if wanted <= len(self._active):
