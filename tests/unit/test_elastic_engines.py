@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from rlox_grpo.distributed.addresses import ServerRegistry, find_engines, take_engines
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
-from rlox_grpo.distributed.ray_cluster import elastic
 from rlox_grpo.distributed.ray_cluster.cluster import Room
 from rlox_grpo.distributed.ray_cluster.elastic import ElasticEngines, FileCount
 from rlox_grpo.distributed.ray_cluster.placement import Node, Place
@@ -78,9 +77,8 @@ class Registry:
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
+def run(tmp_path):
     """A run of one engine; ``run.wanted`` is what its file asks for, ``run.look()`` the launcher's next look."""
-    monkeypatch.setattr(elastic, "LOOK_S", 0.0)
     ray, said = Cluster(), []
     ray.ending = None
     first = Server(Place("engines", 0, 1, NODE), Actor(), "http://10.0.0.1:7", NODE.id)

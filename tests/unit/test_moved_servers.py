@@ -116,8 +116,7 @@ class Cluster:
 
 
 @pytest.fixture
-def running(monkeypatch, tmp_path):
-    monkeypatch.setattr(servers, "LOOK_S", 0.0)
+def running(tmp_path):
     engine = servers.Server(Place("engines", 0, 1, FIRST), Actor(), "http://10.0.0.1:7", FIRST.id)
     reference = servers.Server(Place("reference", 0, 2, SECOND), Actor(), "http://10.0.0.2:8", SECOND.id)
     said = []

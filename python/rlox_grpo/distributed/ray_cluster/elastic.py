@@ -7,7 +7,6 @@ answers, so the metrics of a run do not change.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from rlox_grpo.distributed.addresses import ServerRegistry
 from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes, shorten
 from rlox_grpo.distributed.ray_cluster.placement import Place
-from rlox_grpo.distributed.ray_cluster.servers import LOOK_S, START_S, RunningServers, Server
+from rlox_grpo.distributed.ray_cluster.servers import START_S, RunningServers, Server
 from rlox_grpo.errors import ConfigError
 
 _KIND = "engines"
@@ -48,11 +47,10 @@ class ElasticEngines:
         self._revision = 0
         self._refused: int | None = None
         """A number that could not be reached. It is not tried again until the wanted number has changed."""
-        self._next_look = 0.0
 
     def follow(self) -> None:
-        """Take the next action, at most once in ``LOOK_S`` seconds. Does not block."""
-        if self._served.plan.count is None or time.monotonic() < self._next_look:
+        """Take the next action. Does not block."""
+        if self._served.plan.count is None:
             return
         wanted = max(1, self._served.plan.count())
         if wanted != self._refused:
@@ -67,7 +65,6 @@ class ElasticEngines:
                 self._begin_to_leave(wanted)
         except self._ray.exceptions.RayError as error:
             self._refuse(wanted, error)
-        self._next_look = time.monotonic() + LOOK_S
 
     def end(self) -> None:
         """Give up the engine that is starting; ``served`` ends the others."""

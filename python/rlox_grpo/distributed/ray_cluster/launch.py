@@ -36,6 +36,8 @@ FORWARDED = ("RLOX_GRPO_", "HF_", "TRANSFORMERS_", "OMP_", "NCCL_", "GLOO_", "TO
 END_WITHIN_S = 45.0
 """Seconds beyond ``rank_timeout`` that the other ranks have to save and end, once one has ended."""
 POLL_S = 0.5
+LOOK_S = 2.0
+"""Seconds between two looks at the nodes of the servers and at the wanted number of engines."""
 STOPPED = 130
 """Exit status of a rank that a signal asked to stop, after its checkpoint."""
 
@@ -239,13 +241,15 @@ def _watch(
     """Wait until all ranks have ended; after the first failure the others have a deadline."""
     deadline: float | None = None
     told = False
+    next_look = 0.0
     head = Head(ranks.ray.get_runtime_context().gcs_address)
     with stop_on_signal() as stop:
         while ranks.running:
             ranks.follow(say)
-            if head.require():
+            if head.require() and time.monotonic() >= next_look:
                 served.follow(registry)
                 elastic.follow()
+                next_look = time.monotonic() + LOOK_S
             if (stop or served.is_fatal) and not told:
                 told = True
                 ranks.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +20,6 @@ MOST_RESTARTS = 5
 """How often Ray restarts a server that died."""
 START_S = 600.0
 """Seconds until a server must listen."""
-LOOK_S = 2.0
-"""Seconds between two looks at the nodes of the servers."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,6 @@ class RunningServers:
     listed: list[Server] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
     is_fatal: bool = False
-    _next_look: float = 0.0
 
     def start_all(self) -> None:
         """Start the servers of the room, and wait until all listen.
@@ -141,7 +137,7 @@ class RunningServers:
 
     def follow(self, registry: ServerRegistry) -> None:
         """Publish the servers that have lost their node, and their new addresses when Ray has started them again."""
-        if not self.listed or time.monotonic() < self._next_look:
+        if not self.listed:
             return
         try:
             alive = {node.id for node in list_nodes(self.ray)}
@@ -152,7 +148,6 @@ class RunningServers:
                 self._end_move(server, registry)
             elif server.node not in alive and not server.has_left:
                 self._begin_move(server, registry)
-        self._next_look = time.monotonic() + LOOK_S
 
     def remove(self, server: Server) -> None:
         """Stop a server that is no longer used, without waiting for its end, and release its placement group."""
