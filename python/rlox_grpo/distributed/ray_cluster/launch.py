@@ -15,6 +15,7 @@ from typing import Any
 from rlox_grpo.distributed.addresses import ServerRegistry
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
 from rlox_grpo.distributed.ray_cluster.cluster import (
+    LOOK_S,
     Head,
     cleaned_up,
     joined_cluster,
@@ -36,8 +37,6 @@ FORWARDED = ("RLOX_GRPO_", "HF_", "TRANSFORMERS_", "OMP_", "NCCL_", "GLOO_", "TO
 END_WITHIN_S = 45.0
 """Seconds beyond ``rank_timeout`` that the other ranks have to save and end, once one has ended."""
 POLL_S = 0.5
-LOOK_S = 2.0
-"""Seconds between two looks at the nodes of the servers and at the wanted number of engines."""
 STOPPED = 130
 """Exit status of a rank that a signal asked to stop, after its checkpoint."""
 
@@ -246,9 +245,10 @@ def _watch(
     with stop_on_signal() as stop:
         while ranks.running:
             ranks.follow(say)
-            if head.require() and time.monotonic() >= next_look:
-                served.follow(registry)
-                elastic.follow()
+            if time.monotonic() >= next_look:
+                if head.require():
+                    served.follow(registry)
+                    elastic.follow()
                 next_look = time.monotonic() + LOOK_S
             if (stop or served.is_fatal) and not told:
                 told = True
@@ -258,6 +258,6 @@ def _watch(
             if deadline is not None and time.monotonic() > deadline:
                 ranks.kill(rank_timeout + END_WITHIN_S)
                 break
-    while not head.require(at_once=True):  # Ray's calls below would wait for it
+    while not head.require():  # Ray's calls below would wait for it
         time.sleep(POLL_S)
     ranks.note_dead_nodes()
