@@ -128,7 +128,7 @@ class Heartbeat:
         """Write this rank's sign of life and read the others': at most 4 requests."""
         sign = {"name": self._name, "count": count}
         if self._rank == 0 and (silence := self._find_longest_silence()) is not None:
-            sign["silent"], sign["seconds"] = silence
+            sign["seconds"], sign["silent"] = silence
         self._store.set(f"alive/{self._rank}", json.dumps(sign))
         keys = [f"alive/{other}" for other in self._others]
         if self._store.check(keys):
@@ -161,17 +161,17 @@ class Heartbeat:
             return f"{first['name']} stopped with {first['error']}"
         if trouble := self._describe_store_trouble(silence):
             return trouble
-        name, seconds = self._find_longest_silence() or ("", 0.0)
+        seconds, name = self._find_longest_silence() or (0.0, "")
         if seconds <= silence:
             return None
         return f"{name} has given no sign of life for {seconds:.0f} s: it or its host is dead, or out of reach"
 
-    def _find_longest_silence(self) -> tuple[str, float] | None:
-        """The name of the rank that has been silent for longest, and for how many seconds; None: all are alive.
+    def _find_longest_silence(self) -> tuple[float, str] | None:
+        """For how many seconds the rank is silent that has been so for longest, and its name; None: all are alive.
 
         Rank 0 has read the signs of all ranks. The others have rank 0's own sign and what it says of the rest.
         """
-        found = []
+        found: list[tuple[float, str]] = []
         for other, (sign, since) in list(self._signs.items()):
             said = json.loads(sign or b"{}")
             # Silence ends at the store's last answer: if the store does not answer, other ranks may still be alive.
@@ -180,10 +180,7 @@ class Heartbeat:
                 found.append((age, said.get("name", f"rank {other}")))
             if said.get("silent", self._name) != self._name:
                 found.append((said["seconds"] + age, said["silent"]))
-        if not found:
-            return None
-        seconds, name = max(found)
-        return name, seconds
+        return max(found, default=None)
 
     def _describe_store_trouble(self, silence: float) -> str | None:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
