@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,7 @@ def test_a_whole_configuration_with_a_layout(started, tmp_path):
     [
         ({"reward_fn": lambda completions: [0.0]}, r"reward_fn\[0\] is .*<lambda>, which no module has by that name"),
         ({"reward_fn": ["gsm8k", np.cumsum.__get__(1)]}, r"reward_fn\[1\] is .*pass 'my_functions:"),
+        ({"reward_fn": partial(share_of_target)}, r"reward_fn\[0\] is partial, .*pass 'my_functions:my_function'"),
         ({"tools": [lambda text: text]}, r"tools\[0\] is .*<lambda>.*put it into a file beside the script"),
         ({"environment": lambda row, chat: 0.0}, "environment is .*<lambda>"),
         ({"tokenizer": object()}, "tokenizer is given: .*save it beside the model"),

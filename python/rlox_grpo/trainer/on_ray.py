@@ -236,14 +236,13 @@ def _name_callable(place: str, given: Any) -> str:
     """Return ``module:name`` of a function; raise ConfigError if other processes cannot import it."""
     if isinstance(given, str):
         return given
-    module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
-    shown = name or type(given).__name__
-    found = getattr(sys.modules.get(str(module)), str(name), None)
-    if module == "__main__" or found is not given or not isinstance(name, str):
-        own = name if str(name).isidentifier() else "my_function"
+    module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", "")
+    found = getattr(sys.modules.get(str(module)), name, None)
+    if module == "__main__" or found is not given:
+        own = name if name.isidentifier() else "my_function"
         raise ConfigError(
-            f"{place} is {shown}, which no module has by that name: {_STAYS_HERE} it; put it into a file beside the "
-            f"script, such as my_functions.py, and pass 'my_functions:{own}'"
+            f"{place} is {name or type(given).__name__}, which no module has by that name: {_STAYS_HERE} it; put it "
+            f"into a file beside the script, such as my_functions.py, and pass 'my_functions:{own}'"
         )
     return f"{module}:{name}"
 
