@@ -129,12 +129,7 @@ class _Ranks:
                     self.lost[rank] += " (its node is dead)"
 
     def raise_failure(self, how_to_go_on: str) -> None:
-        """Raise the error of the run, if it failed: first the rank that failed, then those that stopped because of it.
-
-        Raises:
-            RankError: a rank failed or was lost.
-            KeyboardInterrupt: all ranks were asked to stop.
-        """
+        """Raise the error of the run, if it failed: first the rank that failed, then the ones that stopped for it."""
         if not self.have_failed:
             return
         if not self.lost and all(ending.status == STOPPED for ending in self.endings.values()):
