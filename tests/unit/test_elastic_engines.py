@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from rlox_grpo.distributed.addresses import EngineRegistry, find_engines, take_engines
+from rlox_grpo.distributed.addresses import ServerRegistry, find_engines, take_engines
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
-from rlox_grpo.distributed.ray_cluster import elastic
+from rlox_grpo.distributed.ray_cluster.cluster import Room
 from rlox_grpo.distributed.ray_cluster.elastic import ElasticEngines, FileCount
-from rlox_grpo.distributed.ray_cluster.placement import Node, ServerPlace
-from rlox_grpo.distributed.ray_cluster.rank_process import Ending
-from rlox_grpo.distributed.ray_cluster.servers import RunningServers
+from rlox_grpo.distributed.ray_cluster.placement import Node, Place
+from rlox_grpo.distributed.ray_cluster.processes import Ending
+from rlox_grpo.distributed.ray_cluster.servers import RunningServers, Server, Servers
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.engines.vllm.routing import Router
 
@@ -32,16 +32,19 @@ class Cluster:
             remove_placement_group=self.removed.append,
         )
         self.ready = []
+        self.has_lost_node = False
 
     def make_group(self, bundles, strategy):
         self.bundles = bundles
         return SimpleNamespace(ready=lambda: "room")
 
     def nodes(self):
+        if self.has_lost_node:
+            return []
         resources = {"CPU": NODE.cpus, "GPU": NODE.gpus}
         return [{"NodeID": NODE.id, "NodeManagerAddress": NODE.address, "Resources": resources, "Alive": True}]
 
-    def wait(self, references, timeout):
+    def wait(self, references, timeout, num_returns=1):
         done = [reference for reference in references if reference in self.ready]
         return done, [reference for reference in references if reference not in done]
 
@@ -66,7 +69,7 @@ class Registry:
     def __init__(self):
         self.told, self.taken = [], 0
 
-    def publish(self, revision, urls):
+    def publish_engines(self, revision, urls):
         self.told.append((revision, urls))
 
     def read_taken(self):
@@ -74,21 +77,22 @@ class Registry:
 
 
 @pytest.fixture
-def run(monkeypatch):
+def run(tmp_path):
     """A run of one engine; ``run.wanted`` is what its file asks for, ``run.look()`` the launcher's next look."""
-    monkeypatch.setattr(elastic, "LOOK_S", 0.0)
-    ray, first, said = Cluster(), Actor(), []
+    ray, said = Cluster(), []
     ray.ending = None
-    served = RunningServers(ray, [ServerPlace("engines", 0, 1, NODE)], [first], {"engines": ["http://10.0.0.1:7"]})
+    first = Server(Place("engines", 0, 1, NODE), Actor(), "http://10.0.0.1:7", NODE.id)
+    room = Room(None, [], [first.place], [{"CPU": 2.0}, {"CPU": 1.0, "GPU": 2.0}], "")
+    plan = Servers(count=lambda: run.wanted)
+    served = RunningServers(ray, room, plan, {}, tmp_path, said.append, [first])
     run = SimpleNamespace(ray=ray, served=served, said=said, wanted=1, registry=Registry(), started=[])
 
-    def start(room, place):
+    def start(place, room):
         run.started.append((room.resources, place))
-        return Actor(), 8
+        return Server(place, Actor(), "http://10.0.0.1:8", NODE.id)
 
-    run.engines = ElasticEngines(
-        ray, served, lambda: run.wanted, start, {"CPU": 1.0, "GPU": 2.0}, run.registry, said.append
-    )
+    served.start = start
+    run.engines = ElasticEngines(served, run.registry)
     run.look = run.engines.follow
     return run
 
@@ -102,28 +106,38 @@ def test_an_engine_joins_once_it_listens_and_leaves_once_the_ranks_have_said_so(
     assert run.said == ["engine 1 joins as soon as a node has 1 CPU and 2 GPU free\n"]
     run.ray.ready.append("room")
     run.look()
-    assert run.started == [([{"CPU": 1.0, "GPU": 2.0}], ServerPlace("engines", 1, 0, NODE))]
+    assert run.started == [([{"CPU": 1.0, "GPU": 2.0}], Place("engines", 1, 0, NODE))]
     run.look()
     assert run.registry.told == []
     run.ray.ready.append("listening")
     run.look()
     assert run.registry.told == [(1, ["http://10.0.0.1:7", "http://10.0.0.1:8"])]
     assert run.said[1:] == ["engine 1 on 10.0.0.1 is ready and joins: http://10.0.0.1:8\n"]
-    assert len(run.served.list_reachable()) == 2
+    assert [server.is_reachable for server in run.served.listed] == [True, True]
     run.wanted = 1
     run.look()
     assert run.registry.told[1:] == [(2, ["http://10.0.0.1:7"])]
     run.registry.taken = 1
     run.look()
-    assert run.served.actors[1].stopped == 0  # the ranks may still ask it
+    assert run.served.listed[1].actor.stopped == 0  # the ranks may still ask it
     run.registry.taken = 2
     run.look()
-    assert run.served.actors[1].stopped == 1
-    assert run.served.list_reachable() == run.served.actors[:1]
+    assert run.served.listed[1].actor.stopped == 1
+    assert [server.is_reachable for server in run.served.listed] == [True, False]
     assert len(run.ray.removed) == 1
     assert run.said[2:] == ["engine 1 leaves after the next weight sync\n", "engine 1 has left\n"]
     run.look()
     assert len(run.registry.told) == 2
+
+
+def test_an_engine_whose_node_is_lost_before_its_start_joins_on_another(run):
+    run.wanted, run.ray.ready, run.ray.has_lost_node = 2, ["room"], True
+    for _ in range(3):
+        run.look()
+    assert run.started == []
+    run.ray.has_lost_node = False
+    run.look()
+    assert len(run.started) == 1
 
 
 def test_the_last_engine_stays(run):
@@ -164,6 +178,7 @@ def test_the_end_of_the_run_gives_all_room_back(run):
     run.ray.ready = []
     run.look()
     run.engines.end()
+    run.served.end()
     assert len(run.ray.removed) == 2
 
 
@@ -171,12 +186,12 @@ def test_ranks_read_the_engines_and_say_which_list_they_use(monkeypatch):
     held = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(held.port))
-    registry = EngineRegistry(("127.0.0.1", held.port))
+    registry = ServerRegistry(("127.0.0.1", held.port))
     assert find_engines() is None
     monkeypatch.setenv(LAUNCHER_VARIABLE, "ray")
     assert find_engines() is None
     assert registry.read_taken() == 0
-    registry.publish(3, ["http://a:1", "http://b:2"])
+    registry.publish_engines(3, ["http://a:1", "http://b:2"])
     assert find_engines() == (3, ["http://a:1", "http://b:2"])
     take_engines(3)
     assert registry.read_taken() == 3

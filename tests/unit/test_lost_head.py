@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from rlox_grpo.distributed.ray_cluster import head
-from rlox_grpo.distributed.ray_cluster.head import Head, HeadLostError, cleaned_up
+from rlox_grpo.distributed.ray_cluster import cluster
+from rlox_grpo.distributed.ray_cluster.cluster import Head, HeadLostError, cleaned_up
 from rlox_grpo.errors import RankError
 
 
@@ -22,22 +22,21 @@ def find_address(service):
 
 
 def test_a_head_that_answers_is_not_lost(service, monkeypatch):
-    monkeypatch.setattr(head, "LOST_S", 0.0)
+    monkeypatch.setattr(cluster, "LOST_S", 0.0)
     watched = Head(find_address(service))
-    assert watched.require(at_once=True)
-    assert watched.require(at_once=True)
+    assert watched.require()
+    assert watched.require()
 
 
 def test_a_head_that_does_not_answer_is_lost_after_its_deadline(service, monkeypatch):
     address = find_address(service)
     watched = Head(address)
-    assert watched.require(at_once=True)
+    assert watched.require()
     service.close()
-    assert watched.require()  # not yet time for another look
-    assert not watched.require(at_once=True)  # no error before the deadline
-    monkeypatch.setattr(head, "LOST_S", 0.0)
+    assert not watched.require()  # no error before the deadline
+    monkeypatch.setattr(cluster, "LOST_S", 0.0)
     with pytest.raises(HeadLostError) as lost:
-        watched.require(at_once=True)
+        watched.require()
     assert str(lost.value).startswith(f"the head node of the Ray cluster, {address}, is lost: ")
     assert "the same command continues the run" in str(lost.value)
     assert isinstance(lost.value, RankError)
@@ -47,9 +46,9 @@ def test_a_head_that_answers_again_is_forgiven(service):
     watched = Head(find_address(service))
     address = service.getsockname()
     service.close()
-    assert not watched.require(at_once=True)
+    assert not watched.require()
     with socket.create_server(address):
-        assert watched.require(at_once=True)
+        assert watched.require()
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from rlox_grpo.distributed.addresses import LOST, find_address, publish_address
+from rlox_grpo.distributed.addresses import LOST, ServerRegistry, find_address
 from rlox_grpo.distributed.launcher import LAUNCHER_VARIABLE
-from rlox_grpo.distributed.ray_cluster import launch, server_process, servers
-from rlox_grpo.distributed.ray_cluster.placement import Node, ServerPlace, number_ranks
+from rlox_grpo.distributed.ray_cluster import launch, processes, servers
+from rlox_grpo.distributed.ray_cluster.placement import Node, Place
 from rlox_grpo.rollout.engines.vllm.auth import TOKEN_VARIABLE
 from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, Unavailable
 
@@ -22,20 +22,20 @@ FIRST, SECOND = Node("aa" * 16, "10.0.0.1", 2.0, 0.0), Node("bb" * 16, "10.0.0.2
 
 @pytest.fixture
 def store(monkeypatch):
-    """The address of a ranks' store, in the environment as a rank under Ray has it."""
+    """The launcher's side of a ranks' store, whose address is in the environment as a rank under Ray has it."""
     held = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv(LAUNCHER_VARIABLE, "ray")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(held.port))
-    yield "127.0.0.1", held.port
+    yield ServerRegistry(("127.0.0.1", held.port))
     del held
 
 
 def test_ranks_read_what_the_launcher_has_told(store, monkeypatch):
     assert find_address("http://10.0.0.1:7") is None
-    publish_address(store, "http://10.0.0.1:7", LOST)
+    store.publish_address("http://10.0.0.1:7", LOST)
     assert find_address("http://10.0.0.1:7") == LOST
-    publish_address(store, "http://10.0.0.1:7", "http://10.0.0.2:8")
+    store.publish_address("http://10.0.0.1:7", "http://10.0.0.2:8")
     assert find_address("http://10.0.0.1:7") == "http://10.0.0.2:8"
     assert find_address("http://10.0.0.1:8") is None
     monkeypatch.delenv(LAUNCHER_VARIABLE)
@@ -70,10 +70,10 @@ def test_a_client_follows_a_server_to_its_new_node(store, server, monkeypatch):
     with pytest.raises(connection.failures) as found:
         connection.held_weights(deadline)
     connection.note(found.value)
-    publish_address(store, "http://127.0.0.1:1", LOST)
+    store.publish_address("http://127.0.0.1:1", LOST)
     with pytest.raises(Unavailable, match="its node is lost"):
         connection.held_weights(deadline)
-    publish_address(store, "http://127.0.0.1:1", server)
+    store.publish_address("http://127.0.0.1:1", server)
     assert connection.held_weights(deadline) == "3:these"
     assert connection.url == server
     connection.close()
@@ -116,50 +116,63 @@ class Cluster:
 
 
 @pytest.fixture
-def running(monkeypatch):
-    monkeypatch.setattr(servers, "LOOK_S", 0.0)
-    places = [ServerPlace("engines", 0, 1, FIRST), ServerPlace("reference", 0, 2, SECOND)]
-    urls = {"engines": ["http://10.0.0.1:7"], "reference": ["http://10.0.0.2:8"]}
-    return servers.RunningServers(Cluster(), places, [Actor(), Actor()], urls)
+def running(tmp_path):
+    engine = servers.Server(Place("engines", 0, 1, FIRST), Actor(), "http://10.0.0.1:7", FIRST.id)
+    reference = servers.Server(Place("reference", 0, 2, SECOND), Actor(), "http://10.0.0.2:8", SECOND.id)
+    said = []
+    running = servers.RunningServers(Cluster(), None, servers.Servers(), {}, tmp_path, said.append, [engine, reference])
+    return SimpleNamespace(servers=running, cluster=running.ray, engine=engine, reference=reference, said=said)
+
+
+class Registry:
+    """What a launcher has published."""
+
+    def __init__(self):
+        self.told = []
+
+    def publish_address(self, *words):
+        self.told.append(words)
 
 
 def test_an_engine_that_ray_starts_on_another_node_is_announced(running):
-    told, said = [], []
-    look = lambda: running.follow(lambda *words: told.append(words), said.append)  # noqa: E731
+    registry, losses = Registry(), running.servers.losses
+    look = lambda: running.servers.follow(registry)  # noqa: E731
     look()
-    assert (told, said, running.losses) == ([], [], [])
-    del running.ray.alive[FIRST.id]
-    look()
-    look()
-    assert told == [("http://10.0.0.1:7", LOST)]
-    assert running.losses == ["engine 0 on 10.0.0.1 was lost with its node"]
-    assert said == ["engine 0 on 10.0.0.1 was lost with its node; it starts again when another node has room\n"]
-    assert running.list_reachable() == running.actors[1:]
-    engine = running.actors[0]
-    engine.asked[0].error = ConnectionError("the call was lost with the actor")
-    look()
-    engine.asked[1].answer = (SECOND.id, SECOND.address, 9)
+    assert (registry.told, running.said, losses) == ([], [], [])
+    del running.cluster.alive[FIRST.id]
     look()
     look()
-    assert told[1:] == [("http://10.0.0.1:7", "http://10.0.0.2:9")]
-    assert said[1:] == ["engine 0 starts again on 10.0.0.2: http://10.0.0.2:9\n"]
-    assert running.list_reachable() == running.actors
-    assert not running.is_fatal
+    assert registry.told == [("http://10.0.0.1:7", LOST)]
+    assert losses == ["engine 0 on 10.0.0.1 was lost with its node"]
+    assert running.said == [f"{losses[0]}; it starts again when another node has room\n"]
+    assert (running.engine.is_reachable, running.reference.is_reachable) == (False, True)
+    asked = running.engine.actor.asked
+    asked[0].error = ConnectionError("the call was lost with the actor")
+    look()
+    asked[1].answer = (SECOND.id, SECOND.address, 9)
+    look()
+    look()
+    assert registry.told[1:] == [("http://10.0.0.1:7", "http://10.0.0.2:9")]
+    assert running.said[1:] == ["engine 0 starts again on 10.0.0.2: http://10.0.0.2:9\n"]
+    assert running.engine.is_reachable
+    assert running.reference.is_reachable
+    assert not running.servers.is_fatal
 
 
 def test_a_lost_reference_ends_the_run(running):
-    del running.ray.alive[SECOND.id]
-    running.follow(lambda *words: None, lambda text: None)
-    assert running.is_fatal
-    assert running.losses == ["the reference on 10.0.0.2 was lost with its node"]
+    del running.cluster.alive[SECOND.id]
+    running.servers.follow(Registry())
+    assert running.servers.is_fatal
+    assert running.servers.losses == ["the reference on 10.0.0.2 was lost with its node"]
 
 
 def test_the_error_says_that_a_lost_rank_lost_its_node(running):
-    cluster = running.ray
+    cluster = running.cluster
     del cluster.alive[SECOND.id]
-    places = number_ranks({0: FIRST.id, 1: SECOND.id}, [FIRST, SECOND])
-    watched = launch._Watched(places, [], {}, {}, {0: "was lost with its actor: killed", 1: "was lost: no answer"})
-    launch._note_dead_nodes(cluster, watched)
+    places = [Place("trainers", rank, rank, node) for rank, node in enumerate((FIRST, SECOND))]
+    lost = {0: "was lost with its actor: killed", 1: "was lost: no answer"}
+    watched = launch._Ranks(cluster, places, [], lost=lost)
+    watched.note_dead_nodes()
     assert watched.lost == {0: "was lost with its actor: killed", 1: "was lost: no answer (its node is dead)"}
 
 
@@ -170,10 +183,10 @@ def test_an_actor_on_another_node_listens_there(first, is_moved, monkeypatch, tm
     ray.get_runtime_context = lambda: context
     ray.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
     monkeypatch.setitem(sys.modules, "ray", ray)
-    port = server_process.find_port("127.0.0.1")
+    port = processes.find_port("127.0.0.1")
     log = tmp_path / "engine_0.log"
     words = ["-u", "-c", "import sys, time; print(*sys.argv[1:]); time.sleep(60)", "{host}", "{port}"]
-    process = server_process.ServerProcess(words, (first, port), {}, str(log), str(tmp_path))
+    process = processes.ServerProcess(words, (first, port), {}, str(log), str(tmp_path))
     node, host, now = process.find_address()
     assert (node, host) == (SECOND.id, "127.0.0.1")
     assert (now != port) == is_moved

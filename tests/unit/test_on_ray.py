@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -106,11 +107,21 @@ def test_a_whole_configuration(started, tmp_path):
     assert read_run_file(tmp_path / "run" / "launch" / "run.toml", {})[1] == config
 
 
+def test_a_whole_configuration_with_a_layout(started, tmp_path):
+    """The options that it leaves to their defaults do not contradict the layout."""
+    config = GRPOConfig.create(learning_rate=1e-5, output_dir=str(tmp_path / "run"))
+    trainer = GRPO("owner/model", "my_rewards:good", launcher="ray", config=config, layout={"engines": 2})
+    trainer.train(["a"])
+    assert (trainer.config.engine, trainer.config.learning_rate) == ("vllm_server", 1e-5)
+    assert read_run_file(tmp_path / "run" / "launch" / "run.toml", {})[1] == trainer.config
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"reward_fn": lambda completions: [0.0]}, r"reward_fn\[0\] is .*<lambda>, which no module has by that name"),
         ({"reward_fn": ["gsm8k", np.cumsum.__get__(1)]}, r"reward_fn\[1\] is .*pass 'my_functions:"),
+        ({"reward_fn": partial(share_of_target)}, r"reward_fn\[0\] is partial, .*pass 'my_functions:my_function'"),
         ({"tools": [lambda text: text]}, r"tools\[0\] is .*<lambda>.*put it into a file beside the script"),
         ({"environment": lambda row, chat: 0.0}, "environment is .*<lambda>"),
         ({"tokenizer": object()}, "tokenizer is given: .*save it beside the model"),
@@ -120,6 +131,8 @@ def test_a_whole_configuration(started, tmp_path):
         ({"layout": {"trainer": 2}}, "unknown option 'trainer'.*trainers"),
         ({"layout": {"engines": 2}, "engine": "hf"}, r"\[layout\] engines=2 means engine='vllm_server'"),
         ({"learning_rat": 1.0}, "unknown option 'learning_rat'"),
+        ({"config": GRPOConfig.create(output_dir="run")}, "config is given: leave out output_dir"),
+        ({"config": {"output_dir": "run"}}, "config is dict: expected a rlox_grpo.GRPOConfig"),
         ({"output_dir": None}, "launcher='ray' needs output_dir"),
         ({"launcher": "slurm"}, "launcher='slurm': expected 'ray'"),
     ],

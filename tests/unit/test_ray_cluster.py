@@ -19,15 +19,14 @@ from rlox_grpo.distributed.ray_cluster.cluster import Room
 from rlox_grpo.distributed.ray_cluster.placement import (
     Need,
     Node,
-    ServerPlace,
+    Place,
     Sizes,
     describe,
     make_rank_variables,
-    number_ranks,
-    place_servers,
+    place_processes,
     require_room,
 )
-from rlox_grpo.distributed.ray_cluster.rank_process import Ending, RankProcess
+from rlox_grpo.distributed.ray_cluster.processes import Ending, RankProcess
 from rlox_grpo.errors import ConfigError, RankError
 
 NODES = [
@@ -75,14 +74,17 @@ def test_engines_are_placed_after_the_ranks():
     first, second, _ = NODES
     needs = Sizes(trainers=2, engines=2, references=1).list_needs(NODES)
     nodes = {0: first.id, 1: second.id, 2: second.id, 3: first.id, 4: second.id}
-    places = number_ranks({0: first.id, 1: second.id}, NODES)
-    servers = place_servers(nodes, NODES, needs, 2)
-    assert servers == [
-        ServerPlace("engines", 0, 2, second),
-        ServerPlace("engines", 1, 3, first),
-        ServerPlace("reference", 0, 4, second),
+    places = place_processes(nodes, NODES, needs)
+    assert places == [
+        Place("trainers", 0, 0, first),
+        Place("trainers", 1, 1, second),
+        Place("engines", 0, 2, second),
+        Place("engines", 1, 3, first),
+        Place("reference", 0, 4, second),
     ]
-    assert describe(places, needs, servers) == (
+    assert [place.name for place in places] == ["rank 0", "rank 1", "engine 0", "engine 1", "the reference"]
+    assert [place.log for place in places[1:4:2] + places[4:]] == ["rank_1.log", "engine_1.log", "reference.log"]
+    assert describe(places, needs) == (
         "2 trainers, 2 engines, 1 reference on 2 of the cluster's nodes:\n"
         "  10.0.0.1 (node aaaaaaaa): rank 0; engine 1; 2 CPUs and 2 GPUs of 8 CPUs and 2 GPUs\n"
         "  10.0.0.2 (node bbbbbbbb): rank 1; engine 0; reference; 3 CPUs and 3 GPUs of 3 CPUs and 4 GPUs"
@@ -91,22 +93,29 @@ def test_engines_are_placed_after_the_ranks():
 
 def test_the_ranks_of_a_node_follow_each_other():
     first, second, _ = NODES
-    places = number_ranks({0: second.id, 1: first.id, 2: second.id, 3: first.id}, NODES)
-    assert [(place.rank, place.bundle, place.node, place.local_rank, place.node_rank) for place in places] == [
-        (0, 0, second, 0, 0),
-        (1, 2, second, 1, 0),
-        (2, 1, first, 0, 1),
-        (3, 3, first, 1, 1),
+    needs = [Need("trainers", 4, 1.0, 1.0)]
+    places = place_processes({0: second.id, 1: first.id, 2: second.id, 3: first.id}, NODES, needs)
+    assert [(place.index, place.bundle, place.node) for place in places] == [
+        (0, 0, second),
+        (1, 2, second),
+        (2, 1, first),
+        (3, 3, first),
     ]
-    assert {place.local_size for place in places} == {2}
-    assert describe(places, [Need("trainers", 4, 1.0, 1.0)]) == (
+    assert describe(places, needs) == (
         "4 trainers on 2 of the cluster's nodes:\n"
         "  10.0.0.2 (node bbbbbbbb): ranks 0, 1; 2 CPUs and 2 GPUs of 3 CPUs and 4 GPUs\n"
         "  10.0.0.1 (node aaaaaaaa): ranks 2, 3; 2 CPUs and 2 GPUs of 8 CPUs and 2 GPUs"
     )
-    variables = make_rank_variables(places[3], places, ("10.0.0.2", 4711), "ray-1")
+    variables = [make_rank_variables(place, places, ("10.0.0.2", 4711), "ray-1") for place in places]
     expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
-    assert variables.items() >= {**expected, "MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "4711"}.items()
+    assert variables[3].items() >= {**expected, "MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "4711"}.items()
+    assert [(own["LOCAL_RANK"], own["GROUP_RANK"]) for own in variables] == [
+        ("0", "0"),
+        ("1", "0"),
+        ("0", "1"),
+        ("1", "1"),
+    ]
+    assert {(own["LOCAL_WORLD_SIZE"], own["GROUP_WORLD_SIZE"]) for own in variables} == {("2", "2")}
 
 
 def test_a_rank_runs_with_its_variables_and_appends_to_its_log(tmp_path, monkeypatch):
@@ -143,15 +152,19 @@ def test_a_rank_is_asked_to_stop_or_killed(at_once, tmp_path):
 
 
 def failure(endings, lost=None):
-    places = number_ranks(dict.fromkeys(range(3), NODES[0].id), NODES)
-    watched = launch._Watched(places, [], {}, endings, lost or {})
+    places = [Place("trainers", rank, rank, NODES[0]) for rank in range(3)]
+    watched = launch._Ranks(None, places, [], endings=endings, lost=lost or {})
     with pytest.raises((RankError, KeyboardInterrupt)) as found:
-        launch._raise_failure(watched, "the logs of all ranks: runs/first/logs")
+        watched.raise_failure("the logs of all ranks: runs/first/logs")
     return found.value
 
 
-def test_the_rank_that_died_is_named_first_and_its_victims_after_it():
-    victim = Ending(2, 11, "rlox-grpo: rank 2 (there, process 12) has given no sign of life for 5 s")
+SILENT = "rank 2 (there, process 12) has given no sign of life for 5 s"
+
+
+@pytest.mark.parametrize("said", [SILENT, f"rank 0 stops: {SILENT}; its main thread hangs in ranks.py:91 gather"])
+def test_the_rank_that_died_is_named_first_and_its_victims_after_it(said):
+    victim = Ending(2, 11, f"rlox-grpo: {said}")
     culprit = Ending(2, 12, "rlox-grpo: reward function f raised ArithmeticError: one")
     told = str(failure({0: victim, 1: Ending(0, 10, ""), 2: culprit})).splitlines()
     assert told[0] == "rank 2 on 10.0.0.1 (process 12) ended with status 2"
@@ -205,7 +218,8 @@ def test_the_layout_table(run_file):
     assert read_run_file(run_file(""), {})[0].layout is None
 
 
-ROOM = Room(None, number_ranks({0: NODES[0].id}, NODES), [ServerPlace("engines", 0, 1, NODES[1])], [{"CPU": 1.0}], "")
+RANK, ENGINE = Place("trainers", 0, 0, NODES[0]), Place("engines", 0, 1, NODES[1])
+ROOM = Room(None, [RANK], [ENGINE], [{"CPU": 1.0}], "")
 
 
 def test_a_layout_with_engines_and_a_reference_of_their_own(run_file, monkeypatch, tmp_path):

@@ -21,16 +21,33 @@ _ANSWER_S = 5.0
 _ENGINES, _TAKEN = "rlox_grpo/engines", "rlox_grpo/engines_taken"
 
 
-def publish_address(store: tuple[str, int], url: str, now: str) -> None:
-    """Publish the current URL of a server. Does nothing if the store does not answer: its node and rank 0 are lost.
+class ServerRegistry:
+    """The launcher's side. It writes nothing if the store does not answer: its node and rank 0 are lost."""
 
-    Args:
-        store: host and port of the ranks' store.
-        url: the server's URL when the ranks were started.
-        now: its URL now, or :data:`LOST`.
-    """
-    with suppress(RuntimeError):
-        connect_store(*store, _ANSWER_S).set(_key(url), now)
+    def __init__(self, store: tuple[str, int]) -> None:
+        """Use the ranks' store at this host and port; nothing is sent yet."""
+        self._address = store
+
+    def publish_address(self, url: str, now: str) -> None:
+        """Publish the current URL of a server.
+
+        Args:
+            url: the server's URL when the ranks were started.
+            now: its URL now, or :data:`LOST`.
+        """
+        self._write(_key(url), now)
+
+    def publish_engines(self, revision: int, urls: list[str]) -> None:
+        """Publish the engines that ranks use from their next weight transfer on, by the URLs of their start."""
+        self._write(_ENGINES, json.dumps([revision, urls]))
+
+    def read_taken(self) -> int:
+        """The last revision that all ranks use; 0 before the first, and if the store does not answer."""
+        return int(_read(self._address, _TAKEN) or 0)
+
+    def _write(self, key: str, value: str) -> None:
+        with suppress(RuntimeError):
+            connect_store(self._address, _ANSWER_S).set(key, value)
 
 
 def find_address(url: str) -> str | None:
@@ -38,36 +55,12 @@ def find_address(url: str) -> str | None:
 
     None means that nothing was published, that this process is not a rank under Ray, or that the store does not answer.
     """
-    return _read(_key(url))
-
-
-class EngineRegistry:
-    """The launcher's side of the list of engines."""
-
-    def __init__(self, store: tuple[str, int]) -> None:
-        """Use the ranks' store at this host and port; nothing is sent yet."""
-        self._address = store
-
-    def publish(self, revision: int, urls: list[str]) -> None:
-        """Publish the engines that ranks use from their next weight transfer on, by the URLs of their start.
-
-        Does nothing if the store does not answer.
-        """
-        with suppress(RuntimeError):
-            connect_store(*self._address, _ANSWER_S).set(_ENGINES, json.dumps([revision, urls]))
-
-    def read_taken(self) -> int:
-        """The last revision that all ranks use; 0 before the first, and if the store does not answer."""
-        try:
-            store = connect_store(*self._address, _ANSWER_S)
-            return int(store.get(_TAKEN)) if store.check([_TAKEN]) else 0
-        except RuntimeError:
-            return 0
+    return _read_as_rank(_key(url))
 
 
 def find_engines() -> tuple[int, list[str]] | None:
-    """Return the revision and URLs of :meth:`EngineRegistry.publish`; None as in :func:`find_address`."""
-    told = _read(_ENGINES)
+    """Return what :meth:`ServerRegistry.publish_engines` has published; None as in :func:`find_address`."""
+    told = _read_as_rank(_ENGINES)
     if told is None:
         return None
     revision, urls = json.loads(told)
@@ -80,26 +73,35 @@ def take_engines(revision: int) -> None:
     Raises:
         RuntimeError: the store does not answer.
     """
-    connect_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _ANSWER_S).set(_TAKEN, str(revision))
+    connect_store(find_store(), _ANSWER_S).set(_TAKEN, str(revision))
 
 
-def _read(key: str) -> str | None:
-    """Read a value of the store; None if there is none, outside of Ray, and if the store does not answer."""
-    if os.environ.get(LAUNCHER_VARIABLE) != "ray" or "MASTER_ADDR" not in os.environ:
-        return None
-    try:
-        store = connect_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _ANSWER_S)
-        return str(store.get(key).decode()) if store.check([key]) else None
-    except RuntimeError:
-        return None
+def find_store() -> tuple[str, int]:
+    """Host and port of the ranks' rendezvous store, from the environment of a rank."""
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
 
-def connect_store(host: str, port: int, timeout: float) -> Any:
+def connect_store(address: tuple[str, int], timeout: float) -> Any:
     """Connect to the ranks' rendezvous store; every request raises RuntimeError after ``timeout`` seconds."""
     import torch.distributed as dist  # here, because the import takes seconds
 
     patience = timedelta(seconds=timeout)
-    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)  # type: ignore[attr-defined]
+    return dist.TCPStore(*address, is_master=False, wait_for_workers=False, timeout=patience)  # type: ignore[attr-defined]
+
+
+def _read_as_rank(key: str) -> str | None:
+    if os.environ.get(LAUNCHER_VARIABLE) != "ray" or "MASTER_ADDR" not in os.environ:
+        return None
+    return _read(find_store(), key)
+
+
+def _read(address: tuple[str, int], key: str) -> str | None:
+    """Read a value of the store; None if there is none, and if the store does not answer."""
+    try:
+        store = connect_store(address, _ANSWER_S)
+        return str(store.get(key).decode()) if store.check([key]) else None
+    except RuntimeError:
+        return None
 
 
 def _key(url: str) -> str:

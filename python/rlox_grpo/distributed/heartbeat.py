@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlox_grpo.distributed.addresses import connect_store
+from rlox_grpo.distributed.addresses import connect_store, find_store
 from rlox_grpo.distributed.signals import signalled
 
 SIGN_OF_LIFE_S = 0.5
@@ -36,9 +36,8 @@ def open_store(timeout: float) -> Any:
     """Open a new connection to the rendezvous store, under a prefix unique to this run."""
     global _entered
     _entered += 1
-    store = connect_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout)
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"rlox_grpo/{restart}/{_entered}", store)  # type: ignore[attr-defined]
+    return dist.PrefixStore(f"rlox_grpo/{restart}/{_entered}", connect_store(find_store(), timeout))  # type: ignore[attr-defined]
 
 
 def is_lost_connection(error: BaseException) -> bool:
@@ -67,7 +66,6 @@ class Heartbeat:
         """Last counter of each rank that this one reads, and the time of its last change."""
         self._first_error: dict[str, Any] | None = None
         self._last_words: str | None = None
-        self._told = False
         self._store_lost = False
         self._ended, self._something_to_tell, self._spoken = (threading.Event() for _ in range(3))
         self._threads = [
@@ -93,7 +91,7 @@ class Heartbeat:
         self._last_words = json.dumps(said)
         self._something_to_tell.set()
         self._spoken.wait(self._timeout)
-        if not self._told:
+        if self._last_words is not None:
             lost = self._describe_store_trouble(0.0) or "the store did not answer"
             print(f"rank {self._rank}: the others cannot be told of its end: {lost}", file=sys.stderr)
 
@@ -116,9 +114,9 @@ class Heartbeat:
             while not self._ended.is_set():
                 count += 1
                 self._exchange_signs(count)
-                if self._last_words is not None and not self._told:
+                if self._last_words is not None:
                     self._store.compare_set("error", "", self._last_words)
-                    self._told = True
+                    self._last_words = None
                     self._spoken.set()
                 self._something_to_tell.wait(SIGN_OF_LIFE_S)
                 self._something_to_tell.clear()
@@ -130,7 +128,7 @@ class Heartbeat:
         """Write this rank's sign of life and read the others': at most 4 requests."""
         sign = {"name": self._name, "count": count}
         if self._rank == 0 and (silence := self._find_longest_silence()) is not None:
-            sign["silent"], sign["seconds"] = silence
+            sign["seconds"], sign["silent"] = silence
         self._store.set(f"alive/{self._rank}", json.dumps(sign))
         keys = [f"alive/{other}" for other in self._others]
         if self._store.check(keys):
@@ -163,17 +161,17 @@ class Heartbeat:
             return f"{first['name']} stopped with {first['error']}"
         if trouble := self._describe_store_trouble(silence):
             return trouble
-        name, seconds = self._find_longest_silence() or ("", 0.0)
+        seconds, name = self._find_longest_silence() or (0.0, "")
         if seconds <= silence:
             return None
         return f"{name} has given no sign of life for {seconds:.0f} s: it or its host is dead, or out of reach"
 
-    def _find_longest_silence(self) -> tuple[str, float] | None:
-        """The name of the rank that has been silent for longest, and for how many seconds; None: all are alive.
+    def _find_longest_silence(self) -> tuple[float, str] | None:
+        """For how many seconds the rank is silent that has been so for longest, and its name; None: all are alive.
 
         Rank 0 has read the signs of all ranks. The others have rank 0's own sign and what it says of the rest.
         """
-        found = []
+        found: list[tuple[float, str]] = []
         for other, (sign, since) in list(self._signs.items()):
             said = json.loads(sign or b"{}")
             # Silence ends at the store's last answer: if the store does not answer, other ranks may still be alive.
@@ -182,10 +180,7 @@ class Heartbeat:
                 found.append((age, said.get("name", f"rank {other}")))
             if said.get("silent", self._name) != self._name:
                 found.append((said["seconds"] + age, said["silent"]))
-        if not found:
-            return None
-        seconds, name = max(found)
-        return name, seconds
+        return max(found, default=None)
 
     def _describe_store_trouble(self, silence: float) -> str | None:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

@@ -139,12 +139,16 @@ class Service(Generic[User]):
 
 
 def make_bounded_server(
-    service: Service[User], *, host: str = "127.0.0.1", port: int = 0, bounds: Bounds | None = None
+    service: Service[User], *, host: str = "127.0.0.1", port: int = 0, bounds: Bounds
 ) -> ThreadingHTTPServer:
     """Create an HTTP server on ``host:port`` (0: a free port); ``serve_forever()`` starts it."""
-    limits = bounds or Bounds()
-    memory = _Reservations(limits.memory_bytes)
-    open_connections = threading.Semaphore(limits.connections)
+    memory = _Reservations(bounds.memory_bytes)
+    open_connections = threading.Semaphore(bounds.connections)
+
+    def refuse(status: int, why: str) -> Answer:
+        return Answer(status, service.describe_error(status, why))
+
+    no_user = refuse(401, "the token is missing or another one")
 
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "rlox-grpo", ""
@@ -152,55 +156,55 @@ def make_bounded_server(
 
         def setup(self) -> None:
             super().setup()
-            self._raw = _BoundedReader(self.connection, limits.header_bytes, limits.header_seconds)
+            self._raw = _BoundedReader(self.connection, bounds.header_bytes, bounds.header_seconds)
             self.rfile = io.BufferedReader(self._raw)
 
         def handle_expect_100(self) -> bool:
             """Ask for the body only of a client that has a token."""
-            return self._find_user() is not None and super().handle_expect_100()
+            if self._find_user() is None:
+                self._answer(no_user)
+                return False
+            return super().handle_expect_100()
 
         def do_GET(self) -> None:
             user = self._find_user()
-            if user is None:
-                return
-            found = service.get(user, self.path)
-            if found is None:
-                return self._refuse(404, f"there is no {self.path[:80]!r}")
-            self._answer(found)
+            self._answer(no_user if user is None else service.get(user, self.path) or self._refuse_path())
 
         def do_POST(self) -> None:
             user = self._find_user()
-            if user is None:
-                return
+            self._answer(no_user if user is None else self._post(user))
+
+        def _find_user(self) -> User | None:
+            return service.authorize(self.headers.get("Authorization", ""))
+
+        def _refuse_path(self) -> Answer:
+            return refuse(404, f"there is no {self.path[:80]!r}")
+
+        def _post(self, user: User) -> Answer:
             if self.path not in service.posts:
-                return self._refuse(404, f"there is no {self.path[:80]!r}")
+                return self._refuse_path()
             size = self.headers.get("Content-Length", "")
             if not (size.isascii() and size.isdigit()):
-                return self._refuse(411, "Content-Length is missing")
-            if len(size) > _LONGEST_SIZE or int(size) > limits.body_bytes:
-                return self._refuse(413, f"{size[:_LONGEST_SIZE]} bytes: one request may have {limits.body_bytes}")
+                return refuse(411, "Content-Length is missing")
+            if len(size) > _LONGEST_SIZE or int(size) > bounds.body_bytes:
+                return refuse(413, f"{size[:_LONGEST_SIZE]} bytes: one request may have {bounds.body_bytes}")
             count = int(size)
             if not memory.take(count):
-                return self._refuse(503, "other requests fill the memory for requests")
+                return refuse(503, "other requests fill the memory for requests")
             try:
-                body = self._read(count)
-                found = None if body is None else service.post(user, self.path, body, self._is_gone)
+                return self._read_and_post(user, count)
             finally:
                 memory.give_back(count)
-            if found is not None:
-                self._answer(found) if found.status < 400 else self._refuse_with(found)
 
-        def _read(self, count: int) -> bytes | None:
-            self._raw.allow(count, limits.body_seconds)
+        def _read_and_post(self, user: User, count: int) -> Answer:
+            self._raw.allow(count, bounds.body_seconds)
             try:
                 body = self.rfile.read(count)
             except TimeoutError:
-                self._refuse(408, "the request was not sent in time")
-                return None
+                return refuse(408, "the request was not sent in time")
             if len(body) < count:
-                self._refuse(400, f"the body has {len(body)} of its {count} bytes")
-                return None
-            return body
+                return refuse(400, f"the body has {len(body)} of its {count} bytes")
+            return service.post(user, self.path, body, self._is_gone)
 
         def _is_gone(self) -> bool:
             self.connection.settimeout(0.0)
@@ -211,28 +215,9 @@ def make_bounded_server(
             except OSError:
                 return True
 
-        def _find_user(self) -> User | None:
-            user = service.authorize(self.headers.get("Authorization", ""))
-            if user is None:
-                self._refuse(401, "the token is missing or another one")
-            return user
-
-        def _refuse(self, status: int, why: str) -> None:
-            self._refuse_with(Answer(status, service.describe_error(status, why)))
-
-        def _refuse_with(self, answer: Answer) -> None:
-            self._answer(answer)
-            self._raw.allow(limits.discard_bytes, limits.discard_seconds)
-            try:
-                self.connection.shutdown(socket.SHUT_WR)
-                while self._raw.read(2**12):
-                    pass
-            except OSError:  # the client is gone, or goes on sending
-                return
-
         def _answer(self, answer: Answer) -> None:
             self.close_connection = True
-            self.connection.settimeout(limits.answer_seconds)
+            self.connection.settimeout(bounds.answer_seconds)
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.kind)
             self.send_header("Connection", "close")
@@ -240,6 +225,8 @@ def make_bounded_server(
                 self.send_header("Content-Length", str(len(answer.body)))
                 self.end_headers()
                 self.wfile.write(answer.body)
+                if answer.status >= 400:
+                    self._discard_rest()
                 return
             with contextlib.closing(answer.body) as parts:
                 self.send_header("Transfer-Encoding", "chunked")
@@ -248,12 +235,19 @@ def make_bounded_server(
                     self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
                 self.wfile.write(b"0\r\n\r\n")
 
+        def _discard_rest(self) -> None:
+            self._raw.allow(bounds.discard_bytes, bounds.discard_seconds)
+            with contextlib.suppress(OSError):  # the client is gone, or goes on sending
+                self.connection.shutdown(socket.SHUT_WR)
+                while self._raw.read(2**12):
+                    pass
+
         def log_message(self, format: str, *args: Any) -> None:
             logger.debug(format, *args)
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
-        request_queue_size = limits.connections  # the system resets what waits beyond it; the default is 5
+        request_queue_size = bounds.connections  # the system resets what waits beyond it; the default is 5
 
         def process_request(self, request: Any, client_address: Any) -> None:
             if open_connections.acquire(blocking=False):
@@ -263,7 +257,7 @@ def make_bounded_server(
                     open_connections.release()
                     raise
                 return
-            request.settimeout(limits.discard_seconds)
+            request.settimeout(bounds.discard_seconds)
             try:
                 request.sendall(_TOO_MANY_CONNECTIONS)
             except OSError:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlox_grpo.distributed.addresses import connect_store
+from rlox_grpo.distributed.addresses import connect_store, find_store
 from rlox_grpo.distributed.heartbeat import Heartbeat, is_lost_connection, open_store
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.distributed.launcher import end_with_launcher
@@ -182,35 +182,29 @@ def join_ranks(timeout: float = 30.0, engine_size: int = 1) -> Ranks:
         RankError: the launcher has died.
     """
     end_with_launcher()  # first: joining waits half an hour for ranks that have died
-    if not dist.is_initialized():
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        _refuse_uneven(engine_size, world_size)
-        if world_size == 1:
-            return Ranks(timeout=timeout)
+    has_joined = dist.is_initialized()
+    size = dist.get_world_size() if has_joined else int(os.environ.get("WORLD_SIZE", "1"))
+    if size % engine_size:
+        raise ConfigError(
+            f"tensor_parallel_size={engine_size} does not divide the {size} processes of this run: start a "
+            "multiple of it by torchrun, or use engine='vllm_server'"
+        )
+    if not has_joined and size > 1:
         missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
         if missing:
             raise ConfigError(
-                f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and {', '.join(missing)} missing: start the ranks by "
-                "torchrun or deepspeed, or unset WORLD_SIZE to train in one process"
+                f"WORLD_SIZE is {size} and {', '.join(missing)} missing: start the ranks by torchrun or deepspeed, or "
+                "unset WORLD_SIZE to train in one process"
             )
         _take_device()
         _require_launchers_store(timeout)
         _enter(timeout=_UPDATE_PATIENCE)
-    else:
+    elif has_joined:
         _take_device()
-    _refuse_uneven(engine_size, dist.get_world_size())
-    if dist.get_world_size() == 1:
+    if size == 1:
         return Ranks(timeout=timeout)
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), timeout, engine_size=engine_size)
+    ranks = Ranks(dist.get_rank(), size, timeout, engine_size=engine_size)
     return replace(ranks, host=ranks.new_host_group())
-
-
-def _refuse_uneven(engine_size: int, world_size: int) -> None:
-    if world_size % engine_size:
-        raise ConfigError(
-            f"tensor_parallel_size={engine_size} does not divide the {world_size} processes of this run: start a "
-            "multiple of it by torchrun, or use engine='vllm_server'"
-        )
 
 
 def _require_launchers_store(timeout: float) -> None:
@@ -221,9 +215,9 @@ def _require_launchers_store(timeout: float) -> None:
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return  # rank 0 makes the store
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address, port = find_store()
     try:
-        connect_store(address, port, timeout)
+        connect_store((address, port), timeout)
     except dist.DistError as error:
         raise RankError(
             f"torchrun's store at {address}:{port} does not answer within {timeout:g} s: the launcher is gone or its "

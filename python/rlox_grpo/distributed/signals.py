@@ -45,9 +45,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
     hangup = getattr(signal, "SIGHUP", None)  # Windows has none
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
         caught.append(hangup)
-    before = {number: signal.getsignal(number) for number in caught}
-    for number in caught:
-        signal.signal(number, handle)
+    before = {number: signal.signal(number, handle) for number in caught}
     try:
         yield request
     finally:

@@ -98,25 +98,25 @@ class RayGRPO:
         Raises:
             ConfigError: an argument that cannot be sent to other processes, or a wrong option.
         """
-        refused = {"ref_model": ref_model, **{name: options.pop(name, None) for name in _NEVER_SENT}}
-        for name, value in refused.items():
-            if value:
-                raise ConfigError(f"{name} is given: {_STAYS_HERE} it; {_NEVER_SENT.get(name, _INSTEAD_OF_REFERENCE)}")
+        options["ref_model"] = ref_model
+        for name, instead in _NEVER_SENT.items():
+            if options.pop(name, None):
+                raise ConfigError(f"{name} is given: {_STAYS_HERE} it; {instead}")
         if not isinstance(model, (str, Path)):
             raise ConfigError(
                 f"model is a {type(model).__name__}: {_STAYS_HERE} it; save it and its tokenizer by "
                 "save_pretrained(folder), and pass the folder"
             )
         self._layout = dict(layout or {})
-        placed = place_options(Layout.create(**self._layout), options if config is None else config.model_dump())
-        self.config = choose_config(config, {**options, **placed} if config is None else {})
+        if config is not None:
+            options = choose_config(config, options).model_dump(exclude_unset=True)
+        self.config = GRPOConfig.create(**{**options, **place_options(Layout.create(**self._layout), options)})
         if self.config.output_dir is None:
             raise ConfigError("launcher='ray' needs output_dir: the weights and the metrics come back through it")
         self.output_dir = Path(self.config.output_dir).absolute()
         self._address = ray_address
-        written = options if config is None else config.model_dump(exclude_unset=True)
         self._document: dict[str, Any] = {
-            **{name: value for name, value in written.items() if value is not None},
+            **{name: value for name, value in options.items() if value is not None},
             "output_dir": str(self.output_dir),
             "model": _resolve(model),
         }
@@ -172,7 +172,7 @@ class RayGRPO:
         run_file = folder / "run.toml"
         replace_file(run_file, tomli_w.dumps({**document, **self._tables}).encode())
         _run([sys.executable, "-m", "rlox_grpo.cli", "train", str(run_file), "--ray", self._address])
-        last = list(read_jsonl(self.output_dir / "metrics.jsonl"))[-1]
+        last = read_jsonl(self.output_dir / "metrics.jsonl")[-1]
         return add_short_names({name: value for name, value in last.items() if isinstance(value, (int, float))}, {})
 
     def save(self, path: str | Path) -> None:
@@ -204,11 +204,11 @@ class RayGRPO:
 
 
 _NEVER_SENT = {
+    "ref_model": "choose reference, such as reference='frozen', or layout={'reference': 'actor'}",
     "tokenizer": "save it beside the model by tokenizer.save_pretrained(folder)",
     "callbacks": "read metrics.jsonl in output_dir, or choose log_to",
     "optimizer": "choose options of AdamW, or train with torchrun",
 }
-_INSTEAD_OF_REFERENCE = "choose reference, such as reference='frozen', or layout={'reference': 'actor'}"
 
 
 def _resolve(path: str | Path) -> str:
@@ -236,14 +236,13 @@ def _name_callable(place: str, given: Any) -> str:
     """Return ``module:name`` of a function; raise ConfigError if other processes cannot import it."""
     if isinstance(given, str):
         return given
-    module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", None)
-    shown = name or type(given).__name__
-    found = getattr(sys.modules.get(str(module)), str(name), None)
-    if module == "__main__" or found is not given or not isinstance(name, str):
-        own = name if str(name).isidentifier() else "my_function"
+    module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", "")
+    found = getattr(sys.modules.get(str(module)), name, None)
+    if module == "__main__" or found is not given:
+        own = name if name.isidentifier() else "my_function"
         raise ConfigError(
-            f"{place} is {shown}, which no module has by that name: {_STAYS_HERE} it; put it into a file beside the "
-            f"script, such as my_functions.py, and pass 'my_functions:{own}'"
+            f"{place} is {name or type(given).__name__}, which no module has by that name: {_STAYS_HERE} it; put it "
+            f"into a file beside the script, such as my_functions.py, and pass 'my_functions:{own}'"
         )
     return f"{module}:{name}"
 

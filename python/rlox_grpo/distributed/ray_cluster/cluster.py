@@ -1,35 +1,91 @@
-"""Join or start a Ray cluster, and reserve room on it for the processes of a run."""
+"""Join or start a Ray cluster, reserve room on it for the processes of a run, and detect the loss of its head node."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlox_grpo.distributed.ray_cluster.head import cleaned_up
 from rlox_grpo.distributed.ray_cluster.placement import (
     Node,
     Place,
-    ServerPlace,
     Sizes,
     describe,
     list_counts,
-    number_ranks,
-    place_servers,
+    place_processes,
     require_room,
 )
-from rlox_grpo.errors import ConfigError
+from rlox_grpo.errors import ConfigError, RankError
 
+QUIET = {"log_to_driver": False, "logging_level": "warning"}
+"""Arguments of ``ray.init``."""
 OBJECT_STORE_BYTES = 100 * 2**20
 """Of a cluster that is started here: new weights go through the object store in pieces of 16 MiB."""
 ANSWER_WITHIN_S = 10.0
 """Seconds to wait for the address of a cluster."""
+SHOWN = 600
+"""Most characters that are shown of Ray's own error message."""
 ROOM_WITHIN_S = 60.0
 """Seconds to wait for room that something else on the cluster uses."""
+
+LOST_S = 20.0
+"""Seconds without an answer after which the head is lost. Ray's own limit, after which its nodes end, is 60 s."""
+LOOK_S = 2.0
+"""Timeout of a check of the head, and seconds between two looks at the head and at the servers."""
+
+
+class HeadLostError(RankError):
+    """The head node of the Ray cluster does not answer. Ray's calls wait for it, and end this process after 60 s."""
+
+
+class Head:
+    """Checks whether the control service of a cluster accepts connections."""
+
+    def __init__(self, address: str) -> None:
+        """Begin at ``HOST:PORT`` of the service; nothing is sent yet."""
+        host, _, port = address.rpartition(":")
+        self._address = (host, int(port))
+        self._answered = time.monotonic()
+
+    def require(self) -> bool:
+        """Return whether it answers. If not, calls of Ray may block for minutes.
+
+        Raises:
+            HeadLostError: it has not answered for ``LOST_S`` seconds.
+        """
+        try:
+            socket.create_connection(self._address, timeout=LOOK_S).close()
+        except OSError as error:
+            silent_s = time.monotonic() - self._answered
+            if silent_s > LOST_S:
+                host, port = self._address
+                raise HeadLostError(
+                    f"the head node of the Ray cluster, {host}:{port}, is lost: it has not answered for "
+                    f"{silent_s:.0f} s ({error}). Every rank that still runs saves and stops, at the latest a minute "
+                    "after the loss, when Ray ends on the other nodes. Start the cluster again; the same command "
+                    "continues the run"
+                ) from error
+            return False
+        self._answered = time.monotonic()
+        return True
+
+
+@contextmanager
+def cleaned_up(clean: Callable[[], object]) -> Iterator[None]:
+    """Call ``clean`` at the end of the block, unless the head is lost: the call would wait for it."""
+    try:
+        yield
+    except HeadLostError:
+        raise
+    except BaseException:
+        clean()
+        raise
+    clean()
 
 
 def import_ray() -> Any:
@@ -65,12 +121,11 @@ def joined_cluster(address: str) -> Iterator[Any]:
     if ray.is_initialized():  # a notebook or driver script that has joined one
         yield ray
         return
-    quiet = {"log_to_driver": False, "logging_level": "warning"}
     try:
-        if address == "local" or (address == "auto" and not _finds_cluster(ray, quiet)):
-            ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
+        if address == "local" or (address == "auto" and not _finds_cluster(ray)):
+            ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **QUIET)
         elif address != "auto":
-            ray.init(address=address, **quiet)
+            ray.init(address=address, **QUIET)
     except Exception as error:  # Ray raises bare ones, as where a busy machine starts its processes too slowly
         raise ConfigError(f"--ray {address}: no Ray cluster can be joined: {error}") from error
     with cleaned_up(ray.shutdown):
@@ -91,9 +146,9 @@ def _require_answer(address: str) -> None:
         raise ConfigError(f"--ray {address}: no Ray cluster answers there ({error}); is `ray start` running?") from None
 
 
-def _finds_cluster(ray: Any, quiet: dict[str, Any]) -> bool:
+def _finds_cluster(ray: Any) -> bool:
     try:
-        ray.init(address="auto", **quiet)
+        ray.init(address="auto", **QUIET)
     except ConnectionError:
         return False
     return True
@@ -113,6 +168,11 @@ def list_nodes(ray: Any) -> list[Node]:
     ]
 
 
+def shorten(error: object) -> str:
+    """Ray's error message in one line of at most ``SHOWN`` characters."""
+    return " ".join(str(error).split())[:SHOWN]
+
+
 @dataclass(frozen=True)
 class Room:
     """The part of a cluster that is reserved for a run.
@@ -127,7 +187,7 @@ class Room:
 
     group: Any
     places: list[Place]
-    servers: list[ServerPlace]
+    servers: list[Place]
     resources: list[dict[str, float]]
     placement: str
 
@@ -136,6 +196,16 @@ class Room:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
+
+    def make_options(self, place: Place) -> dict[str, Any]:
+        """Return Ray's options for the actor of a process: its name, its resources and its bundle."""
+        resources = self.resources[place.bundle]
+        return {
+            "name": f"rlox-grpo {place.name}",
+            "num_cpus": resources["CPU"],
+            "num_gpus": resources.get("GPU", 0),
+            "scheduling_strategy": self.schedule(place.bundle),
+        }
 
 
 @contextmanager
@@ -162,6 +232,6 @@ def reserved_room(ray: Any, sizes: Sizes) -> Iterator[Room]:
             )
         found = placement_group_table(group)["bundles_to_node_id"]
         node_of_bundle = {int(bundle): node for bundle, node in found.items()}
-        places = number_ranks({bundle: node_of_bundle[bundle] for bundle in range(sizes.trainers)}, nodes)
-        servers = place_servers(node_of_bundle, nodes, needs, sizes.trainers)
-        yield Room(group, places, servers, resources, describe(places, needs, servers))
+        places = place_processes(node_of_bundle, nodes, needs)
+        ranks, servers = places[: sizes.trainers], places[sizes.trainers :]
+        yield Room(group, ranks, servers, resources, describe(places, needs))

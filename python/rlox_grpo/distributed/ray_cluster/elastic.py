@@ -7,17 +7,15 @@ answers, so the metrics of a run do not change.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.distributed.addresses import EngineRegistry
-from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes
-from rlox_grpo.distributed.ray_cluster.placement import ServerPlace
-from rlox_grpo.distributed.ray_cluster.servers import LOOK_S, START_S, RunningServers, Servers, start_server
+from rlox_grpo.distributed.addresses import ServerRegistry
+from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes, shorten
+from rlox_grpo.distributed.ray_cluster.placement import Place
+from rlox_grpo.distributed.ray_cluster.servers import START_S, RunningServers, Server
 from rlox_grpo.errors import ConfigError
 
 _KIND = "engines"
@@ -30,147 +28,117 @@ class _Joining:
     index: int
     group: Any
     reference: Any
-    place: ServerPlace | None = None
-    actor: Any = None
-    url: str = ""
+    server: Server | None = None
 
 
-@dataclass
 class ElasticEngines:
-    """The engines of a run while their number changes.
+    """The engines of a run while their number changes, if it may."""
 
-    Attributes:
-        count: returns the wanted number of engines.
-        start: starts a server in a room; returns its actor and port.
-        registry: publishes the engines to the ranks.
-        say: shows a line for each change.
-    """
-
-    ray: Any
-    served: RunningServers
-    count: Callable[[], int]
-    start: Callable[[Room, ServerPlace], tuple[Any, int]]
-    resources: Mapping[str, float]
-    registry: EngineRegistry
-    say: Callable[[str], None]
-    _active: list[int] = field(default_factory=list)
-    """Indices in ``served.places`` of the engines that ranks use."""
-    _joining: _Joining | None = None
-    _leaving: dict[int, int] = field(default_factory=dict)
-    """Index in ``served.places`` → the first revision without it."""
-    _groups: dict[int, Any] = field(default_factory=dict)
-    _revision: int = 0
-    _refused: int | None = None
-    """A number that could not be reached. It is not tried again until the wanted number has changed."""
-    _next_look: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._active = [index for index, place in enumerate(self.served.places) if place.kind == _KIND]
+    def __init__(self, served: RunningServers, registry: ServerRegistry) -> None:
+        """Begin with the engines in ``served``; ``registry`` publishes the changes to the ranks."""
+        self._ray, self._served, self._registry = served.ray, served, registry
+        self._active = [server for server in served.listed if server.place.kind == _KIND]
+        """The engines that ranks use."""
+        self._resources = served.room.resources[self._active[0].place.bundle] if self._active else {}
+        """Of each engine, also of one that joins."""
+        self._joining: _Joining | None = None
+        self._leaving: dict[Server, int] = {}
+        """Engine → the first revision without it."""
+        self._revision = 0
+        self._refused: int | None = None
+        """A number that could not be reached. It is not tried again until the wanted number has changed."""
 
     def follow(self) -> None:
-        """Take the next action, at most once in ``LOOK_S`` seconds. Does not block."""
-        if not self._active or time.monotonic() < self._next_look:
+        """Take the next action. Does not block."""
+        if self._served.plan.count is None:
             return
-        wanted = max(1, self.count())
+        wanted = max(1, self._served.plan.count())
         if wanted != self._refused:
             self._refused = None
         try:
             self._end_leaves()
             if self._joining is not None:
-                self._go_on_joining(wanted)
+                self._go_on_joining(self._joining, wanted)
             elif wanted > len(self._active) and self._refused is None:
                 self._begin_to_join()
             elif wanted < len(self._active):
                 self._begin_to_leave(wanted)
-        except self.ray.exceptions.RayError as error:
-            self._refuse(wanted, str(error))
-        self._next_look = time.monotonic() + LOOK_S
+        except self._ray.exceptions.RayError as error:
+            self._refuse(wanted, error)
 
     def end(self) -> None:
-        """Remove the placement groups of engines that joined; ``served`` ends their actors."""
-        if self._joining is not None and self._joining.actor is not None:
-            self.ray.kill(self._joining.actor)
-        groups = [*self._groups.values(), *([] if self._joining is None else [self._joining.group])]
-        for group in groups:
-            self.ray.util.remove_placement_group(group)
+        """Give up the engine that is starting; ``served`` ends the others."""
+        if self._joining is not None:
+            self._drop(self._joining)
 
     def _begin_to_join(self) -> None:
-        index = sum(place.kind == _KIND for place in self.served.places)
-        group = self.ray.util.placement_group([dict(self.resources)], strategy="PACK")
+        index = sum(server.place.kind == _KIND for server in self._served.listed)
+        group = self._ray.util.placement_group([self._resources], strategy="PACK")
         self._joining = _Joining(index, group, group.ready())
-        amounts = " and ".join(f"{amount:g} {name}" for name, amount in self.resources.items())
-        self.say(f"engine {index} joins as soon as a node has {amounts} free\n")
+        amounts = " and ".join(f"{amount:g} {name}" for name, amount in self._resources.items())
+        self._served.say(f"engine {index} joins as soon as a node has {amounts} free\n")
 
-    def _go_on_joining(self, wanted: int) -> None:
-        joining = self._joining
-        assert joining is not None
+    def _go_on_joining(self, joining: _Joining, wanted: int) -> None:
         if wanted <= len(self._active):
-            self._drop(f"engine {joining.index} is not asked for any more\n")
+            self._drop(joining)
+            self._served.say(f"engine {joining.index} is not asked for any more\n")
             return
-        done, _ = self.ray.wait([joining.reference], timeout=0)
+        done, _ = self._ray.wait([joining.reference], timeout=0)
         if not done:
             return
-        ending = self.ray.get(done[0])
-        if joining.actor is None:
-            joining.place = self._find_place(joining)
-            room = Room(joining.group, [], [joining.place], [dict(self.resources)], "")
-            joining.actor, port = self.start(room, joining.place)
-            joining.url = f"http://{joining.place.node.address}:{port}"
-            joining.reference = joining.actor.wait_until_listening.remote(START_S)
+        ending = self._ray.get(done[0])
+        if joining.server is None:
+            nodes = self._ray.util.placement_group_table(joining.group)["bundles_to_node_id"].values()
+            node = next((node for node in list_nodes(self._ray) if node.id in nodes), None)
+            if node is None:  # it was lost; Ray finds another one
+                return
+            place = Place(_KIND, joining.index, 0, node)
+            room = Room(joining.group, [], [place], [self._resources], "")
+            joining.server = self._served.start(place, room)
+            joining.reference = joining.server.actor.wait_until_listening.remote(START_S)
         elif ending is not None:
             self._refuse(wanted, f"ended with status {ending.status}: {ending.last_lines}")
         else:
-            self._end_joining(joining)
+            self._end_joining(joining.server, joining.group)
 
-    def _find_place(self, joining: _Joining) -> ServerPlace:
-        found = self.ray.util.placement_group_table(joining.group)["bundles_to_node_id"]
-        (node,) = (node for node in list_nodes(self.ray) if node.id == next(iter(found.values())))
-        return ServerPlace(_KIND, joining.index, 0, node)
-
-    def _end_joining(self, joining: _Joining) -> None:
-        assert joining.place is not None
-        self._joining = None
-        position = self.served.add(joining.place, joining.actor, joining.url)
-        self._groups[position] = joining.group
-        self._active.append(position)
+    def _end_joining(self, server: Server, group: Any) -> None:
+        self._joining, server.group = None, group
+        self._served.listed.append(server)
+        self._active.append(server)
         self._publish()
-        self.say(f"engine {joining.index} on {joining.place.node.address} is ready and joins: {joining.url}\n")
+        self._served.say(f"{server.place} is ready and joins: {server.url}\n")
 
     def _begin_to_leave(self, wanted: int) -> None:
-        gone, self._active = self._active[wanted:], self._active[:wanted]
+        leaving, self._active = self._active[wanted:], self._active[:wanted]
         self._publish()
-        for position in gone:
-            self.say(f"engine {self.served.places[position].index} leaves after the next weight sync\n")
-        self._leaving |= dict.fromkeys(gone, self._revision)
+        for server in leaving:
+            self._served.say(f"{server.place.name} leaves after the next weight sync\n")
+        self._leaving |= dict.fromkeys(leaving, self._revision)
 
     def _end_leaves(self) -> None:
         if not self._leaving:
             return
-        taken = self.registry.read_taken()
-        for position in [position for position, revision in self._leaving.items() if revision <= taken]:
-            del self._leaving[position]
-            self.served.remove(position)
-            if (group := self._groups.pop(position, None)) is not None:
-                self.ray.util.remove_placement_group(group)
-            self.say(f"engine {self.served.places[position].index} has left\n")
+        taken = self._registry.read_taken()
+        for server in [server for server, revision in self._leaving.items() if revision <= taken]:
+            del self._leaving[server]
+            self._served.remove(server)
+            self._served.say(f"{server.place.name} has left\n")
 
     def _publish(self) -> None:
         self._revision += 1
-        places = (self.served.places[position] for position in self._active)
-        self.registry.publish(self._revision, [self.served.urls[_KIND][place.index] for place in places])
+        self._registry.publish_engines(self._revision, [server.url for server in self._active])
 
-    def _refuse(self, wanted: int, why: str) -> None:
+    def _refuse(self, wanted: int, why: object) -> None:
         self._refused = wanted
         if self._joining is not None:
-            self._drop(f"engine {self._joining.index} could not join: {' '.join(why.split())[:600]}\n")
+            self._served.say(f"engine {self._joining.index} could not join: {shorten(why)}\n")
+            self._drop(self._joining)
 
-    def _drop(self, why: str) -> None:
-        joining, self._joining = self._joining, None
-        assert joining is not None
-        if joining.actor is not None:
-            self.ray.kill(joining.actor)
-        self.ray.util.remove_placement_group(joining.group)
-        self.say(why)
+    def _drop(self, joining: _Joining) -> None:
+        self._joining = None
+        if joining.server is not None:
+            self._ray.kill(joining.server.actor)
+        self._ray.util.remove_placement_group(joining.group)
 
 
 class FileCount:
@@ -204,19 +172,3 @@ class FileCount:
         except OSError:
             return None
         return state.st_mtime_ns, state.st_size
-
-
-def make_elastic(
-    ray: Any,
-    served: RunningServers,
-    servers: Servers,
-    resources: Mapping[str, float],
-    environment: Mapping[str, str],
-    folder: Path,
-    registry: EngineRegistry,
-    say: Callable[[str], None],
-) -> ElasticEngines:
-    """Watch the engines of a run; see :class:`ElasticEngines`. Without ``servers.count`` their number stays."""
-    start = partial(start_server, ray, command=servers.commands.get(_KIND, ()), environment=environment, folder=folder)
-    fixed = sum(place.kind == _KIND for place in served.places)
-    return ElasticEngines(ray, served, servers.count or (lambda: fixed), start, resources, registry, say)

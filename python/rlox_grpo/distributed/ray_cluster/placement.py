@@ -80,31 +80,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank runs.
+    """Where one process runs.
 
     Attributes:
-        rank: 0 to ``world_size`` − 1.
-        bundle: its bundle in Ray's placement group.
-        node: its node.
-        local_rank, local_size: its number among the ranks of its node, and the number of ranks there.
-        node_rank: number of the node among the nodes of the run.
-    """
-
-    rank: int
-    bundle: int
-    node: Node
-    local_rank: int
-    local_size: int
-    node_rank: int
-
-
-@dataclass(frozen=True)
-class ServerPlace:
-    """Where an engine or the reference runs.
-
-    Attributes:
-        kind: ``engines`` or ``reference``.
-        index: its number among those of its kind.
+        kind: a key of the ``[layout]`` table, as in :class:`Need`.
+        index: its number among those of its kind; of a trainer: its rank.
         bundle: its bundle in Ray's placement group.
         node: its node.
     """
@@ -113,6 +93,23 @@ class ServerPlace:
     index: int
     bundle: int
     node: Node
+
+    @property
+    def name(self) -> str:
+        """``rank 0``, ``engine 0`` or ``the reference``."""
+        return "the reference" if self.kind == "reference" else f"{_SINGULAR[self.kind]} {self.index}"
+
+    def __str__(self) -> str:
+        """The process and the address of its node."""
+        return f"{self.name} on {self.node.address}"
+
+    @property
+    def log(self) -> str:
+        """File name of its log."""
+        return self.name.removeprefix("the ").replace(" ", "_") + ".log"
+
+
+_SINGULAR = {"trainers": "rank", "engines": "engine"}
 
 
 def require_room(nodes: Sequence[Node], needs: Sequence[Need]) -> None:
@@ -130,12 +127,13 @@ def require_room(nodes: Sequence[Node], needs: Sequence[Need]) -> None:
                 f"[layout] {need.kind}={need.count}: each needs {_amount(need.cpus, need.gpus)}; the cluster holds "
                 f"{sum(room.values())} of them ({held or 'it has no node'}); add nodes, or set {need.kind} to what fits"
             )
-    wanted = _amount(sum(need.count * need.cpus for need in needs), sum(need.count * need.gpus for need in needs))
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
-    if sum(need.count * need.cpus for need in needs) > cpus or sum(need.count * need.gpus for need in needs) > gpus:
+    cpus_wanted = sum(need.count * need.cpus for need in needs)
+    gpus_wanted = sum(need.count * need.gpus for need in needs)
+    if cpus_wanted > cpus or gpus_wanted > gpus:
         raise ConfigError(
-            f"[layout] {list_counts(needs)}: together they need {wanted}; the cluster has {_amount(cpus, gpus)}: add "
-            "nodes, or set less"
+            f"[layout] {list_counts(needs)}: together they need {_amount(cpus_wanted, gpus_wanted)}; the cluster has "
+            f"{_amount(cpus, gpus)}: add nodes, or set less"
         )
 
 
@@ -144,72 +142,64 @@ def list_counts(needs: Sequence[Need]) -> str:
     return ", ".join(f"{need.kind}={need.count}" for need in needs)
 
 
-def place_servers(
-    node_of_bundle: Mapping[int, str], nodes: Sequence[Node], needs: Sequence[Need], first: int
-) -> list[ServerPlace]:
-    """Number the engines and the reference. ``first`` is their first bundle, after those of the ranks."""
-    by_id = {node.id: node for node in nodes}
-    kinds = [(need.kind, index) for need in needs if need.kind != "trainers" for index in range(need.count)]
-    return [
-        ServerPlace(kind, index, bundle, by_id[node_of_bundle[bundle]])
-        for bundle, (kind, index) in enumerate(kinds, first)
-    ]
-
-
-def number_ranks(node_of_bundle: Mapping[int, str], nodes: Sequence[Node]) -> list[Place]:
-    """Number the bundles of a placement group: the ranks of a node follow each other.
+def place_processes(node_of_bundle: Mapping[int, str], nodes: Sequence[Node], needs: Sequence[Need]) -> list[Place]:
+    """Number the processes, in the order of ``needs``; the ranks of a node follow each other.
 
     Args:
-        node_of_bundle: bundle of a rank → id of the node that Ray gave it.
+        node_of_bundle: bundle → id of the node that Ray gave it. The bundles are in the order of ``needs``.
         nodes: of the cluster.
+        needs: of the run.
     """
     by_id = {node.id: node for node in nodes}
-    bundles: dict[str, list[int]] = {}
-    for bundle, node_id in sorted(node_of_bundle.items()):
-        bundles.setdefault(node_id, []).append(bundle)
     places: list[Place] = []
-    for node_rank, (node_id, own) in enumerate(bundles.items()):
-        for local_rank, bundle in enumerate(own):
-            places.append(Place(len(places), bundle, by_id[node_id], local_rank, len(own), node_rank))
+    for need in needs:
+        bundles = list(range(len(places), len(places) + need.count))
+        if need.kind == "trainers":
+            node_order = list(dict.fromkeys(node_of_bundle[bundle] for bundle in bundles))
+            bundles.sort(key=lambda bundle: node_order.index(node_of_bundle[bundle]))
+        for index, bundle in enumerate(bundles):
+            places.append(Place(need.kind, index, bundle, by_id[node_of_bundle[bundle]]))
     return places
 
 
-def describe(places: Sequence[Place], needs: Sequence[Need], servers: Sequence[ServerPlace] = ()) -> str:
+def describe(places: Sequence[Place], needs: Sequence[Need]) -> str:
     """The placement in words, a line for each node."""
     by_kind = {need.kind: need for need in needs}
-    nodes = list(dict.fromkeys([place.node for place in places] + [place.node for place in servers]))
+    nodes = list(dict.fromkeys(place.node for place in places))
     counts = ", ".join(f"{need.count} {need.kind}" for need in needs)
     lines = [f"{counts} on {len(nodes)} of the cluster's nodes:"]
     for node in nodes:
-        own = [("rank", "trainers", place.rank) for place in places if place.node == node]
-        own += [(place.kind.removesuffix("s"), place.kind, place.index) for place in servers if place.node == node]
-        used = _amount(sum(by_kind[kind].cpus for _, kind, _ in own), sum(by_kind[kind].gpus for _, kind, _ in own))
+        own = [place for place in places if place.node == node]
+        used = _amount(sum(by_kind[place.kind].cpus for place in own), sum(by_kind[place.kind].gpus for place in own))
         named = []
-        for name in dict.fromkeys(name for name, _, _ in own):
-            numbers = [str(number) for other, _, number in own if other == name]
-            named.append(name if name == "reference" else f"{name}{'s' * (len(numbers) > 1)} {', '.join(numbers)}")
+        for kind in dict.fromkeys(place.kind for place in own):
+            numbers = [str(place.index) for place in own if place.kind == kind]
+            plural = "s" * (len(numbers) > 1)
+            named.append(kind if kind == "reference" else f"{_SINGULAR[kind]}{plural} {', '.join(numbers)}")
         lines.append(
             f"  {node.address} (node {node.id[:8]}): {'; '.join(named)}; {used} of {_amount(node.cpus, node.gpus)}"
         )
     return "\n".join(lines)
 
 
-def make_rank_variables(place: Place, places: Sequence[Place], master: tuple[str, int], run_id: str) -> dict[str, str]:
+def make_rank_variables(rank: Place, ranks: Sequence[Place], master: tuple[str, int], run_id: str) -> dict[str, str]:
     """The environment variables that torchrun gives to a rank.
 
     Args:
-        place: of the rank.
-        places: of all ranks.
+        rank: its place.
+        ranks: the places of all ranks.
         master: address and port of the store, which rank 0's actor holds, as torchrun's agent does.
         run_id: any text that names this start.
     """
+    nodes = list(dict.fromkeys(other.node for other in ranks))
+    on_node = [other for other in ranks if other.node == rank.node]
     return {
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(len(places)),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_size),
-        "GROUP_RANK": str(place.node_rank),
-        "GROUP_WORLD_SIZE": str(len({other.node_rank for other in places})),
+        "RANK": str(rank.index),
+        "WORLD_SIZE": str(len(ranks)),
+        "LOCAL_RANK": str(on_node.index(rank)),
+        "LOCAL_WORLD_SIZE": str(len(on_node)),
+        "GROUP_RANK": str(nodes.index(rank.node)),
+        "GROUP_WORLD_SIZE": str(len(nodes)),
         "MASTER_ADDR": master[0],
         "MASTER_PORT": str(master[1]),
         "TORCHELASTIC_USE_AGENT_STORE": "True",

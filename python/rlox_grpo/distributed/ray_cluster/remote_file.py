@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlox_grpo.distributed.ray_cluster.cluster import import_ray
-from rlox_grpo.distributed.ray_cluster.head import cleaned_up
+from rlox_grpo.distributed.ray_cluster.cluster import QUIET, cleaned_up, import_ray
 from rlox_grpo.distributed.ray_cluster.placement import Node
 
 SCHEME = "ray:"
@@ -131,20 +130,11 @@ def _connect(told: str) -> tuple[Any, Any]:
     ray = import_ray()
     try:
         if not ray.is_initialized():
-            with _own_signals():
-                node = os.environ.get(NODE_VARIABLE)
-                quiet = {"log_to_driver": False, "logging_level": "warning"}
-                ray.init(address=address, namespace=namespace, _node_ip_address=node, **quiet)
+            before = signal.getsignal(signal.SIGTERM)
+            ray.init(address=address, namespace=namespace, _node_ip_address=os.environ.get(NODE_VARIABLE), **QUIET)
+            if threading.current_thread() is threading.main_thread():
+                with suppress(TypeError):  # a handler that was not set from Python
+                    signal.signal(signal.SIGTERM, before)  # which ray.init has replaced
         return ray, ray.get_actor(name, namespace=namespace)
     except (ray.exceptions.RayError, ConnectionError, ValueError) as error:  # ValueError: no actor of this name
         raise OSError(f"the Ray cluster at {address} does not serve the weights: {error}") from error
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Restore this process's SIGTERM handler, which ``ray.init`` replaces."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        with suppress(TypeError):  # a handler that was not set from Python
-            signal.signal(signal.SIGTERM, before)

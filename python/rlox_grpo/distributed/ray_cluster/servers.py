@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlox_grpo.distributed.addresses import LOST
+from rlox_grpo.distributed.addresses import LOST, ServerRegistry
 from rlox_grpo.distributed.ray_cluster.cluster import Room, list_nodes
-from rlox_grpo.distributed.ray_cluster.head import cleaned_up
-from rlox_grpo.distributed.ray_cluster.placement import ServerPlace
-from rlox_grpo.distributed.ray_cluster.server_process import HOST, PORT, STOP_S, ServerProcess, find_port
+from rlox_grpo.distributed.ray_cluster.placement import Place
+from rlox_grpo.distributed.ray_cluster.processes import HOST, PORT, STOP_S, ServerProcess, find_port
 from rlox_grpo.errors import EngineError
 
-__all__ = ["HOST", "PORT", "RunningServers", "Servers", "running_servers"]
+__all__ = ["HOST", "PORT", "RunningServers", "Server", "Servers"]
 
 MOST_RESTARTS = 5
 """How often Ray restarts a server that died."""
 START_S = 600.0
 """Seconds until a server must listen."""
-LOOK_S = 2.0
-"""Seconds between two looks at the nodes of the servers."""
 
 
 @dataclass(frozen=True)
@@ -46,160 +41,149 @@ class Servers:
     count: Callable[[], int] | None = None
 
 
+@dataclass(eq=False)
+class Server:
+    """A server of a run.
+
+    Attributes:
+        place: where it was started.
+        actor: its Ray actor.
+        url: its URL at the start, by which the ranks know it.
+        node: Ray's id of the node that it is on, or was on.
+        group: the placement group of an engine that has joined the run.
+        next_address: Ray's reference to its next address, while it has no node.
+        has_left: whether it was stopped because it is no longer used.
+    """
+
+    place: Place
+    actor: Any
+    url: str
+    node: str
+    group: Any = None
+    next_address: Any = None
+    has_left: bool = False
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether it has a node and is used."""
+        return self.next_address is None and not self.has_left
+
+
 @dataclass
 class RunningServers:
     """The servers of a run while it lasts.
 
     Attributes:
-        urls: the URLs of each kind at the start.
+        room: where the servers of the start are.
+        plan: how they are started.
+        environment: variables that are added to those of the servers' actors.
+        folder: of their logs.
+        say: takes lines for the user.
+        listed: all servers, in the order of their start.
         losses: a message for each server whose node was lost.
         is_fatal: whether the reference was lost, which ranks cannot replace.
     """
 
     ray: Any
-    places: list[ServerPlace]
-    actors: list[Any] = field(default_factory=list)
-    urls: dict[str, list[str]] = field(default_factory=dict)
+    room: Room
+    plan: Servers
+    environment: Mapping[str, str]
+    folder: Path
+    say: Callable[[str], None]
+    listed: list[Server] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
     is_fatal: bool = False
-    _nodes: dict[int, str] = field(default_factory=dict)
-    _moving: dict[int, Any] = field(default_factory=dict)
-    _gone: set[int] = field(default_factory=set)
-    _next_look: float = 0.0
 
-    def follow(self, publish: Callable[[str, str], None], say: Callable[[str], None]) -> None:
-        """Call ``publish(URL, current URL)`` for engines that lost their node, and when they have started again."""
-        if not self.places or time.monotonic() < self._next_look:
+    def start_all(self) -> None:
+        """Start the servers of the room, and wait until all listen.
+
+        Raises:
+            EngineError: a server did not start; the message has the last lines of its log.
+        """
+        for place in self.room.servers:
+            self.listed.append(self.start(place, self.room))
+            self.say(f"{place} is starting; its log: {self.folder / place.log}\n")
+        waiting = [server.actor.wait_until_listening.remote(START_S) for server in self.listed]
+        for server, reference in zip(self.listed, waiting, strict=True):
+            place, log = server.place, self.folder / server.place.log
+            try:
+                ending = self.ray.get(reference)
+            except (self.ray.exceptions.RayError, TimeoutError) as error:
+                raise EngineError(f"{place} did not start: {error}; its log: {log}") from error
+            if ending is not None:
+                raise EngineError(f"{place} {ending.describe()}\nits log: {log}")
+            self.say(f"{place} is ready: {server.url}\n")
+
+    def start(self, place: Place, room: Room) -> Server:
+        """Start the actor of a server at its place, without waiting until the server listens."""
+        host = place.node.address
+        find = self.ray.remote(find_port).options(num_cpus=0, scheduling_strategy=room.schedule(place.bundle))
+        port = self.ray.get(find.remote(host))
+        kind = self.ray.remote(ServerProcess).options(
+            **room.make_options(place),
+            max_restarts=MOST_RESTARTS,
+            max_concurrency=3,  # stop() and find_address() beside wait_until_listening()
+        )
+        words, log = list(self.plan.commands[place.kind]), str(self.folder / place.log)
+        actor = kind.remote(words, (host, port), dict(self.environment), log, os.getcwd())
+        return Server(place, actor, f"http://{host}:{port}", place.node.id)
+
+    def list_urls(self) -> dict[str, list[str]]:
+        """The URLs of each kind."""
+        urls: dict[str, list[str]] = {}
+        for server in self.listed:
+            urls.setdefault(server.place.kind, []).append(server.url)
+        return urls
+
+    def follow(self, registry: ServerRegistry) -> None:
+        """Publish the servers that have lost their node, and their new addresses when Ray has started them again."""
+        if not self.listed:
             return
         try:
-            alive = {node.id: node.address for node in list_nodes(self.ray)}
+            alive = {node.id for node in list_nodes(self.ray)}
         except self.ray.exceptions.RayError:
             return
-        for index, place in enumerate(self.places):
-            if index in self._gone:
-                continue
-            if index in self._moving:
-                self._end_move(index, publish, say)
-            elif self._nodes.setdefault(index, place.node.id) not in alive:
-                self._begin_move(index, publish, say)
-        self._next_look = time.monotonic() + LOOK_S
+        for server in self.listed:
+            if server.next_address is not None:
+                self._end_move(server, registry)
+            elif server.node not in alive and not server.has_left:
+                self._begin_move(server, registry)
 
-    def add(self, place: ServerPlace, actor: Any, url: str) -> int:
-        """Add a server that has joined; returns its index in ``places``."""
-        self.places.append(place)
-        self.actors.append(actor)
-        self.urls[place.kind].append(url)
-        return len(self.places) - 1
-
-    def remove(self, index: int) -> None:
-        """Stop a server that is no longer used, without waiting for its end."""
-        self._gone.add(index)
-        self._moving.pop(index, None)
-        self.actors[index].stop.remote()
-
-    def list_reachable(self) -> list[Any]:
-        """The actors that have a node."""
-        return [actor for index, actor in enumerate(self.actors) if index not in {*self._moving, *self._gone}]
+    def remove(self, server: Server) -> None:
+        """Stop a server that is no longer used, without waiting for its end, and release its placement group."""
+        server.has_left, server.next_address = True, None
+        server.actor.stop.remote()
+        self._release(server)
 
     def end(self) -> None:
-        """Stop the servers that have a node, and kill all actors."""
-        if reachable := self.list_reachable():
-            stops = [actor.stop.remote() for actor in reachable]
+        """Stop the servers that have a node, kill all actors, and release their placement groups."""
+        if stops := [server.actor.stop.remote() for server in self.listed if server.is_reachable]:
             self.ray.wait(stops, num_returns=len(stops), timeout=2 * STOP_S)
-        for actor in self.actors:
-            self.ray.kill(actor)
+        for server in self.listed:
+            self.ray.kill(server.actor)
+            self._release(server)
 
-    def _begin_move(self, index: int, publish: Callable[[str, str], None], say: Callable[[str], None]) -> None:
-        place = self.places[index]
-        self.losses.append(f"{_name(place)} on {place.node.address} was lost with its node")
-        say(f"{self.losses[-1]}; it starts again when another node has room\n")
-        self.is_fatal = self.is_fatal or place.kind == "reference"
-        self._moving[index] = self.actors[index].find_address.remote()
-        publish(self.urls[place.kind][place.index], LOST)
+    def _release(self, server: Server) -> None:
+        if server.group is not None:
+            self.ray.util.remove_placement_group(server.group)
+            server.group = None
 
-    def _end_move(self, index: int, publish: Callable[[str, str], None], say: Callable[[str], None]) -> None:
-        place = self.places[index]
-        done, _ = self.ray.wait([self._moving[index]], timeout=0)
+    def _begin_move(self, server: Server, registry: ServerRegistry) -> None:
+        self.losses.append(f"{server.place} was lost with its node")
+        self.say(f"{self.losses[-1]}; it starts again when another node has room\n")
+        self.is_fatal = self.is_fatal or server.place.kind == "reference"
+        server.next_address = server.actor.find_address.remote()
+        registry.publish_address(server.url, LOST)
+
+    def _end_move(self, server: Server, registry: ServerRegistry) -> None:
+        done, _ = self.ray.wait([server.next_address], timeout=0)
         if not done:
             return
         try:
-            node, host, port = self.ray.get(done[0])
+            server.node, host, port = self.ray.get(done[0])
         except self.ray.exceptions.RayActorError:  # a call that Ray had sent before the loss
-            self._moving[index] = self.actors[index].find_address.remote()
+            server.next_address = server.actor.find_address.remote()
             return
-        del self._moving[index]
-        self._nodes[index] = node
-        publish(self.urls[place.kind][place.index], f"http://{host}:{port}")
-        say(f"{_name(place)} starts again on {host}: http://{host}:{port}\n")
-
-
-@contextmanager
-def running_servers(
-    ray: Any, room: Room, servers: Servers, environment: Mapping[str, str], folder: Path, say: Callable[[str], None]
-) -> Iterator[RunningServers]:
-    """Start the servers of ``room`` for the block; yields them once all listen.
-
-    Args:
-        environment: variables that are added to those of the servers' actors.
-        folder: of their logs.
-        say: takes a line for each server that is starting, and one when it is ready.
-
-    Raises:
-        EngineError: a server did not start; the message has the last lines of its log.
-    """
-    running = RunningServers(ray, list(room.servers))
-    with cleaned_up(running.end):
-        waiting = []
-        for place in room.servers:
-            actor, port = start_server(
-                ray, room, place, command=servers.commands[place.kind], environment=environment, folder=folder
-            )
-            running.actors.append(actor)
-            waiting.append(actor.wait_until_listening.remote(START_S))
-            running.urls.setdefault(place.kind, []).append(f"http://{place.node.address}:{port}")
-            say(f"{_name(place)} on {place.node.address} is starting; its log: {_log(folder, place)}\n")
-        for place, reference in zip(room.servers, waiting, strict=True):
-            _wait(ray, place, reference, _log(folder, place))
-            say(f"{_name(place)} on {place.node.address} is ready: {running.urls[place.kind][place.index]}\n")
-        yield running
-
-
-def start_server(
-    ray: Any, room: Room, place: ServerPlace, *, command: Sequence[str], environment: Mapping[str, str], folder: Path
-) -> tuple[Any, int]:
-    """Start the actor of one server at its place; returns it and the port that the server will listen on."""
-    host = place.node.address
-    strategy = room.schedule(place.bundle)
-    port = ray.get(ray.remote(find_port).options(num_cpus=0, scheduling_strategy=strategy).remote(host))
-    bundle = room.resources[place.bundle]
-    actor = (
-        ray.remote(ServerProcess)
-        .options(
-            num_cpus=bundle["CPU"],
-            num_gpus=bundle.get("GPU", 0),
-            max_restarts=MOST_RESTARTS,
-            max_concurrency=3,  # stop() and find_address() beside wait_until_listening()
-            scheduling_strategy=strategy,
-            name=f"rlox-grpo {_name(place)}",
-        )
-        .remote(list(command), (host, port), dict(environment), str(_log(folder, place)), os.getcwd())
-    )
-    return actor, port
-
-
-def _wait(ray: Any, place: ServerPlace, reference: Any, log: Path) -> None:
-    try:
-        ending = ray.get(reference)
-    except (ray.exceptions.RayError, TimeoutError) as error:
-        raise EngineError(f"{_name(place)} on {place.node.address} did not start: {error}; its log: {log}") from error
-    if ending is not None:
-        said = "".join(f"\n    {line}" for line in ending.last_lines.splitlines())
-        raise EngineError(f"{_name(place)} on {place.node.address} ended with status {ending.status}; see {log}{said}")
-
-
-def _name(place: ServerPlace) -> str:
-    return "the reference" if place.kind == "reference" else f"engine {place.index}"
-
-
-def _log(folder: Path, place: ServerPlace) -> Path:
-    return folder / ("reference.log" if place.kind == "reference" else f"engine_{place.index}.log")
+        server.next_address = None
+        registry.publish_address(server.url, f"http://{host}:{port}")
+        self.say(f"{server.place.name} starts again on {host}: http://{host}:{port}\n")
