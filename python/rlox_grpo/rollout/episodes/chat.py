@@ -276,7 +276,7 @@ class Chat:
         else:
             conversation, shared = self._conversations.continue_from(*found[:2]), found[2]
         added = token_ids[shared:]
-        text = conversation.template.tokenizer.decode(added.tolist(), skip_special_tokens=False)
+        text = conversation.template.decode(added, with_special=True)
         new = [{"role": "user", "content": text}] if len(added) or found is None else []
         keys = [("token ids", ("",), None, (), "")] * len(new)  # equal to no message's key
         return await self._reply(conversation, new, max_new_tokens, stop, keys, added, on_delta)

@@ -34,6 +34,7 @@ class Template:
     Attributes:
         tokenizer: the model's tokenizer.
         tools: JSON schemas of the tools in the conversation, or None.
+        special_tokens: texts of the tokenizer's special tokens.
         call_format: the format in which tool calls are parsed.
         rewrites: whether the template may rewrite history, so that each turn is checked for it; see
             :mod:`rlox_grpo.rollout.episodes.proof`.
@@ -54,6 +55,7 @@ class Template:
             raise TemplateError("an environment needs a tokenizer with a chat_template: set tokenizer.chat_template")
         self.tokenizer = tokenizer
         self.tools = [*tools] if tools else None
+        self.special_tokens = [str(token) for token in getattr(tokenizer, "all_special_tokens", ()) if token]
         self.call_format: CallFormat = "hermes"
         self.rewrites = False
         self._variables = dict(variables)
@@ -82,6 +84,11 @@ class Template:
     def encode(self, text: str) -> Int64Array:
         """Token ids of rendered text, which already has its special tokens."""
         return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+
+    def decode(self, ids: Int64Array | Sequence[int], *, with_special: bool) -> str:
+        """Text of token ids, with or without special tokens."""
+        options = {"skip_special_tokens": not with_special, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode([int(token) for token in ids], **options))
 
     def render_increment(self, messages: Sequence[Message]) -> str:
         """Render the text between two replies: the end of the turn, ``messages`` and the generation prompt.
@@ -131,8 +138,7 @@ class Template:
 
     def _list_ends(self) -> list[str]:
         after = self._render_end()
-        special = [str(token) for token in getattr(self.tokenizer, "all_special_tokens", [])]
-        return [token for token in special if token and token in after] or [after.strip() or "\n"]
+        return [token for token in self.special_tokens if token in after] or [after.strip() or "\n"]
 
     def _try(self, messages: Sequence[Message]) -> str:
         try:
@@ -192,6 +198,6 @@ def find_call_format(template: Template) -> CallFormat | None:
 
 def _cut_end(said: str, template: Template, form: CallFormat) -> str:
     """Cut the text before the first special token that is not a mark of the format."""
-    special = [str(token) for token in getattr(template.tokenizer, "all_special_tokens", [])]
-    ends = [said.find(token) for token in special if token and token not in MARKS[form] and said.find(token) > 0]
+    special = [token for token in template.special_tokens if token not in MARKS[form]]
+    ends = [place for token in special if (place := said.find(token)) > 0]
     return said[: min(ends)] if ends else said
