@@ -256,7 +256,6 @@ class EpisodeRunner:
         config = self._config
         budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
         endpoints = Endpoints(sampling, len(asked))
-        open_endpoint = functools.partial(endpoints.open, loop=asyncio.get_running_loop())
         for prompt, key in asked:
             chat = Chat(
                 self._template,
@@ -269,14 +268,21 @@ class EpisodeRunner:
                 give_tools=self._give_tools,
                 system_prompt=self._prompts.system_prompt,
                 give_schemas=self._templates.give,
-                open_endpoint=open_endpoint,
+                open_endpoint=endpoints.open,
             )
-            running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
+            running.append(Running(prompt, key, chat))
+
+        async def play(one: Running) -> Episode:
+            try:
+                return await self._play(one)
+            finally:
+                endpoints.end_episode(one.chat)
+
         try:
             await run_episodes(
                 running,
                 replies,
-                self._play,
+                play,
                 config,
                 max_live=self._max_live,
                 on_ended=self.on_ended,
