@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.prompts.rows import add_system_message
@@ -27,8 +28,6 @@ from rlox_grpo.rollout.episodes.streaming import Delta, Streams, begin_pieces
 from rlox_grpo.rollout.episodes.template import Message, Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
 from rlox_grpo.types import Int64Array
-
-GiveTools: TypeAlias = "Callable[[Sequence[Callable[..., Any]]], tuple[Template, Tools]]"
 
 
 class Chat:
@@ -52,9 +51,9 @@ class Chat:
         seed: int = 0,
         tools: Tools | None = None,
         end_ids: Sequence[int] = (),
-        give_tools: GiveTools | None = None,
+        make_tools: Callable[[Sequence[Callable[..., Any]]], Tools] = Tools,
+        give_template: Callable[[Sequence[Mapping[str, Any]]], Template] | None = None,
         system_prompt: str | None = None,
-        give_schemas: Callable[[Sequence[Mapping[str, Any]]], Template] | None = None,
         open_endpoint: Callable[[Chat], tuple[str, str]] | None = None,
     ) -> None:
         """Begin an empty conversation.
@@ -67,9 +66,9 @@ class Chat:
             seed: see above.
             tools: the tools that :meth:`call_tools` calls.
             end_ids: the engine's end tokens.
-            give_tools: returns template and tools for functions that the environment passes at its first turn.
+            make_tools: makes the tools of functions that the environment passes at its first turn.
+            give_template: returns the template for JSON schemas of tools.
             system_prompt: text of a system message before the first message, or None.
-            give_schemas: returns the template for JSON schemas of tools, for :meth:`complete`.
             open_endpoint: opens the episode's OpenAI-compatible endpoint; returns its URL and key.
         """
         self.seed = seed
@@ -79,10 +78,8 @@ class Chat:
         self.waiting_since: float | None = time.monotonic()
         self._sample, self._usage, self._episode = sample, Usage(budget), episode
         self._system_prompt = system_prompt
-        self._give_tools = give_tools or (
-            lambda functions: (Template(template.tokenizer, make_schemas(functions)), Tools(functions))
-        )
-        self._give_schemas = give_schemas or (lambda schemas: Template(template.tokenizer, schemas))
+        self._make_tools = make_tools
+        self._give_template = give_template or functools.partial(Template, template.tokenizer)
         self._open_endpoint = open_endpoint
         self._template = template
         self._end_ids = frozenset(end_ids)
@@ -221,7 +218,7 @@ class Chat:
         if given and self._system_prompt is not None:
             given = add_system_message(given, self._system_prompt, self._episode[0])
         check_room(max_new_tokens)
-        template = self._template if tools is None else self._give_schemas(tools)
+        template = self._template if tools is None else self._give_template(tools)
         keys = [make_message_key(message) for message in given]
 
         def find(conversation: Conversation) -> tuple[Mark, int] | None:
@@ -391,5 +388,6 @@ class Chat:
     def _set_tools(self, functions: Sequence[Callable[..., Any]]) -> None:
         first = self._conversations.current
         refuse_late_tools(first.messages)
-        self._template, self.tools = self._give_tools(functions)
-        first.template = self._template
+        schemas = make_schemas(functions)
+        self.tools = self._make_tools(functions)
+        self._template = first.template = self._give_template(schemas)

@@ -34,7 +34,6 @@ from rlox_grpo.rollout.episodes.process_main import WorkerSetup
 from rlox_grpo.rollout.episodes.processes import ProcessPool, ToolProcesses, play_in_process
 from rlox_grpo.rollout.episodes.run_templates import RunTemplates
 from rlox_grpo.rollout.episodes.scheduler import Replies, Running, run_coroutine, run_episodes
-from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, describe_failure, make_schemas
 from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
 
@@ -83,7 +82,8 @@ class EpisodeRunner:
         if self._process_timeout is not None and not self.environment.is_async:
             foreign = WorkerSetup(environment, tuple(tools), self._limits)
             self._environment_processes = ProcessPool(f"environment {self.environment.name}", foreign, size)
-        self._template, _ = self._give_tools(self.environment.tools)
+        self._make_tools(self.environment.tools)
+        self._template = self._templates.give(make_schemas(self.environment.tools))
 
     @property
     def rewrites_history(self) -> bool:
@@ -194,15 +194,17 @@ class EpisodeRunner:
             self.prefilled_tokens = session.prefilled_tokens
         count_finished()
 
-    def _give_tools(self, functions: Sequence[Callable[..., Any]]) -> tuple[Template, Tools]:
-        """Return the template that shows these tools, and the tools of one episode."""
-        schemas = make_schemas(functions)
-        if schemas not in self._templates:
-            self._refuse_sync(functions)
-        return self._templates.give(schemas), self._make_tools(functions)
-
     def _make_tools(self, functions: Sequence[Callable[..., Any]]) -> Tools:
-        return Tools(functions, self._limits, None if self._tool_processes is None else self._tool_processes.call)
+        """Make the tools of an episode. Raises ConfigError for a sync tool that ``tool_timeout`` cannot stop."""
+        if self._tool_processes is None:
+            return Tools(functions, self._limits)
+        for function in functions:
+            if not self._tool_processes.reach(function):
+                raise ConfigError(
+                    f"tool_timeout does not reach {function.__name__}: it is sync and belongs to the environment. Make "
+                    "it async, give it by GRPO(tools=), or leave tool_timeout out and set turn_timeout"
+                )
+        return Tools(functions, self._limits, self._tool_processes.call)
 
     async def _play_environment(self, row: Mapping[str, Any], chat: Chat) -> Any:
         try:
@@ -231,17 +233,6 @@ class EpisodeRunner:
         timeouts = (self._config.turn_timeout, self._config.episode_timeout)
         return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
-    def _refuse_sync(self, functions: Sequence[Callable[..., Any]]) -> None:
-        """Raise ConfigError for a sync tool of the environment, which ``tool_timeout`` cannot stop."""
-        if self._tool_processes is None:
-            return
-        for function in functions:
-            if not self._tool_processes.reach(function):
-                raise ConfigError(
-                    f"tool_timeout does not reach {function.__name__}: it is sync and belongs to the environment. Make "
-                    "it async, give it by GRPO(tools=), or leave tool_timeout out and set turn_timeout"
-                )
-
     async def _run(
         self,
         engine: TurnEngine,
@@ -265,24 +256,17 @@ class EpisodeRunner:
                 seed=derive_episode_seed(seed, *key),
                 tools=self._make_tools(self.environment.tools),
                 end_ids=engine.end_ids,
-                give_tools=self._give_tools,
+                make_tools=self._make_tools,
+                give_template=self._templates.give,
                 system_prompt=self._prompts.system_prompt,
-                give_schemas=self._templates.give,
                 open_endpoint=endpoints.open,
             )
-            running.append(Running(prompt, key, chat))
-
-        async def play(one: Running) -> Episode:
-            try:
-                return await self._play(one)
-            finally:
-                endpoints.end_episode(one.chat)
-
+            running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
         try:
             await run_episodes(
                 running,
                 replies,
-                play,
+                self._play,
                 config,
                 max_live=self._max_live,
                 on_ended=self.on_ended,

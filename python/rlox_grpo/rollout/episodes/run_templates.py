@@ -42,9 +42,6 @@ class RunTemplates:
         self._variables = prompts.chat_template_kwargs
         self._templates: dict[str, Template] = {}
 
-    def __contains__(self, schemas: Schemas) -> bool:
-        return json.dumps(schemas) in self._templates
-
     def give(self, schemas: Schemas) -> Template:
         """Return the template for JSON schemas of tools.
 

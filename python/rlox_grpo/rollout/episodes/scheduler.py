@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -30,6 +31,7 @@ class Running:
     Attributes:
         prompt, chat: its prompt and its chat.
         key: index of the prompt in its step, and of the completion in its group.
+        end_endpoint: closes the episode's endpoint.
         task: the task that runs it; None before it starts.
         started: ``time.monotonic()`` of its start; None while it waits for a worker process.
         episode: its outcome; None until it has finished.
@@ -38,6 +40,7 @@ class Running:
     prompt: Prompt
     key: tuple[int, int]
     chat: Chat
+    end_endpoint: Callable[[], None]
     task: asyncio.Task[Episode] | None = None
     started: float | None = None
     episode: Episode | None = None
@@ -132,7 +135,7 @@ async def run_episodes(
                 live[one.key] = one
                 one.chat.resume()
                 one.task = asyncio.ensure_future(play(one))
-                one.task.add_done_callback(lambda _: replies.changed.set())
+                one.task.add_done_callback(functools.partial(_note_end, one, replies.changed))
             await _settle(live, replies)
             for key in [key for key, one in live.items() if one.is_done]:
                 one = live.pop(key)
@@ -177,6 +180,11 @@ def _note_times(live: Sequence[Running], gate: Gate) -> None:
         gate.note_time(one.key, one.started)
         if one.started is not None:
             one.started = time.monotonic() - gate.count_seconds(one.key)
+
+
+def _note_end(one: Running, changed: asyncio.Event, _: object) -> None:
+    one.end_endpoint()
+    changed.set()
 
 
 async def _settle(live: dict[tuple[int, int], Running], replies: Replies) -> None:
