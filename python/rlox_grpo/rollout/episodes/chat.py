@@ -24,7 +24,7 @@ from rlox_grpo.rollout.episodes.messages import (
     refuse_late_tools,
     refuse_long_prompt,
 )
-from rlox_grpo.rollout.episodes.streaming import Delta, Streams, begin_pieces
+from rlox_grpo.rollout.episodes.streaming import Delta, ReplyPieces, begin_pieces
 from rlox_grpo.rollout.episodes.template import Message, Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
 from rlox_grpo.types import Int64Array
@@ -84,7 +84,7 @@ class Chat:
         self._template = template
         self._end_ids = frozenset(end_ids)
         self._conversations = Conversations(template, self._end_ids)
-        self._streams = Streams()
+        self._streamed: set[ReplyPieces] = set()  # the replies that are being streamed
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -314,13 +314,15 @@ class Chat:
         pieces = on_delta and begin_pieces(
             conversation.template, context, self._end_ids, own_stop, on_delta, has_tools, is_raw
         )
+        if pieces is not None:
+            self._streamed.add(pieces)
         watch = pieces.add if pieces else None
         branch, replaces = conversation.branch, conversation.replaces
         request = TurnRequest(self._episode, conversation.turns, context, room, own_stop, branch, replaces, watch)
         self.waiting_since = None
         conversation.busy = True
         try:
-            with self._usage.reserve(room), self._streams.hold(pieces):
+            with self._usage.reserve(room):
                 sampled = await self._sample(request)
         except CancelledError:
             if self.ended is None and keys is not None:  # only this call of complete() was cancelled
@@ -329,6 +331,9 @@ class Chat:
             raise
         finally:
             conversation.busy = False
+            if pieces is not None:
+                self._streamed.remove(pieces)
+                pieces.is_sampled.set()
             if not self._usage.pending:
                 self.waiting_since = time.monotonic()
         self._usage.replies += 1
@@ -343,7 +348,9 @@ class Chat:
 
     async def finish_streams(self) -> None:
         """Wait for the replies that have begun to stream: they count even if the agent stops reading."""
-        await self._streams.finish()
+        for pieces in list(self._streamed):
+            if pieces.is_shown:
+                await pieces.is_sampled.wait()
 
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """Run the tool calls of ``reply`` concurrently; return their messages in the order of the calls.

@@ -6,12 +6,11 @@ plays an episode, it also sends requests, such as for a reply of the policy, and
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import pickle
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -19,6 +18,7 @@ from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.environments.outcome import read_outcome
 from rlox_grpo.rewards.worker import ORPHAN_GRACE, describe_error, read_frame, set_alarm, take_streams
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
+from rlox_grpo.rollout.episodes.scheduler import run_coroutine
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, show_result
 
 LONGEST_ANSWER = 4_000_000
@@ -226,8 +226,8 @@ def _play(environment: Environment, job: PlayJob, chat: BlockingChat, pipe: Trai
         if environment.function is not None:
             outcome = read_outcome(environment.function(job.row, chat))
         else:
-            play: Callable[..., Awaitable[Any]] = environment.play
-            outcome = read_outcome(asyncio.run(_await(play(job.row, RemoteChat(chat)))))
+            remote: Any = RemoteChat(chat)
+            outcome = read_outcome(run_coroutine(lambda: environment.play(job.row, remote)))
         answer(
             reward=outcome.reward,
             turn_rewards=outcome.turn_rewards,
@@ -238,7 +238,3 @@ def _play(environment: Environment, job: PlayJob, chat: BlockingChat, pipe: Trai
         answer(ended=ended.reason, told=str(ended)[:2000])
     except BaseException as error:  # noqa: BLE001  sys.exit() in an environment ends only its episode
         answer(error=describe_error(error))
-
-
-async def _await(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable

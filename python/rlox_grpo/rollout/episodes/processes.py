@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
@@ -133,8 +134,7 @@ class LentWorker:
     def __init__(self, worker: Worker) -> None:
         self.clean = False
         self._worker = worker
-        self._is_back = threading.Event()
-        self._is_back.set()
+        self._work: Future[Any] | None = None
 
     async def start(self) -> None:
         """Wait until the process is ready. Raises EpisodeWorkerError if it fails to start."""
@@ -163,36 +163,22 @@ class LentWorker:
     def end(self) -> None:
         """Kill the process and all processes that it started."""
         self._worker.kill()
-        if self._is_back.wait(_ABANDON_SECONDS):
+        if self._work is None or not wait([self._work], _ABANDON_SECONDS).not_done:
             self._worker.end()
 
     async def _do(self, work: Callable[[], Any]) -> Any:
         """Run blocking work in a daemon thread, which does not delay the end of the interpreter."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        is_back = self._is_back
-        is_back.clear()
-
-        def settle(found: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(found)
-            else:
-                future.set_exception(error)
+        future = self._work = Future()
+        future.set_running_or_notify_cancel()  # the work goes on if whoever waits for it is cancelled
 
         def run() -> None:
-            found, failed = None, None
             try:
-                found = work()
+                future.set_result(work())
             except BaseException as error:  # noqa: BLE001  raised by whoever waits
-                failed = error
-            is_back.set()
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(settle, found, failed)
+                future.set_exception(error)
 
         threading.Thread(target=run, name="episode worker", daemon=True).start()
-        return await future
+        return await asyncio.wrap_future(future)
 
 
 async def play_in_process(pool: ProcessPool, timeout: float, row: Mapping[str, Any], chat: Chat) -> Outcome:
@@ -259,11 +245,10 @@ class ToolProcesses:
 async def _serve(chat: Chat, asked: Mapping[str, Any]) -> tuple[str, Any]:
     """Serve a worker's request. Returns ``"value"``, ``"ended"`` or ``"error"``, and the answer."""
     try:
-        if "turn" in asked or "complete" in asked:
-            stop = asked["stop"] if isinstance(asked["stop"], str) else tuple(asked["stop"])
-            limits: dict[str, Any] = {"max_new_tokens": asked["max_new_tokens"], "stop": stop}
-            if "turn" in asked:
-                return "value", await chat.turn(asked["turn"], **limits)
+        limits = {name: asked[name] for name in ("max_new_tokens", "stop") if name in asked}
+        if "turn" in asked:
+            return "value", await chat.turn(asked["turn"], **limits)
+        if "complete" in asked:
             return "value", await chat.complete(asked["complete"], tools=asked["schemas"], **limits)
         if "call_tools" in asked:
             calls = tuple(ToolCall(str(name), dict(given), str(id)) for name, given, id in asked["call_tools"])

@@ -7,8 +7,7 @@ A piece is sent when its characters are complete and it cannot be the beginning 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from rlox_grpo.rollout.episodes.parsing import MARKS, THINK, THOUGHT, CallFormat, drop_tokens
@@ -99,6 +98,7 @@ class ReplyPieces:
     Attributes:
         content, reasoning: the text sent so far.
         is_shown: whether a piece was sent.
+        is_sampled: set when the reply is complete, or its call is cancelled.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class ReplyPieces:
         """
         self.content = self.reasoning = ""
         self.is_shown = False
+        self.is_sampled = asyncio.Event()
         self._template, self._end_ids, self._form, self._show = template, end_ids, form, show
         marks = () if form.call_format is None else MARKS[form.call_format]
         self._special = template.special_tokens if set(template.special_tokens).intersection(marks) else []
@@ -188,29 +189,3 @@ def begin_pieces(
     before = template.decode(context[-_THINK_TOKENS:], with_special=True)
     form = Form(template.call_format if with_tools else None, stop, before.rstrip().endswith(THINK))
     return ReplyPieces(template, end_ids, form, show)
-
-
-class Streams:
-    """The replies of an episode that are being streamed."""
-
-    def __init__(self) -> None:
-        self._open: dict[ReplyPieces, asyncio.Event] = {}
-
-    @contextmanager
-    def hold(self, pieces: ReplyPieces | None) -> Iterator[None]:
-        """Register a reply for the block; do nothing for None."""
-        if pieces is None:
-            yield
-            return
-        ended = self._open[pieces] = asyncio.Event()
-        try:
-            yield
-        finally:
-            del self._open[pieces]
-            ended.set()
-
-    async def finish(self) -> None:
-        """Wait for the replies of which a piece was sent."""
-        for pieces, ended in list(self._open.items()):
-            if pieces.is_shown:
-                await ended.wait()
