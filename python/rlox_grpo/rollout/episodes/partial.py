@@ -139,17 +139,16 @@ class Gate:
         held, self.waiting = sorted(self.waiting, key=lambda one: (one.episode, one.branch, one.turn)), {}
         return [request for request in held if self.admit(request)]
 
-    def note_time(self, episode: tuple[int, int], started: float | None) -> None:
-        """Store the time that a waiting episode has used since ``started``; do nothing in the first round."""
-        if not self._left:
-            return
-        since = [when for request, when in self.waiting.items() if request.episode == episode]
-        if started is not None and since:
-            self._started[episode].seconds = max(0.0, max(since) - started)
+    def shift_start(self, episode: tuple[int, int], started: float) -> float:
+        """Store the time that a waiting episode has used since ``started``; return its start without the waiting time.
 
-    def count_seconds(self, episode: tuple[int, int]) -> float:
-        """Return the seconds that an episode has used."""
-        return self._started[episode].seconds
+        In the first round it has used no time.
+        """
+        state = self._started[episode]
+        since = [when for request, when in self.waiting.items() if request.episode == episode]
+        if self._left and since:
+            state.seconds = max(0.0, max(since) - started)
+        return time.monotonic() - state.seconds
 
 
 def _digest(request: TurnRequest) -> str:

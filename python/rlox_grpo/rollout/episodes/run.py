@@ -120,22 +120,18 @@ class EpisodeRunner:
         """
         if isinstance(engine, BackgroundEngine):
             return engine.submit(lambda own: self(own, prompts, group_sizes, sampling, seed, share)).result()
-        turn_engine = _require_turns(engine)
         places = range(len(prompts))[share]
         sizes = [group_sizes[place] for place in places]
         if not sizes:
             return []
         chosen = [prompts[place] for place in places]
-        live = min(sum(sizes), self._max_live or sum(sizes))
-        keys = [
+        asked = [
             (prompt, (place, one))
             for prompt, place, size in zip(chosen, places, sizes, strict=True)
             for one in range(size)
         ]
         running: list[Running] = []
-        with turn_engine.open_turns(sampling, seed, live) as session:
-            run_coroutine(lambda: self._run(turn_engine, Replies(session), keys, sampling, seed, running))
-        self.prefilled_tokens = session.prefilled_tokens
+        run_coroutine(lambda: self._run(engine, asked, sampling, seed, running))
         found = iter([Played.of(one.chat, one.episode) for one in running if one.episode is not None])
         groups = [
             make_group(prompt, [next(found) for _ in range(size)], self._tokenizer, engine.policy_version)
@@ -161,7 +157,6 @@ class EpisodeRunner:
         """
         turns = self._config.partial_rollout_turns
         assert turns is not None
-        turn_engine = _require_turns(engine)
         kept = {
             (started.draw, place): (started.prompt, episode)
             for started in groups
@@ -184,14 +179,9 @@ class EpisodeRunner:
 
         running: list[Running] = []
         asked = [(prompt, key) for key, (prompt, _) in kept.items()]
-        with turn_engine.open_turns(sampling, seed, min(len(asked), self._max_live or len(asked))) as session:
-            replies = Replies(session, gate)
-            run_coroutine(
-                lambda: self._run(
-                    turn_engine, replies, asked, sampling, seed, running, lambda: must_stop(count_finished())
-                )
-            )
-            self.prefilled_tokens = session.prefilled_tokens
+        run_coroutine(
+            lambda: self._run(engine, asked, sampling, seed, running, gate, lambda: must_stop(count_finished()))
+        )
         count_finished()
 
     def _make_tools(self, functions: Sequence[Callable[..., Any]]) -> Tools:
@@ -235,45 +225,44 @@ class EpisodeRunner:
 
     async def _run(
         self,
-        engine: TurnEngine,
-        replies: Replies,
+        engine: GenerationEngine,
         asked: Sequence[tuple[Prompt, tuple[int, int]]],
         sampling: Sampling,
         seed: int,
         running: list[Running],
+        gate: Gate | None = None,
         must_stop: Callable[[], bool] | None = None,
     ) -> None:
         """Run an episode for each prompt and key of ``asked``; appends them to ``running``, with their outcomes."""
-        config = self._config
+        if not isinstance(engine, TurnEngine):
+            raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
+        config, most = self._config, self._max_live
         budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
         endpoints = Endpoints(sampling, len(asked))
-        for prompt, key in asked:
-            chat = Chat(
-                self._template,
-                replies.sample,
-                budget,
-                episode=key,
-                seed=derive_episode_seed(seed, *key),
-                tools=self._make_tools(self.environment.tools),
-                end_ids=engine.end_ids,
-                make_tools=self._make_tools,
-                give_template=self._templates.give,
-                system_prompt=self._prompts.system_prompt,
-                open_endpoint=endpoints.open,
-            )
-            running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
-        try:
-            await run_episodes(
-                running,
-                replies,
-                self._play,
-                config,
-                max_live=self._max_live,
-                on_ended=self.on_ended,
-                must_stop=must_stop,
-            )
-        finally:
-            endpoints.close()
+        with engine.open_turns(sampling, seed, min(len(asked), most or len(asked))) as session:
+            replies = Replies(session, gate)
+            for prompt, key in asked:
+                chat = Chat(
+                    self._template,
+                    replies.sample,
+                    budget,
+                    episode=key,
+                    seed=derive_episode_seed(seed, *key),
+                    tools=self._make_tools(self.environment.tools),
+                    end_ids=engine.end_ids,
+                    make_tools=self._make_tools,
+                    give_template=self._templates.give,
+                    system_prompt=self._prompts.system_prompt,
+                    open_endpoint=endpoints.open,
+                )
+                running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
+            try:
+                await run_episodes(
+                    running, replies, self._play, config, max_live=most, on_ended=self.on_ended, must_stop=must_stop
+                )
+            finally:
+                endpoints.close()
+        self.prefilled_tokens = session.prefilled_tokens
 
     async def _play(self, one: Running) -> Episode:
         """Run one episode to its end, and describe the end, whether a limit, an error or the environment ended it."""
@@ -289,15 +278,14 @@ class EpisodeRunner:
                 raise
             outcome = end(chat.ended)
         except (Exception, SystemExit) as cause:  # sys.exit() in an environment must not end the run
-            if chat.ended is not None and chat.was_told:  # the agent failed because its call was refused
-                return self._describe(chat, end(chat.ended), describe_failure(cause)[:2000])
+            told = chat.ended if chat.was_told else None  # the agent failed because its call was refused
             failure = describe_failure(cause)
-            if self._config.on_environment_error == "stop":
+            if told is None and self._config.on_environment_error == "stop":
                 raise EpisodeError(
                     f"environment {self.environment.name} failed at prompts[{one.prompt.index}], episode {one.key[1]}, "
                     f"turn {chat.turns}: {failure}"
                 ) from cause
-            outcome, error = end("environment_error"), failure[:2000]
+            outcome, error = end(told or "environment_error"), failure[:2000]
         return self._describe(chat, outcome, error)
 
     def _describe(self, chat: Chat, outcome: Outcome, error: str | None) -> Episode:
@@ -320,12 +308,6 @@ class EpisodeRunner:
             cancelled_calls=chat.cancelled_calls,
             branch_messages=tuple(map(as_json, chat.branch_messages)),
         )
-
-
-def _require_turns(engine: GenerationEngine) -> TurnEngine:
-    if not isinstance(engine, TurnEngine):
-        raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
-    return engine
 
 
 def make_row(prompt: Prompt) -> dict[str, Any]:
