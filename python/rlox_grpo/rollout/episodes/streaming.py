@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from rlox_grpo.rollout.episodes.parsing import MARKS, THINK, THOUGHT, CallFormat, drop_tokens
+from rlox_grpo.rollout.episodes.parsing import FUNCTION, MARKS, THINK, THOUGHT, CallFormat, drop_tokens
 from rlox_grpo.rollout.episodes.template import Template
-from rlox_grpo.rollout.episodes.xml_calls import FUNCTION
 from rlox_grpo.types import Int64Array
 
 _REPLACEMENT = "\ufffd"
