@@ -12,7 +12,7 @@ from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.prompts.rows import add_system_message
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.budget import Budget, Usage, check_room
-from rlox_grpo.rollout.episodes.conversation import ChatTokens, Conversation, Mark
+from rlox_grpo.rollout.episodes.conversation import ChatTokens, Conversation
 from rlox_grpo.rollout.episodes.conversations import Conversations
 from rlox_grpo.rollout.episodes.messages import (
     MessageKey,
@@ -220,12 +220,7 @@ class Chat:
         check_room(max_new_tokens)
         template = self._template if tools is None else self._give_template(tools)
         keys = [make_message_key(message) for message in given]
-
-        def find(conversation: Conversation) -> tuple[Mark, int] | None:
-            mark = conversation.find(keys) if conversation.template is template else None
-            return None if mark is None else (mark, mark.messages)
-
-        found = self._conversations.find_longest(find)
+        found = self._conversations.find_longest(lambda one: one.find(keys) if one.template is template else None)
         if found is not None:
             conversation, mark, count = found
             new = given[count:]
@@ -267,7 +262,7 @@ class Chat:
         if int(token_ids.max()) >= size or int(token_ids.min()) < 0:
             raise ValueError(f"prompt has the id {token_ids.max()}: the tokenizer has {size}")
         check_room(max_new_tokens)
-        found = self._conversations.find_longest(lambda conversation: conversation.find_ids(token_ids))
+        found = self._conversations.find_longest(lambda one: one.find_ids(token_ids))
         if found is None:
             conversation, shared = self._conversations.begin(self._template), 0
         else:
@@ -369,24 +364,9 @@ class Chat:
         finally:
             self.waiting_since = time.monotonic()
 
-    def tokens(self) -> ChatTokens:
-        """The tokens of the first conversation so far.
-
-        Raises:
-            ValueError: there is no reply.
-        """
-        return self.rows()[0]
-
     def rows(self) -> list[ChatTokens]:
-        """The tokens so far of each conversation that has a reply of its own; see :meth:`Conversations.list_rows`.
-
-        Raises:
-            ValueError: there is no reply.
-        """
-        rows = [tokens for _, tokens in self._conversations.list_rows()]
-        if not rows:
-            raise ValueError("the environment ended before the policy had a turn: call chat.turn at least once")
-        return rows
+        """The tokens so far of each conversation that has a reply of its own; see :meth:`Conversations.list_rows`."""
+        return [tokens for _, tokens in self._conversations.list_rows()]
 
     def _bound(self, new: list[dict[str, Any]], *, first: bool = False) -> list[dict[str, Any]]:
         """Cut long observations. The ``first`` prompt is not cut; it raises ValueError above a limit."""

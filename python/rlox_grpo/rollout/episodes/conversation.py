@@ -252,15 +252,19 @@ class Conversation:
         role, forms, name, calls, own = self._keys[-1]
         self._keys[-1] = role, tuple(dict.fromkeys((*forms, content))), name, calls, reasoning or own
 
-    def find(self, keys: Sequence[MessageKey]) -> Mark | None:
-        """Find the last reply that ``keys`` contain with all messages before it, and that more messages follow."""
+    def find(self, keys: Sequence[MessageKey]) -> tuple[Mark, int] | None:
+        """Find the last reply that ``keys`` contain with all messages before it, and that more messages follow.
+
+        Returns:
+            Its mark, and the number of messages up to it.
+        """
         same = 0
         for own, given in zip(self._keys, keys, strict=False):
             if not is_same_message(own, given):
                 break
             same += 1
         most = min(same, len(keys) - 1)
-        return next((mark for mark in reversed(self._marks) if mark.messages <= most), None)
+        return next(((mark, mark.messages) for mark in reversed(self._marks) if mark.messages <= most), None)
 
     def find_ids(self, token_ids: Int64Array) -> tuple[Mark, int] | None:
         """Find the last reply whose tokens ``token_ids`` begin with, and the number of these tokens."""

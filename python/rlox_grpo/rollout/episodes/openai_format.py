@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.environments import Reply
-from rlox_grpo.rollout.episodes.messages import cut_reply, cut_stop
+from rlox_grpo.rollout.episodes.messages import cut_reply, cut_stop, make_reply_message
 from rlox_grpo.rollout.episodes.streaming import Delta
 from rlox_grpo.types import Int64Array, Sampling
 
@@ -25,12 +25,12 @@ END_OF_EVENTS = b"data: [DONE]\n\n"
 _MAX_STOPS = 16
 _IGNORED = {"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier", "prompt_cache_key"}
 """Parameters that do not change a reply."""
-_FIXED: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "tool_choice": ("auto",),
-    "parallel_tool_calls": (True,), "response_format": ({"type": "text"},), "top_logprobs": (0,), "best_of": (1,),
-    "echo": (False,), "suffix": ("",), "modalities": (["text"],),
+_FIXED: Mapping[str, Any] = {
+    "n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "tool_choice": "auto", "best_of": 1,
+    "parallel_tool_calls": True, "response_format": {"type": "text"}, "top_logprobs": 0, "echo": False, "suffix": "",
+    "modalities": ["text"],
 }  # fmt: skip
-"""Parameters that may have only these values."""
+"""Parameters that may have only this value."""
 _COMMON = {"model", "stop", "temperature", "top_p", "stream", "logprobs", "max_tokens", *_IGNORED, *_FIXED}
 _ROLES = {"system", "user", "assistant", "tool"}
 _NO_END = {"logprobs": None, "finish_reason": None}
@@ -198,19 +198,10 @@ class TextAnswer:
 def make_message(reply: Reply, stop: Sequence[str]) -> dict[str, Any]:
     """A reply as a message of OpenAI's API: arguments of tool calls are JSON text, and the stop string is cut off."""
     content = cut_reply(reply, stop)
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if reply.reasoning is not None:
-        message["reasoning_content"] = reply.reasoning
-    if reply.tool_calls:
+    message = {**make_reply_message(content, reply.reasoning, reply.tool_calls), "refusal": None}
+    for call in message.get("tool_calls", ()):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
         message["content"] = content or None
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
-            }
-            for call in reply.tool_calls
-        ]
     return message
 
 
@@ -241,13 +232,10 @@ def _read_object(body: bytes, own: set[str], sampling: Sampling) -> dict[str, An
     for name, value in given.items():
         if name not in _COMMON | own:
             raise RequestError(f"{name[:80]} is not supported: leave it out", name[:80])
-        if name in _FIXED and value not in _FIXED[name]:
-            allowed = json.dumps(_FIXED[name][0])
-            raise RequestError(f"{name} must be {allowed} in training: leave it out", name)
+        if name in _FIXED and value != _FIXED[name]:
+            raise RequestError(f"{name} must be {json.dumps(_FIXED[name])} in training: leave it out", name)
     for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
-        value = given.get(name)
-        if value is None:
-            continue
+        value = given.get(name, ours)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isclose(value, ours):
             raise RequestError(
                 f"{name} is {str(value)[:40]}, but the run samples with {ours:g}: leave it out, or set {name} in the "

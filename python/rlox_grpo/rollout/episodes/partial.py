@@ -191,12 +191,7 @@ def decode_started(record: Mapping[str, Any], prompt: Prompt) -> StartedGroup:
 
 def _encode_episode(episode: StartedEpisode) -> dict[str, Any]:
     replies = [
-        {
-            "branch": branch,
-            "turn": turn,
-            "context": reply.context,
-            **encode_fields(reply.turn),
-        }
+        {"branch": branch, "turn": turn, "context": reply.context, **encode_fields(reply.turn)}
         for (branch, turn), reply in episode.replies.items()
     ]
     played = episode.played and {

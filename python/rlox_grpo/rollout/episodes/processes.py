@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import pickle
 import sys
@@ -211,13 +212,13 @@ class ToolProcesses:
 
     def __init__(self, tools: Sequence[Callable[..., Any]], limits: ToolLimits, size: int) -> None:
         """Prepare at most ``size`` processes. Raises ConfigError if the tools cannot be pickled."""
-        self._sync = [function for function in tools if not asyncio.iscoroutinefunction(function)]
+        self._sync = [function for function in tools if not inspect.iscoroutinefunction(function)]
         self._limits = limits
         self._pool = ProcessPool("tools", WorkerSetup(None, tuple(self._sync), limits), size) if self._sync else None
 
     def reach(self, function: Callable[..., Any]) -> bool:
         """Whether a deadline can stop ``function``."""
-        return asyncio.iscoroutinefunction(function) or function in self._sync
+        return inspect.iscoroutinefunction(function) or function in self._sync
 
     async def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, int]:
         """Call a sync tool. Returns the first ``max_chars`` characters of its result, and the length of the result.

@@ -79,9 +79,17 @@ class EpisodeRunner:
         size = config.episode_workers
         self._tool_processes = ToolProcesses(tools, self._limits, size) if config.tool_timeout is not None else None
         self._environment_processes = None
-        if self._process_timeout is not None and not self.environment.is_async:
+        self._play_row = self.environment.play
+        self._max_live = config.max_live_episodes or self.environment.max_live
+        # Maximum time between two turns of a sync environment. Without a deadline it needs no process.
+        timeouts = [timeout for timeout in (config.turn_timeout, config.episode_timeout) if timeout is not None]
+        if timeouts and not self.environment.is_async:
             foreign = WorkerSetup(environment, tuple(tools), self._limits)
             self._environment_processes = ProcessPool(f"environment {self.environment.name}", foreign, size)
+            self._play_row = functools.partial(play_in_process, self._environment_processes, min(timeouts))
+            if config.partial_rollout_turns is not None:
+                # An episode keeps its process while it waits for its next round.
+                self._max_live = min(self._max_live or size, size)
         self._make_tools(self.environment.tools)
         self._template = self._templates.give(make_schemas(self.environment.tools))
 
@@ -132,7 +140,7 @@ class EpisodeRunner:
         ]
         running: list[Running] = []
         run_coroutine(lambda: self._run(engine, asked, sampling, seed, running))
-        found = iter([Played.of(one.chat, one.episode) for one in running if one.episode is not None])
+        found = iter([Played(one.chat.rows(), one.episode) for one in running if one.episode is not None])
         groups = [
             make_group(prompt, [next(found) for _ in range(size)], self._tokenizer, engine.policy_version)
             for prompt, size in zip(chosen, sizes, strict=True)
@@ -168,7 +176,7 @@ class EpisodeRunner:
         def count_finished() -> int:
             for one in running:
                 if one.episode is not None and kept[one.key][1].played is None:
-                    kept[one.key][1].played = Played.of(one.chat, one.episode)
+                    kept[one.key][1].played = Played(one.chat.rows(), one.episode)
             for started in groups:
                 played = [episode.played for episode in started.episodes if episode.played is not None]
                 if started.group is None and len(played) == len(started.episodes):
@@ -198,30 +206,12 @@ class EpisodeRunner:
 
     async def _play_environment(self, row: Mapping[str, Any], chat: Chat) -> Any:
         try:
-            if self._environment_processes is None:
-                returned = await self.environment.play(row, chat)
-            else:
-                assert self._process_timeout is not None
-                returned = await play_in_process(self._environment_processes, self._process_timeout, row, chat)
+            returned = await self._play_row(row, chat)
         except Exception:  # not if the episode is cancelled
             await chat.finish_streams()
             raise
         await chat.finish_streams()
         return returned
-
-    @property
-    def _max_live(self) -> int | None:
-        most = self._config.max_live_episodes or self.environment.max_live
-        if self._config.partial_rollout_turns is None or self._environment_processes is None:
-            return most
-        # An episode keeps its process while it waits for its next round.
-        return min(most or self._config.episode_workers, self._config.episode_workers)
-
-    @property
-    def _process_timeout(self) -> float | None:
-        """Maximum seconds between two turns of a sync environment; None: without a deadline it needs no process."""
-        timeouts = (self._config.turn_timeout, self._config.episode_timeout)
-        return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
     async def _run(
         self,

@@ -76,7 +76,7 @@ class Tools:
         limits: ToolLimits | None = None,
         run_elsewhere: RunElsewhere | None = None,
     ) -> None:
-        self._functions = {function.__name__: function for function in functions}
+        self.bind(functions)
         self._limits = limits or ToolLimits()
         self._run_elsewhere = run_elsewhere
         self.calls = self.errors = self.cut = 0
