@@ -300,7 +300,7 @@ class Started:
 
 def make_pool(monkeypatch: pytest.MonkeyPatch, size: int) -> Any:
     monkeypatch.setattr(processes, "Worker", Started)
-    return processes.ProcessPool("tools", WorkerSetup(None, (misbehaving_turns.count,), ToolLimits(1.0)), size)
+    return processes.ProcessPool("tools", WorkerSetup(None, (misbehaving_turns.count,), ToolLimits(1.0), 1.0), size)
 
 
 def test_the_turn_of_a_call_that_is_cancelled_is_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:

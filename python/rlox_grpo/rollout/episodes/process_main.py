@@ -35,35 +35,38 @@ class WorkerSetup:
     Attributes:
         environment: the argument of :class:`rlox_grpo.GRPO`; None for a process that only runs tools.
         tools: functions, which jobs name by their index.
-        limits: limits of tools that are methods of the environment, as in TRL's environments.
+        limits: limits of the tools, and of those that are methods of the environment, as in TRL's environments.
+        timeout: maximum seconds of a tool call, or between two turns of an episode.
     """
 
     environment: Any
     tools: tuple[Callable[..., Any], ...]
     limits: ToolLimits
+    timeout: float
 
 
 @dataclass(frozen=True)
 class PlayJob:
-    """Play an episode, with at most ``timeout`` seconds between two turns."""
+    """Play an episode."""
 
     row: dict[str, Any]
     seed: int
-    timeout: float
 
 
 @dataclass(frozen=True)
 class CallJob:
-    """Call tool number ``place`` of :attr:`WorkerSetup.tools`, and cut its result to ``max_chars``."""
+    """Call tool number ``place`` of :attr:`WorkerSetup.tools`."""
 
     place: int
     arguments: dict[str, Any]
-    max_chars: int
-    timeout: float
 
 
 class TrainerPipe:
-    """The connection to the trainer."""
+    """The connection to the trainer.
+
+    Attributes:
+        timeout: :attr:`WorkerSetup.timeout`.
+    """
 
     def __init__(self, jobs: BinaryIO, answers: BinaryIO) -> None:
         self._jobs, self._answers = jobs, answers
@@ -92,18 +95,18 @@ class TrainerPipe:
 
     def receive(self) -> Any:
         """Wait for a job or for the answer to a request. Ends the process if the trainer has ended."""
-        self.set_alarm(0.0)
+        self._set_alarm(0.0)
         frame = read_frame(self._jobs)
         if frame is None:
             os._exit(0)
         found = pickle.loads(frame)  # noqa: S301  the trainer's own
-        self.set_alarm(self.timeout)
+        self._set_alarm(self.timeout + ORPHAN_GRACE)
         return found
 
-    def set_alarm(self, timeout: float) -> None:
-        """End the process some seconds after ``timeout``, in case the trainer was killed and cannot; 0.0: never."""
+    def _set_alarm(self, seconds: float) -> None:
+        """End the process after some time, in case the trainer was killed and cannot; 0.0: never."""
         if threading.current_thread() is threading.main_thread():
-            set_alarm(timeout + ORPHAN_GRACE if timeout else 0.0)
+            set_alarm(seconds)
 
 
 class BlockingChat:
@@ -192,27 +195,25 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001  the trainer raises it
         pipe.answer(failed=describe_error(error))
         return
+    pipe.timeout = setup.timeout
     pipe.answer(ready=True)
     while True:
-        pipe.timeout = 0.0
         try:
             job: PlayJob | CallJob = pipe.receive()
         except Exception as error:  # noqa: BLE001  a column whose class cannot be imported here
             pipe.answer(error=f"its row cannot be read in a worker process: {describe_error(error)}", turns=0)
             continue
-        pipe.timeout = job.timeout
-        pipe.set_alarm(job.timeout)
         if isinstance(job, CallJob):
-            _call(setup.tools[job.place], job, pipe)
+            _call(setup, job, pipe)
         else:
             assert environment is not None
             _play(environment, job, BlockingChat(pipe, job.seed, setup.limits), pipe)
 
 
-def _call(function: Callable[..., Any], job: CallJob, pipe: TrainerPipe) -> None:
+def _call(setup: WorkerSetup, job: CallJob, pipe: TrainerPipe) -> None:
     try:
-        text = show_result(function(**job.arguments))
-        pipe.answer(text=text[: job.max_chars].encode("utf-8", "replace").decode(), length=len(text))
+        text = show_result(setup.tools[job.place](**job.arguments))
+        pipe.answer(text=text[: setup.limits.max_chars].encode("utf-8", "replace").decode(), length=len(text))
     except BaseException as error:  # noqa: BLE001  sys.exit() in a tool fails only its call
         pipe.answer(error=describe_error(error))
 

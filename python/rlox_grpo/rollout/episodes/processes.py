@@ -182,7 +182,7 @@ class LentWorker:
         return await asyncio.wrap_future(future)
 
 
-async def play_in_process(pool: ProcessPool, timeout: float, row: Mapping[str, Any], chat: Chat) -> Outcome:
+async def play_in_process(pool: ProcessPool, row: Mapping[str, Any], chat: Chat) -> Outcome:
     """Play an episode whose environment runs in a process of ``pool``.
 
     Raises:
@@ -192,7 +192,7 @@ async def play_in_process(pool: ProcessPool, timeout: float, row: Mapping[str, A
     chat.pause()  # the deadline starts when there is a process
     async with pool.lend() as lent:
         chat.resume()
-        answer = await lent.ask(PlayJob(dict(row), chat.seed, timeout))
+        answer = await lent.ask(PlayJob(dict(row), chat.seed))
         while not {"stop_reason", "ended", "error"} & answer.keys():
             if chat.ended is not None:  # the environment caught EpisodeEnded and asks again: kill its process
                 raise EpisodeEnded(chat.ended)
@@ -212,9 +212,11 @@ class ToolProcesses:
 
     def __init__(self, tools: Sequence[Callable[..., Any]], limits: ToolLimits, size: int) -> None:
         """Prepare at most ``size`` processes. Raises ConfigError if the tools cannot be pickled."""
+        assert limits.timeout is not None
         self._sync = [function for function in tools if not inspect.iscoroutinefunction(function)]
-        self._limits = limits
-        self._pool = ProcessPool("tools", WorkerSetup(None, tuple(self._sync), limits), size) if self._sync else None
+        self._timeout = limits.timeout
+        setup = WorkerSetup(None, tuple(self._sync), limits, limits.timeout)
+        self._pool = ProcessPool("tools", setup, size) if self._sync else None
 
     def reach(self, function: Callable[..., Any]) -> bool:
         """Whether a deadline can stop ``function``."""
@@ -228,10 +230,9 @@ class ToolProcesses:
             EpisodeWorkerError: the tool raised, or its process died.
         """
         assert self._pool is not None
-        assert self._limits.timeout is not None
-        job = CallJob(self._sync.index(function), dict(arguments), self._limits.max_chars, self._limits.timeout)
+        job = CallJob(self._sync.index(function), dict(arguments))
         async with self._pool.lend() as lent:
-            answer = await asyncio.wait_for(lent.ask(job), self._limits.timeout)
+            answer = await asyncio.wait_for(lent.ask(job), self._timeout)
             lent.clean = True
             if "error" in answer:
                 raise EpisodeWorkerError(str(answer["error"]))

@@ -84,9 +84,9 @@ class EpisodeRunner:
         # Maximum time between two turns of a sync environment. Without a deadline it needs no process.
         timeouts = [timeout for timeout in (config.turn_timeout, config.episode_timeout) if timeout is not None]
         if timeouts and not self.environment.is_async:
-            foreign = WorkerSetup(environment, tuple(tools), self._limits)
+            foreign = WorkerSetup(environment, tuple(tools), self._limits, min(timeouts))
             self._environment_processes = ProcessPool(f"environment {self.environment.name}", foreign, size)
-            self._play_row = functools.partial(play_in_process, self._environment_processes, min(timeouts))
+            self._play_row = functools.partial(play_in_process, self._environment_processes)
             if config.partial_rollout_turns is not None:
                 # An episode keeps its process while it waits for its next round.
                 self._max_live = min(self._max_live or size, size)
