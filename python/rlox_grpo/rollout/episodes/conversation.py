@@ -26,7 +26,6 @@ from rlox_grpo.rollout.episodes.messages import (
     make_reply_message,
 )
 from rlox_grpo.rollout.episodes.parsing import MARKS, drop_tokens, parse_reply
-from rlox_grpo.rollout.episodes.proof import extends
 from rlox_grpo.rollout.episodes.template import Message, Template
 from rlox_grpo.types import FinishReason, Float32Array, Int64Array
 
@@ -170,7 +169,7 @@ class Conversation:
         if not self.template.rewrites or not self._marks or (not new and self.truncated):
             return False
         *history, reply = self.messages
-        return not extends(self.template, history, reply, new, self._decode_last())
+        return not self.template.extends(history, reply, new, self._decode_last())
 
     def begin_again(
         self, new: Sequence[Message], keys: Sequence[MessageKey] | None = None

@@ -36,8 +36,7 @@ class Template:
         tools: JSON schemas of the tools in the conversation, or None.
         special_tokens: texts of the tokenizer's special tokens.
         call_format: the format in which tool calls are parsed.
-        rewrites: whether the template may rewrite history, so that each turn is checked for it; see
-            :mod:`rlox_grpo.rollout.episodes.proof`.
+        rewrites: whether the template may rewrite history, so that each turn is checked for it by :meth:`extends`.
     """
 
     def __init__(
@@ -123,6 +122,43 @@ class Template:
         if len(places) and np.array_equal(ids[: places[0] + 1], end[: places[0] + 1]):
             return ids[places[0] + 1 :]
         return ids
+
+    def extends(self, history: Sequence[Message], reply: Message, new: Sequence[Message], said: str) -> bool:
+        r"""Whether rendering ``new`` messages leaves the text of ``history`` and ``reply`` unchanged.
+
+        A template that drops earlier reasoning changes it. It shows the reasoning of the last reply only::
+
+            prompt     <|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n
+            sampled    <think>\nhm\n</think>\n\nyes<|im_end|>
+            later      <|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\n…
+
+        A template may render a reply differently from how it was sampled, such as a tool call with other spaces. This
+        counts as unchanged if later messages do not change that rendering.
+
+        Args:
+            history: the messages before the reply.
+            reply: the message of the reply.
+            new: the messages after it.
+            said: the sampled text of the reply, without its end token.
+
+        Raises:
+            TemplateError: the template refuses the conversation.
+        """
+        prompt, later = self.render(history), self.render([*history, reply, *new])
+        try:
+            increment = self.render_increment(new)
+        except TemplateError:
+            return False
+        if not later.startswith(prompt) or not later.endswith(increment) or len(later) < len(prompt) + len(increment):
+            return False
+        body = later[len(prompt) : len(later) - len(increment)]
+        if body == said:
+            return True
+        final = self.render([*history, reply], generation_prompt=False)
+        if not final.startswith(prompt + body) or not increment.startswith(final[len(prompt + body) :].rstrip()):
+            return False
+        reasoning = str(reply.get("reasoning_content") or "").strip()
+        return reasoning in body
 
     def _cut_call(self, tail: str) -> str:
         """Cut off the rest of the placeholder's tool call, such as ``"}}</tool_call>``, up to the end of the turn."""
