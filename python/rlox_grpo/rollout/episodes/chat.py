@@ -15,6 +15,7 @@ from rlox_grpo.rollout.episodes.budget import Budget, Usage, check_room
 from rlox_grpo.rollout.episodes.conversation import ChatTokens, Conversation
 from rlox_grpo.rollout.episodes.conversations import Conversations
 from rlox_grpo.rollout.episodes.messages import (
+    Message,
     MessageKey,
     bound_messages,
     cut_reply,
@@ -25,7 +26,7 @@ from rlox_grpo.rollout.episodes.messages import (
     refuse_long_prompt,
 )
 from rlox_grpo.rollout.episodes.streaming import Delta, ReplyPieces, begin_pieces
-from rlox_grpo.rollout.episodes.template import Message, Template, TemplateError
+from rlox_grpo.rollout.episodes.template import Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
 from rlox_grpo.types import Int64Array
 
@@ -174,14 +175,18 @@ class Chat:
             raise CancelledError(f"chat.turn was called after the episode had ended by {self.ended}")
         if self.waiting_since is None:
             raise ValueError("chat.turn was called while another turn or its tools were under way: await that first")
-        first = not self._conversations.current.messages
+        current = self._conversations.current
+        first = not current.messages
         new = self._bound(list_messages(messages), first=first)
         if new and first and self._system_prompt is not None:
             new = add_system_message(new, self._system_prompt, self._episode[0])
         if tools is not None:
-            self._set_tools(tools)
+            refuse_late_tools(current.messages)
+            schemas = make_schemas(tools)
+            self.tools = self._make_tools(tools)
+            self._template = current.template = self._give_template(schemas)
         check_room(max_new_tokens)
-        return await self._reply(self._conversations.current, new, max_new_tokens, stop)
+        return await self._reply(current, new, max_new_tokens, stop)
 
     async def complete(
         self,
@@ -371,10 +376,3 @@ class Chat:
     def _bound(self, new: list[dict[str, Any]], *, first: bool = False) -> list[dict[str, Any]]:
         """Cut long observations. The ``first`` prompt is not cut; it raises ValueError above a limit."""
         return bound_messages(new, refuse_long_prompt if first else self.tools.bound)
-
-    def _set_tools(self, functions: Sequence[Callable[..., Any]]) -> None:
-        first = self._conversations.current
-        refuse_late_tools(first.messages)
-        schemas = make_schemas(functions)
-        self.tools = self._make_tools(functions)
-        self._template = first.template = self._give_template(schemas)

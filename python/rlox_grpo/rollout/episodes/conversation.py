@@ -19,6 +19,7 @@ import numpy as np
 from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.rollout.engines.turns import SampledTurn
 from rlox_grpo.rollout.episodes.messages import (
+    Message,
     MessageKey,
     cut_stop,
     is_same_message,
@@ -26,7 +27,7 @@ from rlox_grpo.rollout.episodes.messages import (
     make_reply_message,
 )
 from rlox_grpo.rollout.episodes.parsing import MARKS, drop_tokens, parse_reply
-from rlox_grpo.rollout.episodes.template import Message, Template
+from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.types import FinishReason, Float32Array, Int64Array
 
 

@@ -59,8 +59,6 @@ class _Open:
 
     chat: Chat
     waiting: set[Future[Any]] = field(default_factory=set)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    is_closed: bool = False
     late_calls: int = 0
 
 
@@ -113,13 +111,9 @@ class Endpoints:
         with self._lock:
             self._ended.add(chat)
             key = self._keys.pop(chat, None)
-            found = None if key is None else self._open.pop(_hash(key), None)
-        if found is not None:
-            with found.lock:
-                found.is_closed = True
-                waiting = list(found.waiting)
-            for future in waiting:
-                future.cancel()
+            waiting = [] if key is None else list(self._open.pop(_hash(key)).waiting)
+        for future in waiting:
+            future.cancel()
 
     def close(self) -> None:
         """End all episodes, and stop the server."""
@@ -211,8 +205,8 @@ class Endpoints:
         Raises:
             CancelledError: the episode has ended.
         """
-        with episode.lock:
-            if episode.is_closed:
+        with self._lock:
+            if episode.chat in self._ended:
                 coroutine.close()
                 raise CancelledError
             if episode.chat.ended is not None:

@@ -70,12 +70,6 @@ class StartedGroup:
     episodes: list[StartedEpisode]
     group: RolloutGroup | None = None
 
-    @property
-    def versions(self) -> list[int]:
-        """The policy versions of the replies so far."""
-        replies = [reply for episode in self.episodes for reply in episode.replies.values()]
-        return [reply.turn.policy_version for reply in replies if reply.turn.policy_version is not None]
-
 
 class Gate:
     """Admits ``turns`` replies of each episode per round, and holds further requests until the next round.
@@ -160,9 +154,10 @@ def _digest(request: TurnRequest) -> str:
 
 def count_carried(groups: Iterable[StartedGroup]) -> tuple[int, int | None]:
     """Return the number of started, unfinished episodes, and the oldest version of the unfinished groups, or None."""
-    under_way = [started for started in groups if started.group is None]
-    begun = [one for started in under_way for one in started.episodes if one.played is None and one.replies]
-    return len(begun), min((version for started in under_way for version in started.versions), default=None)
+    under_way = [one for started in groups if started.group is None for one in started.episodes]
+    begun = [one for one in under_way if one.played is None and one.replies]
+    versions = [reply.turn.policy_version for one in under_way for reply in one.replies.values()]
+    return len(begun), min((version for version in versions if version is not None), default=None)
 
 
 def measure_dropped(groups: Iterable[RolloutGroup], oldest: int) -> dict[str, float]:

@@ -14,6 +14,7 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.episodes.adapters import adapt_environment, check_columns, check_outcome, end_episode
 from rlox_grpo.rollout.episodes.budget import check_room
 from rlox_grpo.rollout.episodes.messages import (
+    Message,
     bound_messages,
     list_messages,
     make_reply_message,
@@ -22,7 +23,6 @@ from rlox_grpo.rollout.episodes.messages import (
 )
 from rlox_grpo.rollout.episodes.parsing import parse_reply
 from rlox_grpo.rollout.episodes.scheduler import run_coroutine
-from rlox_grpo.rollout.episodes.template import Message
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
 
 MAX_SHOWN = 2000

@@ -201,7 +201,7 @@ def main() -> None:
         try:
             job: PlayJob | CallJob = pipe.receive()
         except Exception as error:  # noqa: BLE001  a column whose class cannot be imported here
-            pipe.answer(error=f"its row cannot be read in a worker process: {describe_error(error)}", turns=0)
+            pipe.answer(error=f"its row cannot be read in a worker process: {describe_error(error)}")
             continue
         if isinstance(job, CallJob):
             _call(setup, job, pipe)

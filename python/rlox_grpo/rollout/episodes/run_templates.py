@@ -9,8 +9,10 @@ from typing import Any
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.config.records.prompts import PromptConfig
+from rlox_grpo.environments import ToolCall
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.rows import refuse_unread_variables
+from rlox_grpo.rollout.episodes.messages import make_reply_message
 from rlox_grpo.rollout.episodes.template import Template, TemplateError, find_call_format
 
 logger = logging.getLogger(__name__)
@@ -143,9 +145,9 @@ def _find_rewrite_in(template: Template, conversation: Messages) -> str | None:
 
 def _list_trials() -> Iterator[Messages]:
     replies = [
-        {"role": "assistant", "content": _ANSWER},
-        {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}"},
-        {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT, "thinking": _THOUGHT},
+        make_reply_message(_ANSWER),
+        make_reply_message(f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}"),
+        {**make_reply_message(_ANSWER, _THOUGHT), "thinking": _THOUGHT},
     ]
     for head in ([], [_SYSTEM]):
         for reply in replies:
@@ -154,21 +156,13 @@ def _list_trials() -> Iterator[Messages]:
 
 def _list_tool_trials() -> Iterator[Messages]:
     for count in (1, 2):
-        calls = [
-            {"id": f"call{place:05}", "type": "function", "function": {"name": "look_up", "arguments": {"x": "y"}}}
-            for place in range(count)
-        ]
-        results = [
-            {"role": "tool", "name": "look_up", "tool_call_id": call["id"], "content": _RESULT} for call in calls
-        ]
-        asked: Messages = [
-            {"role": "user", "content": "a question"},
-            {"role": "assistant", "content": "", "tool_calls": calls},
-        ]
+        calls = [ToolCall("look_up", {"x": "y"}, f"call{place:05}") for place in range(count)]
+        reply = make_reply_message("", calls=calls)
+        results = [{"role": "tool", "name": call.name, "tool_call_id": call.id, "content": _RESULT} for call in calls]
         for head in ([], [_SYSTEM]):
             yield [
-                *head, *asked, *results, {"role": "assistant", "content": "", "tool_calls": calls}, *results,
-                {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": "go on"},
+                *head, *_exchange(reply), *results, reply, *results, make_reply_message(_ANSWER),
+                {"role": "user", "content": "go on"},
             ]  # fmt: skip
 
 

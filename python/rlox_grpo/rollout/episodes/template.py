@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from rlox_grpo.environments import ToolCall
+from rlox_grpo.rollout.episodes.messages import Message, make_reply_message
 from rlox_grpo.rollout.episodes.parsing import MARKS, CallFormat, parse_reply
 from rlox_grpo.types import Int64Array
-
-Message = Mapping[str, Any]
 
 _PLACEHOLDER = "rloxPlaceholderReply"
 
@@ -59,9 +59,14 @@ class Template:
         self.rewrites = False
         self._variables = dict(variables)
         self._as_parts = False
-        if _PLACEHOLDER not in self._try([{"role": "user", "content": _PLACEHOLDER}]):
+        question = [{"role": "user", "content": _PLACEHOLDER}]
+        try:
+            takes_text = _PLACEHOLDER in self.render(question)
+        except TemplateError:
+            takes_text = False
+        if not takes_text:
             self._as_parts = True  # templates of vision models take only a list of parts
-            if _PLACEHOLDER not in self.render([{"role": "user", "content": _PLACEHOLDER}]):
+            if _PLACEHOLDER not in self.render(question):
                 raise TemplateError("the chat template does not show the text of a user's message")
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
@@ -70,7 +75,10 @@ class Template:
         Raises:
             TemplateError: the template refuses them; the message has its error.
         """
-        shown = [self._prepare(message) for message in messages]
+        shown = [dict(message) for message in messages]
+        for message in shown:
+            if self._as_parts and isinstance(message.get("content"), str):
+                message["content"] = [{"type": "text", "text": message["content"]}]
         try:
             return str(
                 self.tokenizer.apply_chat_template(
@@ -169,51 +177,32 @@ class Template:
 
     def _render_end(self) -> str:
         """Render the text after the last reply of a conversation."""
-        plain = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _PLACEHOLDER}]
+        plain = [{"role": "user", "content": "q"}, make_reply_message(_PLACEHOLDER)]
         return self.render(plain, generation_prompt=False).rpartition(_PLACEHOLDER)[2]
 
     def _list_ends(self) -> list[str]:
         after = self._render_end()
         return [token for token in self.special_tokens if token in after] or [after.strip() or "\n"]
 
-    def _try(self, messages: Sequence[Message]) -> str:
-        try:
-            return self.render(messages)
-        except TemplateError:
-            return ""
-
-    def _prepare(self, message: Message) -> dict[str, Any]:
-        shown = dict(message)
-        if isinstance(shown.get("content"), str) and self._as_parts:
-            shown["content"] = [{"type": "text", "text": shown["content"]}]
-        return shown
-
 
 def _list_contexts(messages: Sequence[Message]) -> list[list[dict[str, Any]]]:
     """Synthetic conversations before ``messages``; the last message of each contains the placeholder."""
-    question: dict[str, Any] = {"role": "user", "content": "q"}
-    plain: list[dict[str, Any]] = [question, {"role": "assistant", "content": _PLACEHOLDER}]
-    names = [str(message.get("name") or "tool") for message in messages if message.get("role") == "tool"]
-    if not names:
-        return [plain]
-    ids = [str(message.get("tool_call_id") or "call00000") for message in messages if message.get("role") == "tool"]
+    question = {"role": "user", "content": "q"}
+    plain = [question, make_reply_message(_PLACEHOLDER)]
     calls = [
-        {"id": id, "type": "function", "function": {"name": name, "arguments": {"x": _PLACEHOLDER}}}
-        for name, id in zip(names, ids, strict=True)
+        ToolCall(str(message.get("name") or "tool"), {"x": _PLACEHOLDER}, str(message.get("tool_call_id") or _CALL.id))
+        for message in messages
+        if message.get("role") == "tool"
     ]
-    asked: list[dict[str, Any]] = [question, {"role": "assistant", "content": "", "tool_calls": calls}]
-    return [asked, plain]
+    return [[question, make_reply_message("", calls=calls)], plain] if calls else [plain]
 
 
-_CALL = ("look_up", {"word": "a word"})
+_CALL = ToolCall("look_up", {"word": "a word"}, "call00000")
 
 
 def find_call_format(template: Template) -> CallFormat | None:
     """Find the format whose parser can read a tool call of ``template``; None if there is none."""
-    question: dict[str, Any] = {"role": "user", "content": "q"}
-    function = {"name": _CALL[0], "arguments": _CALL[1]}
-    call = {"id": "call00000", "type": "function", "function": function}
-    reply = {"role": "assistant", "content": "", "tool_calls": [call]}
+    question, reply = {"role": "user", "content": "q"}, make_reply_message("", calls=[_CALL])
     try:
         prompt = template.render([question])
         whole = template.render([question, reply], generation_prompt=False)
@@ -227,7 +216,7 @@ def find_call_format(template: Template) -> CallFormat | None:
     candidates.append("llama3" if '"parameters"' in said else "json")
     for form in candidates:
         parsed = parse_reply(_cut_end(said, template, form), with_tools=True, call_format=form)
-        if [(name, dict(arguments)) for name, arguments in parsed.calls] == [_CALL]:
+        if [(name, dict(arguments)) for name, arguments in parsed.calls] == [(_CALL.name, _CALL.arguments)]:
             return form
     return None
 

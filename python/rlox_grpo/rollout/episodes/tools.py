@@ -125,8 +125,10 @@ class Tools:
         function = self._functions.get(call.name)
         if function is None:
             return f"error: there is no tool {call.name[:80]!r}; there are {', '.join(self._functions)}", None, True
-        if problem := find_wrong_arguments(function, call.arguments):
-            return f"error: {problem}", None, True
+        try:
+            inspect.signature(function).bind(**call.arguments)
+        except TypeError as error:
+            return f"error: {error}", None, True
         try:
             if self._run_elsewhere is not None and not inspect.iscoroutinefunction(function):
                 return *await self._run_elsewhere(function, call.arguments), False
@@ -172,12 +174,3 @@ def describe_failure(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001
         return type(error).__name__
-
-
-def find_wrong_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """Describe why ``arguments`` do not fit the function's signature; empty if they do."""
-    try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        return str(error)
-    return ""
