@@ -110,8 +110,8 @@ def read_completion_request(body: bytes, sampling: Sampling) -> OpenAIRequest:
     log_probs = given.get("logprobs")
     if log_probs not in (None, False, 0, 1):
         raise RequestError(f"logprobs is {log_probs!r}: expected 0 or 1, the sampled token's", "logprobs")
-    ids = np.array(prompt, np.int64)
-    return OpenAIRequest(token_ids=ids, with_log_probs=log_probs not in (None, False), **_read_shared(given))
+    is_asked = log_probs is not None and log_probs is not False  # 0 asks for the sampled token's
+    return OpenAIRequest(token_ids=np.array(prompt, np.int64), with_log_probs=is_asked, **_read_shared(given))
 
 
 class ChatAnswer:
