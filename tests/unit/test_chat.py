@@ -224,6 +224,33 @@ def test_a_truncated_reply_goes_on_and_a_whole_one_is_followed_by_another(byte_t
     assert chat.rows()[0].turns == (0, 4, len(whole) + 1 + len(again))
 
 
+def test_a_conversation_goes_on_after_a_turn_that_was_cancelled(byte_tokenizer: Any) -> None:
+    tokenizer = make_tokenizer(byte_tokenizer, CHATML)
+    template, end = Template(tokenizer), tokenizer.eos_token_id
+    script = Script([([10, end], True), ([11, end], True)])
+
+    asked: list[TurnRequest] = []
+
+    async def sample(request: TurnRequest) -> SampledTurn:
+        asked.append(request)
+        if len(asked) == 2:
+            await asyncio.sleep(60)
+        return await script(request)
+
+    chat = make_chat(template, sample)
+
+    async def run() -> None:
+        await chat.turn("a")
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(chat.turn("b"), 0.01)
+        await chat.turn("c")
+
+    asyncio.run(run())
+    texts = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in "bc"]
+    whole = [10, end, *template.encode(f"\n{texts[0]}<|im_end|>\n{texts[1]}").tolist(), 11, end]
+    assert chat.rows()[0].token_ids.tolist() == whole
+
+
 @pytest.mark.parametrize(
     ("limits", "reason", "turns"),
     [

@@ -304,7 +304,7 @@ class Chat:
         except EpisodeEnded as ended:
             self.ended = ended.reason
             raise
-        continues = not new and conversation.truncated
+        continues = not new and conversation.can_go_on
         self._usage.add(counted)
         conversation.append(new, added, keys)
         context = conversation.token_ids

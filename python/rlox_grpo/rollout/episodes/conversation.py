@@ -118,9 +118,9 @@ class Conversation:
         return sum(span.sampled for span in self._spans)
 
     @property
-    def truncated(self) -> bool:
-        """Whether the last reply has no end token or stop string."""
-        return self._state.truncated
+    def can_go_on(self) -> bool:
+        """Whether the conversation ends with a truncated reply, which the next one may continue."""
+        return self._state.truncated and self._state.spans == len(self._spans)
 
     @property
     def replaces(self) -> int | None:
@@ -157,9 +157,10 @@ class Conversation:
             if not new:
                 raise ValueError("the first turn needs a message: chat.turn(text), or chat.turn(row['prompt'])")
             return self.template.encode(self.template.render(new))
-        if not new and self.truncated:
+        if not new and self.can_go_on:
             return np.empty(0, dtype=np.int64)
-        return self.template.extend(new, self._state.ended_by)
+        has_reply = self._state.spans == len(self._spans)  # else the call of its last message was cancelled
+        return self.template.extend(new, self._state.ended_by if has_reply else None)
 
     def is_rewritten_by(self, new: Sequence[Message]) -> bool:
         """Whether the chat template changes earlier tokens when ``new`` messages are appended.
@@ -167,7 +168,7 @@ class Conversation:
         Raises:
             TemplateError: the template refuses the conversation.
         """
-        if not self.template.rewrites or not self._marks or (not new and self.truncated):
+        if not self.template.rewrites or not self._marks or (not new and self.can_go_on):
             return False
         *history, reply = self.messages
         return not self.template.extends(history, reply, new, self._decode_last())
@@ -309,7 +310,7 @@ class Conversation:
             np.where(sampled, log_probs, 0.0).astype(np.float32),
             sampled,
             tuple(start for start, is_own in zip(starts, flags, strict=True) if is_own),
-            self.truncated,
+            self._state.truncated,
             tuple(span.policy_version for span in replies if span.policy_version is not None),
         )
         return tokens, [id(span) for span in replies]
