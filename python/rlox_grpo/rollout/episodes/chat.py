@@ -95,7 +95,7 @@ class Chat:
     @property
     def prompt_messages(self) -> int:
         """Number of :attr:`messages` in the first prompt."""
-        return self._conversations.prompt_messages
+        return self._conversations.first.prompt_messages
 
     @property
     def branch_messages(self) -> list[list[dict[str, Any]]]:
@@ -227,13 +227,12 @@ class Chat:
         keys = [make_message_key(message) for message in given]
         found = self._conversations.find_longest(lambda one: one.find(keys) if one.template is template else None)
         if found is not None:
-            conversation, mark, count = found
+            conversation, count = found
             new = given[count:]
             if new[0]["role"] != "assistant":
                 try:
-                    longer = self._conversations.continue_from(conversation, mark)
                     return await self._reply(
-                        longer, self._bound(new), max_new_tokens, stop, keys[count:], None, on_delta
+                        conversation, self._bound(new), max_new_tokens, stop, keys[count:], on_delta=on_delta
                     )
                 except TemplateError:  # such as assistant messages that the template shows only at the beginning
                     if all(message["role"] != "assistant" for message in new):
@@ -268,10 +267,7 @@ class Chat:
             raise ValueError(f"prompt has the id {token_ids.max()}: the tokenizer has {size}")
         check_room(max_new_tokens)
         found = self._conversations.find_longest(lambda one: one.find_ids(token_ids))
-        if found is None:
-            conversation, shared = self._conversations.begin(self._template), 0
-        else:
-            conversation, shared = self._conversations.continue_from(*found[:2]), found[2]
+        conversation, shared = found or (self._conversations.begin(self._template), 0)
         added = token_ids[shared:]
         text = conversation.template.decode(added, with_special=True)
         new = [{"role": "user", "content": text}] if len(added) or found is None else []

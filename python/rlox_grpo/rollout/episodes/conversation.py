@@ -276,23 +276,21 @@ class Conversation:
                 return mark, length
         return None
 
-    def fork(self, mark: Mark, branch: int) -> Conversation:
-        """Return a conversation with the same messages and spans up to ``mark``."""
-        conversation = Conversation(self.template, self._end_ids, branch)
+    def fork(self, mark: Mark) -> Conversation:
+        """Return a new branch with the same messages and spans up to ``mark``."""
+        conversation = Conversation(self.template, self._end_ids, -1)
         conversation.messages, conversation._keys = self.messages[: mark.messages], self._keys[: mark.messages]
         conversation.prompt_messages, conversation._prompt_ids = self.prompt_messages, self._prompt_ids
         conversation._spans = self._spans[: mark.spans]
         conversation._marks = self._marks[: self._marks.index(mark) + 1]
         return conversation
 
-    def list_tokens(self, trained: Collection[int] = frozenset()) -> tuple[ChatTokens, list[int]] | None:
-        """Return the tokens up to the last own reply, and the ``id`` of each own reply's span.
+    def list_tokens(self, trained: set[int]) -> ChatTokens | None:
+        """Return the tokens up to the last own reply; None if the conversation has no reply of its own.
 
         Args:
-            trained: ``id`` of the reply spans that earlier rows train. They are not marked as sampled here.
-
-        Returns:
-            None if the conversation has no reply of its own.
+            trained: ``id`` of the reply spans that earlier rows train. They are not marked as sampled here. Those of
+                this row are added.
         """
         own = [span.sampled and id(span) not in trained for span in self._spans]
         if not any(own):
@@ -304,7 +302,8 @@ class Conversation:
         log_probs = np.concatenate([span.log_probs for span in spans])
         starts = [end - length for end, length in zip(np.cumsum(lengths).tolist(), lengths, strict=True)]
         replies = [span for span, is_own in zip(spans, flags, strict=True) if is_own]
-        tokens = ChatTokens(
+        trained.update(map(id, replies))
+        return ChatTokens(
             self._first_prompt,
             np.concatenate([span.token_ids for span in spans]),
             np.where(sampled, log_probs, 0.0).astype(np.float32),
@@ -313,7 +312,6 @@ class Conversation:
             self._state.truncated,
             tuple(span.policy_version for span in replies if span.policy_version is not None),
         )
-        return tokens, [id(span) for span in replies]
 
     @property
     def _state(self) -> Mark:
