@@ -269,7 +269,7 @@ def test_rows_without_a_common_beginning_keep_their_prompts(tokenizer: Any) -> N
 
     chat = make_chat(tokenizer, Policy(tokenizer, "one", "two"))
     asyncio.run(run())
-    group = make_group(Prompt(np.array([1]), 0), [Played.of(chat, Episode("completed", 1.0))], tokenizer, 0)
+    group = make_group(Prompt(np.array([1]), 0), [Played(chat.rows(), Episode("completed", 1.0))], tokenizer, 0)
     (completion,) = group.completions
     rows = list_rows(completion)
     assert [row.prompt_ids.tolist() for row in rows] == [[50, 51], [60]]

@@ -111,6 +111,7 @@ def test_calls_are_read(form: CallFormat, text: str, content: str, calls: list[A
         ("qwen_xml", "<function=f><parameter=x>1", "lacks </parameter>"),
         ("qwen_xml", "<function=f><parameter=x>1</parameter>", "expected <parameter=name> or </function>"),
         ("qwen_xml", "<function=f><parameter=x></parameter>\n1</parameter>", "expected <parameter=name>"),
+        ("qwen_xml", "<function={}>", "in <function={}> expected <parameter=name> or </function>"),
         ("qwen_xml", "<function=f>" + "<parameter=x>1</parameter>" * 2 + "</function>", "x of f is given twice"),
         ("qwen_xml", F_XML * (MAX_CALLS + 1), "more than 64"),
         ("glm", "<tool_call>", "is not closed by </tool_call>"),

@@ -19,7 +19,7 @@ from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.budget import Budget
 from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.parsing import parse_reply
-from rlox_grpo.rollout.episodes.proof import find_rewrite
+from rlox_grpo.rollout.episodes.run_templates import find_rewrite
 from rlox_grpo.rollout.episodes.template import Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
 
@@ -157,7 +157,7 @@ def test_the_row_is_what_the_template_writes(path: Path, tools: bool, byte_token
         except TemplateError:
             assert rewrite is not None
             continue
-        row = chat.tokens()
+        row = chat.rows()[0]
         whole = [*row.prompt_ids, *row.token_ids]
         for request, (ids, _), start in zip(script.requests, replies, row.turns, strict=True):
             assert request.token_ids.tolist() == whole[: len(row.prompt_ids) + start]
@@ -201,7 +201,7 @@ def test_the_end_token_of_a_truncated_reply_is_context(byte_tokenizer: Any) -> N
     script = Script([([10, 11], False), ([12, end], True), ([13], True)])
     chat = make_chat(template, script)
     converse(chat, ["a", "b", "c"])
-    row = chat.tokens()
+    row = chat.rows()[0]
     between = template.encode("\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n").tolist()
     after = template.encode("\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n").tolist()
     assert row.token_ids.tolist() == [10, 11, end, *between, 12, end, *after, 13]
@@ -220,8 +220,35 @@ def test_a_truncated_reply_goes_on_and_a_whole_one_is_followed_by_another(byte_t
     assert [message["content"] for message in chat.messages] == ["a", "half done", ""]
     whole = template.encode("half done").tolist()
     again = template.encode("\n<|im_start|>assistant\n").tolist()
-    assert chat.tokens().token_ids.tolist() == [*whole, end, *again, end]
-    assert chat.tokens().turns == (0, 4, len(whole) + 1 + len(again))
+    assert chat.rows()[0].token_ids.tolist() == [*whole, end, *again, end]
+    assert chat.rows()[0].turns == (0, 4, len(whole) + 1 + len(again))
+
+
+def test_a_conversation_goes_on_after_a_turn_that_was_cancelled(byte_tokenizer: Any) -> None:
+    tokenizer = make_tokenizer(byte_tokenizer, CHATML)
+    template, end = Template(tokenizer), tokenizer.eos_token_id
+    script = Script([([10, end], True), ([11, end], True)])
+
+    asked: list[TurnRequest] = []
+
+    async def sample(request: TurnRequest) -> SampledTurn:
+        asked.append(request)
+        if len(asked) == 2:
+            await asyncio.sleep(60)
+        return await script(request)
+
+    chat = make_chat(template, sample)
+
+    async def run() -> None:
+        await chat.turn("a")
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(chat.turn("b"), 0.01)
+        await chat.turn("c")
+
+    asyncio.run(run())
+    texts = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in "bc"]
+    whole = [10, end, *template.encode(f"\n{texts[0]}<|im_end|>\n{texts[1]}").tolist(), 11, end]
+    assert chat.rows()[0].token_ids.tolist() == whole
 
 
 @pytest.mark.parametrize(
@@ -239,7 +266,7 @@ def test_limits_end_the_episode(limits: dict[str, int], reason: str, turns: int,
     with pytest.raises(EpisodeEnded, match=reason):
         converse(chat, ["a"] * 5)
     assert (chat.ended, chat.turns) == (reason, turns)
-    assert chat.tokens().sampled[-1], "a message that no reply follows is no part of the row"
+    assert chat.rows()[0].sampled[-1], "a message that no reply follows is no part of the row"
     most = limits.get("max_length", 1000)
     assert all(len(request.token_ids) + request.max_new_tokens <= most for request in script.requests)
     with pytest.raises(asyncio.CancelledError):  # also an environment that catches every Exception comes to an end

@@ -26,7 +26,8 @@ from rlox_grpo.errors import EpisodeError
 from rlox_grpo.groups import check_turns, list_rows
 from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
 from rlox_grpo.rollout.episodes.endpoint import CALLS_AFTER_END
-from rlox_grpo.types import Completion
+from rlox_grpo.rollout.episodes.openai_format import read_completion_request
+from rlox_grpo.types import Completion, Sampling
 
 openai = pytest.importorskip("openai")
 
@@ -300,6 +301,12 @@ def post(chat: Any, path: str, body: Any, key: str | None = None, length: int | 
         return answer.status, json.loads(answer.read())
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, False), ({"logprobs": 0}, True), ({"logprobs": False}, False)])
+def test_log_probs_of_no_alternatives_are_the_sampled_tokens(given: dict[str, Any], expected: bool) -> None:
+    request = read_completion_request(json.dumps({"prompt": [5], **given}).encode(), Sampling(max_new_tokens=1))
+    assert request.with_log_probs is expected
 
 
 def test_requests_are_refused_before_their_body_is_read(model: Any, tokenizer: Any) -> None:

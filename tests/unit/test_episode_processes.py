@@ -9,6 +9,7 @@ import gc
 import os
 import threading
 import time
+import types
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -267,6 +268,19 @@ def test_what_no_deadline_can_reach_is_refused(play: Any) -> None:
         play(misbehaving_turns.count, episode_workers=2)
 
 
+def test_a_sync_tool_that_looks_like_one_of_the_run_is_refused(play: Any) -> None:
+    known = misbehaving_turns.tool
+    own = types.FunctionType(known.__code__, known.__globals__, known.__name__)
+    own.__doc__, own.__annotations__ = known.__doc__, known.__annotations__
+
+    async def give_own(row: Any, chat: Any) -> float:
+        await chat.turn("q", tools=[own])
+        return 0.0
+
+    with pytest.raises(EpisodeError, match="tool_timeout does not reach tool"):
+        play(give_own, tools=[known], tool_timeout=1.0)
+
+
 class Started:
     """Stands for a worker process."""
 
@@ -286,7 +300,7 @@ class Started:
 
 def make_pool(monkeypatch: pytest.MonkeyPatch, size: int) -> Any:
     monkeypatch.setattr(processes, "Worker", Started)
-    return processes.ProcessPool("tools", WorkerSetup(None, (misbehaving_turns.count,), ToolLimits(1.0)), size)
+    return processes.ProcessPool("tools", WorkerSetup(None, (misbehaving_turns.count,), ToolLimits(1.0), 1.0), size)
 
 
 def test_the_turn_of_a_call_that_is_cancelled_is_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:

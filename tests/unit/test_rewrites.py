@@ -22,8 +22,8 @@ from rlox_grpo.rollout.engines.hf.engine import HFEngine
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.budget import Budget
 from rlox_grpo.rollout.episodes.chat import Chat
-from rlox_grpo.rollout.episodes.proof import find_rewrite
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
+from rlox_grpo.rollout.episodes.run_templates import find_rewrite
 from rlox_grpo.rollout.episodes.template import Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
 from rlox_grpo.types import Sampling
@@ -290,7 +290,7 @@ def test_the_update_is_the_gradient_of_every_sampled_token_once(model: Any, toke
 def test_the_log_says_so_once(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         runner = EpisodeRunner(count, (), GRPOConfig.create().episodes, tokenizer)
-        runner._give_tools([look_up])
+        runner._templates.give(make_schemas([look_up]))
     assert caplog.text.count("rewrites history") == 1
     assert "episode/branches" in caplog.text
     assert runner.rewrites_history

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.environments import Outcome, Reply
@@ -20,7 +20,6 @@ from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.command import MAX_COMMANDS, PREFIX, name_command, play_command, read_command
 from rlox_grpo.rollout.episodes.tools import make_schemas
 
-T = TypeVar("T")
 EpisodeFn = Callable[[Mapping[str, Any], Chat], Awaitable[Any]]
 
 
@@ -93,25 +92,13 @@ def adapt_environment(
 
 
 class SyncChat:
-    """The chat of a sync function that runs in its own thread: its methods wait for their result."""
+    """The chat of a sync function that runs in its own thread: async methods wait for their result."""
 
     def __init__(self, chat: Chat, loop: asyncio.AbstractEventLoop) -> None:
         self._chat, self._loop = chat, loop
         self._waiting: Future[Any] | None = None
         self._closed = False
         self._lock = threading.Lock()  # of both: no call may begin after close()
-
-    def turn(self, *args: Any, **options: Any) -> Reply:
-        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.turn`."""
-        return self._wait_for(self._chat.turn(*args, **options))
-
-    def complete(self, *args: Any, **options: Any) -> Reply:
-        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.complete`."""
-        return self._wait_for(self._chat.complete(*args, **options))
-
-    def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
-        """See :meth:`rlox_grpo.rollout.episodes.chat.Chat.call_tools`."""
-        return self._wait_for(self._chat.call_tools(reply))
 
     def close(self) -> None:
         """Raise CancelledError in the thread, at its pending call or at its next one."""
@@ -122,9 +109,12 @@ class SyncChat:
             waiting.cancel()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._chat, name)
+        found = getattr(self._chat, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+        return lambda *args, **options: self._wait_for(found(*args, **options))
 
-    def _wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         with self._lock:
             if self._closed:
                 coroutine.close()

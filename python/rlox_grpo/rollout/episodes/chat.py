@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.prompts.rows import add_system_message
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.episodes.budget import Budget, Usage, check_room
-from rlox_grpo.rollout.episodes.conversation import ChatTokens, Conversation, Mark
+from rlox_grpo.rollout.episodes.conversation import ChatTokens, Conversation
 from rlox_grpo.rollout.episodes.conversations import Conversations
 from rlox_grpo.rollout.episodes.messages import (
+    Message,
     MessageKey,
     bound_messages,
     cut_reply,
@@ -23,12 +25,10 @@ from rlox_grpo.rollout.episodes.messages import (
     refuse_late_tools,
     refuse_long_prompt,
 )
-from rlox_grpo.rollout.episodes.streaming import Delta, Streams, begin_pieces
-from rlox_grpo.rollout.episodes.template import Message, Template, TemplateError
+from rlox_grpo.rollout.episodes.streaming import Delta, ReplyPieces, begin_pieces
+from rlox_grpo.rollout.episodes.template import Template, TemplateError
 from rlox_grpo.rollout.episodes.tools import Tools, make_schemas
 from rlox_grpo.types import Int64Array
-
-GiveTools: TypeAlias = "Callable[[Sequence[Callable[..., Any]]], tuple[Template, Tools]]"
 
 
 class Chat:
@@ -52,9 +52,9 @@ class Chat:
         seed: int = 0,
         tools: Tools | None = None,
         end_ids: Sequence[int] = (),
-        give_tools: GiveTools | None = None,
+        make_tools: Callable[[Sequence[Callable[..., Any]]], Tools] = Tools,
+        give_template: Callable[[Sequence[Mapping[str, Any]]], Template] | None = None,
         system_prompt: str | None = None,
-        give_schemas: Callable[[Sequence[Mapping[str, Any]]], Template] | None = None,
         open_endpoint: Callable[[Chat], tuple[str, str]] | None = None,
     ) -> None:
         """Begin an empty conversation.
@@ -67,9 +67,9 @@ class Chat:
             seed: see above.
             tools: the tools that :meth:`call_tools` calls.
             end_ids: the engine's end tokens.
-            give_tools: returns template and tools for functions that the environment passes at its first turn.
+            make_tools: makes the tools of functions that the environment passes at its first turn.
+            give_template: returns the template for JSON schemas of tools.
             system_prompt: text of a system message before the first message, or None.
-            give_schemas: returns the template for JSON schemas of tools, for :meth:`complete`.
             open_endpoint: opens the episode's OpenAI-compatible endpoint; returns its URL and key.
         """
         self.seed = seed
@@ -79,15 +79,13 @@ class Chat:
         self.waiting_since: float | None = time.monotonic()
         self._sample, self._usage, self._episode = sample, Usage(budget), episode
         self._system_prompt = system_prompt
-        self._give_tools = give_tools or (
-            lambda functions: (Template(template.tokenizer, make_schemas(functions)), Tools(functions))
-        )
-        self._give_schemas = give_schemas or (lambda schemas: Template(template.tokenizer, schemas))
+        self._make_tools = make_tools
+        self._give_template = give_template or functools.partial(Template, template.tokenizer)
         self._open_endpoint = open_endpoint
         self._template = template
         self._end_ids = frozenset(end_ids)
         self._conversations = Conversations(template, self._end_ids)
-        self._streams = Streams()
+        self._streamed: set[ReplyPieces] = set()  # the replies that are being streamed
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -97,7 +95,7 @@ class Chat:
     @property
     def prompt_messages(self) -> int:
         """Number of :attr:`messages` in the first prompt."""
-        return self._conversations.prompt_messages
+        return self._conversations.first.prompt_messages
 
     @property
     def branch_messages(self) -> list[list[dict[str, Any]]]:
@@ -177,14 +175,18 @@ class Chat:
             raise CancelledError(f"chat.turn was called after the episode had ended by {self.ended}")
         if self.waiting_since is None:
             raise ValueError("chat.turn was called while another turn or its tools were under way: await that first")
-        first = not self._conversations.current.messages
+        current = self._conversations.current
+        first = not current.messages
         new = self._bound(list_messages(messages), first=first)
         if new and first and self._system_prompt is not None:
             new = add_system_message(new, self._system_prompt, self._episode[0])
         if tools is not None:
-            self._set_tools(tools)
+            refuse_late_tools(current.messages)
+            schemas = make_schemas(tools)
+            self.tools = self._make_tools(tools)
+            self._template = current.template = self._give_template(schemas)
         check_room(max_new_tokens)
-        return await self._reply(self._conversations.current, new, max_new_tokens, stop)
+        return await self._reply(current, new, max_new_tokens, stop)
 
     async def complete(
         self,
@@ -221,22 +223,16 @@ class Chat:
         if given and self._system_prompt is not None:
             given = add_system_message(given, self._system_prompt, self._episode[0])
         check_room(max_new_tokens)
-        template = self._template if tools is None else self._give_schemas(tools)
+        template = self._template if tools is None else self._give_template(tools)
         keys = [make_message_key(message) for message in given]
-
-        def find(conversation: Conversation) -> tuple[Mark, int] | None:
-            mark = conversation.find(keys) if conversation.template is template else None
-            return None if mark is None else (mark, mark.messages)
-
-        found = self._conversations.find_longest(find)
+        found = self._conversations.find_longest(lambda one: one.find(keys) if one.template is template else None)
         if found is not None:
-            conversation, mark, count = found
+            conversation, count = found
             new = given[count:]
             if new[0]["role"] != "assistant":
                 try:
-                    longer = self._conversations.continue_from(conversation, mark)
                     return await self._reply(
-                        longer, self._bound(new), max_new_tokens, stop, keys[count:], None, on_delta
+                        conversation, self._bound(new), max_new_tokens, stop, keys[count:], on_delta=on_delta
                     )
                 except TemplateError:  # such as assistant messages that the template shows only at the beginning
                     if all(message["role"] != "assistant" for message in new):
@@ -270,13 +266,10 @@ class Chat:
         if int(token_ids.max()) >= size or int(token_ids.min()) < 0:
             raise ValueError(f"prompt has the id {token_ids.max()}: the tokenizer has {size}")
         check_room(max_new_tokens)
-        found = self._conversations.find_longest(lambda conversation: conversation.find_ids(token_ids))
-        if found is None:
-            conversation, shared = self._conversations.begin(self._template), 0
-        else:
-            conversation, shared = self._conversations.continue_from(*found[:2]), found[2]
+        found = self._conversations.find_longest(lambda one: one.find_ids(token_ids))
+        conversation, shared = found or (self._conversations.begin(self._template), 0)
         added = token_ids[shared:]
-        text = conversation.template.tokenizer.decode(added.tolist(), skip_special_tokens=False)
+        text = conversation.template.decode(added, with_special=True)
         new = [{"role": "user", "content": text}] if len(added) or found is None else []
         keys = [("token ids", ("",), None, (), "")] * len(new)  # equal to no message's key
         return await self._reply(conversation, new, max_new_tokens, stop, keys, added, on_delta)
@@ -307,7 +300,7 @@ class Chat:
         except EpisodeEnded as ended:
             self.ended = ended.reason
             raise
-        continues = not new and conversation.truncated
+        continues = not new and conversation.can_go_on
         self._usage.add(counted)
         conversation.append(new, added, keys)
         context = conversation.token_ids
@@ -317,13 +310,15 @@ class Chat:
         pieces = on_delta and begin_pieces(
             conversation.template, context, self._end_ids, own_stop, on_delta, has_tools, is_raw
         )
+        if pieces is not None:
+            self._streamed.add(pieces)
         watch = pieces.add if pieces else None
         branch, replaces = conversation.branch, conversation.replaces
         request = TurnRequest(self._episode, conversation.turns, context, room, own_stop, branch, replaces, watch)
         self.waiting_since = None
         conversation.busy = True
         try:
-            with self._usage.reserve(room), self._streams.hold(pieces):
+            with self._usage.reserve(room):
                 sampled = await self._sample(request)
         except CancelledError:
             if self.ended is None and keys is not None:  # only this call of complete() was cancelled
@@ -332,6 +327,9 @@ class Chat:
             raise
         finally:
             conversation.busy = False
+            if pieces is not None:
+                self._streamed.remove(pieces)
+                pieces.is_sampled.set()
             if not self._usage.pending:
                 self.waiting_since = time.monotonic()
         self._usage.replies += 1
@@ -346,7 +344,9 @@ class Chat:
 
     async def finish_streams(self) -> None:
         """Wait for the replies that have begun to stream: they count even if the agent stops reading."""
-        await self._streams.finish()
+        for pieces in list(self._streamed):
+            if pieces.is_shown:
+                await pieces.is_sampled.wait()
 
     async def call_tools(self, reply: Reply) -> list[dict[str, Any]]:
         """Run the tool calls of ``reply`` concurrently; return their messages in the order of the calls.
@@ -365,31 +365,10 @@ class Chat:
         finally:
             self.waiting_since = time.monotonic()
 
-    def tokens(self) -> ChatTokens:
-        """The tokens of the first conversation so far.
-
-        Raises:
-            ValueError: there is no reply.
-        """
-        return self.rows()[0]
-
     def rows(self) -> list[ChatTokens]:
-        """The tokens so far of each conversation that has a reply of its own; see :meth:`Conversations.list_rows`.
-
-        Raises:
-            ValueError: there is no reply.
-        """
-        rows = [tokens for _, tokens in self._conversations.list_rows()]
-        if not rows:
-            raise ValueError("the environment ended before the policy had a turn: call chat.turn at least once")
-        return rows
+        """The tokens so far of each conversation that has a reply of its own; see :meth:`Conversations.list_rows`."""
+        return [tokens for _, tokens in self._conversations.list_rows()]
 
     def _bound(self, new: list[dict[str, Any]], *, first: bool = False) -> list[dict[str, Any]]:
         """Cut long observations. The ``first`` prompt is not cut; it raises ValueError above a limit."""
         return bound_messages(new, refuse_long_prompt if first else self.tools.bound)
-
-    def _set_tools(self, functions: Sequence[Callable[..., Any]]) -> None:
-        first = self._conversations.current
-        refuse_late_tools(first.messages)
-        self._template, self.tools = self._give_tools(functions)
-        first.template = self._template

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from rlox_grpo.environments import Reply, ToolCall
 from rlox_grpo.rollout.engines.turns import SampledTurn
 from rlox_grpo.rollout.episodes.messages import (
+    Message,
     MessageKey,
     cut_stop,
     is_same_message,
@@ -25,8 +27,7 @@ from rlox_grpo.rollout.episodes.messages import (
     make_reply_message,
 )
 from rlox_grpo.rollout.episodes.parsing import MARKS, drop_tokens, parse_reply
-from rlox_grpo.rollout.episodes.proof import extends
-from rlox_grpo.rollout.episodes.template import Message, Template
+from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.types import FinishReason, Float32Array, Int64Array
 
 
@@ -70,7 +71,7 @@ class Mark:
     Attributes:
         messages, spans: number of messages and spans, the reply included.
         ended_by: the end token of the reply; None: it ended by a stop string or was truncated.
-        truncated: whether the reply was truncated.
+        truncated: whether the reply has no end token or stop string.
         open_text: text of a truncated reply, which may be continued; else empty.
         calls: number of tool calls so far, from which their ids are made.
     """
@@ -91,7 +92,6 @@ class Conversation:
         branch: see :class:`rlox_grpo.rollout.engines.turns.TurnRequest`; −1 before it has a number.
         messages: the messages so far.
         prompt_messages: number of messages in the first prompt.
-        truncated: whether the last reply has no end token or stop string.
         busy: whether a reply is being sampled.
         given_up: whether the call of the last reply was cancelled. The engine may still sample it, so later calls
             branch off instead of continuing here.
@@ -104,21 +104,23 @@ class Conversation:
         self.template, self.branch, self.rewrites = template, branch, rewrites
         self.messages: list[dict[str, Any]] = []
         self.prompt_messages = 0
-        self.truncated = False
         self.busy = self.given_up = False
         self._end_ids = end_ids
         self._keys: list[MessageKey] = []  # of the messages before they were cut
         self._prompt_ids: Int64Array | None = None
         self._spans: list[Span] = []
         self._marks: list[Mark] = []
-        self._ended_by: int | None = None  # the end token of the last reply
-        self._open_text = ""  # text of a truncated reply, which may be continued
-        self._calls: int = 0 if rewrites is None else rewrites._calls
+        self._start = Mark(0, 0, None, False, "", 0 if rewrites is None else rewrites._state.calls)
 
     @property
     def turns(self) -> int:
         """Number of replies, including those before the beginning of a branch."""
         return sum(span.sampled for span in self._spans)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the conversation ends with a truncated reply, which the next one may continue."""
+        return self._state.truncated and self._state.spans == len(self._spans)
 
     @property
     def replaces(self) -> int | None:
@@ -155,9 +157,10 @@ class Conversation:
             if not new:
                 raise ValueError("the first turn needs a message: chat.turn(text), or chat.turn(row['prompt'])")
             return self.template.encode(self.template.render(new))
-        if not new and self.truncated:
+        if not new and self.can_go_on:
             return np.empty(0, dtype=np.int64)
-        return self.template.extend(new, self._ended_by)
+        has_reply = self._state.spans == len(self._spans)  # else the call of its last message was cancelled
+        return self.template.extend(new, self._state.ended_by if has_reply else None)
 
     def is_rewritten_by(self, new: Sequence[Message]) -> bool:
         """Whether the chat template changes earlier tokens when ``new`` messages are appended.
@@ -165,10 +168,10 @@ class Conversation:
         Raises:
             TemplateError: the template refuses the conversation.
         """
-        if not self.template.rewrites or not self._marks or (not new and self.truncated):
+        if not self.template.rewrites or not self._marks or (not new and self.can_go_on):
             return False
         *history, reply = self.messages
-        return not extends(self.template, history, reply, new, self._decode_last())
+        return not self.template.extends(history, reply, new, self._decode_last())
 
     def begin_again(
         self, new: Sequence[Message], keys: Sequence[MessageKey] | None = None
@@ -199,29 +202,25 @@ class Conversation:
 
     def take(self, turn: SampledTurn, *, continues: bool, with_tools: bool, stop: Sequence[str] = ()) -> Reply:
         """Append a sampled reply. With ``continues``, it is the continuation of a truncated reply."""
-        before = len(self.token_ids)
+        before, state = self.length, self._state
         self._spans.append(Span(turn.token_ids, turn.log_probs, True, turn.policy_version))
-        self.truncated = not turn.stopped
         last = int(turn.token_ids[-1])
-        self._ended_by = last if last in self._end_ids else None
-        ids = turn.token_ids[:-1] if self._ended_by is not None else turn.token_ids
-        text = self.template.tokenizer.decode(
-            ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        marked = self._decode_with_marks(ids, text, with_tools)
-        whole = self._open_text + marked if continues else marked
-        self._open_text = "" if turn.stopped else whole
+        ended_by = last if last in self._end_ids else None
+        ids = turn.token_ids[:-1] if ended_by is not None else turn.token_ids
+        text = self.template.decode(ids, with_special=False)
+        # Some call formats have special tokens.
+        is_marked = with_tools and not set(self.template.special_tokens).isdisjoint(MARKS[self.template.call_format])
+        marked = self.template.decode(ids, with_special=True) if is_marked else text
+        whole = state.open_text + marked if continues else marked
         parsed = parse_reply(
             whole, with_tools=with_tools, call_format=self.template.call_format, schemas=self.template.tools
         )
         calls = tuple(
-            ToolCall(name, arguments, f"call{self._calls + place:05}")
+            ToolCall(name, arguments, f"call{state.calls + place:05}")
             for place, (name, arguments) in enumerate(parsed.calls)
         )
-        self._calls += len(calls)
-        if marked is not text:
-            special = map(str, self.template.tokenizer.all_special_tokens)
-            parsed = replace(parsed, content=drop_tokens(parsed.content, special))
+        if is_marked:
+            parsed = replace(parsed, content=drop_tokens(parsed.content, self.template.special_tokens))
         message = make_reply_message(parsed.content, parsed.reasoning, calls)
         if continues:
             self._marks.pop()
@@ -229,12 +228,12 @@ class Conversation:
             self.messages.pop()
         self.messages.append(message)
         key = make_message_key(message)
-        if turn.stopped and self._ended_by is None:
+        if turn.stopped and ended_by is None:
             key = (key[0], (*key[1], cut_stop(parsed.content, stop)), *key[2:])
         self._keys.append(key)
-        self._marks.append(
-            Mark(len(self.messages), len(self._spans), self._ended_by, self.truncated, self._open_text, self._calls)
-        )
+        open_text = "" if turn.stopped else whole
+        counts = len(self.messages), len(self._spans)
+        self._marks.append(Mark(*counts, ended_by, not turn.stopped, open_text, state.calls + len(calls)))
         reason: FinishReason = "stop" if turn.stopped else "length"
         return Reply(
             text,
@@ -254,15 +253,19 @@ class Conversation:
         role, forms, name, calls, own = self._keys[-1]
         self._keys[-1] = role, tuple(dict.fromkeys((*forms, content))), name, calls, reasoning or own
 
-    def find(self, keys: Sequence[MessageKey]) -> Mark | None:
-        """Find the last reply that ``keys`` contain with all messages before it, and that more messages follow."""
+    def find(self, keys: Sequence[MessageKey]) -> tuple[Mark, int] | None:
+        """Find the last reply that ``keys`` contain with all messages before it, and that more messages follow.
+
+        Returns:
+            Its mark, and the number of messages up to it.
+        """
         same = 0
         for own, given in zip(self._keys, keys, strict=False):
             if not is_same_message(own, given):
                 break
             same += 1
         most = min(same, len(keys) - 1)
-        return next((mark for mark in reversed(self._marks) if mark.messages <= most), None)
+        return next(((mark, mark.messages) for mark in reversed(self._marks) if mark.messages <= most), None)
 
     def find_ids(self, token_ids: Int64Array) -> tuple[Mark, int] | None:
         """Find the last reply whose tokens ``token_ids`` begin with, and the number of these tokens."""
@@ -273,25 +276,21 @@ class Conversation:
                 return mark, length
         return None
 
-    def fork(self, mark: Mark, branch: int) -> Conversation:
-        """Return a conversation with the same messages and spans up to ``mark``."""
-        conversation = Conversation(self.template, self._end_ids, branch)
+    def fork(self, mark: Mark) -> Conversation:
+        """Return a new branch with the same messages and spans up to ``mark``."""
+        conversation = Conversation(self.template, self._end_ids, -1)
         conversation.messages, conversation._keys = self.messages[: mark.messages], self._keys[: mark.messages]
         conversation.prompt_messages, conversation._prompt_ids = self.prompt_messages, self._prompt_ids
         conversation._spans = self._spans[: mark.spans]
         conversation._marks = self._marks[: self._marks.index(mark) + 1]
-        conversation._ended_by, conversation.truncated = mark.ended_by, mark.truncated
-        conversation._open_text, conversation._calls = mark.open_text, mark.calls
         return conversation
 
-    def list_tokens(self, trained: Collection[int] = frozenset()) -> tuple[ChatTokens, list[int]] | None:
-        """Return the tokens up to the last own reply, and the ``id`` of each own reply's span.
+    def list_tokens(self, trained: set[int]) -> ChatTokens | None:
+        """Return the tokens up to the last own reply; None if the conversation has no reply of its own.
 
         Args:
-            trained: ``id`` of the reply spans that earlier rows train. They are not marked as sampled here.
-
-        Returns:
-            None if the conversation has no reply of its own.
+            trained: ``id`` of the reply spans that earlier rows train. They are not marked as sampled here. Those of
+                this row are added.
         """
         own = [span.sampled and id(span) not in trained for span in self._spans]
         if not any(own):
@@ -299,25 +298,25 @@ class Conversation:
         last = len(own) - own[::-1].index(True)
         spans, flags = self._spans[:last], own[:last]
         lengths = [len(span.token_ids) for span in spans]
-        starts = np.cumsum([0, *lengths])
-        log_probs = [
-            span.log_probs if is_own else np.zeros(len(span.token_ids), dtype=np.float32)
-            for span, is_own in zip(spans, flags, strict=True)
-        ]
-        tokens = ChatTokens(
+        sampled = np.repeat(np.array(flags, dtype=bool), lengths)
+        log_probs = np.concatenate([span.log_probs for span in spans])
+        starts = [end - length for end, length in zip(np.cumsum(lengths).tolist(), lengths, strict=True)]
+        replies = [span for span, is_own in zip(spans, flags, strict=True) if is_own]
+        trained.update(map(id, replies))
+        return ChatTokens(
             self._first_prompt,
             np.concatenate([span.token_ids for span in spans]),
-            np.concatenate(log_probs).astype(np.float32),
-            np.repeat(np.array(flags, dtype=bool), lengths),
-            tuple(int(start) for start, is_own in zip(starts, flags, strict=False) if is_own),
-            self.truncated,
-            tuple(
-                span.policy_version
-                for span, is_own in zip(spans, flags, strict=True)
-                if is_own and span.policy_version is not None
-            ),
+            np.where(sampled, log_probs, 0.0).astype(np.float32),
+            sampled,
+            tuple(start for start, is_own in zip(starts, flags, strict=True) if is_own),
+            self._state.truncated,
+            tuple(span.policy_version for span in replies if span.policy_version is not None),
         )
-        return tokens, [id(span) for span, is_own in zip(spans, flags, strict=True) if is_own]
+
+    @property
+    def _state(self) -> Mark:
+        """The mark of the last reply; before the first reply, that of an empty conversation."""
+        return self._marks[-1] if self._marks else self._start
 
     @property
     def _first_prompt(self) -> Int64Array:
@@ -326,25 +325,9 @@ class Conversation:
 
     def _decode_last(self) -> str:
         """Decode the last reply with special tokens, but without its end token."""
-        own: list[Span] = []
-        for span in reversed(self._spans):  # several if a truncated reply was continued
-            if not span.sampled:
-                break
-            own.append(span)
-        ids = [int(token) for span in reversed(own) for token in span.token_ids]
-        if self._ended_by is not None:
-            ids.pop()
-        text: str = self.template.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
-
-    def _decode_with_marks(self, ids: Int64Array, text: str, with_tools: bool) -> str:
-        """Decode ``ids`` with special tokens if the call format uses some; else return ``text``."""
-        tokenizer = self.template.tokenizer
-        special = set(getattr(tokenizer, "all_special_tokens", ()))
-        if not with_tools or not special.intersection(MARKS[self.template.call_format]):
-            return text
-        marked: str = tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return marked
+        own = takewhile(lambda span: span.sampled, reversed(self._spans))  # several if a truncated reply was continued
+        ids = [token for span in [*own][::-1] for token in span.token_ids]
+        return self.template.decode(ids if self._state.ended_by is None else ids[:-1], with_special=True)
 
 
 def _count_common(one: Int64Array, other: Int64Array) -> int:

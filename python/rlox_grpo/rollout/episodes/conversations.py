@@ -15,41 +15,37 @@ class Conversations:
     """The first conversation of an episode and its branches.
 
     Attributes:
+        first: the first conversation.
         current: the conversation that ``chat.turn`` continues: the first one, or its latest rewritten form.
     """
 
     def __init__(self, template: Template, end_ids: Collection[int]) -> None:
         self._end_ids = end_ids
-        self._first = self.current = Conversation(template, end_ids)
-        self._all = [self._first]
+        self.first = self.current = Conversation(template, end_ids)
+        self._all = [self.first]
         self._counts: dict[bytes, int] = {}  # branches that began with the same tokens, by the digest of these
 
-    @property
-    def prompt_messages(self) -> int:
-        """Number of messages in the first prompt."""
-        return self._first.prompt_messages
-
-    def find_longest(
-        self, find: Callable[[Conversation], tuple[Mark, int] | None]
-    ) -> tuple[Conversation, Mark, int] | None:
+    def find_longest(self, find: Callable[[Conversation], tuple[Mark, int] | None]) -> tuple[Conversation, int] | None:
         """Find the conversation that a request shares the most messages or tokens with.
 
         ``find(conversation)`` returns the last shared reply, and the number of shared messages or tokens. If several
         share the same number, one that ends with that reply is preferred, because it needs no branch.
+
+        Returns:
+            The conversation, or a new branch that begins after the shared reply; and the number.
         """
         found = [(one, *shared) for one in self._all if (shared := find(one)) is not None]
-        return max(found, key=lambda match: (match[2], match[1] == match[0].last_mark), default=None)
-
-    def continue_from(self, conversation: Conversation, mark: Mark) -> Conversation:
-        """``conversation`` itself if it ends with the reply ``mark``, else a new branch that begins there."""
-        return conversation if mark == conversation.last_mark else conversation.fork(mark, -1)
+        if not found:
+            return None
+        one, mark, count = max(found, key=lambda match: (match[2], match[1] == match[0].last_mark))
+        return one if mark == one.last_mark else one.fork(mark), count
 
     def begin(self, template: Template) -> Conversation:
         """The first conversation if it is empty, else a new branch with its own prompt."""
-        if self._first.messages or self._first.busy:
+        if self.first.messages or self.first.busy:
             return Conversation(template, self._end_ids, -1)
-        self._first.template = template
-        return self._first
+        self.first.template = template
+        return self.first
 
     def add(self, conversation: Conversation, context: Int64Array) -> None:
         """Number and store a new branch that begins with ``context``; do nothing for a stored conversation."""
@@ -68,12 +64,10 @@ class Conversations:
         conversation.given_up = True
         if not is_new:
             return
-        if conversation is self._first:  # replaced by an empty one, with the seed of a branch
-            self._first = Conversation(
-                conversation.template, self._end_ids, self._derive_branch(conversation.token_ids)
-            )
-            self._all[0] = self._first
-            self.current = self._first if conversation is self.current else self.current
+        if conversation is self.first:  # replaced by an empty one, with the seed of a branch
+            self.first = Conversation(conversation.template, self._end_ids, self._derive_branch(conversation.token_ids))
+            self._all[0] = self.first
+            self.current = self.first if conversation is self.current else self.current
             return
         self._all.remove(conversation)
         if conversation is self.current and conversation.rewrites is not None:
@@ -88,10 +82,9 @@ class Conversations:
         rows: list[tuple[Conversation, ChatTokens]] = []
         trained: set[int] = set()
         for conversation in [self.current, *(one for one in self._all if one is not self.current)]:
-            found = conversation.list_tokens(trained)
-            if found is not None:
-                rows.append((conversation, found[0]))
-                trained.update(found[1])
+            tokens = conversation.list_tokens(trained)
+            if tokens is not None:
+                rows.append((conversation, tokens))
         return rows
 
     def list_branch_messages(self) -> list[list[dict[str, Any]]]:

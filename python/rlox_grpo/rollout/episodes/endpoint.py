@@ -13,36 +13,29 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
-from typing import Any, TypeVar
+from typing import Any
 
 from rlox_grpo.distributed.http_server import Answer, Bounds, Service, make_bounded_server
 from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.openai_format import (
+    ChatAnswer,
     OpenAIRequest,
     RequestError,
+    TextAnswer,
     list_models,
-    make_chat_answer,
-    make_completion_answer,
-    make_delta_event,
     make_error,
     make_error_event,
-    make_last_events,
-    make_last_text_events,
-    make_text_event,
     read_chat_request,
     read_completion_request,
 )
 from rlox_grpo.rollout.episodes.streaming import Delta
 from rlox_grpo.types import Sampling
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +45,12 @@ CALLS_AFTER_END = 8
 _LOOK_AT_CLIENT = 0.2
 """Seconds between two checks whether the client of a call has disconnected."""
 
-_CHAT, _COMPLETIONS, _MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
+_MODELS = "/v1/models"
+_POSTS: Mapping[str, tuple[Callable[[bytes, Sampling], OpenAIRequest], type[ChatAnswer | TextAnswer]]] = {
+    "/v1/chat/completions": (read_chat_request, ChatAnswer),
+    "/v1/completions": (read_completion_request, TextAnswer),
+}
+"""The readers of the requests to each path, and the writers of the answers."""
 
 
 @dataclass(eq=False)
@@ -60,10 +58,7 @@ class _Open:
     """The endpoint of one episode."""
 
     chat: Chat
-    loop: asyncio.AbstractEventLoop
     waiting: set[Future[Any]] = field(default_factory=set)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    is_closed: bool = False
     late_calls: int = 0
 
 
@@ -71,13 +66,14 @@ class Endpoints:
     """The endpoints of one batch of episodes. The server starts when the first endpoint is opened."""
 
     def __init__(self, sampling: Sampling, max_episodes: int) -> None:
-        """Prepare; nothing listens yet.
+        """Prepare, in the event loop of the episodes; nothing listens yet.
 
         Args:
             sampling: the run's parameters; a request with another temperature or top_p is refused.
             max_episodes: number of episodes; each may have several connections at a time.
         """
         self._sampling = sampling
+        self._loop = asyncio.get_running_loop()
         # Generous times: a reply can wait for other replies, vLLM compiles in its first steps, and an agent in this
         # process sends its request from the event loop that the engine's steps block.
         self._bounds = Bounds(
@@ -93,7 +89,7 @@ class Endpoints:
         self._ended: set[Chat] = set()
         self._lock = threading.Lock()
 
-    def open(self, chat: Chat, loop: asyncio.AbstractEventLoop) -> tuple[str, str]:
+    def open(self, chat: Chat) -> tuple[str, str]:
         """Return the URL and the key of an episode, the same at every call.
 
         Raises:
@@ -107,7 +103,7 @@ class Endpoints:
             key = self._keys.get(chat)
             if key is None:
                 key = self._keys[chat] = f"rlox-{secrets.token_urlsafe(32)}"
-                self._open[_hash(key)] = _Open(chat, loop)
+                self._open[_hash(key)] = _Open(chat)
             return f"http://127.0.0.1:{self._server.server_address[1]}/v1", key
 
     def end_episode(self, chat: Chat) -> None:
@@ -115,13 +111,9 @@ class Endpoints:
         with self._lock:
             self._ended.add(chat)
             key = self._keys.pop(chat, None)
-            found = None if key is None else self._open.pop(_hash(key), None)
-        if found is not None:
-            with found.lock:
-                found.is_closed = True
-                waiting = list(found.waiting)
-            for future in waiting:
-                future.cancel()
+            waiting = [] if key is None else list(self._open.pop(_hash(key)).waiting)
+        for future in waiting:
+            future.cancel()
 
     def close(self) -> None:
         """End all episodes, and stop the server."""
@@ -137,7 +129,7 @@ class Endpoints:
             self._authorize,
             lambda _, path: Answer(200, list_models()) if path == _MODELS else None,
             self._post,
-            frozenset({_CHAT, _COMPLETIONS}),
+            frozenset(_POSTS),
             _describe_error,
         )
         server = make_bounded_server(service, bounds=self._bounds)
@@ -153,18 +145,42 @@ class Endpoints:
         return self._open.get(_hash(key)) if scheme == "Bearer" else None
 
     def _post(self, episode: _Open, path: str, body: bytes, is_gone: Callable[[], bool]) -> Answer:
-        read = read_chat_request if path == _CHAT else read_completion_request
-        name, created = secrets.token_hex(12), int(time.time())
+        """Answer a call, with a stream of events if it asks for one. An error before the first event is a refusal.
+
+        From the first event on, the reply is sampled to its end even if its client disconnects, so that the trained
+        tokens do not depend on when the disconnection is noticed.
+        """
+        read, make_writer = _POSTS[path]
         deadline = time.monotonic() + self._bounds.answer_seconds
+        deltas: queue.SimpleQueue[Delta | None] = queue.SimpleQueue()
         try:
             request = read(body, self._sampling)
-            if request.stream:
-                return self._stream(episode, request, is_gone, deadline, name, created)
-            reply = _wait(self._submit(episode, _complete(episode.chat, request)), is_gone, deadline)
+            future = self._submit(episode, _complete(episode.chat, request, deltas.put if request.stream else None))
+            future.add_done_callback(lambda _: deltas.put(None))
+            first = _wait_for_delta(deltas, future, is_gone, deadline)
+            if first is None:
+                future.result()  # raises where the call failed
         except BaseException as error:  # noqa: BLE001  a cancelled future's too
             return Answer(400, self._describe(error, episode))
-        make = make_chat_answer if path == _CHAT else make_completion_answer
-        return Answer(200, make(reply, request, name, created))
+        writer = make_writer(request)
+        if not request.stream:
+            return Answer(200, writer.make_body(future.result()))
+
+        def make_events() -> Generator[bytes, None, None]:
+            delta = first
+            try:
+                while delta is not None:
+                    yield writer.make_event(delta)
+                    delta = deltas.get(timeout=max(0.0, deadline - time.monotonic()))
+                last = writer.make_last_events(future.result())
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # noqa: BLE001  a cancelled future's too
+                future.cancel()
+                last = make_error_event(self._describe(error, episode))
+            yield last
+
+        return Answer(200, make_events(), "text/event-stream")
 
     def _describe(self, error: BaseException, episode: _Open) -> bytes:
         """The error of a call as OpenAI's API writes it."""
@@ -176,63 +192,12 @@ class Endpoints:
             return make_error(message, "episode_ended", code=error.reason)
         if isinstance(error, (CancelledError, asyncio.CancelledError)):
             return make_error("the episode has ended", "episode_ended", code="ended")
-        if isinstance(error, FutureTimeoutError):
+        if isinstance(error, queue.Empty):
             return make_error(f"there was no reply within {self._bounds.answer_seconds:g} s")
         if isinstance(error, (ValueError, ConfigError)):  # also TemplateError: messages that cannot be rendered
             return make_error(str(error))
         logger.warning("an episode's endpoint failed", exc_info=error)
         return make_error(f"{type(error).__name__}: {error}"[:2000], "server_error")
-
-    def _stream(
-        self,
-        episode: _Open,
-        request: OpenAIRequest,
-        is_gone: Callable[[], bool],
-        deadline: float,
-        name: str,
-        created: int,
-    ) -> Answer:
-        """Answer with a stream of events. An error before the first event is raised.
-
-        From the first event on, the reply is sampled to its end even if its client disconnects, so that the trained
-        tokens do not depend on when the disconnection is noticed.
-        """
-        is_raw = request.token_ids is not None
-        deltas: queue.SimpleQueue[Delta | None] = queue.SimpleQueue()
-        future = self._submit(episode, _complete(episode.chat, request, deltas.put))
-        future.add_done_callback(lambda _: deltas.put(None))
-        first = _wait_for_delta(deltas, future, is_gone, deadline)
-        if first is None:
-            future.result()  # raises where the call failed
-
-        def make_events() -> Generator[bytes, None, None]:
-            delta, is_first = first, True
-            try:
-                while delta is not None:
-                    if is_raw:
-                        yield make_text_event(delta, name, created)
-                    else:
-                        yield make_delta_event(delta, name, created, is_first=is_first)
-                    is_first = False
-                    delta = deltas.get(timeout=max(0.0, deadline - time.monotonic()))
-                reply = future.result()
-            except queue.Empty:
-                future.cancel()
-                yield make_error_event(self._describe(FutureTimeoutError(), episode))
-                return
-            except GeneratorExit:
-                raise
-            except BaseException as error:  # noqa: BLE001  a cancelled future's too
-                yield make_error_event(self._describe(error, episode))
-                return
-            if is_raw:
-                yield make_last_text_events(reply, request, name, created)
-                return
-            if is_first:  # nothing was streamed, such as for a reply that is only tool calls
-                yield make_delta_event(Delta(), name, created, is_first=True)
-            yield make_last_events(reply, request, name, created)
-
-        return Answer(200, make_events(), "text/event-stream")
 
     def _submit(self, episode: _Open, coroutine: Coroutine[Any, Any, Reply]) -> Future[Reply]:
         """Run a call in the episode's event loop.
@@ -240,8 +205,8 @@ class Endpoints:
         Raises:
             CancelledError: the episode has ended.
         """
-        with episode.lock:
-            if episode.is_closed:
+        with self._lock:
+            if episode.chat in self._ended:
                 coroutine.close()
                 raise CancelledError
             if episode.chat.ended is not None:
@@ -249,7 +214,7 @@ class Endpoints:
                 if episode.late_calls > CALLS_AFTER_END:
                     episode.chat.abandoned = True
             try:
-                future = asyncio.run_coroutine_threadsafe(coroutine, episode.loop)
+                future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
             except RuntimeError:  # the loop has ended
                 coroutine.close()
                 raise CancelledError from None
@@ -258,31 +223,24 @@ class Endpoints:
         return future
 
 
-def _wait(future: Future[T], is_gone: Callable[[], bool], deadline: float) -> T:
-    """Wait for the result; cancel the call if its client disconnects, and at the deadline."""
-    while True:
-        try:
-            return future.result(min(_LOOK_AT_CLIENT, max(0.0, deadline - time.monotonic())))
-        except FutureTimeoutError:
-            if future.done() or time.monotonic() >= deadline or is_gone():
-                future.cancel()
-                raise
-
-
 def _wait_for_delta(
     deltas: queue.SimpleQueue[Delta | None], future: Future[Any], is_gone: Callable[[], bool], deadline: float
 ) -> Delta | None:
-    """Wait for the first piece; None if the call ended without one. Cancels as :func:`_wait` does."""
+    """Wait for the first piece of a reply, or for the end of the call, which is None.
+
+    Raises:
+        queue.Empty: the client disconnected, or the deadline passed; the call is cancelled.
+    """
     while True:
         try:
             return deltas.get(timeout=min(_LOOK_AT_CLIENT, max(0.0, deadline - time.monotonic())))
         except queue.Empty:
             if time.monotonic() >= deadline or is_gone():
                 future.cancel()
-                raise FutureTimeoutError from None
+                raise
 
 
-async def _complete(chat: Chat, request: OpenAIRequest, on_delta: Callable[[Delta], None] | None = None) -> Reply:
+async def _complete(chat: Chat, request: OpenAIRequest, on_delta: Callable[[Delta], None] | None) -> Reply:
     options: dict[str, Any] = {"max_new_tokens": request.max_new_tokens, "stop": request.stop, "on_delta": on_delta}
     if request.token_ids is not None:
         return await chat.complete_ids(request.token_ids, **options)

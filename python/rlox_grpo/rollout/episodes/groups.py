@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from rlox_grpo.rollout.episodes.chat import Chat
 from rlox_grpo.rollout.episodes.conversation import ChatTokens
 from rlox_grpo.types import Completion, Episode, Int64Array, Prompt, RolloutGroup
 
@@ -22,11 +21,6 @@ class Played:
 
     rows: Sequence[ChatTokens]
     episode: Episode
-
-    @classmethod
-    def of(cls, chat: Chat, episode: Episode) -> Played:
-        """Collect the rows of a finished chat."""
-        return cls(chat.rows() if chat.turns else (), episode)
 
 
 def make_group(prompt: Prompt, played: Sequence[Played], tokenizer: Any, policy_version: int) -> RolloutGroup:

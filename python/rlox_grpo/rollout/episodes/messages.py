@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from rlox_grpo.environments import Reply, ToolCall
-from rlox_grpo.rollout.episodes.template import Message
 
+Message: TypeAlias = "Mapping[str, Any]"
 MAX_PROMPT_CHARS = 2_000_000
 """Maximum length of a message of the first prompt."""
 
@@ -16,7 +16,7 @@ MessageKey: TypeAlias = "tuple[str, tuple[str, ...], str | None, tuple[Any, ...]
 """Key by which messages are compared: role, forms of the content, name or tool_call_id, tool calls, reasoning."""
 
 
-def make_reply_message(content: str, reasoning: str | None, calls: Sequence[ToolCall]) -> dict[str, Any]:
+def make_reply_message(content: str, reasoning: str | None = None, calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
     """Make the message of a reply for chat templates."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning is not None:

@@ -1,9 +1,11 @@
-"""Read requests and write answers in the format of OpenAI's API: pure functions of JSON values."""
+"""Read requests and write answers in the format of OpenAI's API."""
 
 from __future__ import annotations
 
 import json
 import math
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.environments import Reply
-from rlox_grpo.rollout.episodes.messages import cut_reply, cut_stop
+from rlox_grpo.rollout.episodes.messages import cut_reply, cut_stop, make_reply_message
 from rlox_grpo.rollout.episodes.streaming import Delta
 from rlox_grpo.types import Int64Array, Sampling
 
@@ -23,14 +25,16 @@ END_OF_EVENTS = b"data: [DONE]\n\n"
 _MAX_STOPS = 16
 _IGNORED = {"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier", "prompt_cache_key"}
 """Parameters that do not change a reply."""
-_FIXED: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "tool_choice": ("auto",),
-    "parallel_tool_calls": (True,), "response_format": ({"type": "text"},), "top_logprobs": (0,), "best_of": (1,),
-    "echo": (False,), "suffix": ("",), "modalities": (["text"],),
+_FIXED: Mapping[str, Any] = {
+    "n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "tool_choice": "auto", "best_of": 1,
+    "parallel_tool_calls": True, "response_format": {"type": "text"}, "top_logprobs": 0, "echo": False, "suffix": "",
+    "modalities": ["text"],
 }  # fmt: skip
-"""Parameters that may have only these values."""
+"""Parameters that may have only this value."""
 _COMMON = {"model", "stop", "temperature", "top_p", "stream", "logprobs", "max_tokens", *_IGNORED, *_FIXED}
 _ROLES = {"system", "user", "assistant", "tool"}
+_NO_END = {"logprobs": None, "finish_reason": None}
+"""The last fields of a piece before the end of its reply."""
 
 
 class RequestError(ValueError):
@@ -106,78 +110,98 @@ def read_completion_request(body: bytes, sampling: Sampling) -> OpenAIRequest:
     log_probs = given.get("logprobs")
     if log_probs not in (None, False, 0, 1):
         raise RequestError(f"logprobs is {log_probs!r}: expected 0 or 1, the sampled token's", "logprobs")
-    ids = np.array(prompt, np.int64)
-    return OpenAIRequest(token_ids=ids, with_log_probs=log_probs not in (None, False), **_read_shared(given))
+    is_asked = log_probs is not None and log_probs is not False  # 0 asks for the sampled token's
+    return OpenAIRequest(token_ids=np.array(prompt, np.int64), with_log_probs=is_asked, **_read_shared(given))
 
 
-def make_chat_answer(reply: Reply, request: OpenAIRequest, name: str, created: int) -> bytes:
-    """The answer to a chat request as one JSON object."""
-    message = make_message(reply, request.stop)
-    choice = {"index": 0, "message": message, "logprobs": _make_log_probs(reply, request)}
-    return _encode(
-        {
-            **_make_heading(name, created, "chat.completion"),
-            "choices": [{**choice, "finish_reason": _find_reason(reply)}],
-            "usage": _make_usage(reply),
-        }
-    )
+class ChatAnswer:
+    """Writes the answer to a chat request, as one JSON object or as a stream of events."""
+
+    def __init__(self, request: OpenAIRequest) -> None:
+        self._request = request
+        self._heading = _make_heading("chatcmpl")
+        self._has_begun = False
+
+    def make_body(self, reply: Reply) -> bytes:
+        """The answer as one JSON object."""
+        message = make_message(reply, self._request.stop)
+        choice = {"index": 0, "message": message, **self._describe_end(reply)}
+        return _encode({**self._heading, "object": "chat.completion", "choices": [choice], "usage": _make_usage(reply)})
+
+    def make_event(self, delta: Delta) -> bytes:
+        """The event of a piece of a reply."""
+        told: dict[str, Any] = {} if self._has_begun else {"role": "assistant", "content": ""}
+        self._has_begun = True
+        if delta.content:
+            told["content"] = delta.content
+        if delta.reasoning:
+            told["reasoning_content"] = delta.reasoning
+        return self._make_chunk(told)
+
+    def make_last_events(self, reply: Reply) -> bytes:
+        """The last events: tool calls and the finish reason, and log-probs and usage if requested."""
+        events = [] if self._has_begun else [self.make_event(Delta())]  # such as for a reply that is only tool calls
+        for place, call in enumerate(make_message(reply, self._request.stop).get("tool_calls", ())):
+            events.append(self._make_chunk({"tool_calls": [{"index": place, **call}]}))
+        events.append(self._make_chunk({}, self._describe_end(reply)))
+        heading = {**self._heading, "object": "chat.completion.chunk"}
+        return b"".join([*events, _end_stream(heading, reply, self._request)])
+
+    def _make_chunk(self, delta: Mapping[str, Any], end: Mapping[str, Any] | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, **(end or _NO_END)}
+        return _encode_event({**self._heading, "object": "chat.completion.chunk", "choices": [choice]})
+
+    def _describe_end(self, reply: Reply) -> dict[str, Any]:
+        log_probs = None
+        if self._request.with_log_probs:
+            tokens = [
+                {"token": f"token_id:{token}", "logprob": log_prob, "bytes": None, "top_logprobs": []}
+                for token, log_prob in zip(reply.token_ids.tolist(), reply.log_probs.tolist(), strict=True)
+            ]
+            log_probs = {"content": tokens, "refusal": None}
+        return {"logprobs": log_probs, "finish_reason": "tool_calls" if reply.tool_calls else reply.finish_reason}
 
 
-def make_delta_event(delta: Delta, name: str, created: int, *, is_first: bool) -> bytes:
-    """The event of a piece of a reply."""
-    told: dict[str, Any] = {"role": "assistant", "content": delta.content} if is_first else {}
-    if delta.content:
-        told["content"] = delta.content
-    if delta.reasoning:
-        told["reasoning_content"] = delta.reasoning
-    return _make_chunk(told, name, created)
+class TextAnswer:
+    """Writes the answer to a completion request; ``token_ids`` are sampled ids, as in the answers of vLLM's server."""
 
+    def __init__(self, request: OpenAIRequest) -> None:
+        self._request = request
+        self._heading = {**_make_heading("cmpl"), "object": "text_completion"}
 
-def make_last_events(reply: Reply, request: OpenAIRequest, name: str, created: int) -> bytes:
-    """The last events of a stream: tool calls and the finish reason, and log-probs and usage if requested."""
-    calls = make_message(reply, request.stop).get("tool_calls", ())
-    events = [
-        _make_chunk({"tool_calls": [{"index": place, **call}]}, name, created) for place, call in enumerate(calls)
-    ]
-    events.append(_make_chunk({}, name, created, _find_reason(reply), _make_log_probs(reply, request)))
-    heading = _make_heading(name, created, "chat.completion.chunk")
-    return b"".join([*events, _end_stream(heading, reply, request)])
+    def make_body(self, reply: Reply) -> bytes:
+        """The answer as one JSON object."""
+        text = cut_stop(reply.text, self._request.stop)
+        chunk = self._make_chunk(text, reply.token_ids.tolist(), self._describe_end(reply))
+        return _encode({**chunk, "usage": _make_usage(reply)})
 
+    def make_event(self, delta: Delta) -> bytes:
+        """The event of a piece of a reply, with the ids of its tokens."""
+        return _encode_event(self._make_chunk(delta.content, delta.token_ids, _NO_END))
 
-def make_text_event(delta: Delta, name: str, created: int) -> bytes:
-    """The event of a piece of a reply to token ids, with the ids of its tokens."""
-    return _encode_event(_make_text_chunk(name, created, delta.content, delta.token_ids))
+    def make_last_events(self, reply: Reply) -> bytes:
+        """The last events: the finish reason, and log-probs and usage if requested."""
+        last = self._make_chunk("", (), self._describe_end(reply))
+        return _encode_event(last) + _end_stream(self._heading, reply, self._request)
 
+    def _make_chunk(self, text: str, token_ids: Sequence[int], end: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self._heading, "choices": [{"index": 0, "text": text, "token_ids": token_ids, **end}]}
 
-def make_last_text_events(reply: Reply, request: OpenAIRequest, name: str, created: int) -> bytes:
-    """The last events of a stream of text: the finish reason, and log-probs and usage if requested."""
-    last = _make_text_chunk(name, created, "", (), reply.finish_reason, _make_text_log_probs(reply, request))
-    return _encode_event(last) + _end_stream(last, reply, request)
-
-
-def make_completion_answer(reply: Reply, request: OpenAIRequest, name: str, created: int) -> bytes:
-    """The answer to a completion request; ``token_ids`` has the reply's ids, as in the answers of vLLM's server."""
-    text, log_probs = cut_stop(reply.text, request.stop), _make_text_log_probs(reply, request)
-    whole = _make_text_chunk(name, created, text, reply.token_ids.tolist(), reply.finish_reason, log_probs)
-    return _encode({**whole, "usage": _make_usage(reply)})
+    def _describe_end(self, reply: Reply) -> dict[str, Any]:
+        log_probs = None
+        if self._request.with_log_probs:
+            tokens = [f"token_id:{one}" for one in reply.token_ids.tolist()]
+            log_probs = {"token_logprobs": reply.log_probs.tolist(), "tokens": tokens}
+        return {"logprobs": log_probs, "finish_reason": reply.finish_reason}
 
 
 def make_message(reply: Reply, stop: Sequence[str]) -> dict[str, Any]:
     """A reply as a message of OpenAI's API: arguments of tool calls are JSON text, and the stop string is cut off."""
     content = cut_reply(reply, stop)
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if reply.reasoning is not None:
-        message["reasoning_content"] = reply.reasoning
-    if reply.tool_calls:
+    message = {**make_reply_message(content, reply.reasoning, reply.tool_calls), "refusal": None}
+    for call in message.get("tool_calls", ()):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
         message["content"] = content or None
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
-            }
-            for call in reply.tool_calls
-        ]
     return message
 
 
@@ -208,13 +232,10 @@ def _read_object(body: bytes, own: set[str], sampling: Sampling) -> dict[str, An
     for name, value in given.items():
         if name not in _COMMON | own:
             raise RequestError(f"{name[:80]} is not supported: leave it out", name[:80])
-        if name in _FIXED and value not in _FIXED[name]:
-            allowed = json.dumps(_FIXED[name][0])
-            raise RequestError(f"{name} must be {allowed} in training: leave it out", name)
+        if name in _FIXED and value != _FIXED[name]:
+            raise RequestError(f"{name} must be {json.dumps(_FIXED[name])} in training: leave it out", name)
     for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
-        value = given.get(name)
-        if value is None:
-            continue
+        value = given.get(name, ours)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isclose(value, ours):
             raise RequestError(
                 f"{name} is {str(value)[:40]}, but the run samples with {ours:g}: leave it out, or set {name} in the "
@@ -305,49 +326,14 @@ def _is_tool(tool: Any) -> bool:
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def _find_reason(reply: Reply) -> str:
-    return "tool_calls" if reply.tool_calls else reply.finish_reason
+def _make_heading(kind: str) -> dict[str, Any]:
+    return {"id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": MODEL}
 
 
-def _make_heading(name: str, created: int, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{name}", "created": created, "model": MODEL, "object": kind}
-
-
-def _make_chunk(
-    delta: Mapping[str, Any], name: str, created: int, reason: str | None = None, log_probs: Any = None
-) -> bytes:
-    choice = {"index": 0, "delta": delta, "logprobs": log_probs, "finish_reason": reason}
-    return _encode_event({**_make_heading(name, created, "chat.completion.chunk"), "choices": [choice]})
-
-
-def _end_stream(chunk: Mapping[str, Any], reply: Reply, request: OpenAIRequest) -> bytes:
-    """The usage if requested, in a copy of ``chunk`` without choices, and the end of the stream."""
-    usage = {**chunk, "choices": [], "usage": _make_usage(reply)}
+def _end_stream(heading: Mapping[str, Any], reply: Reply, request: OpenAIRequest) -> bytes:
+    """The event of the usage if it was requested, and the end of the stream."""
+    usage = {**heading, "choices": [], "usage": _make_usage(reply)}
     return (_encode_event(usage) if request.with_usage else b"") + END_OF_EVENTS
-
-
-def _make_text_chunk(
-    name: str, created: int, text: str, token_ids: Sequence[int], reason: str | None = None, log_probs: Any = None
-) -> dict[str, Any]:
-    choice = {"index": 0, "text": text, "token_ids": token_ids, "logprobs": log_probs, "finish_reason": reason}
-    return {"id": f"cmpl-{name}", "created": created, "model": MODEL, "object": "text_completion", "choices": [choice]}
-
-
-def _make_text_log_probs(reply: Reply, request: OpenAIRequest) -> dict[str, Any] | None:
-    if not request.with_log_probs:
-        return None
-    tokens = [f"token_id:{one}" for one in reply.token_ids.tolist()]
-    return {"token_logprobs": reply.log_probs.tolist(), "tokens": tokens}
-
-
-def _make_log_probs(reply: Reply, request: OpenAIRequest) -> dict[str, Any] | None:
-    if not request.with_log_probs:
-        return None
-    tokens = [
-        {"token": f"token_id:{token}", "logprob": log_prob, "bytes": None, "top_logprobs": []}
-        for token, log_prob in zip(reply.token_ids.tolist(), reply.log_probs.tolist(), strict=True)
-    ]
-    return {"content": tokens, "refusal": None}
 
 
 def _make_usage(reply: Reply) -> dict[str, int]:

@@ -16,47 +16,60 @@ There are six formats of tool calls, each with any number of calls in a reply:
     GLM 4.5's ``<tool_call>name<arg_key>x</arg_key><arg_value>…</arg_value></tool_call>``.
 ``json``
     A reply that is one JSON object ``{"name": …, "arguments": {…}}`` or a list of them.
+
+Arguments in tags are text. The JSON schemas of the tools define which of them are numbers, booleans, lists or objects.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from rlox_grpo.rollout.episodes.xml_calls import (
-    CLOSE,
-    KEY,
-    KEY_END,
-    MAX_CALLS,
-    OPEN,
-    TOO_MANY,
-    VALUE,
-    VALUE_END,
-    Call,
-    Calls,
-    Schemas,
-    ToolCallError,
-    parse_first,
-    parse_json,
-    read_glm,
-    read_qwen_xml,
-    scan_calls,
-)
-
 CallFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "qwen_xml", "glm", "json"]
+Call: TypeAlias = "tuple[str, Mapping[str, Any]]"
+"""Name and arguments."""
+Schemas: TypeAlias = "Sequence[Mapping[str, Any]]"
+
+MAX_CALLS = 64
+"""Maximum number of calls in one reply; more are a parse error."""
 
 _PYTHON, _CALLS, _ARGS, _CALL_ID = "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_UNCLOSED = f"a {_OPEN} is not closed by {_CLOSE}"
+FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 MARKS: Mapping[CallFormat, tuple[str, ...]] = {
-    "hermes": (OPEN, CLOSE),
+    "hermes": (_OPEN, _CLOSE),
     "llama3": (_PYTHON,),
     "mistral": (_CALLS, _ARGS, _CALL_ID),
-    "qwen_xml": (OPEN, CLOSE),
-    "glm": (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END),
+    "qwen_xml": (_OPEN, _CLOSE),
+    "glm": (_OPEN, _CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END),
     "json": (),
 }
 """Tags of each format. If a tokenizer has one as a special token, replies are decoded with special tokens."""
 THINK, THOUGHT = "<think>", "</think>"
+
+_SPACE = re.compile(r"\s*")
+_CONSTANTS = {"True": True, "False": False, "None": None}
+"""Constants of Qwen's chat template, parsed in addition to JSON's."""
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+class ToolCallError(ValueError):
+    """A malformed tool call; the policy gets the message."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,7 @@ class ParsedReply:
 
     content: str
     reasoning: str | None
-    calls: tuple[tuple[str, Mapping[str, Any]], ...]
+    calls: tuple[Call, ...]
     error: str | None = None
 
 
@@ -74,7 +87,7 @@ def parse_reply(
     *,
     with_tools: bool,
     call_format: CallFormat = "hermes",
-    schemas: Sequence[Mapping[str, Any]] | None = None,
+    schemas: Schemas | None = None,
 ) -> ParsedReply:
     """Split the text of a reply.
 
@@ -89,9 +102,11 @@ def parse_reply(
         return ParsedReply(content, reasoning, ())
     try:
         rest, calls = _READERS[call_format](content, schemas or ())
+        if len(calls) > MAX_CALLS:
+            raise ToolCallError(f"more than {MAX_CALLS} tool calls in one reply")
     except ToolCallError as error:
         return ParsedReply(content, reasoning, (), str(error))
-    return ParsedReply(rest, reasoning, calls)
+    return ParsedReply(rest, reasoning, tuple(calls))
 
 
 def drop_tokens(text: str, tokens: Iterable[str]) -> str:
@@ -108,76 +123,99 @@ def _split_reasoning(text: str) -> tuple[str | None, str]:
     return before.partition(THINK)[2].strip("\n") if THINK in before else before.strip("\n"), after.lstrip("\n")
 
 
-def _read_json(text: str, schemas: Schemas = ()) -> tuple[str, Calls]:
+def _read_json(text: str, schemas: Schemas = ()) -> tuple[str, list[Call]]:
     bare = text.strip()
     if not (bare.startswith(("{", "[")) and '"name"' in bare):
-        return text, ()
-    found = parse_json(bare)
-    return "", _read_list(found if isinstance(found, list) else [found])
+        return text, []
+    found = _parse_json(bare)
+    return "", [_read_call(call) for call in (found if isinstance(found, list) else [found])]
 
 
-def _read_list(found: list[Any]) -> Calls:
-    if len(found) > MAX_CALLS:
-        raise ToolCallError(TOO_MANY)
-    return tuple(_read_call(call) for call in found)
-
-
-def _read_llama(text: str, schemas: Schemas) -> tuple[str, Calls]:
+def _read_llama(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
     before, is_marked, after = text.partition(_PYTHON)
     body = (after if is_marked else text).strip()
     if not is_marked and not (body.startswith("{") and '"name"' in body):
         return _read_json(text)
     calls: list[Call] = []
-    while body:
-        if len(calls) == MAX_CALLS:
-            raise ToolCallError(TOO_MANY)
-        found, end = parse_first(body)
+    while body and len(calls) <= MAX_CALLS:
+        found, end = _parse_first(body)
         calls.append(_read_call(found))
         body = body[end:].lstrip("; \n\t\r")
     if not calls:
         raise ToolCallError(f'{_PYTHON} must be followed by {{"name": …, "parameters": {{…}}}}')
-    return before.strip("\n") if is_marked else "", tuple(calls)
+    return before.strip("\n") if is_marked else "", calls
 
 
-def _read_mistral(text: str, schemas: Schemas) -> tuple[str, Calls]:
-    before, is_marked, after = text.partition(_CALLS)
-    if not is_marked:
+def _read_mistral(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
+    before, *parts = text.split(_CALLS)
+    if not parts:
         return _read_json(text)
-    parts = after.split(_CALLS, MAX_CALLS)
-    if len(parts) > MAX_CALLS:
-        raise ToolCallError(TOO_MANY)
     calls: list[Call] = []
-    for part in parts:
+    for part in parts[: MAX_CALLS + 1]:
         if part.strip().startswith("["):
-            found = parse_json(part)
-            calls += _read_list(found)
+            calls += map(_read_call, _parse_json(part))
             continue
         name, brace, given = part.partition("{")
         name = name.partition(_ARGS)[0].partition(_CALL_ID)[0].strip()
         if not name or not brace:
             raise ToolCallError(f"{_CALLS} must be followed by a list of calls, or by name{_ARGS}{{…}}")
-        calls.append(_read_call({"name": name, "arguments": parse_json(brace + given)}))
-    if len(calls) > MAX_CALLS:
-        raise ToolCallError(TOO_MANY)
-    return before.strip("\n"), tuple(calls)
+        calls.append(_read_call({"name": name, "arguments": _parse_json(brace + given)}))
+    return before.strip("\n"), calls
 
 
-def _read_hermes(text: str, schemas: Schemas) -> tuple[str, Calls]:
-    def read(start: int) -> tuple[Call, int]:
-        end = text.find(CLOSE, start)
+def _read_hermes(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
+    def read(cursor: _Cursor) -> Call:
+        cursor.take(_OPEN)
+        return _read_call(_parse_json(cursor.read_until(_CLOSE, _UNCLOSED)))
+
+    return _scan_calls(text, (_OPEN,), read) if _OPEN in text else _read_json(text)
+
+
+def _read_qwen_xml(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
+    """Read calls in tags. The outer tag may be missing, because these models sometimes omit it."""
+
+    def read(cursor: _Cursor) -> Call:
+        is_open = cursor.take(_OPEN)
+        name = cursor.read_name(FUNCTION, f"{_OPEN} must be followed by {FUNCTION}name>")
+        arguments: dict[str, Any] = {}
+        while not cursor.take(_FUNCTION_END):
+            told = f"in {FUNCTION}{name[:80]}> expected {_PARAMETER}name> or {_FUNCTION_END}"
+            key = cursor.read_name(_PARAMETER, told)
+            value = cursor.read_until(_PARAMETER_END).removeprefix("\n").removesuffix("\n")
+            _add(arguments, name, key, value, schemas)
+        if not cursor.take(_CLOSE) and is_open:
+            raise ToolCallError(_UNCLOSED)
+        return name, arguments
+
+    return _scan_calls(text, (_OPEN, FUNCTION), read)
+
+
+def _read_glm(text: str, schemas: Schemas) -> tuple[str, list[Call]]:
+    def read(cursor: _Cursor) -> Call:
+        cursor.take(_OPEN)
+        end = _find_first(text, (_KEY, _CLOSE), cursor.place)
         if end < 0:
-            raise ToolCallError(f"a {OPEN} is not closed by {CLOSE}")
-        return _read_call(parse_json(text[start + len(OPEN) : end])), end + len(CLOSE)
+            raise ToolCallError(_UNCLOSED)
+        name, cursor.place = text[cursor.place : end].strip(), end
+        if not name:
+            raise ToolCallError(f"{_OPEN} must be followed by the name of a tool")
+        arguments: dict[str, Any] = {}
+        while not cursor.take(_CLOSE):
+            cursor.expect(_KEY, f"in the call of {name[:80]} expected {_KEY} or {_CLOSE}")
+            key = cursor.read_until(_KEY_END)
+            cursor.expect(_VALUE, f"in the call of {name[:80]} expected {_VALUE} or {_CLOSE}")
+            _add(arguments, name, key.strip(), cursor.read_until(_VALUE_END), schemas)
+        return name, arguments
 
-    return scan_calls(text, (OPEN,), read) if OPEN in text else _read_json(text)
+    return _scan_calls(text, (_OPEN,), read)
 
 
-_READERS: Mapping[CallFormat, Callable[[str, Schemas], tuple[str, Calls]]] = {
+_READERS: Mapping[CallFormat, Callable[[str, Schemas], tuple[str, list[Call]]]] = {
     "hermes": _read_hermes,
     "llama3": _read_llama,
     "mistral": _read_mistral,
-    "qwen_xml": read_qwen_xml,
-    "glm": read_glm,
+    "qwen_xml": _read_qwen_xml,
+    "glm": _read_glm,
     "json": _read_json,
 }
 
@@ -188,7 +226,144 @@ def _read_call(found: Any) -> Call:
         raise ToolCallError('a tool call must be {"name": …, "arguments": {…}}')
     arguments = call.get("arguments", call.get("parameters", {}))
     if isinstance(arguments, str):
-        arguments = parse_json(arguments)
+        arguments = _parse_json(arguments)
     if not isinstance(arguments, dict):
         raise ToolCallError(f"the arguments of {call['name'][:80]} must be a JSON object")
     return call["name"], arguments
+
+
+class _Cursor:
+    """A place in a text, which moves on as tags are read."""
+
+    def __init__(self, text: str, place: int) -> None:
+        self.text, self.place = text, place
+
+    def take(self, tag: str) -> bool:
+        """Move behind ``tag`` if it follows, perhaps after white space."""
+        space = _SPACE.match(self.text, self.place)
+        start = self.place if space is None else space.end()
+        follows = self.text.startswith(tag, start)
+        if follows:
+            self.place = start + len(tag)
+        return follows
+
+    def expect(self, tag: str, told: str) -> None:
+        """Move behind ``tag``. Raises ToolCallError with the message ``told`` if something else follows."""
+        if not self.take(tag):
+            raise ToolCallError(told)
+
+    def read_until(self, tag: str, told: str | None = None) -> str:
+        """Return the text before the next ``tag``, and move behind it. Raises ToolCallError if there is none."""
+        start, end = self.place, self.text.find(tag, self.place)
+        if end < 0:
+            raise ToolCallError(told or f"a tool call lacks {tag}")
+        self.place = end + len(tag)
+        return self.text[start:end]
+
+    def read_name(self, tag: str, told: str) -> str:
+        """Read ``<tag=name>``; returns the name."""
+        self.expect(tag, told)
+        told = f"{tag} must be followed by a name and >"
+        name = self.read_until(">", told).strip()
+        if not name:
+            raise ToolCallError(told)
+        return name
+
+
+def _scan_calls(text: str, tags: Sequence[str], read: Callable[[_Cursor], Call]) -> tuple[str, list[Call]]:
+    """Return the text without the calls, and the calls. Each begins with one of ``tags``; ``read`` reads one."""
+    rest: list[str] = []
+    calls: list[Call] = []
+    cursor = _Cursor(text, 0)
+    while len(calls) <= MAX_CALLS and (start := _find_first(text, tags, cursor.place)) >= 0:
+        rest.append(text[cursor.place : start])
+        cursor.place = start
+        calls.append(read(cursor))
+    return "".join([*rest, text[cursor.place :]]).strip("\n"), calls
+
+
+def _find_first(text: str, tags: Sequence[str], place: int) -> int:
+    return min((found for tag in tags if (found := text.find(tag, place)) >= 0), default=-1)
+
+
+def _add(arguments: dict[str, Any], name: str, key: str, text: str, schemas: Schemas) -> None:
+    if key in arguments:
+        raise ToolCallError(f"the argument {key[:80]} of {name[:80]} is given twice")
+    arguments[key] = _read_value(text, _find_types(schemas, name, key), f"{key[:80]} of {name[:80]}")
+
+
+def _read_value(text: str, types: Sequence[str], name: str) -> Any:
+    """Convert ``text`` to one of the JSON types ``types``; leave it as text if there are none."""
+    if not types or [*types] == ["string"]:
+        return text
+    bare = text.strip()
+    try:
+        value = _CONSTANTS[bare] if bare in _CONSTANTS else _parse_json(bare)
+    except ToolCallError:
+        value = text
+    for kind in types:
+        if isinstance(value, _KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool)):
+            return value
+    if "string" in types:
+        return text
+    raise ToolCallError(f"the argument {name} must be of type {' or '.join(types)}, got {text[:80]!r}")
+
+
+def _find_types(schemas: Schemas, name: str, key: str) -> list[str]:
+    """The JSON types of an argument; empty if no schema has them."""
+    for schema in schemas:
+        function = schema.get("function", schema)
+        if not isinstance(function, Mapping) or function.get("name") != name:
+            continue
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        stated = properties.get(key) if isinstance(properties, Mapping) else None
+        return _list_types(stated) if isinstance(stated, Mapping) else []
+    return []
+
+
+def _list_types(stated: Mapping[str, Any]) -> list[str]:
+    options, own = stated.get("anyOf"), stated.get("type")
+    found = [*own] if isinstance(own, list) else [own]
+    if isinstance(options, list):
+        found += [option.get("type") for option in options if isinstance(option, Mapping)]
+    known = [kind for kind in found if isinstance(kind, str) and kind in _KINDS]
+    return [*known, "null"] if known and stated.get("nullable") is True else known
+
+
+def _parse_json(text: str) -> Any:
+    """Parse ``text`` as one JSON value.
+
+    Raises:
+        ToolCallError: not JSON, or text after the value.
+    """
+    text = text.strip()
+    found, end = _parse_first(text)
+    if end < len(text):
+        raise ToolCallError(f"a tool call is not JSON: extra data at character {end}")
+    return found
+
+
+def _parse_first(text: str) -> tuple[Any, int]:
+    """Parse the JSON value at the beginning of ``text``; returns the value and its end.
+
+    Raises:
+        ToolCallError: there is none.
+    """
+    try:
+        return _DECODER.raw_decode(text)
+    except (ValueError, RecursionError) as error:  # ValueError also for an integer with too many digits
+        raise ToolCallError(f"a tool call is not JSON: {str(error)[:200]}") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _read_number(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:40]} is too large")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_read_number)

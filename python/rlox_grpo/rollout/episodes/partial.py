@@ -70,12 +70,6 @@ class StartedGroup:
     episodes: list[StartedEpisode]
     group: RolloutGroup | None = None
 
-    @property
-    def versions(self) -> list[int]:
-        """The policy versions of the replies so far."""
-        replies = [reply for episode in self.episodes for reply in episode.replies.values()]
-        return [reply.turn.policy_version for reply in replies if reply.turn.policy_version is not None]
-
 
 class Gate:
     """Admits ``turns`` replies of each episode per round, and holds further requests until the next round.
@@ -139,17 +133,16 @@ class Gate:
         held, self.waiting = sorted(self.waiting, key=lambda one: (one.episode, one.branch, one.turn)), {}
         return [request for request in held if self.admit(request)]
 
-    def note_time(self, episode: tuple[int, int], started: float | None) -> None:
-        """Store the time that a waiting episode has used since ``started``; do nothing in the first round."""
-        if not self._left:
-            return
-        since = [when for request, when in self.waiting.items() if request.episode == episode]
-        if started is not None and since:
-            self._started[episode].seconds = max(0.0, max(since) - started)
+    def shift_start(self, episode: tuple[int, int], started: float) -> float:
+        """Store the time that a waiting episode has used since ``started``; return its start without the waiting time.
 
-    def count_seconds(self, episode: tuple[int, int]) -> float:
-        """Return the seconds that an episode has used."""
-        return self._started[episode].seconds
+        In the first round it has used no time.
+        """
+        state = self._started[episode]
+        since = [when for request, when in self.waiting.items() if request.episode == episode]
+        if self._left and since:
+            state.seconds = max(0.0, max(since) - started)
+        return time.monotonic() - state.seconds
 
 
 def _digest(request: TurnRequest) -> str:
@@ -161,9 +154,10 @@ def _digest(request: TurnRequest) -> str:
 
 def count_carried(groups: Iterable[StartedGroup]) -> tuple[int, int | None]:
     """Return the number of started, unfinished episodes, and the oldest version of the unfinished groups, or None."""
-    under_way = [started for started in groups if started.group is None]
-    begun = [one for started in under_way for one in started.episodes if one.played is None and one.replies]
-    return len(begun), min((version for started in under_way for version in started.versions), default=None)
+    under_way = [one for started in groups if started.group is None for one in started.episodes]
+    begun = [one for one in under_way if one.played is None and one.replies]
+    versions = [reply.turn.policy_version for one in under_way for reply in one.replies.values()]
+    return len(begun), min((version for version in versions if version is not None), default=None)
 
 
 def measure_dropped(groups: Iterable[RolloutGroup], oldest: int) -> dict[str, float]:
@@ -192,12 +186,7 @@ def decode_started(record: Mapping[str, Any], prompt: Prompt) -> StartedGroup:
 
 def _encode_episode(episode: StartedEpisode) -> dict[str, Any]:
     replies = [
-        {
-            "branch": branch,
-            "turn": turn,
-            "context": reply.context,
-            **encode_fields(reply.turn),
-        }
+        {"branch": branch, "turn": turn, "context": reply.context, **encode_fields(reply.turn)}
         for (branch, turn), reply in episode.replies.items()
     ]
     played = episode.played and {

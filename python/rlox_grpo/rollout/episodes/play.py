@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from rlox_grpo.errors import ConfigError
 from rlox_grpo.rollout.episodes.adapters import adapt_environment, check_columns, check_outcome, end_episode
 from rlox_grpo.rollout.episodes.budget import check_room
 from rlox_grpo.rollout.episodes.messages import (
+    Message,
     bound_messages,
     list_messages,
     make_reply_message,
@@ -23,7 +23,6 @@ from rlox_grpo.rollout.episodes.messages import (
 )
 from rlox_grpo.rollout.episodes.parsing import parse_reply
 from rlox_grpo.rollout.episodes.scheduler import run_coroutine
-from rlox_grpo.rollout.episodes.template import Message
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, make_schemas
 
 MAX_SHOWN = 2000
@@ -42,6 +41,7 @@ class PlayedChat:
     Attributes:
         seed: seed of the environment's random numbers.
         ended: the limit that has ended the episode, or None.
+        turns: number of replies so far.
     """
 
     tokens_left: int | None = None
@@ -65,25 +65,19 @@ class PlayedChat:
         """
         self.seed = seed
         self.ended: str | None = None
-        self.waiting_since: float | None = time.monotonic()
+        self.turns = 0
         self._read_reply, self._say, self._config = read_reply, say, config
         self._limits = ToolLimits(
             config.tool_timeout, config.max_observation_chars, config.on_parse_error, config.on_tool_error
         )
         self._messages: list[dict[str, Any]] = []
-        self._turns = self._calls = 0
-        self.tools = Tools(tools, self._limits)
-        self._show_tools(tools)
+        self._calls = 0
+        self._set_tools(tools)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation so far; a copy."""
         return [dict(message) for message in self._messages]
-
-    @property
-    def turns(self) -> int:
-        """Number of replies so far."""
-        return self._turns
 
     async def turn(
         self,
@@ -106,19 +100,18 @@ class PlayedChat:
         new = bound_messages(list_messages(messages), bound)
         if tools is not None:
             refuse_late_tools(self._messages)
-            self.tools = Tools(tools, self._limits)
-            self._show_tools(tools)
+            self._set_tools(tools)
         check_room(max_new_tokens)
         if not new and not self._messages:
             raise ValueError("the first turn needs a message: chat.turn(text), or chat.turn(row['prompt'])")
-        if self._turns >= self._config.max_turns:
+        if self.turns >= self._config.max_turns:
             self.ended = "max_turns"
             raise EpisodeEnded("max_turns")
         for message in new:
             self._messages.append(message)
             self._say(_describe_message(message))
         text = _cut_at(self._read_reply(), (stop,) if isinstance(stop, str) else stop)
-        self._turns += 1
+        self.turns += 1
         parsed = parse_reply(text, with_tools=bool(self.tools))
         calls = tuple(
             ToolCall(name, arguments, f"call_{self._calls + place}")
@@ -142,7 +135,8 @@ class PlayedChat:
             self.ended = ended.reason
             raise
 
-    def _show_tools(self, tools: Sequence[Callable[..., Any]]) -> None:
+    def _set_tools(self, tools: Sequence[Callable[..., Any]]) -> None:
+        self.tools = Tools(tools, self._limits)
         for schema in make_schemas(tools):
             function = schema["function"]
             arguments = ", ".join(function.get("parameters", {}).get("properties", {}))

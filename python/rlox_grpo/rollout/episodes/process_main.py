@@ -6,12 +6,11 @@ plays an episode, it also sends requests, such as for a reply of the policy, and
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import pickle
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -19,6 +18,7 @@ from rlox_grpo.environments import EpisodeEnded, Reply
 from rlox_grpo.environments.outcome import read_outcome
 from rlox_grpo.rewards.worker import ORPHAN_GRACE, describe_error, read_frame, set_alarm, take_streams
 from rlox_grpo.rollout.episodes.adapters import Environment, adapt_environment
+from rlox_grpo.rollout.episodes.scheduler import run_coroutine
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, show_result
 
 LONGEST_ANSWER = 4_000_000
@@ -35,35 +35,38 @@ class WorkerSetup:
     Attributes:
         environment: the argument of :class:`rlox_grpo.GRPO`; None for a process that only runs tools.
         tools: functions, which jobs name by their index.
-        limits: limits of tools that are methods of the environment, as in TRL's environments.
+        limits: limits of the tools, and of those that are methods of the environment, as in TRL's environments.
+        timeout: maximum seconds of a tool call, or between two turns of an episode.
     """
 
     environment: Any
     tools: tuple[Callable[..., Any], ...]
     limits: ToolLimits
+    timeout: float
 
 
 @dataclass(frozen=True)
 class PlayJob:
-    """Play an episode, with at most ``timeout`` seconds between two turns."""
+    """Play an episode."""
 
     row: dict[str, Any]
     seed: int
-    timeout: float
 
 
 @dataclass(frozen=True)
 class CallJob:
-    """Call tool number ``place`` of :attr:`WorkerSetup.tools`, and cut its result to ``max_chars``."""
+    """Call tool number ``place`` of :attr:`WorkerSetup.tools`."""
 
     place: int
     arguments: dict[str, Any]
-    max_chars: int
-    timeout: float
 
 
 class TrainerPipe:
-    """The connection to the trainer."""
+    """The connection to the trainer.
+
+    Attributes:
+        timeout: :attr:`WorkerSetup.timeout`.
+    """
 
     def __init__(self, jobs: BinaryIO, answers: BinaryIO) -> None:
         self._jobs, self._answers = jobs, answers
@@ -92,18 +95,18 @@ class TrainerPipe:
 
     def receive(self) -> Any:
         """Wait for a job or for the answer to a request. Ends the process if the trainer has ended."""
-        self.set_alarm(0.0)
+        self._set_alarm(0.0)
         frame = read_frame(self._jobs)
         if frame is None:
             os._exit(0)
         found = pickle.loads(frame)  # noqa: S301  the trainer's own
-        self.set_alarm(self.timeout)
+        self._set_alarm(self.timeout + ORPHAN_GRACE)
         return found
 
-    def set_alarm(self, timeout: float) -> None:
-        """End the process some seconds after ``timeout``, in case the trainer was killed and cannot; 0.0: never."""
+    def _set_alarm(self, seconds: float) -> None:
+        """End the process after some time, in case the trainer was killed and cannot; 0.0: never."""
         if threading.current_thread() is threading.main_thread():
-            set_alarm(timeout + ORPHAN_GRACE if timeout else 0.0)
+            set_alarm(seconds)
 
 
 class BlockingChat:
@@ -192,27 +195,25 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001  the trainer raises it
         pipe.answer(failed=describe_error(error))
         return
+    pipe.timeout = setup.timeout
     pipe.answer(ready=True)
     while True:
-        pipe.timeout = 0.0
         try:
             job: PlayJob | CallJob = pipe.receive()
         except Exception as error:  # noqa: BLE001  a column whose class cannot be imported here
-            pipe.answer(error=f"its row cannot be read in a worker process: {describe_error(error)}", turns=0)
+            pipe.answer(error=f"its row cannot be read in a worker process: {describe_error(error)}")
             continue
-        pipe.timeout = job.timeout
-        pipe.set_alarm(job.timeout)
         if isinstance(job, CallJob):
-            _call(setup.tools[job.place], job, pipe)
+            _call(setup, job, pipe)
         else:
             assert environment is not None
             _play(environment, job, BlockingChat(pipe, job.seed, setup.limits), pipe)
 
 
-def _call(function: Callable[..., Any], job: CallJob, pipe: TrainerPipe) -> None:
+def _call(setup: WorkerSetup, job: CallJob, pipe: TrainerPipe) -> None:
     try:
-        text = show_result(function(**job.arguments))
-        pipe.answer(text=text[: job.max_chars].encode("utf-8", "replace").decode(), length=len(text))
+        text = show_result(setup.tools[job.place](**job.arguments))
+        pipe.answer(text=text[: setup.limits.max_chars].encode("utf-8", "replace").decode(), length=len(text))
     except BaseException as error:  # noqa: BLE001  sys.exit() in a tool fails only its call
         pipe.answer(error=describe_error(error))
 
@@ -226,8 +227,8 @@ def _play(environment: Environment, job: PlayJob, chat: BlockingChat, pipe: Trai
         if environment.function is not None:
             outcome = read_outcome(environment.function(job.row, chat))
         else:
-            play: Callable[..., Awaitable[Any]] = environment.play
-            outcome = read_outcome(asyncio.run(_await(play(job.row, RemoteChat(chat)))))
+            remote: Any = RemoteChat(chat)
+            outcome = read_outcome(run_coroutine(lambda: environment.play(job.row, remote)))
         answer(
             reward=outcome.reward,
             turn_rewards=outcome.turn_rewards,
@@ -238,7 +239,3 @@ def _play(environment: Environment, job: PlayJob, chat: BlockingChat, pipe: Trai
         answer(ended=ended.reason, told=str(ended)[:2000])
     except BaseException as error:  # noqa: BLE001  sys.exit() in an environment ends only its episode
         answer(error=describe_error(error))
-
-
-async def _await(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable

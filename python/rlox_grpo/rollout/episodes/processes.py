@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import pickle
 import sys
@@ -11,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
@@ -133,8 +135,7 @@ class LentWorker:
     def __init__(self, worker: Worker) -> None:
         self.clean = False
         self._worker = worker
-        self._is_back = threading.Event()
-        self._is_back.set()
+        self._work: Future[Any] | None = None
 
     async def start(self) -> None:
         """Wait until the process is ready. Raises EpisodeWorkerError if it fails to start."""
@@ -163,39 +164,25 @@ class LentWorker:
     def end(self) -> None:
         """Kill the process and all processes that it started."""
         self._worker.kill()
-        if self._is_back.wait(_ABANDON_SECONDS):
+        if self._work is None or not wait([self._work], _ABANDON_SECONDS).not_done:
             self._worker.end()
 
     async def _do(self, work: Callable[[], Any]) -> Any:
         """Run blocking work in a daemon thread, which does not delay the end of the interpreter."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        is_back = self._is_back
-        is_back.clear()
-
-        def settle(found: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(found)
-            else:
-                future.set_exception(error)
+        future = self._work = Future()
+        future.set_running_or_notify_cancel()  # the work goes on if whoever waits for it is cancelled
 
         def run() -> None:
-            found, failed = None, None
             try:
-                found = work()
+                future.set_result(work())
             except BaseException as error:  # noqa: BLE001  raised by whoever waits
-                failed = error
-            is_back.set()
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(settle, found, failed)
+                future.set_exception(error)
 
         threading.Thread(target=run, name="episode worker", daemon=True).start()
-        return await future
+        return await asyncio.wrap_future(future)
 
 
-async def play_in_process(pool: ProcessPool, timeout: float, row: Mapping[str, Any], chat: Chat) -> Outcome:
+async def play_in_process(pool: ProcessPool, row: Mapping[str, Any], chat: Chat) -> Outcome:
     """Play an episode whose environment runs in a process of ``pool``.
 
     Raises:
@@ -205,7 +192,7 @@ async def play_in_process(pool: ProcessPool, timeout: float, row: Mapping[str, A
     chat.pause()  # the deadline starts when there is a process
     async with pool.lend() as lent:
         chat.resume()
-        answer = await lent.ask(PlayJob(dict(row), chat.seed, timeout))
+        answer = await lent.ask(PlayJob(dict(row), chat.seed))
         while not {"stop_reason", "ended", "error"} & answer.keys():
             if chat.ended is not None:  # the environment caught EpisodeEnded and asks again: kill its process
                 raise EpisodeEnded(chat.ended)
@@ -225,13 +212,15 @@ class ToolProcesses:
 
     def __init__(self, tools: Sequence[Callable[..., Any]], limits: ToolLimits, size: int) -> None:
         """Prepare at most ``size`` processes. Raises ConfigError if the tools cannot be pickled."""
-        self._sync = [function for function in tools if not asyncio.iscoroutinefunction(function)]
-        self._limits = limits
-        self._pool = ProcessPool("tools", WorkerSetup(None, tuple(self._sync), limits), size) if self._sync else None
+        assert limits.timeout is not None
+        self._sync = [function for function in tools if not inspect.iscoroutinefunction(function)]
+        self._timeout = limits.timeout
+        setup = WorkerSetup(None, tuple(self._sync), limits, limits.timeout)
+        self._pool = ProcessPool("tools", setup, size) if self._sync else None
 
     def reach(self, function: Callable[..., Any]) -> bool:
         """Whether a deadline can stop ``function``."""
-        return asyncio.iscoroutinefunction(function) or function in self._sync
+        return inspect.iscoroutinefunction(function) or function in self._sync
 
     async def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, int]:
         """Call a sync tool. Returns the first ``max_chars`` characters of its result, and the length of the result.
@@ -241,10 +230,9 @@ class ToolProcesses:
             EpisodeWorkerError: the tool raised, or its process died.
         """
         assert self._pool is not None
-        assert self._limits.timeout is not None
-        job = CallJob(self._sync.index(function), dict(arguments), self._limits.max_chars, self._limits.timeout)
+        job = CallJob(self._sync.index(function), dict(arguments))
         async with self._pool.lend() as lent:
-            answer = await asyncio.wait_for(lent.ask(job), self._limits.timeout)
+            answer = await asyncio.wait_for(lent.ask(job), self._timeout)
             lent.clean = True
             if "error" in answer:
                 raise EpisodeWorkerError(str(answer["error"]))
@@ -259,11 +247,10 @@ class ToolProcesses:
 async def _serve(chat: Chat, asked: Mapping[str, Any]) -> tuple[str, Any]:
     """Serve a worker's request. Returns ``"value"``, ``"ended"`` or ``"error"``, and the answer."""
     try:
-        if "turn" in asked or "complete" in asked:
-            stop = asked["stop"] if isinstance(asked["stop"], str) else tuple(asked["stop"])
-            limits: dict[str, Any] = {"max_new_tokens": asked["max_new_tokens"], "stop": stop}
-            if "turn" in asked:
-                return "value", await chat.turn(asked["turn"], **limits)
+        limits = {name: asked[name] for name in ("max_new_tokens", "stop") if name in asked}
+        if "turn" in asked:
+            return "value", await chat.turn(asked["turn"], **limits)
+        if "complete" in asked:
             return "value", await chat.complete(asked["complete"], tools=asked["schemas"], **limits)
         if "call_tools" in asked:
             calls = tuple(ToolCall(str(name), dict(given), str(id)) for name, given, id in asked["call_tools"])

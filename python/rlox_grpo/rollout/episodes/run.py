@@ -34,7 +34,6 @@ from rlox_grpo.rollout.episodes.process_main import WorkerSetup
 from rlox_grpo.rollout.episodes.processes import ProcessPool, ToolProcesses, play_in_process
 from rlox_grpo.rollout.episodes.run_templates import RunTemplates
 from rlox_grpo.rollout.episodes.scheduler import Replies, Running, run_coroutine, run_episodes
-from rlox_grpo.rollout.episodes.template import Template
 from rlox_grpo.rollout.episodes.tools import ToolLimits, Tools, describe_failure, make_schemas
 from rlox_grpo.types import Episode, Prompt, RolloutGroup, Sampling
 
@@ -80,10 +79,19 @@ class EpisodeRunner:
         size = config.episode_workers
         self._tool_processes = ToolProcesses(tools, self._limits, size) if config.tool_timeout is not None else None
         self._environment_processes = None
-        if self._process_timeout is not None and not self.environment.is_async:
-            foreign = WorkerSetup(environment, tuple(tools), self._limits)
+        self._play_row = self.environment.play
+        self._max_live = config.max_live_episodes or self.environment.max_live
+        # Maximum time between two turns of a sync environment. Without a deadline it needs no process.
+        timeouts = [timeout for timeout in (config.turn_timeout, config.episode_timeout) if timeout is not None]
+        if timeouts and not self.environment.is_async:
+            foreign = WorkerSetup(environment, tuple(tools), self._limits, min(timeouts))
             self._environment_processes = ProcessPool(f"environment {self.environment.name}", foreign, size)
-        self._template, _ = self._give_tools(self.environment.tools)
+            self._play_row = functools.partial(play_in_process, self._environment_processes)
+            if config.partial_rollout_turns is not None:
+                # An episode keeps its process while it waits for its next round.
+                self._max_live = min(self._max_live or size, size)
+        self._make_tools(self.environment.tools)
+        self._template = self._templates.give(make_schemas(self.environment.tools))
 
     @property
     def rewrites_history(self) -> bool:
@@ -120,23 +128,19 @@ class EpisodeRunner:
         """
         if isinstance(engine, BackgroundEngine):
             return engine.submit(lambda own: self(own, prompts, group_sizes, sampling, seed, share)).result()
-        turn_engine = _require_turns(engine)
         places = range(len(prompts))[share]
         sizes = [group_sizes[place] for place in places]
         if not sizes:
             return []
         chosen = [prompts[place] for place in places]
-        live = min(sum(sizes), self._max_live or sum(sizes))
-        keys = [
+        asked = [
             (prompt, (place, one))
             for prompt, place, size in zip(chosen, places, sizes, strict=True)
             for one in range(size)
         ]
         running: list[Running] = []
-        with turn_engine.open_turns(sampling, seed, live) as session:
-            run_coroutine(lambda: self._run(turn_engine, Replies(session), keys, sampling, seed, running))
-        self.prefilled_tokens = session.prefilled_tokens
-        found = iter([Played.of(one.chat, one.episode) for one in running if one.episode is not None])
+        run_coroutine(lambda: self._run(engine, asked, sampling, seed, running))
+        found = iter([Played(one.chat.rows(), one.episode) for one in running if one.episode is not None])
         groups = [
             make_group(prompt, [next(found) for _ in range(size)], self._tokenizer, engine.policy_version)
             for prompt, size in zip(chosen, sizes, strict=True)
@@ -161,7 +165,6 @@ class EpisodeRunner:
         """
         turns = self._config.partial_rollout_turns
         assert turns is not None
-        turn_engine = _require_turns(engine)
         kept = {
             (started.draw, place): (started.prompt, episode)
             for started in groups
@@ -173,7 +176,7 @@ class EpisodeRunner:
         def count_finished() -> int:
             for one in running:
                 if one.episode is not None and kept[one.key][1].played is None:
-                    kept[one.key][1].played = Played.of(one.chat, one.episode)
+                    kept[one.key][1].played = Played(one.chat.rows(), one.episode)
             for started in groups:
                 played = [episode.played for episode in started.episodes if episode.played is not None]
                 if started.group is None and len(played) == len(started.episodes):
@@ -184,106 +187,72 @@ class EpisodeRunner:
 
         running: list[Running] = []
         asked = [(prompt, key) for key, (prompt, _) in kept.items()]
-        with turn_engine.open_turns(sampling, seed, min(len(asked), self._max_live or len(asked))) as session:
-            replies = Replies(session, gate)
-            run_coroutine(
-                lambda: self._run(
-                    turn_engine, replies, asked, sampling, seed, running, lambda: must_stop(count_finished())
-                )
-            )
-            self.prefilled_tokens = session.prefilled_tokens
+        run_coroutine(
+            lambda: self._run(engine, asked, sampling, seed, running, gate, lambda: must_stop(count_finished()))
+        )
         count_finished()
 
-    def _give_tools(self, functions: Sequence[Callable[..., Any]]) -> tuple[Template, Tools]:
-        """Return the template that shows these tools, and the tools of one episode."""
-        schemas = make_schemas(functions)
-        if schemas not in self._templates:
-            self._refuse_sync(functions)
-        return self._templates.give(schemas), self._make_tools(functions)
-
     def _make_tools(self, functions: Sequence[Callable[..., Any]]) -> Tools:
-        return Tools(functions, self._limits, None if self._tool_processes is None else self._tool_processes.call)
-
-    async def _play_environment(self, row: Mapping[str, Any], chat: Chat) -> Any:
-        try:
-            if self._environment_processes is None:
-                returned = await self.environment.play(row, chat)
-            else:
-                assert self._process_timeout is not None
-                returned = await play_in_process(self._environment_processes, self._process_timeout, row, chat)
-        except Exception:  # not if the episode is cancelled
-            await chat.finish_streams()
-            raise
-        await chat.finish_streams()
-        return returned
-
-    @property
-    def _max_live(self) -> int | None:
-        most = self._config.max_live_episodes or self.environment.max_live
-        if self._config.partial_rollout_turns is None or self._environment_processes is None:
-            return most
-        # An episode keeps its process while it waits for its next round.
-        return min(most or self._config.episode_workers, self._config.episode_workers)
-
-    @property
-    def _process_timeout(self) -> float | None:
-        """Maximum seconds between two turns of a sync environment; None: without a deadline it needs no process."""
-        timeouts = (self._config.turn_timeout, self._config.episode_timeout)
-        return min((timeout for timeout in timeouts if timeout is not None), default=None)
-
-    def _refuse_sync(self, functions: Sequence[Callable[..., Any]]) -> None:
-        """Raise ConfigError for a sync tool of the environment, which ``tool_timeout`` cannot stop."""
+        """Make the tools of an episode. Raises ConfigError for a sync tool that ``tool_timeout`` cannot stop."""
         if self._tool_processes is None:
-            return
+            return Tools(functions, self._limits)
         for function in functions:
             if not self._tool_processes.reach(function):
                 raise ConfigError(
                     f"tool_timeout does not reach {function.__name__}: it is sync and belongs to the environment. Make "
                     "it async, give it by GRPO(tools=), or leave tool_timeout out and set turn_timeout"
                 )
+        return Tools(functions, self._limits, self._tool_processes.call)
+
+    async def _play_environment(self, row: Mapping[str, Any], chat: Chat) -> Any:
+        try:
+            returned = await self._play_row(row, chat)
+        except Exception:  # not if the episode is cancelled
+            await chat.finish_streams()
+            raise
+        await chat.finish_streams()
+        return returned
 
     async def _run(
         self,
-        engine: TurnEngine,
-        replies: Replies,
+        engine: GenerationEngine,
         asked: Sequence[tuple[Prompt, tuple[int, int]]],
         sampling: Sampling,
         seed: int,
         running: list[Running],
+        gate: Gate | None = None,
         must_stop: Callable[[], bool] | None = None,
     ) -> None:
         """Run an episode for each prompt and key of ``asked``; appends them to ``running``, with their outcomes."""
-        config = self._config
+        if not isinstance(engine, TurnEngine):
+            raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
+        config, most = self._config, self._max_live
         budget = Budget(config.max_turns, sampling.max_new_tokens, config.max_episode_tokens, engine.max_length)
         endpoints = Endpoints(sampling, len(asked))
-        open_endpoint = functools.partial(endpoints.open, loop=asyncio.get_running_loop())
-        for prompt, key in asked:
-            chat = Chat(
-                self._template,
-                replies.sample,
-                budget,
-                episode=key,
-                seed=derive_episode_seed(seed, *key),
-                tools=self._make_tools(self.environment.tools),
-                end_ids=engine.end_ids,
-                give_tools=self._give_tools,
-                system_prompt=self._prompts.system_prompt,
-                give_schemas=self._templates.give,
-                open_endpoint=open_endpoint,
-            )
-            running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
-        try:
-            await run_episodes(
-                running,
-                replies,
-                self._play,
-                config,
-                max_live=self._max_live,
-                on_ended=self.on_ended,
-                must_stop=must_stop,
-            )
-        finally:
-            endpoints.close()
+        with engine.open_turns(sampling, seed, min(len(asked), most or len(asked))) as session:
+            replies = Replies(session, gate)
+            for prompt, key in asked:
+                chat = Chat(
+                    self._template,
+                    replies.sample,
+                    budget,
+                    episode=key,
+                    seed=derive_episode_seed(seed, *key),
+                    tools=self._make_tools(self.environment.tools),
+                    end_ids=engine.end_ids,
+                    make_tools=self._make_tools,
+                    give_template=self._templates.give,
+                    system_prompt=self._prompts.system_prompt,
+                    open_endpoint=endpoints.open,
+                )
+                running.append(Running(prompt, key, chat, functools.partial(endpoints.end_episode, chat)))
+            try:
+                await run_episodes(
+                    running, replies, self._play, config, max_live=most, on_ended=self.on_ended, must_stop=must_stop
+                )
+            finally:
+                endpoints.close()
+        self.prefilled_tokens = session.prefilled_tokens
 
     async def _play(self, one: Running) -> Episode:
         """Run one episode to its end, and describe the end, whether a limit, an error or the environment ended it."""
@@ -299,15 +268,14 @@ class EpisodeRunner:
                 raise
             outcome = end(chat.ended)
         except (Exception, SystemExit) as cause:  # sys.exit() in an environment must not end the run
-            if chat.ended is not None and chat.was_told:  # the agent failed because its call was refused
-                return self._describe(chat, end(chat.ended), describe_failure(cause)[:2000])
+            told = chat.ended if chat.was_told else None  # the agent failed because its call was refused
             failure = describe_failure(cause)
-            if self._config.on_environment_error == "stop":
+            if told is None and self._config.on_environment_error == "stop":
                 raise EpisodeError(
                     f"environment {self.environment.name} failed at prompts[{one.prompt.index}], episode {one.key[1]}, "
                     f"turn {chat.turns}: {failure}"
                 ) from cause
-            outcome, error = end("environment_error"), failure[:2000]
+            outcome, error = end(told or "environment_error"), failure[:2000]
         return self._describe(chat, outcome, error)
 
     def _describe(self, chat: Chat, outcome: Outcome, error: str | None) -> Episode:
@@ -330,12 +298,6 @@ class EpisodeRunner:
             cancelled_calls=chat.cancelled_calls,
             branch_messages=tuple(map(as_json, chat.branch_messages)),
         )
-
-
-def _require_turns(engine: GenerationEngine) -> TurnEngine:
-    if not isinstance(engine, TurnEngine):
-        raise ConfigError(f"{type(engine).__name__} cannot run episodes of several turns: it has no open_turns")
-    return engine
 
 
 def make_row(prompt: Prompt) -> dict[str, Any]:

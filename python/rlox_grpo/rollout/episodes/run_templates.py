@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlox_grpo.config.records.episodes import EpisodeConfig
 from rlox_grpo.config.records.prompts import PromptConfig
+from rlox_grpo.environments import ToolCall
 from rlox_grpo.errors import ConfigError
 from rlox_grpo.prompts.rows import refuse_unread_variables
-from rlox_grpo.rollout.episodes.proof import find_rewrite
-from rlox_grpo.rollout.episodes.template import Template, find_call_format
+from rlox_grpo.rollout.episodes.messages import make_reply_message
+from rlox_grpo.rollout.episodes.template import Template, TemplateError, find_call_format
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,10 @@ _MAX_TEMPLATES = 256
 """Maximum number of different tool lists in a run."""
 
 Schemas = Sequence[Mapping[str, Any]]
+Messages = list[dict[str, Any]]
+
+_SYSTEM = {"role": "system", "content": "be brief"}
+_ANSWER, _THOUGHT, _RESULT = "an answer", "a thought", "a result"
 
 
 class RunTemplates:
@@ -41,9 +46,6 @@ class RunTemplates:
         self._config = config
         self._variables = prompts.chat_template_kwargs
         self._templates: dict[str, Template] = {}
-
-    def __contains__(self, schemas: Schemas) -> bool:
-        return json.dumps(schemas) in self._templates
 
     def give(self, schemas: Schemas) -> Template:
         """Return the template for JSON schemas of tools.
@@ -88,3 +90,91 @@ class RunTemplates:
             )
         elif found != "auto":
             template.call_format = found
+
+
+def find_rewrite(template: Template) -> str | None:
+    """Describe what the template rewrites when a conversation continues; None if it rewrites nothing in any trial.
+
+    Each trial has two replies. There are trials with and without a system message, with reasoning as ``<think>`` tags
+    and as ``reasoning_content``, and, if the template has tools, with tool calls and their results.
+
+    Raises:
+        TemplateError: the template renders no conversation of several turns, or no tool result.
+    """
+    trials = [_list_trials()]
+    if template.tools:
+        trial = next(_list_tool_trials())
+        if template.render(trial).count(_RESULT) <= template.render(trial[:2]).count(_RESULT):
+            raise TemplateError("the chat template does not show a tool's result; it cannot be used with tools")
+        trials.append(_list_tool_trials())
+    for kind in trials:
+        rendered, refused = 0, ""
+        for conversation in kind:
+            try:
+                found = _find_rewrite_in(template, conversation)
+            except TemplateError as error:
+                refused = str(error)  # some templates have no system message
+                continue
+            rendered += 1
+            if found is not None:
+                return found
+        if not rendered:
+            raise TemplateError(refused)
+    return None
+
+
+def _find_rewrite_in(template: Template, conversation: Messages) -> str | None:
+    places = [place for place, message in enumerate(conversation) if message["role"] == "assistant"]
+    for place, following in zip(places, [*places[1:], len(conversation)], strict=True):
+        history, reply = conversation[:place], conversation[place]
+        new = conversation[place + 1 : following]
+        prompt, later = template.render(history), template.render([*history, reply, *new])
+        increment = template.render_increment(new)
+        body = later[len(prompt) : len(later) - len(increment)]
+        final = template.render([*history, reply], generation_prompt=False)
+        if not later.startswith(prompt):
+            return f"it changes the text before a reply {_describe_reply(reply)} once {_describe(new)} follows"
+        if not later.endswith(increment):
+            return f"its text for {_describe(new)} depends on more than the previous reply"
+        if not final.startswith(prompt) or not final[len(prompt) :].startswith(body):
+            return f"it changes a reply {_describe_reply(reply)} once {_describe(new)} follows"
+        if _THOUGHT in str(reply["content"]) and _THOUGHT not in body:
+            return f"it changes a reply {_describe_reply(reply)}"
+    return None
+
+
+def _list_trials() -> Iterator[Messages]:
+    replies = [
+        make_reply_message(_ANSWER),
+        make_reply_message(f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}"),
+        {**make_reply_message(_ANSWER, _THOUGHT), "thinking": _THOUGHT},
+    ]
+    for head in ([], [_SYSTEM]):
+        for reply in replies:
+            yield [*head, *_exchange(reply), *_exchange(reply), {"role": "user", "content": "go on"}]
+
+
+def _list_tool_trials() -> Iterator[Messages]:
+    for count in (1, 2):
+        calls = [ToolCall("look_up", {"x": "y"}, f"call{place:05}") for place in range(count)]
+        reply = make_reply_message("", calls=calls)
+        results = [{"role": "tool", "name": call.name, "tool_call_id": call.id, "content": _RESULT} for call in calls]
+        for head in ([], [_SYSTEM]):
+            yield [
+                *head, *_exchange(reply), *results, reply, *results, make_reply_message(_ANSWER),
+                {"role": "user", "content": "go on"},
+            ]  # fmt: skip
+
+
+def _exchange(reply: dict[str, Any]) -> Messages:
+    return [{"role": "user", "content": "a question"}, reply]
+
+
+def _describe(messages: Messages) -> str:
+    return "a tool's result" if messages and messages[0]["role"] == "tool" else "a user's message"
+
+
+def _describe_reply(reply: Mapping[str, Any]) -> str:
+    if reply.get("reasoning_content") or "<think>" in str(reply.get("content")):
+        return "that holds reasoning"
+    return "that calls a tool" if reply.get("tool_calls") else "in plain text"

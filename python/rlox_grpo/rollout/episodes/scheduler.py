@@ -127,7 +127,6 @@ async def run_episodes(
     gate = replies.gate
     waiting = deque(running)
     live: dict[tuple[int, int], Running] = {}
-    ended, shown = 0, 0
     try:
         while waiting or live:
             while waiting and len(live) < (max_live or len(running)):
@@ -137,22 +136,23 @@ async def run_episodes(
                 one.task = asyncio.ensure_future(play(one))
                 one.task.add_done_callback(functools.partial(_note_end, one, replies.changed))
             await _settle(live, replies)
-            for key in [key for key, one in live.items() if one.is_done]:
-                one = live.pop(key)
+            ended = [one for one in live.values() if one.is_done]
+            for one in ended:
                 assert one.task is not None
                 one.episode = one.task.result()
-                replies.forget(key)
-                ended += 1
-            if on_ended is not None and ended > shown:
-                shown = ended
-                on_ended(ended, len(running))
+                replies.forget(one.key)
+                del live[one.key]
+            if ended and on_ended is not None:
+                on_ended(len(running) - len(waiting) - len(live), len(running))
             held = set() if gate is None else gate.list_episodes()
             _cancel_late([one for one in live.values() if one.key not in held], config)
             if len(replies.session):
                 replies.step()
             # The round is over when every live episode waits at the gate.
             elif gate is not None and live and held >= live.keys() and (not waiting or len(live) == max_live):
-                _note_times([*live.values()], gate)
+                for one in live.values():
+                    if one.started is not None:
+                        one.started = gate.shift_start(one.key, one.started)
                 if must_stop is not None and must_stop():
                     for one in live.values():
                         one.chat.ended = "suspended"  # an environment that catches the cancellation cannot go on
@@ -172,14 +172,6 @@ async def run_episodes(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _note_times(live: Sequence[Running], gate: Gate) -> None:
-    """Do not count the time in which an episode waits for the other episodes of its round."""
-    for one in live:
-        gate.note_time(one.key, one.started)
-        if one.started is not None:
-            one.started = time.monotonic() - gate.count_seconds(one.key)
 
 
 def _note_end(one: Running, changed: asyncio.Event, _: object) -> None:

@@ -7,14 +7,11 @@ A piece is sent when its characters are complete and it cannot be the beginning 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from rlox_grpo.rollout.episodes.parsing import MARKS, THINK, THOUGHT, CallFormat, drop_tokens
+from rlox_grpo.rollout.episodes.parsing import FUNCTION, MARKS, THINK, THOUGHT, CallFormat, drop_tokens
 from rlox_grpo.rollout.episodes.template import Template
-from rlox_grpo.rollout.episodes.xml_calls import FUNCTION
 from rlox_grpo.types import Int64Array
 
 _REPLACEMENT = "\ufffd"
@@ -100,6 +97,7 @@ class ReplyPieces:
     Attributes:
         content, reasoning: the text sent so far.
         is_shown: whether a piece was sent.
+        is_sampled: set when the reply is complete, or its call is cancelled.
     """
 
     def __init__(
@@ -119,10 +117,10 @@ class ReplyPieces:
         """
         self.content = self.reasoning = ""
         self.is_shown = False
-        self._tokenizer, self._end_ids, self._form, self._show = template.tokenizer, end_ids, form, show
-        special = tuple(map(str, getattr(self._tokenizer, "all_special_tokens", ())))
+        self.is_sampled = asyncio.Event()
+        self._template, self._end_ids, self._form, self._show = template, end_ids, form, show
         marks = () if form.call_format is None else MARKS[form.call_format]
-        self._special = special if set(special).intersection(marks) else ()
+        self._special = template.special_tokens if set(template.special_tokens).intersection(marks) else []
         self._ids: list[int] = []
         self._unseen: list[int] = []  # token ids of a raw reply that were not sent yet
         self._num_added = 0
@@ -144,7 +142,10 @@ class ReplyPieces:
         if not tail or (tail > _LONG and tail % _EVERY):
             return Delta()
         # A tokenizer may strip the space of a first token, so decode new tokens together with earlier ones.
-        before, now = self._decode(self._ids[self._from : self._done]), self._decode(self._ids[self._from :])
+        before, now = (
+            self._template.decode(ids, with_special=bool(self._special))
+            for ids in (self._ids[self._from : self._done], self._ids[self._from :])
+        )
         if len(now) <= len(before) or now.endswith(_REPLACEMENT):
             return Delta()
         self._text += now[len(before) :]
@@ -171,11 +172,6 @@ class ReplyPieces:
             self._show(Delta(more, thoughts, tuple(self._unseen)))
             self._unseen = []
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        options: dict[str, Any] = {"skip_special_tokens": not self._special, "clean_up_tokenization_spaces": False}
-        text: str = self._tokenizer.decode(list(ids), **options)
-        return text
-
 
 def begin_pieces(
     template: Template,
@@ -189,32 +185,6 @@ def begin_pieces(
     """Begin to stream the reply to ``context``, ``int64 [L]``; see :class:`ReplyPieces` and :class:`Form`."""
     if is_raw:
         return ReplyPieces(template, end_ids, Form(stop=stop, is_raw=True), show)
-    before = template.tokenizer.decode(context[-_THINK_TOKENS:].tolist(), skip_special_tokens=False)
+    before = template.decode(context[-_THINK_TOKENS:], with_special=True)
     form = Form(template.call_format if with_tools else None, stop, before.rstrip().endswith(THINK))
     return ReplyPieces(template, end_ids, form, show)
-
-
-class Streams:
-    """The replies of an episode that are being streamed."""
-
-    def __init__(self) -> None:
-        self._open: dict[ReplyPieces, asyncio.Event] = {}
-
-    @contextmanager
-    def hold(self, pieces: ReplyPieces | None) -> Iterator[None]:
-        """Register a reply for the block; do nothing for None."""
-        if pieces is None:
-            yield
-            return
-        ended = self._open[pieces] = asyncio.Event()
-        try:
-            yield
-        finally:
-            del self._open[pieces]
-            ended.set()
-
-    async def finish(self) -> None:
-        """Wait for the replies of which a piece was sent."""
-        for pieces, ended in list(self._open.items()):
-            if pieces.is_shown:
-                await ended.wait()

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from rlox_grpo.environments import ToolCall
+from rlox_grpo.rollout.episodes.messages import Message, make_reply_message
 from rlox_grpo.rollout.episodes.parsing import MARKS, CallFormat, parse_reply
 from rlox_grpo.types import Int64Array
-
-Message = Mapping[str, Any]
 
 _PLACEHOLDER = "rloxPlaceholderReply"
 
@@ -34,9 +34,9 @@ class Template:
     Attributes:
         tokenizer: the model's tokenizer.
         tools: JSON schemas of the tools in the conversation, or None.
+        special_tokens: texts of the tokenizer's special tokens.
         call_format: the format in which tool calls are parsed.
-        rewrites: whether the template may rewrite history, so that each turn is checked for it; see
-            :mod:`rlox_grpo.rollout.episodes.proof`.
+        rewrites: whether the template may rewrite history, so that each turn is checked for it by :meth:`extends`.
     """
 
     def __init__(
@@ -54,13 +54,19 @@ class Template:
             raise TemplateError("an environment needs a tokenizer with a chat_template: set tokenizer.chat_template")
         self.tokenizer = tokenizer
         self.tools = [*tools] if tools else None
+        self.special_tokens = [str(token) for token in getattr(tokenizer, "all_special_tokens", ()) if token]
         self.call_format: CallFormat = "hermes"
         self.rewrites = False
         self._variables = dict(variables)
         self._as_parts = False
-        if _PLACEHOLDER not in self._try([{"role": "user", "content": _PLACEHOLDER}]):
+        question = [{"role": "user", "content": _PLACEHOLDER}]
+        try:
+            takes_text = _PLACEHOLDER in self.render(question)
+        except TemplateError:
+            takes_text = False
+        if not takes_text:
             self._as_parts = True  # templates of vision models take only a list of parts
-            if _PLACEHOLDER not in self.render([{"role": "user", "content": _PLACEHOLDER}]):
+            if _PLACEHOLDER not in self.render(question):
                 raise TemplateError("the chat template does not show the text of a user's message")
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
@@ -69,7 +75,10 @@ class Template:
         Raises:
             TemplateError: the template refuses them; the message has its error.
         """
-        shown = [self._prepare(message) for message in messages]
+        shown = [dict(message) for message in messages]
+        for message in shown:
+            if self._as_parts and isinstance(message.get("content"), str):
+                message["content"] = [{"type": "text", "text": message["content"]}]
         try:
             return str(
                 self.tokenizer.apply_chat_template(
@@ -82,6 +91,11 @@ class Template:
     def encode(self, text: str) -> Int64Array:
         """Token ids of rendered text, which already has its special tokens."""
         return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+
+    def decode(self, ids: Int64Array | Sequence[int], *, with_special: bool) -> str:
+        """Text of token ids, with or without special tokens."""
+        options = {"skip_special_tokens": not with_special, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode([int(token) for token in ids], **options))
 
     def render_increment(self, messages: Sequence[Message]) -> str:
         """Render the text between two replies: the end of the turn, ``messages`` and the generation prompt.
@@ -117,6 +131,43 @@ class Template:
             return ids[places[0] + 1 :]
         return ids
 
+    def extends(self, history: Sequence[Message], reply: Message, new: Sequence[Message], said: str) -> bool:
+        r"""Whether rendering ``new`` messages leaves the text of ``history`` and ``reply`` unchanged.
+
+        A template that drops earlier reasoning changes it. It shows the reasoning of the last reply only::
+
+            prompt     <|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n
+            sampled    <think>\nhm\n</think>\n\nyes<|im_end|>
+            later      <|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\n…
+
+        A template may render a reply differently from how it was sampled, such as a tool call with other spaces. This
+        counts as unchanged if later messages do not change that rendering.
+
+        Args:
+            history: the messages before the reply.
+            reply: the message of the reply.
+            new: the messages after it.
+            said: the sampled text of the reply, without its end token.
+
+        Raises:
+            TemplateError: the template refuses the conversation.
+        """
+        prompt, later = self.render(history), self.render([*history, reply, *new])
+        try:
+            increment = self.render_increment(new)
+        except TemplateError:
+            return False
+        if not later.startswith(prompt) or not later.endswith(increment) or len(later) < len(prompt) + len(increment):
+            return False
+        body = later[len(prompt) : len(later) - len(increment)]
+        if body == said:
+            return True
+        final = self.render([*history, reply], generation_prompt=False)
+        if not final.startswith(prompt + body) or not increment.startswith(final[len(prompt + body) :].rstrip()):
+            return False
+        reasoning = str(reply.get("reasoning_content") or "").strip()
+        return reasoning in body
+
     def _cut_call(self, tail: str) -> str:
         """Cut off the rest of the placeholder's tool call, such as ``"}}</tool_call>``, up to the end of the turn."""
         ends = [place for end in self._list_ends() if (place := tail.find(end)) >= 0]
@@ -126,52 +177,32 @@ class Template:
 
     def _render_end(self) -> str:
         """Render the text after the last reply of a conversation."""
-        plain = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _PLACEHOLDER}]
+        plain = [{"role": "user", "content": "q"}, make_reply_message(_PLACEHOLDER)]
         return self.render(plain, generation_prompt=False).rpartition(_PLACEHOLDER)[2]
 
     def _list_ends(self) -> list[str]:
         after = self._render_end()
-        special = [str(token) for token in getattr(self.tokenizer, "all_special_tokens", [])]
-        return [token for token in special if token and token in after] or [after.strip() or "\n"]
-
-    def _try(self, messages: Sequence[Message]) -> str:
-        try:
-            return self.render(messages)
-        except TemplateError:
-            return ""
-
-    def _prepare(self, message: Message) -> dict[str, Any]:
-        shown = dict(message)
-        if isinstance(shown.get("content"), str) and self._as_parts:
-            shown["content"] = [{"type": "text", "text": shown["content"]}]
-        return shown
+        return [token for token in self.special_tokens if token in after] or [after.strip() or "\n"]
 
 
 def _list_contexts(messages: Sequence[Message]) -> list[list[dict[str, Any]]]:
     """Synthetic conversations before ``messages``; the last message of each contains the placeholder."""
-    question: dict[str, Any] = {"role": "user", "content": "q"}
-    plain: list[dict[str, Any]] = [question, {"role": "assistant", "content": _PLACEHOLDER}]
-    names = [str(message.get("name") or "tool") for message in messages if message.get("role") == "tool"]
-    if not names:
-        return [plain]
-    ids = [str(message.get("tool_call_id") or "call00000") for message in messages if message.get("role") == "tool"]
+    question = {"role": "user", "content": "q"}
+    plain = [question, make_reply_message(_PLACEHOLDER)]
     calls = [
-        {"id": id, "type": "function", "function": {"name": name, "arguments": {"x": _PLACEHOLDER}}}
-        for name, id in zip(names, ids, strict=True)
+        ToolCall(str(message.get("name") or "tool"), {"x": _PLACEHOLDER}, str(message.get("tool_call_id") or _CALL.id))
+        for message in messages
+        if message.get("role") == "tool"
     ]
-    asked: list[dict[str, Any]] = [question, {"role": "assistant", "content": "", "tool_calls": calls}]
-    return [asked, plain]
+    return [[question, make_reply_message("", calls=calls)], plain] if calls else [plain]
 
 
-_CALL = ("look_up", {"word": "a word"})
+_CALL = ToolCall("look_up", {"word": "a word"}, "call00000")
 
 
 def find_call_format(template: Template) -> CallFormat | None:
     """Find the format whose parser can read a tool call of ``template``; None if there is none."""
-    question: dict[str, Any] = {"role": "user", "content": "q"}
-    function = {"name": _CALL[0], "arguments": _CALL[1]}
-    call = {"id": "call00000", "type": "function", "function": function}
-    reply = {"role": "assistant", "content": "", "tool_calls": [call]}
+    question, reply = {"role": "user", "content": "q"}, make_reply_message("", calls=[_CALL])
     try:
         prompt = template.render([question])
         whole = template.render([question, reply], generation_prompt=False)
@@ -185,13 +216,13 @@ def find_call_format(template: Template) -> CallFormat | None:
     candidates.append("llama3" if '"parameters"' in said else "json")
     for form in candidates:
         parsed = parse_reply(_cut_end(said, template, form), with_tools=True, call_format=form)
-        if [(name, dict(arguments)) for name, arguments in parsed.calls] == [_CALL]:
+        if [(name, dict(arguments)) for name, arguments in parsed.calls] == [(_CALL.name, _CALL.arguments)]:
             return form
     return None
 
 
 def _cut_end(said: str, template: Template, form: CallFormat) -> str:
     """Cut the text before the first special token that is not a mark of the format."""
-    special = [str(token) for token in getattr(template.tokenizer, "all_special_tokens", [])]
-    ends = [said.find(token) for token in special if token and token not in MARKS[form] and said.find(token) > 0]
+    special = [token for token in template.special_tokens if token not in MARKS[form]]
+    ends = [place for token in special if (place := said.find(token)) > 0]
     return said[: min(ends)] if ends else said

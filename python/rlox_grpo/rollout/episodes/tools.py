@@ -76,7 +76,7 @@ class Tools:
         limits: ToolLimits | None = None,
         run_elsewhere: RunElsewhere | None = None,
     ) -> None:
-        self._functions = {function.__name__: function for function in functions}
+        self.bind(functions)
         self._limits = limits or ToolLimits()
         self._run_elsewhere = run_elsewhere
         self.calls = self.errors = self.cut = 0
@@ -125,8 +125,10 @@ class Tools:
         function = self._functions.get(call.name)
         if function is None:
             return f"error: there is no tool {call.name[:80]!r}; there are {', '.join(self._functions)}", None, True
-        if problem := find_wrong_arguments(function, call.arguments):
-            return f"error: {problem}", None, True
+        try:
+            inspect.signature(function).bind(**call.arguments)
+        except TypeError as error:
+            return f"error: {error}", None, True
         try:
             if self._run_elsewhere is not None and not inspect.iscoroutinefunction(function):
                 return *await self._run_elsewhere(function, call.arguments), False
@@ -172,12 +174,3 @@ def describe_failure(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001
         return type(error).__name__
-
-
-def find_wrong_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """Describe why ``arguments`` do not fit the function's signature; empty if they do."""
-    try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        return str(error)
-    return ""
