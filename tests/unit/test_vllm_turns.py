@@ -340,7 +340,8 @@ def test_a_reply_of_a_server_is_one_request(
     with pytest.raises(EngineError, match="load_weights comes before open_turns"), engine.open_turns(Sampling(4), 1, 1):
         pass
     engine.policy_version, engine._transfer.mark = 0, "these"
-    with engine.open_turns(Sampling(8, stop=("a",)), 7, 3) as session:
+    extra = (("min_tokens", 3), ("presence_penalty", 0.5))
+    with engine.open_turns(Sampling(8, stop=("a",), extra=extra), 7, 3) as session:
         requests = [ask(0, 0), ask(0, 1, turn=2), TurnRequest((1, 0), 1, np.array([3, 4, 5, 6]), 2, ("b",))]
         for request in requests:
             session.submit(request)
@@ -354,5 +355,6 @@ def test_a_reply_of_a_server_is_one_request(
         (1, 4, ["a"]),
         (1, 2, ["a", "b"]),
     ]
+    assert [(body["min_tokens"], body["presence_penalty"]) for _, body in bodies] == [(3, 0.5), (3, 0.5), (2, 0.5)]
     assert all(body["prompt"] == [3, 4, 5, 6] and body["stop_token_ids"] == [9] for _, body in bodies)
     engine.close()

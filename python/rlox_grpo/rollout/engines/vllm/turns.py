@@ -19,6 +19,7 @@ from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.sampling import check_sampling
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, check_turn_request
 from rlox_grpo.rollout.engines.vllm.requests import (
+    EXTRA,
     make_parameters,
     make_request_fields,
     read_output,
@@ -37,7 +38,7 @@ _WAIT_SECONDS = 0.01
 
 def check_turns(sampling: Sampling, seed: int, *, has_tokenizer: bool) -> None:
     """Raise ValueError for sampling values that vLLM cannot serve."""
-    check_sampling(sampling, seed, has_tokenizer=has_tokenizer)
+    check_sampling(sampling, seed, has_tokenizer=has_tokenizer, extra=EXTRA)
     refuse_low_temperature(sampling)
 
 
@@ -50,7 +51,10 @@ def derive_turn_seed(seed: int, request: TurnRequest) -> int:
 def make_turn_fields(sampling: Sampling, request: TurnRequest, seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
     """The sampling parameters of one reply for vLLM's Python and HTTP interfaces."""
     own = replace(sampling, max_new_tokens=request.max_new_tokens, stop=(*sampling.stop, *request.stop))
-    return make_request_fields(own, 1, derive_turn_seed(seed, request), end_ids)
+    fields = make_request_fields(own, 1, derive_turn_seed(seed, request), end_ids)
+    if "min_tokens" in fields:  # the end of a token budget leaves less, which vLLM would refuse
+        fields["min_tokens"] = min(fields["min_tokens"], request.max_new_tokens)
+    return fields
 
 
 def make_turn_parameters(
