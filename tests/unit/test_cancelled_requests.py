@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlox_grpo.rollout.engines.calls import Limits
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm.auth import CANCEL_PATH, CANCELLED, NAME_HEADER, TOKEN_VARIABLE, TokenGuard
 from rlox_grpo.rollout.engines.vllm.in_flight import CancelledRequestError, InFlight
@@ -111,7 +112,7 @@ def test_a_dropped_reply_is_cancelled_where_it_is_sampled_and_one_that_waits_is_
                 raise RuntimeError("HTTP 499")  # what the guard answers
         return Completion(np.array([5]), np.zeros(1, np.float32), "stop"), 0
 
-    session = ServerTurns(serve, 1, vocab_size=50, max_length=None, cancel=in_flight.cancel)
+    session = ServerTurns(serve, 1, Limits(50), cancel=in_flight.cancel)
     first, second, third = (TurnRequest((prompt, 0), 0, np.array([3]), 4) for prompt in range(3))
     for request in (first, second, third):
         session.submit(request)

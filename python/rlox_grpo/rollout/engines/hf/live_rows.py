@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlox_grpo.rollout.engines.sampling import draw_row_uniforms, sample_tokens
 from rlox_grpo.rollout.engines.stop_strings import StopStrings
-from rlox_grpo.types import Float32Array, Int64Array, Sampling
+from rlox_grpo.types import Completion, FinishReason, Int64Array, Sampling
 
 BoolArray = NDArray[np.bool_]
 
@@ -26,15 +26,6 @@ class RowId:
 
     prompt: int
     completion: int
-
-
-@dataclass(frozen=True, eq=False)
-class SampledRow:
-    """A finished row: ``int64 [T]``, ``float32 [T]``, and whether an end token or stop string finished it."""
-
-    token_ids: Int64Array
-    log_probs: Float32Array
-    stopped: bool
 
 
 class LiveRows:
@@ -72,7 +63,7 @@ class LiveRows:
         self._ids: list[RowId] = []
         self._stopped: BoolArray = np.zeros(max_rows, dtype=bool)
         self._full: BoolArray = np.zeros(max_rows, dtype=bool)
-        self.finished: dict[RowId, SampledRow] = {}
+        self.finished: dict[RowId, Completion] = {}
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -156,8 +147,9 @@ class LiveRows:
         token_ids = self._token_ids[index, :longest].cpu().numpy()
         log_probs = self._log_probs[index, :longest].cpu().numpy()
         for line, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-            self.finished[self._ids[row]] = SampledRow(
-                token_ids[line, :length].copy(), log_probs[line, :length].copy(), bool(self._stopped[row])
+            reason: FinishReason = "stop" if self._stopped[row] else "length"
+            self.finished[self._ids[row]] = Completion(
+                token_ids[line, :length].copy(), log_probs[line, :length].copy(), reason
             )
 
     def _spelled(self, first: int, candidates: BoolArray) -> BoolArray:

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from rlox_grpo.model.blank import find_device
+from rlox_grpo.rollout.engines.calls import Limits
 from rlox_grpo.rollout.engines.hf.decoding import prefill, select_last_logits, takes
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache, gather_columns
 from rlox_grpo.rollout.engines.hf.live_rows import NonFiniteLogitsError
 from rlox_grpo.rollout.engines.sampling import draw_row_uniforms, sample_tokens
 from rlox_grpo.rollout.engines.stop_strings import StopStrings
-from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, check_turn_request
+from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.types import Int64Array, Sampling
 
 # Padded tokens of one prefill forward: bounds its activations.
@@ -76,24 +78,23 @@ class TurnDecoder:
         model: nn.Module,
         sampling: Sampling,
         seed: int,
+        limits: Limits,
         *,
         end_ids: Sequence[int],
         make_stop_strings: Callable[[tuple[str, ...]], StopStrings],
         vocab_limit: int | None,
         max_rows: int,
-        device: torch.device,
         autocast: Callable[[], AbstractContextManager[Any]],
-        uses_cache: bool,
-        window: float,
-        max_length: int | None,
+        window: float | None,
     ) -> None:
+        """Begin without requests; ``window``: tokens that every layer attends to, None to decode without a cache."""
         self.prefilled_tokens = 0
         self._model, self._sampling, self._seed = model, sampling, seed
-        self._end_ids, self._vocab_limit, self._max_length = frozenset(end_ids), vocab_limit, max_length
+        self._limits, self._end_ids, self._vocab_limit = limits, frozenset(end_ids), vocab_limit
         self._make_stop_strings, self._stops = make_stop_strings, dict[tuple[str, ...], StopStrings]()
-        self._max_rows, self._device, self._autocast = max_rows, device, autocast
-        self._cache = RowCache(max_rows, device) if uses_cache else None
+        self._max_rows, self._device, self._autocast = max_rows, find_device(model), autocast
         self._window = window
+        self._cache = None if window is None else RowCache(max_rows, self._device)
         self._waiting: list[TurnRequest] = []
         self._waited = 0
         self._rows: list[_Row] = []  # row r of the cache
@@ -105,7 +106,7 @@ class TurnDecoder:
 
     def submit(self, request: TurnRequest) -> None:
         """Add a request. Raises ValueError where it does not fit the model."""
-        check_turn_request(request, None, self._max_length)
+        self._limits.check_turn(request)
         self._waiting.append(request)
 
     def drop(self, request: TurnRequest) -> None:
@@ -192,6 +193,7 @@ class TurnDecoder:
             return None
         # New tokens are padded: distances between columns then differ from distances between tokens, which a sliding
         # window needs.
+        assert self._window is not None
         return kept if len(request.token_ids) + request.max_new_tokens <= self._window else None
 
     def _add(self, prefilled: PrefilledPrompts, which: Int64Array) -> Tensor:

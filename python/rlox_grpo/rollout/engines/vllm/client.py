@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,22 @@ from torch import Tensor
 from rlox_grpo.distributed.addresses import find_engines, take_engines
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.calls import make_groups
 from rlox_grpo.rollout.engines.canary import Canary
-from rlox_grpo.rollout.engines.sampling import check_request
-from rlox_grpo.rollout.engines.stop_strings import decode_texts
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm.auth import NAME_HEADER
 from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, ask_about_model
 from rlox_grpo.rollout.engines.vllm.in_flight import InFlight, ask_streaming
 from rlox_grpo.rollout.engines.vllm.requests import (
-    EXTRA,
     MODEL_NAME,
     derive_prompt_seeds,
+    find_limits,
     make_request_fields,
     read_choices,
-    refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.vllm.routing import Router
 from rlox_grpo.rollout.engines.vllm.transfer import WeightTransfer
-from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, Tell, check_turns, make_turn_fields, read_cached
+from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, Tell, make_turn_fields, read_cached
 from rlox_grpo.rollout.engines.weight_sync import (
     WeightStream,
     build_manifest,
@@ -68,6 +65,7 @@ class VLLMServerEngine:
 
     Attributes:
         exact, takes_weights, policy_version, max_length: see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
+        end_ids: ids that end a completion.
         reads_weights: whether this rank transfers the weights; only rank 0 does.
         sync_seconds: duration of the last ``load_weights``, including writing the file.
     """
@@ -108,17 +106,17 @@ class VLLMServerEngine:
             ValueError: not a transformers model, no token for a server, or a remote server without ``sync_dir``.
             EngineError: a server does not answer, or serves another model.
         """
-        if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
-            raise ValueError(f"engine='vllm_server' needs a transformers model, got {type(model).__name__}")
+        self._limits = find_limits("vllm_server", model, max_length, has_tokenizer=tokenizer is not None)
+        self.max_length = self._limits.max_length
         elsewhere = [url for url in urls if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")]
         if elsewhere and sync_dir is None and nccl_address is None:
             raise ValueError(f"{elsewhere[0]} is not this host: server_sync_dir has to name a folder that it shares")
         self._tokenizer = tokenizer
-        self._end_ids = tuple(eos_token_ids)
-        text_config = model.config.get_text_config(decoder=True)
-        self._vocab_size = int(text_config.vocab_size)
+        self.end_ids = tuple(eos_token_ids)
+        vocab_size = self._limits.vocab_size or 0
         self._vocab_limit = vocab_limit
-        self.max_length = max_length or getattr(text_config, "max_position_embeddings", None)
+        without_text = range(vocab_limit or vocab_size, vocab_size)
+        self._logit_bias = {str(token): _BIAS_OF_NO_TEXT for token in without_text} or None
         self._timeout = timeout
         self._expected = build_manifest(model.config)
         self._ranks = ranks or HostGroup()
@@ -143,26 +141,16 @@ class VLLMServerEngine:
         :class:`~rlox_grpo.rollout.engines.vllm.routing.Router` distributes the prompts by the load of the servers.
 
         Raises:
-            ValueError: see :func:`~rlox_grpo.rollout.engines.sampling.check_request`; or a temperature below 0.01.
+            ValueError: see :class:`~rlox_grpo.rollout.engines.calls.Limits`.
             EngineError: no weights were loaded, no server answered within the deadline, or one refused a request.
         """
         if self.policy_version < 0:
             raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before generate")
-        check_request(
-            prompts,
-            group_size,
-            sampling,
-            seed,
-            vocab_size=self._vocab_size,
-            max_length=self.max_length,
-            has_tokenizer=self._tokenizer is not None,
-            extra=EXTRA,
-        )
-        refuse_low_temperature(sampling)
+        self._limits.check_prompts(prompts, group_size, sampling, seed)
         deadline = time.monotonic() + self._timeout
 
         def group(place: int, prompt: Prompt, prompt_seed: int) -> list[Completion]:
-            fields = make_request_fields(sampling, group_size, prompt_seed, self._end_ids)
+            fields = make_request_fields(sampling, group_size, prompt_seed, self.end_ids)
             return self._ask_any(place, self._body(prompt.token_ids, fields), group_size, sampling, deadline)[0]
 
         # Indices in the whole step: if each rank counted from 0, all ranks would begin with the same servers.
@@ -171,16 +159,8 @@ class VLLMServerEngine:
         self._router.note_waiting(max(0, len(prompts) - limit))
         with ThreadPoolExecutor(max(1, min(len(prompts), limit))) as pool:
             sampled = list(pool.map(group, places, prompts, derive_prompt_seeds(prompts, seed)))
-        texts = iter(decode_texts(self._tokenizer, [one.token_ids for group in sampled for one in group]))
-        return [
-            RolloutGroup(prompt, tuple(replace(one, text=next(texts)) for one in completions), self.policy_version)
-            for prompt, completions in zip(prompts, sampled, strict=True)
-        ]
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """Ids that end a completion."""
-        return self._end_ids
+        completions = [one for group in sampled for one in group]
+        return make_groups(prompts, completions, self._tokenizer, self.policy_version)
 
     @contextmanager
     def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> Iterator[ServerTurns]:
@@ -192,12 +172,11 @@ class VLLMServerEngine:
         """
         if self.policy_version < 0:
             raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before open_turns")
-        check_turns(sampling, seed, has_tokenizer=self._tokenizer is not None)
-
+        self._limits.check_sampling(sampling, seed)
         in_flight: InFlight[TurnRequest] = InFlight()
 
         def ask(request: TurnRequest, tell: Tell | None) -> tuple[Completion, int]:
-            body = self._body(request.token_ids, make_turn_fields(sampling, request, seed, self._end_ids))
+            body = self._body(request.token_ids, make_turn_fields(sampling, request, seed, self.end_ids))
             deadline, named = time.monotonic() + self._timeout, partial(in_flight.named, request)
             (completion,), cached = self._ask_any(
                 request.episode[0], body, 1, sampling, deadline, stays=True, tell=tell, named=named
@@ -207,8 +186,7 @@ class VLLMServerEngine:
         session = ServerTurns(
             ask,
             max(1, min(max_episodes, REQUESTS_PER_SERVER * len(self._servers))),
-            vocab_size=self._vocab_size,
-            max_length=self.max_length,
+            self._limits,
             cancel=in_flight.cancel,
         )
         try:
@@ -296,13 +274,12 @@ class VLLMServerEngine:
         self.policy_version = -1
 
     def _body(self, token_ids: Int64Array, fields: dict[str, Any]) -> dict[str, Any]:
-        without_text = range(self._vocab_limit or self._vocab_size, self._vocab_size)
         return {
             **fields,
             "model": MODEL_NAME,
             "prompt": token_ids.tolist(),
             "return_token_ids": True,
-            "logit_bias": {str(token): _BIAS_OF_NO_TEXT for token in without_text} or None,
+            "logit_bias": self._logit_bias,
         }
 
     def _ask_any(
@@ -362,7 +339,7 @@ class VLLMServerEngine:
     def _check_model(self, server: ServerConnection, deadline: float) -> None:
         """Wait for a server to start, and check its model."""
         longest, server.rows = ask_about_model(server, self._expected, deadline)
-        self.max_length = longest if self.max_length is None else min(self.max_length, longest)
+        self.max_length = self._limits.max_length = min(longest, self.max_length or longest)
 
     def _reports(self) -> str:
         return "".join(server.report() for server in self._servers)

@@ -16,14 +16,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rlox_grpo.errors import EngineError
-from rlox_grpo.rollout.engines.sampling import check_sampling
-from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, check_turn_request
+from rlox_grpo.rollout.engines.calls import Limits
+from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.engines.vllm.requests import (
-    EXTRA,
     make_parameters,
     make_request_fields,
     read_output,
-    refuse_low_temperature,
 )
 from rlox_grpo.types import Completion, Sampling
 
@@ -34,12 +32,6 @@ Tell: TypeAlias = Callable[[Sequence[int]], None]
 
 _WAIT_SECONDS = 0.01
 """Maximum seconds that one step waits for servers' answers, while environments wait too."""
-
-
-def check_turns(sampling: Sampling, seed: int, *, has_tokenizer: bool) -> None:
-    """Raise ValueError for sampling values that vLLM cannot serve."""
-    check_sampling(sampling, seed, has_tokenizer=has_tokenizer, extra=EXTRA)
-    refuse_low_temperature(sampling)
 
 
 def derive_turn_seed(seed: int, request: TurnRequest) -> int:
@@ -86,10 +78,9 @@ class EngineTurns:
         engine: Any,
         make_parameters: Callable[[TurnRequest], Any],
         sampling: Sampling,
+        limits: Limits,
         *,
-        vocab_size: int,
         vocab_limit: int | None,
-        max_length: int | None,
     ) -> None:
         """Begin without requests.
 
@@ -97,13 +88,12 @@ class EngineTurns:
             engine: vLLM's ``LLMEngine``.
             make_parameters: makes a request's ``SamplingParams``.
             sampling: the session's sampling parameters.
-            vocab_size: rows of the model's embedding.
+            limits: of each request.
             vocab_limit: ids from here on are never sampled.
-            max_length: maximum tokens of a conversation, or None.
         """
         self.prefilled_tokens = 0
         self._engine, self._make_parameters, self._sampling = engine, make_parameters, sampling
-        self._vocab_size, self._vocab_limit, self._max_length = vocab_size, vocab_limit, max_length
+        self._limits, self._vocab_limit = limits, vocab_limit
         self._under_way: dict[str, TurnRequest] = {}
         self._told: dict[str, int] = {}  # tokens that a request's ``on_tokens`` was called with
 
@@ -113,7 +103,7 @@ class EngineTurns:
 
     def submit(self, request: TurnRequest) -> None:
         """Add a request. Raises ValueError where it does not fit the model."""
-        check_turn_request(request, self._vocab_size, self._max_length)
+        self._limits.check_turn(request)
         prompt, completion = request.episode
         name = f"{prompt}.{completion}.{request.draw}"
         self._engine.add_request(name, {"prompt_token_ids": request.token_ids.tolist()}, self._make_parameters(request))
@@ -180,9 +170,8 @@ class ServerTurns:
         self,
         ask: Callable[[TurnRequest, Tell | None], tuple[Completion, int]],
         max_requests: int,
+        limits: Limits,
         *,
-        vocab_size: int,
-        max_length: int | None,
         cancel: Callable[[Sequence[TurnRequest]], None] = lambda requests: None,
     ) -> None:
         """Begin without requests.
@@ -191,13 +180,11 @@ class ServerTurns:
             ask: samples one reply, and returns it with the number of cached prompt tokens; called in threads. For a
                 streamed reply, its second argument is called with all tokens so far.
             max_requests: maximum number of requests in flight.
-            vocab_size: rows of the model's embedding.
-            max_length: maximum tokens of a conversation, or None.
+            limits: of each request.
             cancel: cancels pending replies at their servers, without waiting.
         """
         self.prefilled_tokens = 0
-        self._ask, self._vocab_size, self._max_length = ask, vocab_size, max_length
-        self._cancel = cancel
+        self._ask, self._limits, self._cancel = ask, limits, cancel
         self._threads = ThreadPoolExecutor(max_requests, "rlox_grpo turns")
         self._answers: queue.SimpleQueue[tuple[TurnRequest, list[int] | tuple[Completion, int] | BaseException]]
         self._answers = queue.SimpleQueue()
@@ -209,7 +196,7 @@ class ServerTurns:
 
     def submit(self, request: TurnRequest) -> None:
         """Add a request. Raises ValueError where it does not fit the model."""
-        check_turn_request(request, self._vocab_size, self._max_length)
+        self._limits.check_turn(request)
         self._under_way.add(request)
         self._threads.submit(self._serve, request)
 
