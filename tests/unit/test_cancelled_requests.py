@@ -97,7 +97,7 @@ class Server:
 
 def test_a_dropped_reply_is_cancelled_where_it_is_sampled_and_one_that_waits_is_never_asked_for() -> None:
     server: Any = Server()
-    in_flight: InFlight[TurnRequest] = InFlight()
+    in_flight = InFlight()
     named: list[str] = []
     asked: list[int] = []
     running = threading.Event()
@@ -134,7 +134,7 @@ def test_a_dropped_reply_is_cancelled_where_it_is_sampled_and_one_that_waits_is_
 
 def test_what_fails_after_it_was_cancelled_is_no_failure_of_the_server() -> None:
     """Else the server would be left out, and another one asked."""
-    in_flight: InFlight[int] = InFlight()
+    in_flight = InFlight()
     server: Any = Server()
 
     def ask(key: int, is_dropped: bool) -> None:
@@ -158,7 +158,7 @@ def test_a_server_that_cannot_be_told_is_left_in_peace() -> None:
             raise ConnectionError("it is gone")
 
     server: Any = Gone()
-    in_flight: InFlight[int] = InFlight()
+    in_flight = InFlight()
     with in_flight.named(3, server):
         in_flight.cancel([3])
     in_flight.close()

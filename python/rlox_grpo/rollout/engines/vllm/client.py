@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from torch import Tensor
@@ -34,16 +34,16 @@ from rlox_grpo.rollout.engines.vllm.requests import (
 from rlox_grpo.rollout.engines.vllm.routing import Router
 from rlox_grpo.rollout.engines.vllm.transfer import WeightTransfer
 from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, Tell, make_turn_fields, read_cached
-from rlox_grpo.rollout.engines.weight_sync import (
-    WeightStream,
-    build_manifest,
-)
+from rlox_grpo.rollout.engines.weight_sync import WeightStream, build_manifest
 from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
 
 REQUESTS_PER_SERVER = 64
 """Maximum number of requests in flight at one server, in a session of turns."""
+
+_Answer: TypeAlias = tuple[list[Completion], int]
+"""Completions of a request, and the number of its prompt tokens that the server's prefix cache had."""
 
 _BIAS_OF_NO_TEXT = -100.0  # the minimum of the HTTP API; exp(-100) is 4e-44
 
@@ -125,7 +125,7 @@ class VLLMServerEngine:
         self.policy_version = -1
         self.sync_seconds = 0.0
         for server in self._servers:
-            self._check_model(server, time.monotonic() + timeout)
+            self._check_model(server)
         self._router = Router(self._servers, int(os.environ.get("WORLD_SIZE", "1")))
         self._revision = 0
         """Revision of the list of servers, which changes when engines join or leave under Ray."""
@@ -151,7 +151,8 @@ class VLLMServerEngine:
 
         def group(place: int, prompt: Prompt, prompt_seed: int) -> list[Completion]:
             fields = make_request_fields(sampling, group_size, prompt_seed, self.end_ids)
-            return self._ask_any(place, self._body(prompt.token_ids, fields), group_size, sampling, deadline)[0]
+            body = self._body(prompt.token_ids, fields)
+            return self._ask_any(place, lambda server: self._ask(server, body, sampling, deadline), deadline)[0]
 
         # Indices in the whole step: if each rank counted from 0, all ranks would begin with the same servers.
         places = range(first_prompt, first_prompt + len(prompts))
@@ -173,14 +174,17 @@ class VLLMServerEngine:
         if self.policy_version < 0:
             raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before open_turns")
         self._limits.check_sampling(sampling, seed)
-        in_flight: InFlight[TurnRequest] = InFlight()
+        in_flight = InFlight()
 
         def ask(request: TurnRequest, tell: Tell | None) -> tuple[Completion, int]:
             body = self._body(request.token_ids, make_turn_fields(sampling, request, seed, self.end_ids))
-            deadline, named = time.monotonic() + self._timeout, partial(in_flight.named, request)
-            (completion,), cached = self._ask_any(
-                request.episode[0], body, 1, sampling, deadline, stays=True, tell=tell, named=named
-            )
+            deadline = time.monotonic() + self._timeout
+
+            def ask_one(server: ServerConnection) -> _Answer:
+                with in_flight.named(request, server) as name:
+                    return self._ask(server, body, sampling, deadline, tell, name)
+
+            (completion,), cached = self._ask_any(request.episode[0], ask_one, deadline, stays=True)
             return completion, cached
 
         session = ServerTurns(
@@ -229,7 +233,7 @@ class VLLMServerEngine:
         self._servers = [known.pop(url) if url in known else ServerConnection(url, REQUESTS_PER_SERVER) for url in urls]
         for server in self._servers:
             if not server.rows:
-                self._check_model(server, time.monotonic() + self._timeout)
+                self._check_model(server)
         self._router.replace(self._servers)
         self._ranks.gather(None)  # a barrier: no rank uses the servers that leave
         for server in known.values():
@@ -283,21 +287,9 @@ class VLLMServerEngine:
         }
 
     def _ask_any(
-        self,
-        place: int,
-        body: dict[str, Any],
-        group_size: int,
-        sampling: Sampling,
-        deadline: float,
-        *,
-        stays: bool = False,
-        tell: Tell | None = None,
-        named: Callable[[ServerConnection], AbstractContextManager[str]] | None = None,
-    ) -> tuple[list[Completion], int]:
-        """Send a request until a server answers; returns its completions and the number of cached prompt tokens.
-
-        ``named(server)`` names the request, so that it can be cancelled.
-        """
+        self, place: int, ask: Callable[[ServerConnection], _Answer], deadline: float, *, stays: bool = False
+    ) -> _Answer:
+        """Call ``ask`` until a server answers."""
         for attempt in range(2 * len(self._servers)):
             if time.monotonic() >= deadline:
                 break
@@ -305,8 +297,7 @@ class VLLMServerEngine:
                 if server is None:
                     break
                 try:
-                    with nullcontext() if named is None else named(server) as name:
-                        completions, cached = self._ask(server, body, group_size, sampling, deadline, tell, name)
+                    completions, cached = ask(server)
                 except server.failures as error:
                     server.note(error)
                     others = [other for other in self._servers if other.is_up and other is not server]
@@ -320,12 +311,12 @@ class VLLMServerEngine:
         self,
         server: ServerConnection,
         body: dict[str, Any],
-        group_size: int,
         sampling: Sampling,
         deadline: float,
-        tell: Tell | None,
-        name: str | None,
-    ) -> tuple[list[Completion], int]:
+        tell: Tell | None = None,
+        name: str | None = None,
+    ) -> _Answer:
+        """Send a request to one server; ``name`` is the request's, by which it can be cancelled."""
         content = {"json": body} if name is None else {"json": body, "headers": {NAME_HEADER: name}}
         if tell is not None:
             found, held = ask_streaming(server, content, self._transfer.mark, deadline, tell)
@@ -333,12 +324,12 @@ class VLLMServerEngine:
             answer = server.post("/v1/completions", deadline, **content)
             found, held = answer.json(), answer.headers.get(MARK, "no mark")
         self._transfer.check_mark(held)
-        completions = read_choices(found["choices"], group_size, sampling, self._vocab_limit, server.url)
+        completions = read_choices(found["choices"], body["n"], sampling, self._vocab_limit, server.url)
         return completions, read_cached(found.get("usage"))
 
-    def _check_model(self, server: ServerConnection, deadline: float) -> None:
+    def _check_model(self, server: ServerConnection) -> None:
         """Wait for a server to start, and check its model."""
-        longest, server.rows = ask_about_model(server, self._expected, deadline)
+        longest, server.rows = ask_about_model(server, self._expected, self._timeout)
         self.max_length = self._limits.max_length = min(longest, self.max_length or longest)
 
     def _reports(self) -> str:

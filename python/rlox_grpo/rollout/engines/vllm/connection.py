@@ -190,16 +190,16 @@ def list_keepalive_options() -> list[tuple[int, int, int]]:
     return [*options, *((socket.IPPROTO_TCP, number, values[name]) for name, number in found.items())]
 
 
-def ask_about_model(server: ServerConnection, expected: Manifest, deadline: float) -> tuple[int, int]:
-    """Wait for a server to start, and check that it serves the policy's model.
+def ask_about_model(server: ServerConnection, expected: Manifest, seconds: float) -> tuple[int, int]:
+    """Wait up to ``seconds`` for a server to start, and check that it serves the policy's model.
 
     Returns:
         Maximum tokens of a prompt with its completion, and number of completions that the server decodes at a time.
 
     Raises:
-        EngineError: no answer by the deadline, or another model; the message has some of the weights that differ.
+        EngineError: no answer in time, or another model; the message has some of the weights that differ.
     """
-    seconds = deadline - time.monotonic()
+    deadline = time.monotonic() + seconds
     while True:
         try:
             answer = server.post("/collective_rpc", deadline, json={"method": "rlox_manifest"})

@@ -120,7 +120,7 @@ class EngineTurns:
                 self._tell(output, request.on_tokens)
             if not output.finished:
                 continue
-            self._remove([output.request_id])
+            self._remove(output.request_id)
             self.prefilled_tokens += len(request.token_ids) - (output.num_cached_tokens or 0)
             (sampled,) = output.outputs
             finished.append((request, read_turn(read_output(sampled, self._sampling, self._vocab_limit))))
@@ -128,22 +128,21 @@ class EngineTurns:
 
     def drop(self, request: TurnRequest) -> None:
         """Stop an unfinished reply; do nothing if it has finished."""
-        for name in [name for name, one in self._under_way.items() if one is request]:
-            self._engine.abort_request([name])
-            self._remove([name])
+        self._drop([name for name, one in self._under_way.items() if one is request])
 
     def forget(self, episode: tuple[int, int]) -> None:
         """Stop the unfinished replies of an episode. vLLM evicts the oldest blocks of its cache itself."""
-        dropped = [name for name, request in self._under_way.items() if request.episode == episode]
-        if dropped:
-            self._engine.abort_request(dropped)
-            self._remove(dropped)
+        self._drop([name for name, request in self._under_way.items() if request.episode == episode])
 
     def abort(self) -> None:
         """Stop all unfinished replies."""
-        if self._under_way:
-            self._engine.abort_request(list(self._under_way))
-            self._remove(list(self._under_way))
+        self._drop(list(self._under_way))
+
+    def _drop(self, names: Sequence[str]) -> None:
+        if names:
+            self._engine.abort_request(names)
+        for name in names:
+            self._remove(name)
 
     def _tell(self, output: Any, on_tokens: Callable[[Sequence[int]], None]) -> None:
         """Call ``on_tokens`` with the new tokens of a cumulative output."""
@@ -153,10 +152,9 @@ class EngineTurns:
         if len(sampled.token_ids) > told:
             on_tokens(list(sampled.token_ids[told:]))
 
-    def _remove(self, names: Sequence[str]) -> None:
-        for name in names:
-            del self._under_way[name]
-            self._told.pop(name, None)
+    def _remove(self, name: str) -> None:
+        del self._under_way[name]
+        self._told.pop(name, None)
 
 
 class ServerTurns:
