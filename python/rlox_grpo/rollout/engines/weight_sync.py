@@ -197,10 +197,17 @@ def untie_output_layer(config: Any) -> Any:
 
 def find_tied_layers(config: Any) -> dict[str, str]:
     """Return {name of the output layer that :func:`untie_output_layer` adds: name of its embeddings}; {} if none."""
-    names = list(build_manifest(config))
-    return {
-        name: names[0] for name in build_manifest(untie_output_layer(config)) if name not in names
-    }  # embeddings come first
+    names = list(build_manifest(config))  # embeddings come first
+    return {name: names[0] for name in build_manifest(untie_output_layer(config)) if name not in names}
+
+
+def add_tied_layers(weights: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield ``weights``, and the output layer of ``tied`` (see :func:`find_tied_layers`) after its embeddings."""
+    for name, tensor in weights:
+        yield name, tensor
+        for layer, embeddings in tied.items():
+            if embeddings == name:
+                yield layer, tensor
 
 
 class WeightCheck:

@@ -41,6 +41,7 @@ from rlox_grpo.rollout.engines.vllm.startup import (
 )
 from rlox_grpo.rollout.engines.vllm.turns import EngineTurns, make_turn_parameters
 from rlox_grpo.rollout.engines.weight_sync import (
+    add_tied_layers,
     build_manifest,
     check_weights,
     find_tied_layers,
@@ -311,7 +312,7 @@ class VLLMEngine:
 
     def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self._wake({"weights"})
-        stream = self._with_tied_layers(weights)
+        stream = add_tied_layers(weights, self._tied_layers)
         try:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
         finally:
@@ -331,13 +332,6 @@ class VLLMEngine:
         answer = read_prompt_log_probs(output.prompt_logprobs, self._canary.token_ids)
         dtype = str(self._settings["dtype"])
         self._check.compare(self._canary, answer, version, source="vLLM in this process", dtype=dtype)
-
-    def _with_tied_layers(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in weights:
-            yield name, tensor
-            for layer, embeddings in self._tied_layers.items():
-                if embeddings == name:
-                    yield layer, tensor
 
     def _wake(self, parts: set[str]) -> None:
         if asleep := parts & self._asleep:  # waking a part that is awake is an error

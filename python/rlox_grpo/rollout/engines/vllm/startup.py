@@ -94,15 +94,13 @@ def keep_random_states() -> Iterator[None]:
     import numpy as np
     import torch
 
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    python, numpy = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        torch.cuda.set_rng_state_all(devices) if devices else None
 
 
 @contextlib.contextmanager

@@ -213,13 +213,7 @@ class WeightTransfer:
         except (TimeoutError, RuntimeError) as error:
             raise Unavailable(f"NCCL: {error or 'no answer within the deadline'}") from error
         server.nccl = group
-        self._refuse_changed_weights()
-
-    def _refuse_changed_weights(self) -> None:
-        """Raise Outdated if the weights just sent are no longer those of the mark.
-
-        With ``async_steps`` the trainer changes the policy's tensors after ``load_weights`` has returned.
-        """
+        # With async_steps the trainer changes the policy's tensors after load_weights has returned.
         if not self.is_loading and f"{self._version}:{digest_weights(self._weights)}" != self.mark:
             raise Outdated(
                 f"it started again, and the trainer has changed the weights of version {self._version} since"

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rlox_grpo.rollout.engines.weight_file import opened_weights
-from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, build_manifest, find_tied_layers
+from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, add_tied_layers, build_manifest, find_tied_layers
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +60,9 @@ class WeightReceiver:
 
         def read() -> Iterator[tuple[str, Tensor]]:
             nonlocal count
-            tied = {embeddings: layer for layer, embeddings in self._rlox_tied_layers.items()}
-            for name, tensor in weights:
-                yield name, tensor
+            for weight in add_tied_layers(weights, self._rlox_tied_layers):
+                yield weight
                 count += 1
-                if name in tied:
-                    yield tied[name], tensor
-                    count += 1
 
         loaded = False
         try:
