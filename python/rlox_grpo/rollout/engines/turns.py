@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from rlox_grpo.types import Float32Array, Int64Array, Sampling
+from rlox_grpo.types import Completion, Float32Array, Int64Array, Sampling
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +65,11 @@ class SampledTurn:
     log_probs: Float32Array
     stopped: bool
     policy_version: int | None = None
+
+
+def read_turn(completion: Completion) -> SampledTurn:
+    """Convert a completion to a reply."""
+    return SampledTurn(completion.token_ids, completion.log_probs, completion.finish_reason == "stop")
 
 
 class TurnSession(Protocol):

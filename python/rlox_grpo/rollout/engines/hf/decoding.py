@@ -44,7 +44,7 @@ def decode_with_cache(
     model: nn.Module,
     prompts: Sequence[Int64Array],
     group_size: int,
-    rows: LiveRows,
+    rows: LiveRows[RowId],
     max_rows: int,
     *,
     share_prefixes: bool = False,
@@ -175,7 +175,7 @@ class _WaitingRows:
 
 
 def decode_without_cache(
-    model: nn.Module, prompts: Sequence[Int64Array], group_size: int, rows: LiveRows, max_rows: int
+    model: nn.Module, prompts: Sequence[Int64Array], group_size: int, rows: LiveRows[RowId], max_rows: int
 ) -> None:
     """Sample every row by running its whole sequence again for each token.
 
@@ -191,7 +191,7 @@ def decode_without_cache(
             _decode_rectangle(model, prompts, waiting[start : start + max_rows], rows)
 
 
-def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list[RowId], rows: LiveRows) -> None:
+def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list[RowId], rows: LiveRows[RowId]) -> None:
     distinct = sorted({id.prompt for id in ids})
     which = torch.tensor([distinct.index(id.prompt) for id in ids], device=rows.device)
     prefix = torch.from_numpy(np.stack([prompts[index] for index in distinct])).to(rows.device)  # [prompts, L]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -23,9 +23,11 @@ from rlox_grpo.rollout.engines.hf.decoding import (
     decode_without_cache,
     in_evaluation,
 )
-from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, NonFiniteLogitsError, RowId
+from rlox_grpo.rollout.engines.hf.live_rows import Key, LiveRows, NonFiniteLogitsError, Row, RowId
 from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
+from rlox_grpo.rollout.engines.sampling import draw_row_uniforms
 from rlox_grpo.rollout.engines.stop_strings import StopStrings
+from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.weight_sync import collect_weights, make_repeatable
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
@@ -140,8 +142,13 @@ class HFEngine:
         decode_rows: Any = decode_without_cache
         if self.uses_cache:
             decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes, use_slots=self.uses_slots)
+
+        def describe(id: RowId) -> Row:
+            uniforms = draw_row_uniforms(seed, first_prompt + id.prompt, id.completion, sampling.max_new_tokens)
+            return Row(f"prompts[{id.prompt}], completion", uniforms, sampling.stop)
+
         with in_evaluation(self._model), self._autocast():
-            rows = self._live_rows(max_rows, sampling, seed, first_prompt)
+            rows = self._live_rows(max_rows, sampling, describe)
             decode_rows(self._model, token_ids, group_size, rows, max_rows)
         ids = [RowId(prompt, place) for prompt in range(len(prompts)) for place in range(group_size)]
         completions = [rows.finished[id] for id in ids]
@@ -155,16 +162,19 @@ class HFEngine:
             ValueError: a sampling value out of its range, or stop strings without a tokenizer.
         """
         self._limits.check_sampling(sampling, seed)
+        max_rows = min(self._max_rows, max_episodes)
+
+        def describe(request: TurnRequest) -> Row:
+            uniforms = draw_row_uniforms(seed, *request.episode, request.max_new_tokens, request.draw)
+            name = f"prompts[{request.episode[0]}], turn {request.turn},"
+            return Row(name, uniforms, (*sampling.stop, *request.stop))
+
         with in_evaluation(self._model):
             yield TurnDecoder(
                 self._model,
-                sampling,
-                seed,
+                self._live_rows(max_rows, sampling, describe),
+                max_rows,
                 self._limits,
-                end_ids=(*self.end_ids, *sampling.stop_token_ids),
-                make_stop_strings=self._make_stop_strings,
-                vocab_limit=self.vocab_limit,
-                max_rows=min(self._max_rows, max_episodes),
                 autocast=self._autocast,
                 window=_find_sliding_window(self._model) if self.uses_cache else None,
             )
@@ -182,17 +192,15 @@ class HFEngine:
     def close(self) -> None:
         """Do nothing: caches live only during ``generate``."""
 
-    def _live_rows(self, max_rows: int, sampling: Sampling, seed: int, first_prompt: int) -> LiveRows:
-        device = find_device(self._model)
+    def _live_rows(self, max_rows: int, sampling: Sampling, describe: Callable[[Key], Row]) -> LiveRows[Key]:
+        end_ids = [*self.end_ids, *sampling.stop_token_ids]
         return LiveRows(
             max_rows,
             sampling,
-            seed,
-            end_ids=torch.tensor([*self.end_ids, *sampling.stop_token_ids], dtype=torch.long, device=device),
-            stop_strings=self._make_stop_strings(sampling.stop) if sampling.stop else None,
+            describe,
+            end_ids=torch.tensor(end_ids, dtype=torch.long, device=find_device(self._model)),
+            make_stop_strings=self._make_stop_strings,
             vocab_limit=self.vocab_limit,
-            device=device,
-            first_prompt=first_prompt,
         )
 
     def _make_stop_strings(self, stop: tuple[str, ...]) -> StopStrings:

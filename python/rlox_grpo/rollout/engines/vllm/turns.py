@@ -17,7 +17,7 @@ import numpy as np
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.calls import Limits
-from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
+from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, read_turn
 from rlox_grpo.rollout.engines.vllm.requests import (
     make_parameters,
     make_request_fields,
@@ -59,11 +59,6 @@ def make_turn_parameters(
     is_watched = request.on_tokens is not None
     parameters.output_kind = RequestOutputKind.CUMULATIVE if is_watched else RequestOutputKind.FINAL_ONLY
     return parameters
-
-
-def read_turn(completion: Completion) -> SampledTurn:
-    """Convert a completion to a reply."""
-    return SampledTurn(completion.token_ids, completion.log_probs, completion.finish_reason == "stop")
 
 
 class EngineTurns:
