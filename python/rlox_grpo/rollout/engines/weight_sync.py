@@ -241,15 +241,15 @@ class WeightCheck:
             WeightMismatchError: names that are missing, unknown or given twice; shapes, or types that hold no real
                 numbers; tensors without data. The message names the first few of each.
         """
-        findings = [
-            _list_names("missing", sorted(self._expected.keys() - self._counts.keys())),
-            _list_names("unknown", sorted(self._counts.keys() - self._expected.keys())),
-            _list_names("given twice", [name for name, count in self._counts.items() if count > 1]),
-            _list_names("of another shape", self._reshaped),
-            _list_names("not floating point", self._not_floats),
-            _list_names("without data", self._empty),
-        ]
-        found = [finding for finding in findings if finding]
+        findings = {
+            "missing": sorted(self._expected.keys() - self._counts.keys()),
+            "unknown": sorted(self._counts.keys() - self._expected.keys()),
+            "given twice": [name for name, count in self._counts.items() if count > 1],
+            "of another shape": self._reshaped,
+            "not floating point": self._not_floats,
+            "without data": self._empty,
+        }
+        found = [_list_names(what, names) for what, names in findings.items() if names]
         if found:
             raise WeightMismatchError(
                 f"these weights are not those of the engine's model, and none was handed over: {'; '.join(found)}"
@@ -324,7 +324,5 @@ def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor], chan
 
 
 def _list_names(what: str, names: Sequence[str]) -> str:
-    if not names:
-        return ""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{what}: {', '.join(names[:_SHOWN])}{more}"

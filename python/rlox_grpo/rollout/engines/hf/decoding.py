@@ -79,30 +79,22 @@ def decode_with_cache(
             lines.part(rows.last_tokens())
 
 
-def can_share_prefixes(model: nn.Module) -> bool:
-    """Whether decoding with shared prompts gives the same logits as with copied prompts; found by a trial step.
+def find_faster_cache(
+    model: nn.Module, autocast: torch.dtype | None = None
+) -> type[SharedPrefixCache | SlotCache] | None:
+    """Find a cache with which decoding gives the same logits as with a `RowCache` by a trial step; None: none does.
 
-    False on a GPU: only the CPU's attention kernel takes a mask and returns its log normalisers.
+    A `SharedPrefixCache` on a CPU: only its attention kernel takes a mask and returns its log normalisers. A
+    `SlotCache` on a GPU: a CPU's kernel cannot take the places of each row's keys. ``autocast`` is the dtype of
+    generation, in which the trial on a GPU runs.
     """
-    split = split_model(model) if _is_on_cpu(model) else None
-    if split is None or not can_pack(split):
-        return False
-    return _gives_same_logits(model, SharedPrefixCache, split.head.weight, None)
-
-
-def can_use_slots(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
-    """Whether decoding with a `SlotCache` gives the same logits as with a `RowCache`; found by a trial step.
-
-    False on a CPU, whose kernel cannot take the places of each row's keys. ``autocast`` is the dtype of generation.
-    """
-    split = None if _is_on_cpu(model) else split_model(model)
+    kind: type[SharedPrefixCache | SlotCache] = SlotCache
+    if all(parameter.device.type == "cpu" for parameter in model.parameters()):
+        kind, autocast = SharedPrefixCache, None
+    split = split_model(model)
     if split is None or not can_pack(split, autocast):
-        return False
-    return _gives_same_logits(model, SlotCache, split.head.weight, autocast)
-
-
-def _is_on_cpu(model: nn.Module) -> bool:
-    return all(parameter.device.type == "cpu" for parameter in model.parameters())
+        return None
+    return kind if _gives_same_logits(model, kind, split.head.weight, autocast) else None
 
 
 @contextmanager

@@ -17,13 +17,14 @@ from rlox_grpo.model.load import find_max_positions
 from rlox_grpo.rollout.engines.calls import Limits, make_groups
 from rlox_grpo.rollout.engines.hf.decoding import (
     can_decode_with_cache,
-    can_share_prefixes,
-    can_use_slots,
     decode_with_cache,
     decode_without_cache,
+    find_faster_cache,
     in_evaluation,
 )
 from rlox_grpo.rollout.engines.hf.live_rows import Key, LiveRows, NonFiniteLogitsError, Row, RowId
+from rlox_grpo.rollout.engines.hf.shared_prefix import SharedPrefixCache
+from rlox_grpo.rollout.engines.hf.slot_cache import SlotCache
 from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
 from rlox_grpo.rollout.engines.sampling import draw_row_uniforms
 from rlox_grpo.rollout.engines.stop_strings import StopStrings
@@ -117,8 +118,8 @@ class HFEngine:
                 "%s has more state than keys and values: the whole sequence is run again for each token, which is slow",
                 type(model).__name__,
             )
-        self.shares_prefixes = self.uses_cache and can_share_prefixes(model)
-        self.uses_slots = self.uses_cache and can_use_slots(model, autocast_dtype)
+        faster = find_faster_cache(model, autocast_dtype) if self.uses_cache else None
+        self.shares_prefixes, self.uses_slots = faster is SharedPrefixCache, faster is SlotCache
         self.exact = autocast_dtype is None
         self.policy_version = 0
 
@@ -162,7 +163,6 @@ class HFEngine:
             ValueError: a sampling value out of its range, or stop strings without a tokenizer.
         """
         self._limits.check_sampling(sampling, seed)
-        max_rows = min(self._max_rows, max_episodes)
 
         def describe(request: TurnRequest) -> Row:
             uniforms = draw_row_uniforms(seed, *request.episode, request.max_new_tokens, request.draw)
@@ -172,8 +172,7 @@ class HFEngine:
         with in_evaluation(self._model):
             yield TurnDecoder(
                 self._model,
-                self._live_rows(max_rows, sampling, describe),
-                max_rows,
+                self._live_rows(min(self._max_rows, max_episodes), sampling, describe),
                 self._limits,
                 autocast=self._autocast,
                 window=_find_sliding_window(self._model) if self.uses_cache else None,

@@ -55,6 +55,7 @@ class LiveRows(Generic[Key]):
     Example: of rows A B C D, B finishes. D moves to its place: ``to`` is [1] and ``source`` is [3]; A D C are live.
 
     Attributes:
+        max_rows: number of rows that it can hold.
         keys: the live rows' keys.
         dropped: keys of live rows that leave at the next :meth:`retire` without a result.
         finished: completions by key, without their texts.
@@ -73,7 +74,7 @@ class LiveRows(Generic[Key]):
         """Begin without rows; rows of more than ``sampling.max_new_tokens`` tokens enlarge the tensors."""
         self._sampling, self._describe, self._end_ids, self._vocab_limit = sampling, describe, end_ids, vocab_limit
         self._make_stop_strings, self._stop_strings = make_stop_strings, dict[tuple[str, ...], StopStrings]()
-        self.device = end_ids.device
+        self.max_rows, self.device = max_rows, end_ids.device
         shape = (max_rows, sampling.max_new_tokens)
         self._token_ids = torch.zeros(shape, dtype=torch.long, device=self.device)
         self._log_probs = torch.zeros(shape, dtype=torch.float32, device=self.device)

@@ -52,7 +52,6 @@ class TurnDecoder:
         self,
         model: nn.Module,
         rows: LiveRows[TurnRequest],
-        max_rows: int,
         limits: Limits,
         *,
         autocast: Callable[[], AbstractContextManager[Any]],
@@ -62,16 +61,14 @@ class TurnDecoder:
 
         Args:
             model: in evaluation mode.
-            rows: without rows, with place for ``max_rows``.
-            max_rows: number of replies decoded at a time.
+            rows: without rows.
             limits: of each request.
             autocast: makes the context of a forward.
             window: tokens that every layer attends to; None: decode without a cache.
         """
         self.prefilled_tokens = 0
-        self._model, self._rows, self._max_rows, self._limits = model, rows, max_rows, limits
-        self._autocast, self._window = autocast, window
-        self._cache = None if window is None else RowCache(max_rows, rows.device)
+        self._model, self._rows, self._limits, self._autocast, self._window = model, rows, limits, autocast, window
+        self._cache = None if window is None else RowCache(rows.max_rows, rows.device)
         self._waiting: list[TurnRequest] = []
         self._waited = 0
         self._kept: dict[Branch, _Kept] = {}
@@ -104,7 +101,7 @@ class TurnDecoder:
             NonFiniteLogitsError: the model's logits are not finite; names the prompt and the token.
         """
         with torch.no_grad(), self._autocast():
-            free = self._max_rows - len(self._rows)
+            free = self._rows.max_rows - len(self._rows)
             enough = len(self._waiting) >= len(self._rows) * _START_FRACTION or self._waited >= _START_STEPS
             if self._waiting and free and enough:
                 self._start(free)
@@ -118,17 +115,16 @@ class TurnDecoder:
         """Prefill one batch of waiting replies and draw their first tokens."""
         self._waited = 0
         # A prefill either continues kept keys and values or starts without; the oldest waiting reply decides which.
-        kept = [self._find_kept(request) for request in self._waiting[:free]]
-        continues = kept[0] is not None
-        batch = self._choose([request for request, old in zip(self._waiting, kept, strict=False)
-                              if (old is not None) == continues])  # fmt: skip
-        chosen = {id(request) for request in batch}
-        self._waiting = [request for request in self._waiting if id(request) not in chosen]
+        kept = {request: self._find_kept(request) for request in self._waiting[:free]}
+        continues = kept[self._waiting[0]] is not None
+        batch = self._choose([request for request, old in kept.items() if (old is not None) == continues])
+        chosen = set(batch)
+        self._waiting = [request for request in self._waiting if request not in chosen]
         if self._cache is None:
             self.prefilled_tokens += sum(len(request.token_ids) for request in batch)
             logits = self._run_whole([request.token_ids for request in batch])
         elif continues:
-            olds = [old for request in batch if (old := self._find_kept(request)) is not None]
+            olds = [old for request in batch if (old := kept[request]) is not None]
             # The row has its own copy from here on, and is stored again when the reply ends.
             for request in batch:
                 self._kept.pop(request.key, None)
