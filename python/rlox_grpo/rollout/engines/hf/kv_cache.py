@@ -157,15 +157,13 @@ class RowCache:
         self._max_rows = max_rows
         self._device = device
         self._extent = _Extent()
-        self._layers: list[BufferLayer] = []
+        self._cache = Cache(layers=[])
+        self._layers: list[Any] = self._cache.layers  # filled by the first rows
         self._starts: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self._device_starts = torch.zeros(max_rows, dtype=torch.long, device=device)
-        self._cache: Cache | None = None
 
     def model_options(self) -> dict[str, Any]:
         """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
-        if self._cache is None:
-            raise RuntimeError("no row was ever added")
         return {
             "past_key_values": self._cache,
             "attention_mask": self._attention_mask(),
@@ -177,8 +175,7 @@ class RowCache:
         prompts = prompts.pad_left()
         extent, width, count = self._extent, prompts.width, len(which)
         if not self._layers:
-            self._layers = [BufferLayer(extent) for _ in prompts.keys]
-            self._cache = Cache(layers=[*self._layers])
+            self._layers += [BufferLayer(extent) for _ in prompts.keys]
         if extent.rows == 0:
             extent.begin = extent.end
         if extent.end < width or self._layers[0].keys is None:

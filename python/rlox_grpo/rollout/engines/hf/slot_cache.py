@@ -51,16 +51,15 @@ class SlotCache:
         self._counts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._no_mask = NO_MASK.to(device)
         self._places = _Places()
-        self._layers: list[BufferLayer] = []
-        self._cache: Cache | None = None
+        self._cache = Cache(layers=[])
+        self._layers: list[Any] = self._cache.layers  # filled by the first rows
 
     def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
         """Append live rows: row i continues ``prompts[which[i]]``, whose tokens begin at column 0."""
         if prompts.padded_left:
             raise ValueError("prompts are padded on the left: a slot begins with the first token")
         if not self._layers:
-            self._layers = [BufferLayer(self._places) for _ in prompts.keys]
-            self._cache = Cache(layers=[*self._layers])
+            self._layers += [BufferLayer(self._places) for _ in prompts.keys]
         if prompts.width > self._capacity:
             self._grow(prompts.width + 1, prompts)
         rows, source = slice(self._rows, self._rows + len(which)), torch.from_numpy(which).to(self._device)
@@ -95,8 +94,6 @@ class SlotCache:
 
     def model_options(self) -> dict[str, Any]:
         """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
-        if self._cache is None:
-            raise RuntimeError("no row was ever added")
         counts = self._counts[: self._rows + 1]
         positions, starts = self._device_lengths[: self._rows], counts * self._capacity
         self._places.index = (starts[:-1] + positions).long()
