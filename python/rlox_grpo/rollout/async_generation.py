@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlox_grpo.rollout.engines import CheckedEngine, GenerationEngine, MeasuredEngine
 from rlox_grpo.rollout.engines.canary import Canary
-from rlox_grpo.rollout.engines.weight_sync import WeightStream, copy_weights, gather_to_host, make_repeatable
+from rlox_grpo.rollout.engines.weight_sync import copy_weights, hold_weights
 from rlox_grpo.rollout.serialize import decode_group, encode_group
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
@@ -133,12 +133,7 @@ class BackgroundEngine:
         Sharded weights are gathered here into host memory, one at a time, because gathering is a collective of the main
         threads. A rank whose engine does not read weights (``reads_weights``) keeps none.
         """
-        reads = getattr(self._engine, "reads_weights", True)
-        given: Iterable[tuple[str, Tensor]]
-        if isinstance(weights, WeightStream) and weights.is_collective:
-            given = gather_to_host(weights, keep=reads)
-        else:
-            given = make_repeatable(weights) if reads else ()
+        given = hold_weights(weights, keep=getattr(self._engine, "reads_weights", True))
         handover = _Handover(given, self._last)
         self.policy_version, canary = version, self._canary
 

@@ -128,12 +128,15 @@ def copy_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, T
     return [(name, tensor.detach().clone()) for name, tensor in weights]
 
 
-def gather_to_host(weights: Iterable[tuple[str, Tensor]], *, keep: bool) -> list[tuple[str, Tensor]]:
-    """Iterate a collective stream, and return its weights in host memory; an empty list without ``keep``.
+def hold_weights(weights: Iterable[tuple[str, Tensor]], *, keep: bool = True) -> Iterable[tuple[str, Tensor]]:
+    """Return weights that can be iterated at any time by this rank alone; none without ``keep``.
 
-    The device holds one gathered weight at a time.
+    A collective stream is iterated here, by every rank, into host memory. The device holds one gathered weight at a
+    time.
     """
-    return [(name, tensor.cpu()) for name, tensor in weights if keep]
+    if isinstance(weights, WeightStream) and weights.is_collective:
+        return [(name, tensor.cpu()) for name, tensor in weights if keep]
+    return make_repeatable(weights) if keep else ()
 
 
 def make_repeatable(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:

@@ -34,7 +34,7 @@ from rlox_grpo.rollout.engines.vllm.requests import (
 from rlox_grpo.rollout.engines.vllm.routing import Router
 from rlox_grpo.rollout.engines.vllm.transfer import WeightTransfer
 from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, Tell, make_turn_fields, read_cached
-from rlox_grpo.rollout.engines.weight_sync import WeightStream, build_manifest
+from rlox_grpo.rollout.engines.weight_sync import build_manifest, hold_weights
 from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
@@ -208,14 +208,12 @@ class VLLMServerEngine:
                 of :meth:`expect_log_probs`.
         """
         start = time.perf_counter()
-        is_collective = isinstance(weights, WeightStream) and weights.is_collective
         # A collective: with async_steps another rank may still sample from the old weights.
         self._follow_servers(self._ranks.gather(find_engines() if self.reads_weights else None)[0])
         if self.reads_weights:
             self._hand_over(weights, version)
-        elif is_collective:
-            for _ in weights:  # every rank gathers every shard
-                pass
+        else:
+            hold_weights(weights, keep=False)  # every rank gathers every shard
         ups = [server.is_up for server in self._servers]
         mark, file, ups = self._ranks.gather([self._transfer.mark, str(self._transfer.file or ""), ups])[0]
         self._transfer.adopt(mark, Path(file) if file else None, version)

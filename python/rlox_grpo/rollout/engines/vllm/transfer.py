@@ -19,14 +19,7 @@ from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, Outdat
 from rlox_grpo.rollout.engines.vllm.requests import MODEL_NAME, SCORING, read_prompt_log_probs
 from rlox_grpo.rollout.engines.weight_file import write_weights
 from rlox_grpo.rollout.engines.weight_folder import WeightFolder
-from rlox_grpo.rollout.engines.weight_sync import (
-    Manifest,
-    WeightStream,
-    check_weights,
-    digest_weights,
-    gather_to_host,
-    make_repeatable,
-)
+from rlox_grpo.rollout.engines.weight_sync import Manifest, check_weights, digest_weights, hold_weights
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +89,7 @@ class WeightTransfer:
                 before.unlink(missing_ok=True)
             self.adopt(f"{version}:{digest}", file, version)
             return
-        is_collective = isinstance(weights, WeightStream) and weights.is_collective
-        self._weights = gather_to_host(weights, keep=True) if is_collective else make_repeatable(weights)
+        self._weights = hold_weights(weights)
         check_weights(self._weights, expected)
         self.adopt(f"{version}:{digest_weights(self._weights)}", None, version)
 
