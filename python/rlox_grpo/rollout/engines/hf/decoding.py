@@ -24,8 +24,8 @@ from rlox_grpo.types import Int64Array
 
 logger = logging.getLogger(__name__)
 
-# Padded prompt tokens of one prefill forward: bounds its activations.
-_PREFILL_TOKENS = 16384
+# Padded tokens of one prefill forward: bounds its activations.
+PREFILL_TOKENS = 16384
 # Free rows are refilled together, once they are this share of all: a prefill of one prompt at a time costs a forward
 # for each; waiting longer leaves rows empty.
 _REFILL_FRACTION = 1 / 8
@@ -155,7 +155,7 @@ class _WaitingRows:
     def take(self, free: int) -> tuple[list[RowId], PrefilledPrompts, Int64Array]:
         """Return 1 to ``free`` rows of one prefill; row i continues its prompt ``which[i]``."""
         if self._prefilled is None or self._given == len(self._batch) * self._group_size:
-            wanted = min(-(-free // self._group_size), _PREFILL_TOKENS // len(self._prompts[self._order[0]]))
+            wanted = min(-(-free // self._group_size), PREFILL_TOKENS // len(self._prompts[self._order[0]]))
             self._batch, self._order = self._order[: max(1, wanted)], self._order[max(1, wanted) :]
             self._prefilled = prefill(self._model, [self._prompts[index] for index in self._batch], self._device)
             self._given = 0

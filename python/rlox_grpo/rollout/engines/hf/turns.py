@@ -13,20 +13,15 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from rlox_grpo.rollout.engines.calls import Limits
-from rlox_grpo.rollout.engines.hf.decoding import prefill, select_last_logits, takes
+from rlox_grpo.rollout.engines.hf.decoding import PREFILL_TOKENS, prefill, select_last_logits, takes
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache, gather_columns
 from rlox_grpo.rollout.engines.hf.live_rows import LiveRows
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, read_turn
 from rlox_grpo.types import Int64Array
 
-# Padded tokens of one prefill forward: bounds its activations.
-_PREFILL_TOKENS = 16384
 # Waiting replies start together, once they are this share of the live replies or have waited this many steps: a
 # prefill for each single reply would delay all live ones.
 _START_FRACTION, _START_STEPS = 1 / 8, 4
-
-Episode = tuple[int, int]
-Branch = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +66,7 @@ class TurnDecoder:
         self._cache = None if window is None else RowCache(rows.max_rows, rows.device)
         self._waiting: list[TurnRequest] = []
         self._waited = 0
-        self._kept: dict[Branch, _Kept] = {}
+        self._kept: dict[tuple[int, int, int], _Kept] = {}
 
     def __len__(self) -> int:
         """Number of unfinished replies, waiting ones included."""
@@ -87,7 +82,7 @@ class TurnDecoder:
         self._waiting = [waiting for waiting in self._waiting if waiting is not request]
         self._rows.dropped.update(live for live in self._rows.keys if live is request)
 
-    def forget(self, episode: Episode) -> None:
+    def forget(self, episode: tuple[int, int]) -> None:
         """Free the keys and values of an episode that has ended, and drop its unfinished replies."""
         for key in [key for key in self._kept if key[:2] == episode]:
             del self._kept[key]
@@ -141,11 +136,11 @@ class TurnDecoder:
         self._tell(len(self._rows) - len(batch))
 
     def _choose(self, requests: list[TurnRequest]) -> list[TurnRequest]:
-        """Return the first requests whose padded prefill has at most ``_PREFILL_TOKENS`` tokens, at least one."""
+        """Return the first requests whose padded prefill has at most ``PREFILL_TOKENS`` tokens, at least one."""
         longest = 0
         for count, request in enumerate(requests):
             longest = max(longest, len(request.token_ids))
-            if count and longest * (count + 1) > _PREFILL_TOKENS:
+            if count and longest * (count + 1) > PREFILL_TOKENS:
                 return requests[:count]
         return requests
 

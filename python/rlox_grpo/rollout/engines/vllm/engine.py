@@ -23,11 +23,11 @@ from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.calls import make_groups
 from rlox_grpo.rollout.engines.canary import CANARY_GAP, Canary, CanaryCheck
 from rlox_grpo.rollout.engines.vllm.requests import (
+    SCORING,
     derive_prompt_seeds,
     find_limits,
     make_parameters,
     make_request_fields,
-    make_scoring_parameters,
     read_output,
     read_prompt_log_probs,
 )
@@ -326,7 +326,9 @@ class VLLMEngine:
         if self._canary is None:
             return
         self._wake({"weights", "kv_cache"})  # generate comes next
-        parameters = make_scoring_parameters()
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(**SCORING, detokenize=False)
         requests = [{"prompt_token_ids": list(self._canary.token_ids)}]
         (output,) = self._llm.generate(requests, [parameters], use_tqdm=False)
         answer = read_prompt_log_probs(output.prompt_logprobs, self._canary.token_ids)

@@ -148,13 +148,6 @@ SCORING: Mapping[str, Any] = MappingProxyType({"max_tokens": 1, "temperature": 0
 """Sampling parameters of a request for a prompt's own log-probs: at temperature 1, over every id."""
 
 
-def make_scoring_parameters() -> Any:
-    """``SamplingParams`` of :data:`SCORING` in vLLM's Python interface."""
-    from vllm import SamplingParams
-
-    return SamplingParams(**SCORING, detokenize=False)
-
-
 def read_prompt_log_probs(entries: Any, token_ids: Sequence[int]) -> list[float]:
     """Log-probs of all tokens of a prompt but the first, from vLLM's Python or HTTP interface.
 

@@ -46,9 +46,7 @@ class WeightTransfer:
         """Prepare the transfers of one rank.
 
         Args:
-            sync_dir: a folder that trainer and servers share; None: a temporary folder; ``"ray:"``: a temporary folder,
-                which the servers read through Ray's object store.
-            nccl_address: this host's address, for transfers by NCCL; None: by files.
+            sync_dir, nccl_address: see :class:`rlox_grpo.rollout.engines.vllm.client.VLLMServerEngine`.
             is_first: whether this is rank 0, which writes the files and sends by NCCL.
             timeout: maximum seconds to wait for a server.
             note: called after each transfer: ``note(server, seconds, is_restart=…)``.
