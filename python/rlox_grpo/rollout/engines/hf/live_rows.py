@@ -184,6 +184,8 @@ class LiveRows(Generic[Key]):
         return to, source
 
     def _mark_dropped(self) -> BoolArray:
+        if not self.dropped:  # the usual case, at every step
+            return np.zeros(len(self), dtype=bool)
         return np.array([key in self.dropped for key in self.keys], dtype=bool)
 
     def _harvest(self, rows: Int64Array) -> None:
