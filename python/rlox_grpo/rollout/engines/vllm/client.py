@@ -91,10 +91,8 @@ class VLLMServerEngine:
 
         Args:
             urls: ``http://host:port`` of each server.
-            model: a transformers causal LM, with or without LoRA adapters. Only its configuration is read here.
-            tokenizer: decodes completions; None leaves them without text.
-            eos_token_ids: ids that end a completion.
-            vocab_limit: ids from here on are never sampled.
+            model, tokenizer, eos_token_ids, vocab_limit: as in
+                :class:`~rlox_grpo.rollout.engines.vllm.engine.VLLMEngine`.
             max_length: maximum tokens of a prompt with its completion; by default the limit of model and servers.
             timeout: seconds for one ``generate`` or ``load_weights``, including retries.
             sync_dir: a folder that trainer and servers share; None: a temporary folder, for servers on this host.
