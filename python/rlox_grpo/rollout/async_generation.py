@@ -89,26 +89,18 @@ class BackgroundEngine:
         self.takes_weights = engine.takes_weights
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
-    def submit(self, job: Callable[[GenerationEngine], T]) -> Future[T]:
-        """Queue ``job(engine)``. Its future raises RuntimeError if the last ``load_weights`` failed."""
-
-        def run(engine: GenerationEngine) -> T:
-            if self._broken is not None:
-                raise RuntimeError("the engine could not take new weights") from self._broken
-            return job(engine)
-
-        return self._submit(run)
-
-    def _submit(self, job: Callable[[GenerationEngine], T]) -> Future[T]:
+    def submit(self, job: Callable[[GenerationEngine], T], *, is_load: bool = False) -> Future[T]:
+        """Queue ``job(engine)``. Unless it ``is_load``, it raises RuntimeError if the last ``load_weights`` failed."""
         ready = _record_event()
 
         def run() -> T:
+            if self._broken is not None and not is_load:
+                raise RuntimeError("the engine could not take new weights") from self._broken
             if ready is not None:
                 torch.cuda.current_stream().wait_event(ready)  # after the caller's own kernels
             return job(self._engine)
 
-        future = self._thread.submit(run)
-        self._last = future
+        future = self._last = self._thread.submit(run)
         return future
 
     def generate(
@@ -149,7 +141,7 @@ class BackgroundEngine:
                 raise
             self._broken = None
 
-        handover.loaded = self._submit(load)
+        handover.loaded = self.submit(load, is_load=True)
         self._unread.append(handover)
 
     def keep_weights(self) -> None:
