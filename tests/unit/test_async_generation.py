@@ -205,14 +205,14 @@ def groups(tokens, version=0, start=0):
 
 def test_batches_go_through_a_checkpoint_exactly():
     ahead, again = BatchQueue(), BatchQueue()
-    ahead.put(PendingBatch.done(PROMPTS[:2], groups([1, 2, 3], version=4)))
-    ahead.put(PendingBatch.done(PROMPTS[2:4], groups([9], version=5, start=2)))
+    ahead.append(PendingBatch.done(PROMPTS[:2], groups([1, 2, 3], version=4)))
+    ahead.append(PendingBatch.done(PROMPTS[2:4], groups([9], version=5, start=2)))
     state = json.loads(json.dumps(ahead.state()))
     again.restore(state, PROMPTS, lambda prompts, place: pytest.fail("nothing was lost"))
     assert len(again) == 2
     for expected in (groups([1, 2, 3], version=4), groups([9], version=5, start=2)):
-        found = again.first().groups.result()
-        again.drop_first()
+        found = again[0].groups.result()
+        again.popleft()
         for left, right in zip(found, expected, strict=True):
             assert (left.prompt.index, left.policy_version) == (right.prompt.index, right.policy_version)
             for one, other in zip(left.completions, right.completions, strict=True):
@@ -226,9 +226,9 @@ def test_a_batch_that_failed_is_sampled_again_by_a_resumed_run():
     ahead, again = BatchQueue(), BatchQueue()
     engine = BackgroundEngine(Engine(fails=True))
     engine.load_weights([("w", torch.ones(()))], 1)
-    ahead.put(PendingBatch(PROMPTS[2:4], engine.submit(lambda e: e.generate(PROMPTS[2:4], 2, Sampling(4), 0))))
+    ahead.append(PendingBatch(PROMPTS[2:4], engine.submit(lambda e: e.generate(PROMPTS[2:4], 2, Sampling(4), 0))))
     with pytest.raises(RuntimeError, match="could not take new weights"):
-        ahead.first().groups.result()
+        ahead[0].groups.result()
     state = json.loads(json.dumps(ahead.state()))
     asked = []
 
@@ -238,21 +238,21 @@ def test_a_batch_that_failed_is_sampled_again_by_a_resumed_run():
 
     again.restore(state, PROMPTS, sample)
     assert asked == [([2, 3], 0)]
-    assert again.first().groups.result()[0].completions[0].token_ids.tolist() == [7]
+    assert again[0].groups.result()[0].completions[0].token_ids.tolist() == [7]
 
 
 def test_the_states_of_ranks_join_and_each_takes_its_share_back():
     states = []
     for rank in range(2):
         ahead = BatchQueue()
-        ahead.put(PendingBatch.done(PROMPTS[:2], groups([rank])[rank : rank + 1]))
+        ahead.append(PendingBatch.done(PROMPTS[:2], groups([rank])[rank : rank + 1]))
         states.append(json.loads(json.dumps(ahead.state())))
     (joined,) = join_states(states)
     assert joined["prompts"] == [0, 1]
     for rank in range(2):
         again = BatchQueue()
         again.restore([joined], PROMPTS, lambda prompts, place: pytest.fail("nothing was lost"), Ranks(rank, 2).share)
-        (group,) = again.first().groups.result()
+        (group,) = again[0].groups.result()
         assert group.prompt.index == rank
         assert group.completions[0].token_ids.tolist() == [rank]
     states[1][0]["groups"] = None  # a rank whose sampling failed: the batch is sampled anew, on every rank

@@ -30,7 +30,7 @@ def test_prefilled_tokens_are_those_of_the_steps_own_batch(model, tokenizer, mon
         return 0.5 * (calls % 2)
 
     def waits(completions):
-        for pending in trainer.sampler.ahead._queue:
+        for pending in trainer.sampler.ahead:
             pending.groups.result()
         return [0.0] * len(completions)
 

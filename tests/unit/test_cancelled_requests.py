@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlox_grpo.rollout.engines.calls import Limits
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm.auth import CANCEL_PATH, CANCELLED, NAME_HEADER, TOKEN_VARIABLE, TokenGuard
 from rlox_grpo.rollout.engines.vllm.in_flight import CancelledRequestError, InFlight
@@ -96,7 +97,7 @@ class Server:
 
 def test_a_dropped_reply_is_cancelled_where_it_is_sampled_and_one_that_waits_is_never_asked_for() -> None:
     server: Any = Server()
-    in_flight: InFlight[TurnRequest] = InFlight()
+    in_flight = InFlight()
     named: list[str] = []
     asked: list[int] = []
     running = threading.Event()
@@ -111,7 +112,7 @@ def test_a_dropped_reply_is_cancelled_where_it_is_sampled_and_one_that_waits_is_
                 raise RuntimeError("HTTP 499")  # what the guard answers
         return Completion(np.array([5]), np.zeros(1, np.float32), "stop"), 0
 
-    session = ServerTurns(serve, 1, vocab_size=50, max_length=None, cancel=in_flight.cancel)
+    session = ServerTurns(serve, 1, Limits(50), cancel=in_flight.cancel)
     first, second, third = (TurnRequest((prompt, 0), 0, np.array([3]), 4) for prompt in range(3))
     for request in (first, second, third):
         session.submit(request)
@@ -133,7 +134,7 @@ def test_a_dropped_reply_is_cancelled_where_it_is_sampled_and_one_that_waits_is_
 
 def test_what_fails_after_it_was_cancelled_is_no_failure_of_the_server() -> None:
     """Else the server would be left out, and another one asked."""
-    in_flight: InFlight[int] = InFlight()
+    in_flight = InFlight()
     server: Any = Server()
 
     def ask(key: int, is_dropped: bool) -> None:
@@ -157,7 +158,7 @@ def test_a_server_that_cannot_be_told_is_left_in_peace() -> None:
             raise ConnectionError("it is gone")
 
     server: Any = Gone()
-    in_flight: InFlight[int] = InFlight()
+    in_flight = InFlight()
     with in_flight.named(3, server):
         in_flight.cancel([3])
     in_flight.close()

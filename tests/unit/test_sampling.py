@@ -13,7 +13,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rlox_grpo.rollout.engines.sampling import check_sampling, draw_row_uniforms, sample_tokens
+from rlox_grpo.rollout.engines.calls import Limits
+from rlox_grpo.rollout.engines.sampling import draw_row_uniforms, sample_tokens
 from rlox_grpo.types import Sampling
 
 
@@ -207,4 +208,4 @@ def test_a_rows_uniforms_depend_on_its_key_alone() -> None:
 )
 def test_bad_sampling_is_refused(values: dict[str, object], name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        check_sampling(Sampling(**{"max_new_tokens": 1, **values}), 0, has_tokenizer=True)  # type: ignore[arg-type]
+        Limits(has_tokenizer=True).check_sampling(Sampling(**{"max_new_tokens": 1, **values}), 0)  # type: ignore[arg-type]

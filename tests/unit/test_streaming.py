@@ -15,6 +15,7 @@ import pytest
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.groups import list_rows
 from rlox_grpo.prompts.load import load_rows
+from rlox_grpo.rollout.engines.calls import Limits
 from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest
 from rlox_grpo.rollout.engines.vllm.turns import EngineTurns
 from rlox_grpo.rollout.episodes.parsing import MARKS, parse_reply
@@ -328,9 +329,7 @@ def test_vllm_tells_what_is_new() -> None:
 
     asked: list[Any] = []
     engine = SimpleNamespace(add_request=lambda *given: asked.append(given), step=step)
-    session = EngineTurns(
-        engine, lambda request: None, Sampling(max_new_tokens=6), vocab_size=50, vocab_limit=None, max_length=None
-    )
+    session = EngineTurns(engine, lambda request: None, Sampling(max_new_tokens=6), Limits(50), vocab_limit=None)
     told: list[list[int]] = []
     session.submit(TurnRequest((0, 0), 0, np.array([3]), 6, on_tokens=lambda ids: told.append(list(ids))))
     assert session.step() == session.step() == []

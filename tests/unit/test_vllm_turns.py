@@ -19,6 +19,7 @@ import stub_vllm
 from rlox_grpo.config.schema import GRPOConfig
 from rlox_grpo.errors import EngineError
 from rlox_grpo.prompts.load import load_rows
+from rlox_grpo.rollout.engines.calls import Limits
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm import client
 from rlox_grpo.rollout.engines.vllm import engine as vllm_engine
@@ -87,7 +88,7 @@ def test_answers_of_servers_come_in_any_order() -> None:
         assert gates[request.episode[0]].wait(30)
         return make_completion(request), 3
 
-    session = ServerTurns(serve, 3, vocab_size=50, max_length=20)
+    session = ServerTurns(serve, 3, Limits(50, 20))
     for prompt in gates:
         session.submit(ask(prompt))
     start = time.monotonic()
@@ -114,7 +115,7 @@ def test_the_answer_for_a_forgotten_episode_is_dropped() -> None:
             raise EngineError("its server died")
         return make_completion(request), 0
 
-    session = ServerTurns(serve, 2, vocab_size=50, max_length=None)
+    session = ServerTurns(serve, 2, Limits(50))
     session.submit(ask(0))
     session.submit(ask(1))
     session.forget((0, 0))
@@ -129,7 +130,7 @@ def test_a_server_that_fails_ends_the_session() -> None:
     def serve(request: TurnRequest, tell: Any) -> tuple[Completion, int]:
         raise EngineError("no server answered")
 
-    session = ServerTurns(serve, 1, vocab_size=50, max_length=None)
+    session = ServerTurns(serve, 1, Limits(50))
     session.submit(ask(0))
     with pytest.raises(EngineError, match="no server answered"):
         drain(session, 1)
@@ -155,7 +156,7 @@ def test_tokens_of_a_server_are_told_once_as_they_come(second: list[int], caplog
             tell(second[:end])
         return Completion(np.array(second), np.zeros(3, dtype=np.float32), "stop"), 0
 
-    session = ServerTurns(serve, 2, vocab_size=50, max_length=None)
+    session = ServerTurns(serve, 2, Limits(50))
     told: list[int] = []
     session.submit(watch(told))
     session.submit(ask(1))
@@ -180,7 +181,7 @@ def test_tokens_of_a_dropped_reply_are_not_told() -> None:
             gate.set()
         return make_completion(request), 0
 
-    session = ServerTurns(serve, 2, vocab_size=50, max_length=None)
+    session = ServerTurns(serve, 2, Limits(50))
     told: list[int] = []
     dropped = watch(told)
     session.submit(dropped)
@@ -340,7 +341,8 @@ def test_a_reply_of_a_server_is_one_request(
     with pytest.raises(EngineError, match="load_weights comes before open_turns"), engine.open_turns(Sampling(4), 1, 1):
         pass
     engine.policy_version, engine._transfer.mark = 0, "these"
-    with engine.open_turns(Sampling(8, stop=("a",)), 7, 3) as session:
+    extra = (("min_tokens", 3), ("presence_penalty", 0.5))
+    with engine.open_turns(Sampling(8, stop=("a",), extra=extra), 7, 3) as session:
         requests = [ask(0, 0), ask(0, 1, turn=2), TurnRequest((1, 0), 1, np.array([3, 4, 5, 6]), 2, ("b",))]
         for request in requests:
             session.submit(request)
@@ -354,5 +356,6 @@ def test_a_reply_of_a_server_is_one_request(
         (1, 4, ["a"]),
         (1, 2, ["a", "b"]),
     ]
+    assert [(body["min_tokens"], body["presence_penalty"]) for _, body in bodies] == [(3, 0.5), (3, 0.5), (2, 0.5)]
     assert all(body["prompt"] == [3, 4, 5, 6] and body["stop_token_ids"] == [9] for _, body in bodies)
     engine.close()

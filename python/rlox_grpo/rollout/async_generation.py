@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlox_grpo.rollout.engines import CheckedEngine, GenerationEngine, MeasuredEngine
 from rlox_grpo.rollout.engines.canary import Canary
-from rlox_grpo.rollout.engines.weight_sync import WeightStream, copy_weights, gather_to_host, make_repeatable
+from rlox_grpo.rollout.engines.weight_sync import copy_weights, hold_weights
 from rlox_grpo.rollout.serialize import decode_group, encode_group
 from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
@@ -89,26 +89,18 @@ class BackgroundEngine:
         self.takes_weights = engine.takes_weights
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
 
-    def submit(self, job: Callable[[GenerationEngine], T]) -> Future[T]:
-        """Queue ``job(engine)``. Its future raises RuntimeError if the last ``load_weights`` failed."""
-
-        def run(engine: GenerationEngine) -> T:
-            if self._broken is not None:
-                raise RuntimeError("the engine could not take new weights") from self._broken
-            return job(engine)
-
-        return self._submit(run)
-
-    def _submit(self, job: Callable[[GenerationEngine], T]) -> Future[T]:
+    def submit(self, job: Callable[[GenerationEngine], T], *, is_load: bool = False) -> Future[T]:
+        """Queue ``job(engine)``. Unless it ``is_load``, it raises RuntimeError if the last ``load_weights`` failed."""
         ready = _record_event()
 
         def run() -> T:
+            if self._broken is not None and not is_load:
+                raise RuntimeError("the engine could not take new weights") from self._broken
             if ready is not None:
                 torch.cuda.current_stream().wait_event(ready)  # after the caller's own kernels
             return job(self._engine)
 
-        future = self._thread.submit(run)
-        self._last = future
+        future = self._last = self._thread.submit(run)
         return future
 
     def generate(
@@ -133,12 +125,7 @@ class BackgroundEngine:
         Sharded weights are gathered here into host memory, one at a time, because gathering is a collective of the main
         threads. A rank whose engine does not read weights (``reads_weights``) keeps none.
         """
-        reads = getattr(self._engine, "reads_weights", True)
-        given: Iterable[tuple[str, Tensor]]
-        if isinstance(weights, WeightStream) and weights.is_collective:
-            given = gather_to_host(weights, keep=reads)
-        else:
-            given = make_repeatable(weights) if reads else ()
+        given = hold_weights(weights, keep=getattr(self._engine, "reads_weights", True))
         handover = _Handover(given, self._last)
         self.policy_version, canary = version, self._canary
 
@@ -154,7 +141,7 @@ class BackgroundEngine:
                 raise
             self._broken = None
 
-        handover.loaded = self._submit(load)
+        handover.loaded = self.submit(load, is_load=True)
         self._unread.append(handover)
 
     def keep_weights(self) -> None:
@@ -180,6 +167,18 @@ def _record_event() -> torch.cuda.Event | None:
     return torch.cuda.current_stream().record_event() if torch.cuda.is_available() else None
 
 
+def start(engine: GenerationEngine, job: Callable[[GenerationEngine], T]) -> Future[T]:
+    """Run ``job(engine)``: in the engine's thread if it has one, else before this returns."""
+    if isinstance(engine, BackgroundEngine):
+        return engine.submit(job)
+    future: Future[T] = Future()
+    try:
+        future.set_result(job(engine))
+    except BaseException as error:  # noqa: BLE001  `result` raises it
+        future.set_exception(error)
+    return future
+
+
 @dataclass(frozen=True, eq=False)
 class PendingBatch:
     """A batch being sampled: its prompts on all ranks, and a future of this rank's groups."""
@@ -188,56 +187,30 @@ class PendingBatch:
     groups: Future[list[RolloutGroup]]
 
     @classmethod
-    def sample(cls, prompts: Sequence[Prompt], generate: Callable[[], list[RolloutGroup]]) -> PendingBatch:
-        """Call ``generate()`` now. Its exception is raised by ``groups.result()``."""
-        future: Future[list[RolloutGroup]] = Future()
-        try:
-            future.set_result(generate())
-        except Exception as error:  # noqa: BLE001  `result` raises it
-            future.set_exception(error)
-        return cls(prompts, future)
-
-    @classmethod
     def done(cls, prompts: Sequence[Prompt], groups: list[RolloutGroup]) -> PendingBatch:
         """A batch with its groups."""
-        return cls.sample(prompts, lambda: groups)
+        future: Future[list[RolloutGroup]] = Future()
+        future.set_result(groups)
+        return cls(prompts, future)
 
 
-class BatchQueue:
-    """A first-in, first-out queue of batches being sampled."""
-
-    def __init__(self) -> None:
-        self._queue: deque[PendingBatch] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def put(self, pending: PendingBatch) -> None:
-        """Append a batch."""
-        self._queue.append(pending)
-
-    def first(self) -> PendingBatch:
-        """The oldest batch."""
-        return self._queue[0]
+class BatchQueue(deque[PendingBatch]):
+    """The batches being sampled, oldest first. A batch stays until after its step: until then checkpoints have it."""
 
     def list_failed(self) -> list[int]:
         """Indices of the failed batches. Waits for the running ones."""
-        return [place for place, pending in enumerate(self._queue) if pending.groups.exception() is not None]
+        return [place for place, pending in enumerate(self) if pending.groups.exception() is not None]
 
     def replace(self, place: int, sample: Callable[[Sequence[Prompt]], PendingBatch]) -> None:
         """Replace a batch by ``sample(prompts)`` of the same prompts."""
-        self._queue[place] = sample(self._queue[place].prompts)
-
-    def drop_first(self) -> None:
-        """Remove the oldest batch after its step. Until then it is part of checkpoints."""
-        self._queue.popleft()
+        self[place] = sample(self[place].prompts)
 
     def clear(self) -> None:
         """Wait for the running batches and remove all; their errors are dropped."""
-        for pending in self._queue:
+        for pending in self:
             if not pending.groups.cancel():
                 wait([pending.groups])
-        self._queue.clear()
+        super().clear()
 
     def state(self, *, prompts_alone: bool = False) -> list[dict[str, Any]]:
         """The queue as JSON values for a checkpoint. Waits for the running batches unless ``prompts_alone``."""
@@ -248,7 +221,7 @@ class BatchQueue:
                 if prompts_alone or pending.groups.exception()
                 else [*map(encode_group, pending.groups.result())],
             }
-            for pending in self._queue
+            for pending in self
         ]
 
     def restore(
@@ -269,10 +242,10 @@ class BatchQueue:
         for place, entry in enumerate(state):
             asked = [prompts[index] for index in entry["prompts"]]
             if entry["groups"] is None:
-                self.put(generate(asked, place))
+                self.append(generate(asked, place))
             else:
                 records = list(zip(entry["groups"], asked, strict=True))[share(len(asked))]
-                self.put(PendingBatch.done(asked, [decode_group(record, prompt) for record, prompt in records]))
+                self.append(PendingBatch.done(asked, [decode_group(record, prompt) for record, prompt in records]))
 
 
 def join_states(states: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:

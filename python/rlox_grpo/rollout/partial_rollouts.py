@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from rlox_grpo.distributed.ranks import Ranks
-from rlox_grpo.rollout.async_generation import BackgroundEngine, PendingBatch
+from rlox_grpo.rollout.async_generation import PendingBatch, start
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.episodes.partial import (
     StartedEpisode,
@@ -114,7 +115,9 @@ class PartialRollouts:
                 self._counts.append(len(prompts))
             if not self._counts:
                 break
-            self._jobs.append(self._start(_StepJob(self._counts.popleft(), drawn), engine, sampling))
+            job = _StepJob(self._counts.popleft(), drawn)
+            job.batch = start(engine, partial(self._run, job, sampling))
+            self._jobs.append(job)
         if not self._jobs:
             return PendingBatch.done([], [])
         job = self._jobs[0]
@@ -130,18 +133,7 @@ class PartialRollouts:
             job.pending = PendingBatch.done([started.prompt for started in batch.groups], groups)
         return job.pending
 
-    def _start(self, job: _StepJob, engine: GenerationEngine, sampling: Sampling) -> _StepJob:
-        """Run the job: at once, or in the engine's thread if it has one."""
-        if isinstance(engine, BackgroundEngine):
-            job.batch = engine.submit(lambda own: self._run(job, own, sampling))
-            return job
-        try:
-            job.batch.set_result(self._run(job, engine, sampling))
-        except BaseException as error:  # noqa: BLE001  `result` raises it
-            job.batch.set_exception(error)
-        return job
-
-    def _run(self, job: _StepJob, engine: GenerationEngine, sampling: Sampling) -> _StepBatch:
+    def _run(self, job: _StepJob, sampling: Sampling, engine: GenerationEngine) -> _StepBatch:
         """Run episodes until the step's groups have finished, and take these out of the unfinished ones."""
         if self._failed:
             raise RuntimeError("the batch of an earlier step failed")

@@ -11,7 +11,7 @@ from rlox_grpo.config.generation_kwargs import split_generation_kwargs
 from rlox_grpo.config.records import SamplingConfig
 from rlox_grpo.distributed.ranks import Ranks
 from rlox_grpo.prompts.curriculum import PassRates
-from rlox_grpo.rollout.async_generation import BackgroundEngine, BatchQueue, PendingBatch
+from rlox_grpo.rollout.async_generation import BackgroundEngine, BatchQueue, PendingBatch, start
 from rlox_grpo.rollout.engines import GenerationEngine
 from rlox_grpo.rollout.episodes.run import EpisodeRunner
 from rlox_grpo.rollout.generate import Generate, generate
@@ -78,12 +78,11 @@ class Sampler:
             prompts = draw_prompts(later)
             if not prompts:
                 break
-            self.ahead.put(self.sample(prompts, later))
-        return self.ahead.first()
+            self.ahead.append(self.sample(prompts, later))
+        return self.ahead[0]
 
     def sample(self, prompts: Sequence[Prompt], step: int, refill: int = 0) -> PendingBatch:
         """Sample ``prompts`` for ``step``: in the engine's thread if it has one, else before this returns."""
-        engine = self.engine
         sizes = [self._count_group(prompt) for prompt in prompts]
         seed = derive_seed(self._seed, f"refill {refill}" if refill else "rollout", step)
         share, engine_share = self._ranks.share(len(prompts)), self._ranks.engine_share(len(prompts))
@@ -91,9 +90,7 @@ class Sampler:
         def generate(engine: GenerationEngine) -> list[RolloutGroup]:
             return self._generate(engine, prompts, sizes, self.sampling, seed, share, engine_share)
 
-        if isinstance(engine, BackgroundEngine):
-            return PendingBatch(prompts, engine.submit(generate))
-        return PendingBatch.sample(prompts, lambda: generate(engine))
+        return PendingBatch(prompts, start(self.engine, generate))
 
     def keep_weights(self) -> None:
         """Call before an update: an engine in its own thread may not have read the current weights yet."""
@@ -105,7 +102,7 @@ class Sampler:
         if self.partial is not None:
             self.partial.done()
         else:
-            self.ahead.drop_first()
+            self.ahead.popleft()
 
     def _count_group(self, prompt: Prompt) -> int:
         """The group size of ``prompt``."""

@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlox_grpo.types import Prompt, Sampling
+from rlox_grpo.types import Sampling
 
 # Tokens in one block of the two-level search below.
 _BLOCK = 128
 # A nucleus is looked for among this many of the heaviest tokens before a row is sorted whole: one CPU thread,
 # 64 rows of 151,936: topk(1024) 63 ms, sort 962 ms.
 _NUCLEUS_CANDIDATES = 1024
-
-
-def check_sampling(sampling: Sampling, seed: int, *, has_tokenizer: bool, extra: Collection[str] = ()) -> None:
-    """Raise ValueError for a sampling value or seed out of range, and for stop strings without a tokenizer.
-
-    ``extra`` are the names of further parameters that the engine supports; others raise ValueError.
-    """
-    if seed < 0:
-        raise ValueError(f"seed is {seed}, expected at least 0")
-    if sampling.max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {sampling.max_new_tokens}, expected at least 1")
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        raise ValueError(f"temperature is {sampling.temperature}, expected a finite number, at least 0")
-    if not 0 < sampling.top_p <= 1:
-        raise ValueError(f"top_p is {sampling.top_p}, expected above 0 and at most 1")
-    if sampling.top_k < 0:
-        raise ValueError(f"top_k is {sampling.top_k}, expected at least 0 (0 is off)")
-    if not 0 <= sampling.min_p <= 1:
-        raise ValueError(f"min_p is {sampling.min_p}, expected 0 to 1")
-    for name, value in sampling.extra:
-        if name not in extra:
-            raise ValueError(f"{name} is {value!r}, and this engine does not honour it")
-    if "" in sampling.stop:
-        raise ValueError(f"stop is {sampling.stop!r}, expected no empty string: every completion contains it")
-    if sampling.stop and not has_tokenizer:
-        raise ValueError(f"stop is {sampling.stop!r} and there is no tokenizer: pass tokenizer=, or stop_token_ids")
 
 
 def draw_row_uniforms(seed: int, prompt: int, completion: int, count: int, turn: int = 0) -> NDArray[np.float64]:
@@ -154,47 +125,3 @@ def _find_lightest_needed(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tens
     cumulative = ordered.cumsum(dim=-1, dtype=torch.float64)
     needed = (cumulative < wanted).sum(dim=-1, keepdim=True).clamp_(max=ordered.shape[1] - 1)
     return ordered.gather(1, needed), cumulative[:, -1] >= wanted.squeeze(-1)
-
-
-def check_request(
-    prompts: Sequence[Prompt],
-    group_size: int,
-    sampling: Sampling,
-    seed: int,
-    *,
-    vocab_size: int | None,
-    max_length: int | None,
-    has_tokenizer: bool,
-    extra: Collection[str] = (),
-) -> None:
-    """Raise ValueError for arguments of ``generate`` that an engine cannot serve.
-
-    Args:
-        prompts, group_size: see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
-        sampling, seed, has_tokenizer, extra: see :func:`check_sampling`.
-        vocab_size: rows of the model's embedding; None if unknown.
-        max_length: maximum tokens of a prompt with its completion; None without a limit.
-
-    Raises:
-        ValueError: the message has the argument, the index of the prompt and the value.
-    """
-    if group_size < 1:
-        raise ValueError(f"group_size is {group_size}, expected at least 1")
-    if not prompts:
-        raise ValueError("prompts is empty, expected at least one prompt")
-    check_sampling(sampling, seed, has_tokenizer=has_tokenizer, extra=extra)
-    for place, prompt in enumerate(prompts):
-        ids = np.asarray(prompt.token_ids)
-        if ids.ndim != 1 or not len(ids):
-            raise ValueError(f"prompts[{place}] has shape {ids.shape}, expected one dimension with at least one token")
-        if max_length is not None and len(ids) + sampling.max_new_tokens > max_length:
-            raise ValueError(
-                f"prompts[{place}] has {len(ids)} tokens: with max_new_tokens={sampling.max_new_tokens} it does not "
-                f"fit the model's {max_length} positions; lower max_new_tokens or shorten the prompt"
-            )
-        beyond = (ids < 0) | (ids >= (math.inf if vocab_size is None else vocab_size))
-        if beyond.any():
-            at = int(beyond.argmax())
-            raise ValueError(
-                f"prompts[{place}].token_ids[{at}] is {ids[at]}, outside the model's vocabulary of {vocab_size}"
-            )

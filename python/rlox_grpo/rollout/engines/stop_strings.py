@@ -51,11 +51,6 @@ class StopStrings:
         return torch.tensor(known + [False] * (vocab_size - len(known)), dtype=torch.bool)
 
 
-def decode_texts(tokenizer: Any, rows: Sequence[Int64Array]) -> Sequence[str | None]:
-    """Text of each row of token ids; None for each without a tokenizer."""
-    return [None] * len(rows) if tokenizer is None else decode(tokenizer, [row.tolist() for row in rows])
-
-
 def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
     """Text of each row of token ids, without special tokens; spaces are not cleaned up."""
     texts: list[str] = tokenizer.batch_decode(list(rows), skip_special_tokens=True, clean_up_tokenization_spaces=False)

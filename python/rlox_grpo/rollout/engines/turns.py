@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from rlox_grpo.types import Float32Array, Int64Array, Sampling
+from rlox_grpo.types import Completion, Float32Array, Int64Array, Sampling
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +67,11 @@ class SampledTurn:
     policy_version: int | None = None
 
 
+def read_turn(completion: Completion) -> SampledTurn:
+    """Convert a completion to a reply."""
+    return SampledTurn(completion.token_ids, completion.log_probs, completion.finish_reason == "stop")
+
+
 class TurnSession(Protocol):
     """Samples the replies of many episodes together. Requests join at any step.
 
@@ -108,17 +113,3 @@ class TurnEngine(Protocol):
     def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> AbstractContextManager[TurnSession]:
         """Open a session on the current weights for at most ``max_episodes`` episodes. It has the engine to itself."""
         ...
-
-
-def check_turn_request(request: TurnRequest, vocab_size: int | None, max_length: int | None) -> None:
-    """Raise ValueError for a request that does not fit the model; None skips the check of a size."""
-    ids = request.token_ids
-    if request.max_new_tokens < 1 or not len(ids):
-        raise ValueError(f"a reply needs a prompt and max_new_tokens of at least 1, got {request.max_new_tokens}")
-    length = len(ids) + request.max_new_tokens
-    if max_length is not None and length > max_length:
-        raise ValueError(f"a conversation of {length} tokens exceeds the model's {max_length} positions")
-    beyond = (ids < 0) | (ids >= (vocab_size or ids.max() + 1))
-    if beyond.any():
-        at = int(beyond.argmax())
-        raise ValueError(f"token_ids[{at}] is {ids[at]}, outside the model's vocabulary of {vocab_size}")

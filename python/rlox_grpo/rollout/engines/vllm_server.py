@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rlox_grpo.config.schema import GRPOConfig
-    from rlox_grpo.distributed.ranks import Ranks
-    from rlox_grpo.model.policy import Policy
-    from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.model.policy import Policy
+from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
 
 
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> VLLMServerEngine:
     """Create the client of the configured servers for one rank."""
-    from rlox_grpo.rollout.engines.vllm.client import VLLMServerEngine
-
     return VLLMServerEngine(
         config.server_urls,
         policy.model,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -79,57 +78,41 @@ def opened_weights(path: str, expected: Manifest) -> Iterator[Iterator[tuple[str
         OSError, safetensors.SafetensorError: the file is missing, or is not a complete safetensors file.
         WeightMismatchError: names, shapes or types are not those of ``expected``.
     """
+    with _opened(path) as (entries, read):
+        check = WeightCheck(expected)
+        for name, (shape, dtype) in entries.items():
+            check.add_shape(name, tuple(shape), _BY_NAME.get(dtype, torch.uint8))
+        check.finish()
+        yield ((name, read(name)) for name in entries)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[dict[str, tuple[list[int], str]], Callable[[str], Tensor]]]:
+    """Open a file; yield the shape and the dtype, by safetensors' name, of each tensor, and a function to read one."""
     from safetensors import safe_open
 
-    with _RemoteWeights(path) if path.startswith(SCHEME) else safe_open(path, framework="pt") as file:
-        check = WeightCheck(expected)
-        names = list(file.keys())
-        for name in names:
-            part = file.get_slice(name)
-            check.add_shape(name, tuple(part.get_shape()), _BY_NAME.get(part.get_dtype(), torch.uint8))
-        check.finish()
-        yield ((name, file.get_tensor(name)) for name in names)
+    if path.startswith(SCHEME):
+        yield _open_remote(RemoteFile(path))
+        return
+    with safe_open(path, framework="pt") as file:
+        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+        yield {name: (part.get_shape(), part.get_dtype()) for name, part in parts.items()}, file.get_tensor
 
 
-class _RemoteWeights:
-    """A remote file of :func:`write_weights`, with the methods of ``safe_open`` that :func:`opened_weights` calls."""
+def _open_remote(file: RemoteFile) -> tuple[dict[str, tuple[list[int], str]], Callable[[str], Tensor]]:
+    """Open a remote file of :func:`write_weights`."""
+    length = int.from_bytes(file.read(0, _LENGTH_BYTES).tobytes(), "little")
+    entries = json.loads(file.read(_LENGTH_BYTES, length).tobytes())
 
-    def __init__(self, path: str) -> None:
-        self._file = RemoteFile(path)
-        length = int.from_bytes(self._file.read(0, _LENGTH_BYTES).tobytes(), "little")
-        self._entries = json.loads(self._file.read(_LENGTH_BYTES, length).tobytes())
-        self._data = _LENGTH_BYTES + length
-
-    def __enter__(self) -> _RemoteWeights:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def keys(self) -> list[str]:
-        return [*self._entries]
-
-    def get_slice(self, name: str) -> _Slice:
-        return _Slice(self._entries[name])
-
-    def get_tensor(self, name: str) -> Tensor:
-        entry = self._entries[name]
+    def read(name: str) -> Tensor:
+        entry = entries[name]
         start, end = entry["data_offsets"]
         if start == end:  # torch cannot view an empty byte tensor as another dtype
             return torch.empty(entry["shape"], dtype=_BY_NAME[entry["dtype"]])
-        data = torch.from_numpy(self._file.read(self._data + start, end - start))
+        data = torch.from_numpy(file.read(_LENGTH_BYTES + length + start, end - start))
         return data.view(_BY_NAME[entry["dtype"]]).reshape(entry["shape"])
 
-
-@dataclass(frozen=True)
-class _Slice:
-    entry: Mapping[str, Any]
-
-    def get_shape(self) -> list[int]:
-        return list(self.entry["shape"])
-
-    def get_dtype(self) -> str:
-        return str(self.entry["dtype"])
+    return {name: (entry["shape"], entry["dtype"]) for name, entry in entries.items()}, read
 
 
 def _make_header(entries: Mapping[str, tuple[str, tuple[int, ...], int, int]]) -> bytes:

@@ -128,12 +128,15 @@ def copy_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, T
     return [(name, tensor.detach().clone()) for name, tensor in weights]
 
 
-def gather_to_host(weights: Iterable[tuple[str, Tensor]], *, keep: bool) -> list[tuple[str, Tensor]]:
-    """Iterate a collective stream, and return its weights in host memory; an empty list without ``keep``.
+def hold_weights(weights: Iterable[tuple[str, Tensor]], *, keep: bool = True) -> Iterable[tuple[str, Tensor]]:
+    """Return weights that can be iterated at any time by this rank alone; none without ``keep``.
 
-    The device holds one gathered weight at a time.
+    A collective stream is iterated here, by every rank, into host memory. The device holds one gathered weight at a
+    time.
     """
-    return [(name, tensor.cpu()) for name, tensor in weights if keep]
+    if isinstance(weights, WeightStream) and weights.is_collective:
+        return [(name, tensor.cpu()) for name, tensor in weights if keep]
+    return make_repeatable(weights) if keep else ()
 
 
 def make_repeatable(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
@@ -197,10 +200,17 @@ def untie_output_layer(config: Any) -> Any:
 
 def find_tied_layers(config: Any) -> dict[str, str]:
     """Return {name of the output layer that :func:`untie_output_layer` adds: name of its embeddings}; {} if none."""
-    names = list(build_manifest(config))
-    return {
-        name: names[0] for name in build_manifest(untie_output_layer(config)) if name not in names
-    }  # embeddings come first
+    names = list(build_manifest(config))  # embeddings come first
+    return {name: names[0] for name in build_manifest(untie_output_layer(config)) if name not in names}
+
+
+def add_tied_layers(weights: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield ``weights``, and the output layer of ``tied`` (see :func:`find_tied_layers`) after its embeddings."""
+    for name, tensor in weights:
+        yield name, tensor
+        for layer, embeddings in tied.items():
+            if embeddings == name:
+                yield layer, tensor
 
 
 class WeightCheck:
@@ -234,15 +244,15 @@ class WeightCheck:
             WeightMismatchError: names that are missing, unknown or given twice; shapes, or types that hold no real
                 numbers; tensors without data. The message names the first few of each.
         """
-        findings = [
-            _list_names("missing", sorted(self._expected.keys() - self._counts.keys())),
-            _list_names("unknown", sorted(self._counts.keys() - self._expected.keys())),
-            _list_names("given twice", [name for name, count in self._counts.items() if count > 1]),
-            _list_names("of another shape", self._reshaped),
-            _list_names("not floating point", self._not_floats),
-            _list_names("without data", self._empty),
-        ]
-        found = [finding for finding in findings if finding]
+        findings = {
+            "missing": sorted(self._expected.keys() - self._counts.keys()),
+            "unknown": sorted(self._counts.keys() - self._expected.keys()),
+            "given twice": [name for name, count in self._counts.items() if count > 1],
+            "of another shape": self._reshaped,
+            "not floating point": self._not_floats,
+            "without data": self._empty,
+        }
+        found = [_list_names(what, names) for what, names in findings.items() if names]
         if found:
             raise WeightMismatchError(
                 f"these weights are not those of the engine's model, and none was handed over: {'; '.join(found)}"
@@ -317,7 +327,5 @@ def _merge_adapters(prefix: str, layer: Any, take: Callable[[str], Tensor], chan
 
 
 def _list_names(what: str, names: Sequence[str]) -> str:
-    if not names:
-        return ""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{what}: {', '.join(names[:_SHOWN])}{more}"

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import nn
+import torch
+from torch import nn
 
-    from rlox_grpo.config.schema import GRPOConfig
-    from rlox_grpo.distributed.ranks import Ranks
-    from rlox_grpo.model.policy import Policy
-    from rlox_grpo.rollout.engines.hf.engine import HFEngine
+from rlox_grpo.config.schema import GRPOConfig
+from rlox_grpo.distributed.ranks import Ranks
+from rlox_grpo.model.policy import Policy
+from rlox_grpo.model.precision import cast_weights, stores_bfloat16
+from rlox_grpo.rollout.engines.hf.engine import HFEngine
 
 
 def make_engine(config: GRPOConfig, policy: Policy, ranks: Ranks) -> HFEngine:
     """Create the engine for one rank; each samples from its own module."""
-    import torch
-
-    from rlox_grpo.model.precision import cast_weights, stores_bfloat16
-    from rlox_grpo.rollout.engines.hf.engine import HFEngine
-
     # The engine needs weights of its own to sample during an update, or where the policy's lie in shards.
     takes_weights = config.async_steps > 0 or config.shards_weights
     model = _copy_model(policy) if takes_weights else policy.model

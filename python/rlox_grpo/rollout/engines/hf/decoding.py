@@ -24,8 +24,8 @@ from rlox_grpo.types import Int64Array
 
 logger = logging.getLogger(__name__)
 
-# Padded prompt tokens of one prefill forward: bounds its activations.
-_PREFILL_TOKENS = 16384
+# Padded tokens of one prefill forward: bounds its activations.
+PREFILL_TOKENS = 16384
 # Free rows are refilled together, once they are this share of all: a prefill of one prompt at a time costs a forward
 # for each; waiting longer leaves rows empty.
 _REFILL_FRACTION = 1 / 8
@@ -44,7 +44,7 @@ def decode_with_cache(
     model: nn.Module,
     prompts: Sequence[Int64Array],
     group_size: int,
-    rows: LiveRows,
+    rows: LiveRows[RowId],
     max_rows: int,
     *,
     share_prefixes: bool = False,
@@ -79,30 +79,22 @@ def decode_with_cache(
             lines.part(rows.last_tokens())
 
 
-def can_share_prefixes(model: nn.Module) -> bool:
-    """Whether decoding with shared prompts gives the same logits as with copied prompts; found by a trial step.
+def find_faster_cache(
+    model: nn.Module, autocast: torch.dtype | None = None
+) -> type[SharedPrefixCache | SlotCache] | None:
+    """Find a cache with which decoding gives the same logits as with a `RowCache` by a trial step; None: none does.
 
-    False on a GPU: only the CPU's attention kernel takes a mask and returns its log normalisers.
+    A `SharedPrefixCache` on a CPU: only its attention kernel takes a mask and returns its log normalisers. A
+    `SlotCache` on a GPU: a CPU's kernel cannot take the places of each row's keys. ``autocast`` is the dtype of
+    generation, in which the trial on a GPU runs.
     """
-    split = split_model(model) if _is_on_cpu(model) else None
-    if split is None or not can_pack(split):
-        return False
-    return _gives_same_logits(model, SharedPrefixCache, split.head.weight, None)
-
-
-def can_use_slots(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
-    """Whether decoding with a `SlotCache` gives the same logits as with a `RowCache`; found by a trial step.
-
-    False on a CPU, whose kernel cannot take the places of each row's keys. ``autocast`` is the dtype of generation.
-    """
-    split = None if _is_on_cpu(model) else split_model(model)
+    kind: type[SharedPrefixCache | SlotCache] = SlotCache
+    if all(parameter.device.type == "cpu" for parameter in model.parameters()):
+        kind, autocast = SharedPrefixCache, None
+    split = split_model(model)
     if split is None or not can_pack(split, autocast):
-        return False
-    return _gives_same_logits(model, SlotCache, split.head.weight, autocast)
-
-
-def _is_on_cpu(model: nn.Module) -> bool:
-    return all(parameter.device.type == "cpu" for parameter in model.parameters())
+        return None
+    return kind if _gives_same_logits(model, kind, split.head.weight, autocast) else None
 
 
 @contextmanager
@@ -163,7 +155,7 @@ class _WaitingRows:
     def take(self, free: int) -> tuple[list[RowId], PrefilledPrompts, Int64Array]:
         """Return 1 to ``free`` rows of one prefill; row i continues its prompt ``which[i]``."""
         if self._prefilled is None or self._given == len(self._batch) * self._group_size:
-            wanted = min(-(-free // self._group_size), _PREFILL_TOKENS // len(self._prompts[self._order[0]]))
+            wanted = min(-(-free // self._group_size), PREFILL_TOKENS // len(self._prompts[self._order[0]]))
             self._batch, self._order = self._order[: max(1, wanted)], self._order[max(1, wanted) :]
             self._prefilled = prefill(self._model, [self._prompts[index] for index in self._batch], self._device)
             self._given = 0
@@ -175,7 +167,7 @@ class _WaitingRows:
 
 
 def decode_without_cache(
-    model: nn.Module, prompts: Sequence[Int64Array], group_size: int, rows: LiveRows, max_rows: int
+    model: nn.Module, prompts: Sequence[Int64Array], group_size: int, rows: LiveRows[RowId], max_rows: int
 ) -> None:
     """Sample every row by running its whole sequence again for each token.
 
@@ -191,7 +183,7 @@ def decode_without_cache(
             _decode_rectangle(model, prompts, waiting[start : start + max_rows], rows)
 
 
-def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list[RowId], rows: LiveRows) -> None:
+def _decode_rectangle(model: nn.Module, prompts: Sequence[Int64Array], ids: list[RowId], rows: LiveRows[RowId]) -> None:
     distinct = sorted({id.prompt for id in ids})
     which = torch.tensor([distinct.index(id.prompt) for id in ids], device=rows.device)
     prefix = torch.from_numpy(np.stack([prompts[index] for index in distinct])).to(rows.device)  # [prompts, L]

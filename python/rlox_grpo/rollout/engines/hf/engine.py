@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,20 +14,23 @@ from torch import Tensor, nn
 
 from rlox_grpo.model.blank import find_device
 from rlox_grpo.model.load import find_max_positions
+from rlox_grpo.rollout.engines.calls import Limits, make_groups
 from rlox_grpo.rollout.engines.hf.decoding import (
     can_decode_with_cache,
-    can_share_prefixes,
-    can_use_slots,
     decode_with_cache,
     decode_without_cache,
+    find_faster_cache,
     in_evaluation,
 )
-from rlox_grpo.rollout.engines.hf.live_rows import LiveRows, NonFiniteLogitsError, RowId, SampledRow
+from rlox_grpo.rollout.engines.hf.live_rows import Key, LiveRows, NonFiniteLogitsError, Row, RowId
+from rlox_grpo.rollout.engines.hf.shared_prefix import SharedPrefixCache
+from rlox_grpo.rollout.engines.hf.slot_cache import SlotCache
 from rlox_grpo.rollout.engines.hf.turns import TurnDecoder
-from rlox_grpo.rollout.engines.sampling import check_request, check_sampling
-from rlox_grpo.rollout.engines.stop_strings import StopStrings, decode_texts
+from rlox_grpo.rollout.engines.sampling import draw_row_uniforms
+from rlox_grpo.rollout.engines.stop_strings import StopStrings
+from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.weight_sync import collect_weights, make_repeatable
-from rlox_grpo.types import Completion, Prompt, RolloutGroup, Sampling
+from rlox_grpo.types import Prompt, RolloutGroup, Sampling
 
 __all__ = ["HFEngine", "NonFiniteLogitsError"]
 
@@ -101,12 +104,13 @@ class HFEngine:
         self._max_rows = DEFAULT_MAX_ROWS if max_rows is None else max_rows
         self._autocast_dtype = autocast_dtype
         self.takes_weights = takes_weights
-        self._vocab_size = _find_vocab_size(model)
+        self.max_length = find_max_positions(model)
+        self._limits = Limits(_find_vocab_size(model), self.max_length, has_tokenizer=tokenizer is not None)
         self.end_ids = _find_end_ids(model, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
         self.vocab_limit = vocab_limit
         if tokenizer is not None and vocab_limit is None:
             limit = max(tokenizer.get_vocab().values()) + 1
-            if self._vocab_size is None or self._vocab_size > limit:
+            if self._limits.vocab_size is None or self._limits.vocab_size > limit:
                 self.vocab_limit = limit
         self.uses_cache = can_decode_with_cache(model)
         if not self.uses_cache and hasattr(model, "config"):
@@ -114,11 +118,10 @@ class HFEngine:
                 "%s has more state than keys and values: the whole sequence is run again for each token, which is slow",
                 type(model).__name__,
             )
-        self.shares_prefixes = self.uses_cache and can_share_prefixes(model)
-        self.uses_slots = self.uses_cache and can_use_slots(model, autocast_dtype)
+        faster = find_faster_cache(model, autocast_dtype) if self.uses_cache else None
+        self.shares_prefixes, self.uses_slots = faster is SharedPrefixCache, faster is SlotCache
         self.exact = autocast_dtype is None
         self.policy_version = 0
-        self.max_length = find_max_positions(model)
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int, *, first_prompt: int = 0
@@ -126,18 +129,10 @@ class HFEngine:
         """Sample ``group_size`` completions for each prompt; the first is number ``first_prompt`` of its step.
 
         Raises:
-            ValueError: As :func:`~rlox_grpo.rollout.engines.sampling.check_request`.
+            ValueError: see :class:`~rlox_grpo.rollout.engines.calls.Limits`.
             NonFiniteLogitsError: The model's logits are not finite; names the prompt and the token.
         """
-        check_request(
-            prompts,
-            group_size,
-            sampling,
-            seed,
-            vocab_size=self._vocab_size,
-            max_length=self.max_length,
-            has_tokenizer=self._tokenizer is not None,
-        )
+        self._limits.check_prompts(prompts, group_size, sampling, seed)
         token_ids = [np.asarray(prompt.token_ids, dtype=np.int64) for prompt in prompts]
         max_rows = min(self._max_rows, len(prompts) * group_size)
         longest = max(len(prompt) for prompt in token_ids)
@@ -148,10 +143,17 @@ class HFEngine:
         decode_rows: Any = decode_without_cache
         if self.uses_cache:
             decode_rows = partial(decode_with_cache, share_prefixes=share_prefixes, use_slots=self.uses_slots)
+
+        def describe(id: RowId) -> Row:
+            uniforms = draw_row_uniforms(seed, first_prompt + id.prompt, id.completion, sampling.max_new_tokens)
+            return Row(f"prompts[{id.prompt}], completion", uniforms, sampling.stop)
+
         with in_evaluation(self._model), self._autocast():
-            rows = self._live_rows(max_rows, sampling, seed, first_prompt)
+            rows = self._live_rows(max_rows, sampling, describe)
             decode_rows(self._model, token_ids, group_size, rows, max_rows)
-        return self._groups(prompts, group_size, rows.finished)
+        ids = [RowId(prompt, place) for prompt in range(len(prompts)) for place in range(group_size)]
+        completions = [rows.finished[id] for id in ids]
+        return make_groups(prompts, completions, self._tokenizer, self.policy_version)
 
     @contextmanager
     def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> Iterator[TurnDecoder]:
@@ -160,21 +162,20 @@ class HFEngine:
         Raises:
             ValueError: a sampling value out of its range, or stop strings without a tokenizer.
         """
-        check_sampling(sampling, seed, has_tokenizer=self._tokenizer is not None)
+        self._limits.check_sampling(sampling, seed)
+
+        def describe(request: TurnRequest) -> Row:
+            uniforms = draw_row_uniforms(seed, *request.episode, request.max_new_tokens, request.draw)
+            name = f"prompts[{request.episode[0]}], turn {request.turn},"
+            return Row(name, uniforms, (*sampling.stop, *request.stop))
+
         with in_evaluation(self._model):
             yield TurnDecoder(
                 self._model,
-                sampling,
-                seed,
-                end_ids=(*self.end_ids, *sampling.stop_token_ids),
-                make_stop_strings=self._make_stop_strings,
-                vocab_limit=self.vocab_limit,
-                max_rows=min(self._max_rows, max_episodes),
-                device=find_device(self._model),
+                self._live_rows(min(self._max_rows, max_episodes), sampling, describe),
+                self._limits,
                 autocast=self._autocast,
-                uses_cache=self.uses_cache,
-                window=_find_sliding_window(self._model) if self.uses_cache else 0,
-                max_length=self.max_length,
+                window=_find_sliding_window(self._model) if self.uses_cache else None,
             )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -190,17 +191,15 @@ class HFEngine:
     def close(self) -> None:
         """Do nothing: caches live only during ``generate``."""
 
-    def _live_rows(self, max_rows: int, sampling: Sampling, seed: int, first_prompt: int) -> LiveRows:
-        device = find_device(self._model)
+    def _live_rows(self, max_rows: int, sampling: Sampling, describe: Callable[[Key], Row]) -> LiveRows[Key]:
+        end_ids = [*self.end_ids, *sampling.stop_token_ids]
         return LiveRows(
             max_rows,
             sampling,
-            seed,
-            end_ids=torch.tensor([*self.end_ids, *sampling.stop_token_ids], dtype=torch.long, device=device),
-            stop_strings=self._make_stop_strings(sampling.stop) if sampling.stop else None,
+            describe,
+            end_ids=torch.tensor(end_ids, dtype=torch.long, device=find_device(self._model)),
+            make_stop_strings=self._make_stop_strings,
             vocab_limit=self.vocab_limit,
-            device=device,
-            first_prompt=first_prompt,
         )
 
     def _make_stop_strings(self, stop: tuple[str, ...]) -> StopStrings:
@@ -211,20 +210,6 @@ class HFEngine:
         if self._autocast_dtype is None:
             return nullcontext()
         return torch.autocast(find_device(self._model).type, dtype=self._autocast_dtype)
-
-    def _groups(
-        self, prompts: Sequence[Prompt], group_size: int, finished: dict[RowId, SampledRow]
-    ) -> list[RolloutGroup]:
-        rows = [finished[RowId(prompt, place)] for prompt in range(len(prompts)) for place in range(group_size)]
-        texts = decode_texts(self._tokenizer, [row.token_ids for row in rows])
-        completions = [
-            Completion(row.token_ids, row.log_probs, "stop" if row.stopped else "length", text)
-            for row, text in zip(rows, texts, strict=True)
-        ]
-        return [
-            RolloutGroup(prompt, tuple(completions[index * group_size : (index + 1) * group_size]), self.policy_version)
-            for index, prompt in enumerate(prompts)
-        ]
 
 
 @torch.no_grad()

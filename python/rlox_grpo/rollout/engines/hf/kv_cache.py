@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -64,13 +64,71 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
+class Writer(Protocol):
+    """Where the tokens of a step go; all layers of a cache share it."""
+
+    def write(self, buffer: Tensor, states: Tensor) -> Tensor:
+        """Write ``states [rows, heads, 1, head_dim]`` into ``buffer``, and return the part that the model reads."""
+        ...
+
+    def get_seq_length(self) -> int:
+        """Tokens before this step, as the model's own masks count them."""
+        ...
+
+
+class BufferLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer of a cache that allocates and moves its buffers, with the interface of transformers' cache layers."""
+
+    # Masks and kernels implement sliding windows: such a layer also stores all tokens, which a row may need after a
+    # move.
+    is_sliding = False
+
+    def __init__(self, writer: Writer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._writer = writer
+        self.keys: Any = None
+        self.values: Any = None
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write one token of each row, and return all tokens that the model reads."""
+        if key_states.shape[2] != 1:
+            raise ValueError(f"a live row takes one token at a time, got {key_states.shape[2]}")
+        return self._writer.write(self.keys, key_states), self._writer.write(self.values, value_states)
+
+    def get_seq_length(self) -> int:
+        """Tokens before this step."""
+        return self._writer.get_seq_length()
+
+    def get_mask_sizes(self, query: int | Tensor) -> tuple[int, int]:
+        """Length and offset of the result of ``update``. Transformers before 5 pass the positions, not their number."""
+        query_length = query if isinstance(query, int) else query.shape[0]
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_cache_shape(self) -> int:
+        """-1: no limit."""
+        return -1
+
+    get_max_length = get_max_cache_shape  # newer versions of transformers
+
+    def lazy_initialization(self, *args: Any) -> None:
+        """No-op: the cache allocates the buffers."""
+
+
 @dataclass
 class _Extent:
-    """Part of the buffers in use, shared by all layers: rows [0, rows) and columns [begin, end)."""
+    """Part of the buffers in use: rows [0, rows) and columns [begin, end). A step writes the column ``end``."""
 
     rows: int = 0
     begin: int = 0
     end: int = 0
+
+    def write(self, buffer: Tensor, states: Tensor) -> Tensor:
+        buffer[: self.rows, :, self.end] = states[:, :, 0]
+        return buffer[: self.rows, :, self.begin : self.end + 1]
+
+    def get_seq_length(self) -> int:
+        return self.end - self.begin
 
 
 class RowCache:
@@ -99,15 +157,13 @@ class RowCache:
         self._max_rows = max_rows
         self._device = device
         self._extent = _Extent()
-        self._layers: list[_RowLayer] = []
+        self._cache = Cache(layers=[])
+        self._layers: list[Any] = self._cache.layers  # filled by the first rows
         self._starts: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self._device_starts = torch.zeros(max_rows, dtype=torch.long, device=device)
-        self._cache: Cache | None = None
 
     def model_options(self) -> dict[str, Any]:
         """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
-        if self._cache is None:
-            raise RuntimeError("no row was ever added")
         return {
             "past_key_values": self._cache,
             "attention_mask": self._attention_mask(),
@@ -119,8 +175,7 @@ class RowCache:
         prompts = prompts.pad_left()
         extent, width, count = self._extent, prompts.width, len(which)
         if not self._layers:
-            self._layers = [_RowLayer(extent) for _ in prompts.keys]
-            self._cache = Cache(layers=[*self._layers])
+            self._layers += [BufferLayer(extent) for _ in prompts.keys]
         if extent.rows == 0:
             extent.begin = extent.end
         if extent.end < width or self._layers[0].keys is None:
@@ -142,23 +197,16 @@ class RowCache:
             device_to, device_source = torch.from_numpy(to).to(self._device), torch.from_numpy(source).to(self._device)
             columns = slice(extent.begin, extent.end)
             for layer in self._layers:
-                layer.keys[device_to, :, columns] = layer.keys[device_source, :, columns]
-                layer.values[device_to, :, columns] = layer.values[device_source, :, columns]
+                for buffer in (layer.keys, layer.values):
+                    buffer[device_to, :, columns] = buffer[device_source, :, columns]
             self._starts[to] = self._starts[source]
         extent.rows = remaining
         self._starts_changed()
 
     def copy_rows(self, source: Int64Array) -> None:
         """Append copies of rows ``source`` as live rows."""
-        extent = self._extent
-        rows, columns = slice(extent.rows, extent.rows + len(source)), slice(extent.begin, extent.end)
-        device_source = torch.from_numpy(source).to(self._device)
-        for layer in self._layers:
-            layer.keys[rows, :, columns] = layer.keys[device_source, :, columns]
-            layer.values[rows, :, columns] = layer.values[device_source, :, columns]
-        self._starts[rows] = self._starts[source]
-        extent.rows += len(source)
-        self._starts_changed()
+        rows = self._extent.rows + np.arange(len(source))
+        self.move_rows(rows, source, remaining=self._extent.rows + len(source))
 
     def read_row(self, row: int) -> tuple[list[Tensor], list[Tensor]]:
         """Copy the keys and values of one row: ``[heads, tokens, head_dim]`` for each layer."""
@@ -202,56 +250,14 @@ class RowCache:
         capacity = end + max(_MIN_SPARE_COLUMNS, end // 2)
         rows, columns, new_columns = slice(0, extent.rows), slice(extent.begin, extent.end), slice(end - live, end)
         for index, layer in enumerate(self._layers):
-            old_keys = like.keys[index] if like is not None else layer.keys
-            old_values = like.values[index] if like is not None else layer.values
-            # Zeros, not empty: attention weighs a masked column with 0, and 0 times a leftover NaN is NaN.
-            keys = old_keys.new_zeros(self._max_rows, old_keys.shape[1], capacity, old_keys.shape[3])
-            values = old_values.new_zeros(self._max_rows, old_values.shape[1], capacity, old_values.shape[3])
-            if extent.rows:
-                keys[rows, :, new_columns] = layer.keys[rows, :, columns]
-                values[rows, :, new_columns] = layer.values[rows, :, columns]
-            layer.keys, layer.values = keys, values
+            for name in ("keys", "values"):
+                own = getattr(layer, name)
+                old = own if like is None else getattr(like, name)[index]
+                # Zeros, not empty: attention weighs a masked column with 0, and 0 times a leftover NaN is NaN.
+                new = old.new_zeros(self._max_rows, old.shape[1], capacity, old.shape[3])
+                if extent.rows:
+                    new[rows, :, new_columns] = own[rows, :, columns]
+                setattr(layer, name, new)
         self._starts += end - extent.end
         extent.begin, extent.end = end - live, end
         self._starts_changed()
-
-
-class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer of a ``RowCache`` with the interface of transformers' cache layers."""
-
-    # The mask implements sliding windows: such a layer also stores all columns, which a row may need after a move.
-    is_sliding = False
-
-    def __init__(self, extent: _Extent) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._extent = extent
-        self.keys: Any = None
-        self.values: Any = None
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write one column and return the live columns, the new one included."""
-        extent = self._extent
-        if key_states.shape[2] != 1:
-            raise ValueError(f"a live row takes one token at a time, got {key_states.shape[2]}")
-        self.keys[: extent.rows, :, extent.end] = key_states[:, :, 0]
-        self.values[: extent.rows, :, extent.end] = value_states[:, :, 0]
-        live = slice(extent.begin, extent.end + 1)
-        return self.keys[: extent.rows, :, live], self.values[: extent.rows, :, live]
-
-    def get_seq_length(self) -> int:
-        return self._extent.end - self._extent.begin
-
-    def get_mask_sizes(self, query: int | Tensor) -> tuple[int, int]:
-        """Length and offset of the result of ``update``. Transformers before 5 pass the positions, not their number."""
-        query_length = query if isinstance(query, int) else query.shape[0]
-        return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        return -1
-
-    def lazy_initialization(self, *args: Any) -> None:
-        """No-op: ``RowCache`` allocates the buffers."""

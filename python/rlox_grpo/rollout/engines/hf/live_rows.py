@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlox_grpo.rollout.engines.sampling import draw_row_uniforms, sample_tokens
+from rlox_grpo.rollout.engines.sampling import sample_tokens
 from rlox_grpo.rollout.engines.stop_strings import StopStrings
-from rlox_grpo.types import Float32Array, Int64Array, Sampling
+from rlox_grpo.types import Completion, FinishReason, Int64Array, Sampling
 
 BoolArray = NDArray[np.bool_]
+Key = TypeVar("Key")
 
 
 class NonFiniteLogitsError(FloatingPointError):
@@ -22,83 +25,97 @@ class NonFiniteLogitsError(FloatingPointError):
 
 @dataclass(frozen=True)
 class RowId:
-    """A row by its prompt's position in the call and its place in the group."""
+    """A completion by its prompt's position in the call and its place in the group."""
 
     prompt: int
     completion: int
 
 
 @dataclass(frozen=True, eq=False)
-class SampledRow:
-    """A finished row: ``int64 [T]``, ``float32 [T]``, and whether an end token or stop string finished it."""
+class Row:
+    """What a row needs to be sampled.
 
-    token_ids: Int64Array
-    log_probs: Float32Array
-    stopped: bool
+    Attributes:
+        name: its place, for errors, such as ``prompts[3], completion``.
+        uniforms: ``float64 [T]``; number t decides token t, and the row has at most T tokens.
+        stop: strings that end it.
+    """
+
+    name: str
+    uniforms: NDArray[np.float64]
+    stop: tuple[str, ...]
 
 
-class LiveRows:
+class LiveRows(Generic[Key]):
     """The rows being decoded: row r of every tensor is live row r, without gaps.
 
     :meth:`retire` returns the moves that close the gaps of finished rows; the key-value cache repeats them. Each step
     is a few tensor operations over all rows, and one transfer of a small array to the host.
 
     Example: of rows A B C D, B finishes. D moves to its place: ``to`` is [1] and ``source`` is [3]; A D C are live.
+
+    Attributes:
+        max_rows: number of rows that it can hold.
+        keys: the live rows' keys.
+        dropped: keys of live rows that leave at the next :meth:`retire` without a result.
+        finished: completions by key, without their texts.
     """
 
     def __init__(
         self,
         max_rows: int,
         sampling: Sampling,
-        seed: int,
+        describe: Callable[[Key], Row],
         *,
         end_ids: Tensor,
-        stop_strings: StopStrings | None,
+        make_stop_strings: Callable[[tuple[str, ...]], StopStrings],
         vocab_limit: int | None,
-        device: torch.device,
-        first_prompt: int = 0,
     ) -> None:
-        self._sampling = sampling
-        self._seed = seed
-        self._first_prompt = first_prompt
-        self._end_ids = end_ids
-        self._stop_strings = stop_strings
-        self._vocab_limit = vocab_limit
+        """Begin without rows; rows of more than ``sampling.max_new_tokens`` tokens enlarge the tensors."""
+        self._sampling, self._describe, self._end_ids, self._vocab_limit = sampling, describe, end_ids, vocab_limit
+        self._make_stop_strings, self._stop_strings = make_stop_strings, dict[tuple[str, ...], StopStrings]()
+        self.max_rows, self.device = max_rows, end_ids.device
         shape = (max_rows, sampling.max_new_tokens)
-        self._token_ids = torch.zeros(shape, dtype=torch.long, device=device)
-        self._log_probs = torch.zeros(shape, dtype=torch.float32, device=device)
-        self._uniforms = torch.zeros(shape, dtype=torch.float64, device=device)
-        self._lengths = torch.zeros(max_rows, dtype=torch.long, device=device)
-        self._ids: list[RowId] = []
+        self._token_ids = torch.zeros(shape, dtype=torch.long, device=self.device)
+        self._log_probs = torch.zeros(shape, dtype=torch.float32, device=self.device)
+        self._uniforms = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        self._lengths = torch.zeros(max_rows, dtype=torch.long, device=self.device)
+        self._most = torch.zeros(max_rows, dtype=torch.long, device=self.device)
+        self._rows: list[Row] = []
         self._stopped: BoolArray = np.zeros(max_rows, dtype=bool)
         self._full: BoolArray = np.zeros(max_rows, dtype=bool)
-        self.finished: dict[RowId, SampledRow] = {}
+        self.keys: list[Key] = []
+        self.dropped: set[Key] = set()
+        self.finished: dict[Key, Completion] = {}
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.keys)
 
-    @property
-    def device(self) -> torch.device:
-        """Where tokens are drawn."""
-        return self._token_ids.device
-
-    def add(self, ids: list[RowId], logits: Tensor) -> None:
-        """Append live rows and draw their first tokens from ``logits [len(ids), V]``."""
-        first, length = len(self), self._sampling.max_new_tokens
-        rows = slice(first, first + len(ids))
-        uniforms = np.stack(
-            [draw_row_uniforms(self._seed, self._first_prompt + id.prompt, id.completion, length) for id in ids]
-        )
-        self._uniforms[rows] = torch.from_numpy(uniforms).to(self.device)
+    def add(self, keys: list[Key], logits: Tensor) -> None:
+        """Append live rows and draw their first tokens from ``logits [len(keys), V]``."""
+        first, new = len(self), [self._describe(key) for key in keys]
+        lengths = [len(row.uniforms) for row in new]
+        if (missing := max(lengths) - self._uniforms.shape[1]) > 0:
+            self._token_ids, self._log_probs, self._uniforms = (
+                torch.nn.functional.pad(tensor, (0, missing))
+                for tensor in (self._token_ids, self._log_probs, self._uniforms)
+            )
+        uniforms = np.zeros((len(new), max(lengths)))
+        for place, row in enumerate(new):
+            uniforms[place, : lengths[place]] = row.uniforms
+        rows = slice(first, first + len(new))
+        self._uniforms[rows, : max(lengths)] = torch.from_numpy(uniforms).to(self.device)
+        self._most[rows] = torch.tensor(lengths, device=self.device)
         self._lengths[rows] = 0
-        self._ids += ids
+        self.keys += keys
+        self._rows += new
         self.draw(logits, first)
 
     def draw(self, logits: Tensor, first: int = 0) -> None:
         """Draw the next token of live rows ``first`` on from ``logits [rows, V]``.
 
         Raises:
-            NonFiniteLogitsError: Names the prompt and the completion token.
+            NonFiniteLogitsError: Names the row and the token.
         """
         rows = slice(first, len(self))
         step = self._lengths[rows, None]  # [rows, 1]
@@ -107,73 +124,80 @@ class LiveRows:
         self._token_ids[rows].scatter_(1, step, token_ids[:, None])
         self._log_probs[rows].scatter_(1, step, log_probs[:, None])
         self._lengths[rows] += 1
-        flags = [
-            torch.isin(token_ids, self._end_ids),
-            self._lengths[rows] == self._sampling.max_new_tokens,
-            log_probs.isnan(),
-        ]
-        if self._stop_strings is not None:
-            flags.append(self._stop_strings.candidates(token_ids))
+        flags = [torch.isin(token_ids, self._end_ids), self._lengths[rows] == self._most[rows], log_probs.isnan()]
+        stops = [stop for stop in dict.fromkeys(row.stop for row in self._rows[first:]) if stop]
+        for stop in stops:
+            if stop not in self._stop_strings:
+                self._stop_strings[stop] = self._make_stop_strings(stop)
+            flags.append(self._stop_strings[stop].candidates(token_ids))
         stopped, full, invalid, *candidates = torch.stack(flags).cpu().numpy()
         if invalid.any():
-            self._refuse(first + int(invalid.argmax()))
-        if self._stop_strings is not None:
-            stopped |= self._spelled(first, candidates[0])
+            row = first + int(invalid.argmax())
+            raise NonFiniteLogitsError(
+                f"the model's logits are not finite at {self._rows[row].name} token {int(self._lengths[row]) - 1}: "
+                "its weights or activations have overflowed; lower learning_rate or max_grad_norm"
+            )
+        for stop, may_end in zip(stops, candidates, strict=True):
+            places = [place for place in may_end.nonzero()[0] if self._rows[first + place].stop == stop]
+            if places:
+                tails = self.read_tokens(first + np.array(places))
+                stopped[places] |= self._stop_strings[stop].ended(tails)
         self._stopped[rows], self._full[rows] = stopped, full
 
     def last_tokens(self) -> Tensor:
         """Newest token of each live row, ``int64 [rows, 1]``."""
         return self._token_ids[: len(self)].gather(1, self._lengths[: len(self), None] - 1)
 
+    def read_tokens(self, rows: Int64Array) -> list[Int64Array]:
+        """The sampled tokens of some live rows."""
+        index = torch.from_numpy(rows).to(self.device)
+        lengths, token_ids = self._lengths[index].cpu().numpy(), self._token_ids[index].cpu().numpy()
+        return [line[:length] for line, length in zip(token_ids, lengths, strict=True)]
+
+    def list_finished(self) -> Int64Array:
+        """Places of the rows that have finished and were not dropped."""
+        ended = self._stopped[: len(self)] | self._full[: len(self)]
+        return (ended & ~self._mark_dropped()).nonzero()[0]
+
     def retire(self) -> tuple[Int64Array, Int64Array] | None:
         """Move finished rows to ``finished`` and the last live rows into their places.
 
         Returns:
-            ``to`` and ``source``: row ``source[i]`` now stands at ``to[i]``. None when no row finished.
+            ``to`` and ``source``: row ``source[i]`` now stands at ``to[i]``. None when no row leaves.
         """
-        live = len(self)
-        done = self._stopped[:live] | self._full[:live]
+        done = self._stopped[: len(self)] | self._full[: len(self)] | self._mark_dropped()
         if not done.any():
             return None
-        self._harvest(done.nonzero()[0])
-        remaining = live - int(done.sum())
+        self._harvest(self.list_finished())
+        self.dropped.clear()
+        remaining = len(self) - int(done.sum())
         to = done[:remaining].nonzero()[0]
         source = remaining + (~done[remaining:]).nonzero()[0]
         device_to, device_source = torch.from_numpy(to).to(self.device), torch.from_numpy(source).to(self.device)
-        for tensor in (self._token_ids, self._log_probs, self._uniforms, self._lengths):
+        for tensor in (self._token_ids, self._log_probs, self._uniforms, self._lengths, self._most):
             tensor[device_to] = tensor[device_source]
         for row, from_row in zip(to, source, strict=True):
-            self._ids[row] = self._ids[from_row]
-        del self._ids[remaining:]
+            self.keys[row], self._rows[row] = self.keys[from_row], self._rows[from_row]
+        del self.keys[remaining:], self._rows[remaining:]
         # The remaining rows have neither stopped nor reached their maximum length.
         self._stopped[:remaining] = self._full[:remaining] = False
         return to, source
 
+    def _mark_dropped(self) -> BoolArray:
+        if not self.dropped:  # the usual case, at every step
+            return np.zeros(len(self), dtype=bool)
+        return np.array([key in self.dropped for key in self.keys], dtype=bool)
+
     def _harvest(self, rows: Int64Array) -> None:
+        if not len(rows):
+            return
         index = torch.from_numpy(rows).to(self.device)
         lengths = self._lengths[index].cpu().numpy()
         longest = int(lengths.max())
         token_ids = self._token_ids[index, :longest].cpu().numpy()
         log_probs = self._log_probs[index, :longest].cpu().numpy()
         for line, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-            self.finished[self._ids[row]] = SampledRow(
-                token_ids[line, :length].copy(), log_probs[line, :length].copy(), bool(self._stopped[row])
+            reason: FinishReason = "stop" if self._stopped[row] else "length"
+            self.finished[self.keys[row]] = Completion(
+                token_ids[line, :length].copy(), log_probs[line, :length].copy(), reason
             )
-
-    def _spelled(self, first: int, candidates: BoolArray) -> BoolArray:
-        spelled = np.zeros(len(candidates), dtype=bool)
-        rows = candidates.nonzero()[0]
-        if self._stop_strings is not None and len(rows):
-            index = torch.from_numpy(first + rows).to(self.device)
-            lengths, token_ids = self._lengths[index].cpu().numpy(), self._token_ids[index].cpu().numpy()
-            spelled[rows] = self._stop_strings.ended(
-                [line[:length] for line, length in zip(token_ids, lengths, strict=True)]
-            )
-        return spelled
-
-    def _refuse(self, row: int) -> None:
-        step = int(self._lengths[row]) - 1
-        raise NonFiniteLogitsError(
-            f"the model's logits are not finite at prompts[{self._ids[row].prompt}], completion token {step}: "
-            "its weights or activations have overflowed; lower learning_rate or max_grad_norm"
-        )

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from rlox_grpo.model.decoding_attention import RowSlots
 from rlox_grpo.model.packed_attention import NO_MASK
-from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, autocast_dtype
+from rlox_grpo.rollout.engines.hf.kv_cache import BufferLayer, PrefilledPrompts, autocast_dtype
 from rlox_grpo.types import Int64Array
 
 BUCKET = 256
 """The capacity of a slot is a multiple of this many tokens."""
+
+
+@dataclass
+class _Places:
+    """Where the tokens of a step go: ``int64 [rows]``, among the ``max_rows * capacity`` places of all slots."""
+
+    index: Any = None
+
+    def write(self, buffer: Tensor, states: Tensor) -> Tensor:
+        """Return all slots, ``[1, heads, max_rows * capacity, head_dim]``."""
+        buffer.index_copy_(0, self.index, states[:, :, 0].to(buffer.dtype))
+        return buffer.transpose(0, 1)[None]
+
+    def get_seq_length(self) -> int:
+        return 0  # rows differ; positions come with the call
 
 
 class SlotCache:
@@ -34,16 +50,16 @@ class SlotCache:
         self._device_lengths = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._counts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._no_mask = NO_MASK.to(device)
-        self._layers: list[_SlotLayer] = []
-        self._cache: Cache | None = None
+        self._places = _Places()
+        self._cache = Cache(layers=[])
+        self._layers: list[Any] = self._cache.layers  # filled by the first rows
 
     def add_rows(self, prompts: PrefilledPrompts, which: Int64Array) -> None:
         """Append live rows: row i continues ``prompts[which[i]]``, whose tokens begin at column 0."""
         if prompts.padded_left:
             raise ValueError("prompts are padded on the left: a slot begins with the first token")
         if not self._layers:
-            self._layers = [_SlotLayer() for _ in prompts.keys]
-            self._cache = Cache(layers=[*self._layers])
+            self._layers += [BufferLayer(self._places) for _ in prompts.keys]
         if prompts.width > self._capacity:
             self._grow(prompts.width + 1, prompts)
         rows, source = slice(self._rows, self._rows + len(which)), torch.from_numpy(which).to(self._device)
@@ -57,18 +73,19 @@ class SlotCache:
     def move_rows(self, to: Int64Array, source: Int64Array, remaining: int) -> None:
         """Copy rows ``source`` over rows ``to``; the first ``remaining`` rows stay live."""
         if len(to) and remaining:
-            self._copy(source, torch.from_numpy(to).to(self._device))
+            longest = int(self._lengths[source].max())
+            device_to, device_source = torch.from_numpy(to).to(self._device), torch.from_numpy(source).to(self._device)
+            for layer in self._layers:
+                for buffer in (layer.keys, layer.values):
+                    slots = self._slots(buffer)[:, :longest]
+                    slots.index_copy_(0, device_to, slots.index_select(0, device_source))
             self._lengths[to] = self._lengths[source]
         self._rows = remaining
         self._lengths_changed()
 
     def copy_rows(self, source: Int64Array) -> None:
         """Append copies of rows ``source`` as live rows."""
-        rows = slice(self._rows, self._rows + len(source))
-        self._copy(source, torch.arange(rows.start, rows.stop, device=self._device))
-        self._lengths[rows] = self._lengths[source]
-        self._rows += len(source)
-        self._lengths_changed()
+        self.move_rows(self._rows + np.arange(len(source)), source, remaining=self._rows + len(source))
 
     def make_room(self) -> None:
         """Reserve space for one more token of each row."""
@@ -77,13 +94,9 @@ class SlotCache:
 
     def model_options(self) -> dict[str, Any]:
         """Keyword arguments for the forward pass of one token per live row; call ``advance`` after it."""
-        if self._cache is None:
-            raise RuntimeError("no row was ever added")
         counts = self._counts[: self._rows + 1]
         positions, starts = self._device_lengths[: self._rows], counts * self._capacity
-        places = (starts[:-1] + positions).long()
-        for layer in self._layers:
-            layer.places = places
+        self._places.index = (starts[:-1] + positions).long()
         return {
             "past_key_values": self._cache,
             "attention_mask": self._no_mask,
@@ -99,14 +112,6 @@ class SlotCache:
 
     def _slots(self, buffer: Tensor) -> Tensor:
         return buffer.view(self._max_rows, self._capacity, *buffer.shape[1:])
-
-    def _copy(self, source: Int64Array, to: Tensor) -> None:
-        longest = int(self._lengths[source].max(initial=0))
-        index = torch.from_numpy(source).to(self._device)
-        for layer in self._layers:
-            for buffer in (layer.keys, layer.values):
-                slots = self._slots(buffer)[:, :longest]
-                slots.index_copy_(0, to, slots.index_select(0, index))
 
     def _lengths_changed(self) -> None:
         if self._rows:
@@ -130,39 +135,3 @@ class SlotCache:
                     kept = old.view(self._max_rows, before, *old.shape[1:])[: self._rows]
                     self._slots(new)[: self._rows, :before] = kept
                 setattr(layer, name, new)
-
-
-class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer of a `SlotCache` with the interface of transformers' cache layers."""
-
-    is_sliding = False  # windows are the attention kernel's business
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.keys: Any = None  # [max_rows * capacity, heads, head_dim]
-        self.values: Any = None
-        self.places: Any = None  # int64 [rows], where this step's tokens go
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write one token of each row and return all slots, ``[1, heads, max_rows * capacity, head_dim]``."""
-        if key_states.shape[2] != 1:
-            raise ValueError(f"a live row takes one token at a time, got {key_states.shape[2]}")
-        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            buffer.index_copy_(0, self.places, states[:, :, 0].to(buffer.dtype))
-        return self.keys.transpose(0, 1)[None], self.values.transpose(0, 1)[None]
-
-    def get_seq_length(self) -> int:
-        return 0  # rows differ; positions come with the call
-
-    def get_mask_sizes(self, query: int | Tensor) -> tuple[int, int]:
-        return (query if isinstance(query, int) else query.shape[0]), 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        return -1
-
-    def lazy_initialization(self, *args: Any) -> None:
-        """No-op: `SlotCache` allocates the buffers."""

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from rlox_grpo.rollout.engines.hf.decoding import prefill, select_last_logits, takes
+from rlox_grpo.rollout.engines.calls import Limits
+from rlox_grpo.rollout.engines.hf.decoding import PREFILL_TOKENS, prefill, select_last_logits, takes
 from rlox_grpo.rollout.engines.hf.kv_cache import PrefilledPrompts, RowCache, gather_columns
-from rlox_grpo.rollout.engines.hf.live_rows import NonFiniteLogitsError
-from rlox_grpo.rollout.engines.sampling import draw_row_uniforms, sample_tokens
-from rlox_grpo.rollout.engines.stop_strings import StopStrings
-from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, check_turn_request
-from rlox_grpo.types import Int64Array, Sampling
+from rlox_grpo.rollout.engines.hf.live_rows import LiveRows
+from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, read_turn
+from rlox_grpo.types import Int64Array
 
-# Padded tokens of one prefill forward: bounds its activations.
-_PREFILL_TOKENS = 16384
 # Waiting replies start together, once they are this share of the live replies or have waited this many steps: a
 # prefill for each single reply would delay all live ones.
 _START_FRACTION, _START_STEPS = 1 / 8, 4
-
-Episode = tuple[int, int]
-Branch = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,27 +31,6 @@ class _Kept:
     ids: Int64Array
     keys: list[Tensor]
     values: list[Tensor]
-
-
-@dataclass(eq=False)
-class _Row:
-    """An unfinished reply."""
-
-    request: TurnRequest
-    uniforms: NDArray[np.float64]
-    stop: tuple[str, ...]
-    ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    stopped: bool = False
-    dropped: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        return self.dropped or self.stopped or len(self.ids) == self.request.max_new_tokens
-
-    def sequence(self) -> Int64Array:
-        """The tokens of the conversation and of the reply so far."""
-        return np.concatenate([self.request.token_ids, np.array(self.ids, dtype=np.int64)])
 
 
 class TurnDecoder:
@@ -74,30 +46,27 @@ class TurnDecoder:
     def __init__(
         self,
         model: nn.Module,
-        sampling: Sampling,
-        seed: int,
+        rows: LiveRows[TurnRequest],
+        limits: Limits,
         *,
-        end_ids: Sequence[int],
-        make_stop_strings: Callable[[tuple[str, ...]], StopStrings],
-        vocab_limit: int | None,
-        max_rows: int,
-        device: torch.device,
         autocast: Callable[[], AbstractContextManager[Any]],
-        uses_cache: bool,
-        window: float,
-        max_length: int | None,
+        window: float | None,
     ) -> None:
+        """Begin without requests.
+
+        Args:
+            model: in evaluation mode.
+            rows: without rows.
+            limits: of each request.
+            autocast: makes the context of a forward.
+            window: tokens that every layer attends to; None: decode without a cache.
+        """
         self.prefilled_tokens = 0
-        self._model, self._sampling, self._seed = model, sampling, seed
-        self._end_ids, self._vocab_limit, self._max_length = frozenset(end_ids), vocab_limit, max_length
-        self._make_stop_strings, self._stops = make_stop_strings, dict[tuple[str, ...], StopStrings]()
-        self._max_rows, self._device, self._autocast = max_rows, device, autocast
-        self._cache = RowCache(max_rows, device) if uses_cache else None
-        self._window = window
+        self._model, self._rows, self._limits, self._autocast, self._window = model, rows, limits, autocast, window
+        self._cache = None if window is None else RowCache(rows.max_rows, rows.device)
         self._waiting: list[TurnRequest] = []
         self._waited = 0
-        self._rows: list[_Row] = []  # row r of the cache
-        self._kept: dict[Branch, _Kept] = {}
+        self._kept: dict[tuple[int, int, int], _Kept] = {}
 
     def __len__(self) -> int:
         """Number of unfinished replies, waiting ones included."""
@@ -105,22 +74,20 @@ class TurnDecoder:
 
     def submit(self, request: TurnRequest) -> None:
         """Add a request. Raises ValueError where it does not fit the model."""
-        check_turn_request(request, None, self._max_length)
+        self._limits.check_turn(request)
         self._waiting.append(request)
 
     def drop(self, request: TurnRequest) -> None:
         """Stop an unfinished reply; do nothing if it has finished."""
         self._waiting = [waiting for waiting in self._waiting if waiting is not request]
-        for row in self._rows:
-            row.dropped = row.dropped or row.request is request
+        self._rows.dropped.update(live for live in self._rows.keys if live is request)
 
-    def forget(self, episode: Episode) -> None:
+    def forget(self, episode: tuple[int, int]) -> None:
         """Free the keys and values of an episode that has ended, and drop its unfinished replies."""
         for key in [key for key in self._kept if key[:2] == episode]:
             del self._kept[key]
         self._waiting = [request for request in self._waiting if request.episode != episode]
-        for row in self._rows:
-            row.dropped = row.dropped or row.request.episode == episode
+        self._rows.dropped.update(live for live in self._rows.keys if live.episode == episode)
 
     def step(self) -> list[tuple[TurnRequest, SampledTurn]]:
         """Start waiting replies, or sample a token for every live reply; return the replies that have finished.
@@ -129,38 +96,30 @@ class TurnDecoder:
             NonFiniteLogitsError: the model's logits are not finite; names the prompt and the token.
         """
         with torch.no_grad(), self._autocast():
-            free = self._max_rows - len(self._rows)
+            free = self._rows.max_rows - len(self._rows)
             enough = len(self._waiting) >= len(self._rows) * _START_FRACTION or self._waited >= _START_STEPS
             if self._waiting and free and enough:
                 self._start(free)
-            elif self._rows:
+            elif len(self._rows):
                 self._waited += bool(self._waiting)
-                self._draw(self._decode(), 0)
+                self._rows.draw(self._decode())
+                self._tell(0)
         return self._retire()
 
     def _start(self, free: int) -> None:
         """Prefill one batch of waiting replies and draw their first tokens."""
         self._waited = 0
-        first = len(self._rows)
         # A prefill either continues kept keys and values or starts without; the oldest waiting reply decides which.
-        kept = [self._find_kept(request) for request in self._waiting[:free]]
-        continues = kept[0] is not None
-        batch = self._choose([request for request, old in zip(self._waiting, kept, strict=False)
-                              if (old is not None) == continues])  # fmt: skip
-        chosen = {id(request) for request in batch}
-        self._waiting = [request for request in self._waiting if id(request) not in chosen]
-        for request in batch:
-            stop = (*self._sampling.stop, *request.stop)
-            if stop and stop not in self._stops:
-                self._stops[stop] = self._make_stop_strings(stop)
-            prompt, completion = request.episode
-            uniforms = draw_row_uniforms(self._seed, prompt, completion, request.max_new_tokens, request.draw)
-            self._rows.append(_Row(request, uniforms, stop))
+        kept = {request: self._find_kept(request) for request in self._waiting[:free]}
+        continues = kept[self._waiting[0]] is not None
+        batch = self._choose([request for request, old in kept.items() if (old is not None) == continues])
+        chosen = set(batch)
+        self._waiting = [request for request in self._waiting if request not in chosen]
         if self._cache is None:
             self.prefilled_tokens += sum(len(request.token_ids) for request in batch)
-            logits = self._run_whole(self._rows[first:])
+            logits = self._run_whole([request.token_ids for request in batch])
         elif continues:
-            olds = [old for request in batch if (old := self._find_kept(request)) is not None]
+            olds = [old for request in batch if (old := kept[request]) is not None]
             # The row has its own copy from here on, and is stored again when the reply ends.
             for request in batch:
                 self._kept.pop(request.key, None)
@@ -172,15 +131,16 @@ class TurnDecoder:
             which = [distinct.setdefault(request.token_ids.tobytes(), len(distinct)) for request in batch]
             prompts = [batch[which.index(place)].token_ids for place in range(len(distinct))]
             self.prefilled_tokens += sum(map(len, prompts))
-            logits = self._add(prefill(self._model, prompts, self._device), np.array(which))
-        self._draw(logits, first)
+            logits = self._add(prefill(self._model, prompts, self._rows.device), np.array(which))
+        self._rows.add(batch, logits)
+        self._tell(len(self._rows) - len(batch))
 
     def _choose(self, requests: list[TurnRequest]) -> list[TurnRequest]:
-        """Return the first requests whose padded prefill has at most ``_PREFILL_TOKENS`` tokens, at least one."""
+        """Return the first requests whose padded prefill has at most ``PREFILL_TOKENS`` tokens, at least one."""
         longest = 0
         for count, request in enumerate(requests):
             longest = max(longest, len(request.token_ids))
-            if count and longest * (count + 1) > _PREFILL_TOKENS:
+            if count and longest * (count + 1) > PREFILL_TOKENS:
                 return requests[:count]
         return requests
 
@@ -192,12 +152,13 @@ class TurnDecoder:
             return None
         # New tokens are padded: distances between columns then differ from distances between tokens, which a sliding
         # window needs.
+        assert self._window is not None
         return kept if len(request.token_ids) + request.max_new_tokens <= self._window else None
 
     def _add(self, prefilled: PrefilledPrompts, which: Int64Array) -> Tensor:
         assert self._cache is not None
         self._cache.add_rows(prefilled, which)
-        return prefilled.logits[torch.from_numpy(which).to(self._device)]
+        return prefilled.logits[torch.from_numpy(which).to(self._rows.device)]
 
     def _continue(self, batch: Sequence[TurnRequest], olds: Sequence[_Kept]) -> PrefilledPrompts:
         """Run the tokens after those whose keys and values are kept.
@@ -228,9 +189,9 @@ class TurnDecoder:
         mask = np.concatenate([np.arange(before) >= (before - past)[:, None], place >= 0], axis=1)
         options: dict[str, Any] = {"logits_to_keep": 1} if takes(self._model, "logits_to_keep") else {}
         output = self._model(
-            input_ids=torch.from_numpy(input_ids).to(self._device),
-            position_ids=torch.from_numpy(np.maximum(place, 0) + past[:, None]).to(self._device),
-            attention_mask=torch.from_numpy(mask).to(self._device),
+            input_ids=torch.from_numpy(input_ids).to(self._rows.device),
+            position_ids=torch.from_numpy(np.maximum(place, 0) + past[:, None]).to(self._rows.device),
+            attention_mask=torch.from_numpy(mask).to(self._rows.device),
             past_key_values=cache,
             use_cache=True,
             **options,
@@ -239,7 +200,7 @@ class TurnDecoder:
         columns = np.zeros((rows, int(lengths.max())), dtype=np.int64)
         for row in range(rows):
             columns[row, columns.shape[1] - lengths[row] :] = mask[row].nonzero()[0]
-        index = torch.from_numpy(columns).to(self._device)
+        index = torch.from_numpy(columns).to(self._rows.device)
         layers: list[Any] = cache.layers
         return PrefilledPrompts(
             keys=[gather_columns(layer.keys, index) for layer in layers],
@@ -259,77 +220,54 @@ class TurnDecoder:
     def _decode(self) -> Tensor:
         """Logits of the next token of every live row, ``[rows, V]``."""
         if self._cache is None:
-            return self._run_whole(self._rows)
+            replies = self._rows.read_tokens(np.arange(len(self._rows)))
+            pairs = zip(self._rows.keys, replies, strict=True)
+            return self._run_whole([np.concatenate([request.token_ids, reply]) for request, reply in pairs])
         self._cache.make_room()
-        newest = torch.tensor([[row.ids[-1]] for row in self._rows], device=self._device)
+        newest = self._rows.last_tokens()
         output = self._model(input_ids=newest, use_cache=True, **self._cache.model_options())
         self._cache.advance()
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    def _run_whole(self, rows: Sequence[_Row]) -> Tensor:
-        """Logits of the next token of ``rows``, from their whole sequences, in batches of equal length."""
-        sequences = [row.sequence() for row in rows]
-        found: list[Tensor | None] = [None] * len(rows)
+    def _run_whole(self, sequences: Sequence[Int64Array]) -> Tensor:
+        """Logits of the token after each of ``sequences``, in batches of equal length."""
+        found: list[Tensor | None] = [None] * len(sequences)
         for length in sorted(set(map(len, sequences))):
             places = [place for place, sequence in enumerate(sequences) if len(sequence) == length]
-            output = self._model(torch.from_numpy(np.stack([sequences[place] for place in places])).to(self._device))
-            for place, line in zip(places, select_last_logits(output), strict=True):
+            batch = torch.from_numpy(np.stack([sequences[place] for place in places])).to(self._rows.device)
+            for place, line in zip(places, select_last_logits(self._model(batch)), strict=True):
                 found[place] = line
         return torch.stack([line for line in found if line is not None])
 
-    def _draw(self, logits: Tensor, first: int) -> None:
-        rows = self._rows[first:]
-        uniforms = torch.tensor([row.uniforms[len(row.ids)] for row in rows], dtype=torch.float64, device=self._device)
-        token_ids, log_probs = sample_tokens(logits[:, : self._vocab_limit], uniforms, self._sampling)
-        ended = self._find_stop_candidates(token_ids, rows)
-        for row, token, log_prob in zip(rows, token_ids.tolist(), log_probs.tolist(), strict=True):
-            if log_prob != log_prob:  # NaN
-                raise NonFiniteLogitsError(
-                    f"the model's logits are not finite at prompts[{row.request.episode[0]}], turn {row.request.turn}, "
-                    f"token {len(row.ids)}: its weights or activations have overflowed; "
-                    "lower learning_rate or max_grad_norm"
-                )
-            row.ids.append(token)
-            row.log_probs.append(log_prob)
-            row.stopped = row.stopped or token in self._end_ids
-            if row.request.on_tokens is not None and not row.dropped:
-                row.request.on_tokens([token])
-        for row in ended:
-            tail = np.array(row.ids, dtype=np.int64)
-            row.stopped = row.stopped or self._stops[row.stop].ended([tail])[0]
-
-    def _find_stop_candidates(self, token_ids: Tensor, rows: Sequence[_Row]) -> list[_Row]:
-        """Rows whose new token may complete a stop string."""
-        tables = {stop: self._stops[stop].candidates(token_ids).cpu() for stop in {row.stop for row in rows} if stop}
-        return [row for place, row in enumerate(rows) if row.stop and bool(tables[row.stop][place])]
+    def _tell(self, first: int) -> None:
+        """Pass on the newest token of each watched row from ``first`` on."""
+        watched = [place for place, request in enumerate(self._rows.keys) if place >= first and request.on_tokens]
+        if not watched:
+            return
+        newest = self._rows.last_tokens()[:, 0].tolist()
+        for place in watched:
+            request = self._rows.keys[place]
+            if request.on_tokens is not None and request not in self._rows.dropped:
+                request.on_tokens([newest[place]])
 
     def _retire(self) -> list[tuple[TurnRequest, SampledTurn]]:
         """Remove the rows that are done, keep their keys and values, and move the last rows into the gaps."""
-        done = np.array([row.is_done for row in self._rows], dtype=bool)
-        if not done.any():
-            return []
-        finished = []
-        for place in done.nonzero()[0]:
-            row = self._rows[place]
-            if row.dropped:
-                continue
-            if self._cache is not None:
+        cache, ended = self._cache, self._rows.list_finished().tolist()
+        read = {} if cache is None else {self._rows.keys[place]: cache.read_row(place) for place in ended}
+        moved = self._rows.retire()
+        if cache is not None and moved is not None:
+            cache.move_rows(*moved, remaining=len(self._rows))
+        finished, self._rows.finished = self._rows.finished, {}
+        turns = []
+        for request, reply in finished.items():
+            if cache is not None:
                 # The model has not run the newest token yet: the next turn starts with it.
-                self._kept[row.request.key] = _Kept(row.sequence()[:-1], *self._cache.read_row(int(place)))
-            turn = SampledTurn(
-                np.array(row.ids, dtype=np.int64), np.array(row.log_probs, dtype=np.float32), row.stopped
-            )
-            finished.append((row.request, turn))
-        remaining = len(done) - int(done.sum())
-        to = done[:remaining].nonzero()[0]
-        source = remaining + (~done[remaining:]).nonzero()[0]
-        for there, here in zip(to, source, strict=True):
-            self._rows[there] = self._rows[here]
-        del self._rows[remaining:]
-        if self._cache is not None:
-            self._cache.move_rows(to, source, remaining)
-        return finished
+                self._kept[request.key] = _Kept(
+                    np.concatenate([request.token_ids, reply.token_ids[:-1]]), *read[request]
+                )
+            turns.append((request, read_turn(reply)))
+        return turns
 
 
 def _cut(kept: _Kept | None, token_ids: Int64Array) -> _Kept | None:

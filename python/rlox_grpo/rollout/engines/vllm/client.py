@@ -7,11 +7,10 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from torch import Tensor
@@ -19,34 +18,32 @@ from torch import Tensor
 from rlox_grpo.distributed.addresses import find_engines, take_engines
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.calls import make_groups
 from rlox_grpo.rollout.engines.canary import Canary
-from rlox_grpo.rollout.engines.sampling import check_request
-from rlox_grpo.rollout.engines.stop_strings import decode_texts
 from rlox_grpo.rollout.engines.turns import TurnRequest
 from rlox_grpo.rollout.engines.vllm.auth import NAME_HEADER
 from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, ask_about_model
 from rlox_grpo.rollout.engines.vllm.in_flight import InFlight, ask_streaming
 from rlox_grpo.rollout.engines.vllm.requests import (
-    EXTRA,
     MODEL_NAME,
     derive_prompt_seeds,
+    find_limits,
     make_request_fields,
     read_choices,
-    refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.vllm.routing import Router
 from rlox_grpo.rollout.engines.vllm.transfer import WeightTransfer
-from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, Tell, check_turns, make_turn_fields, read_cached
-from rlox_grpo.rollout.engines.weight_sync import (
-    WeightStream,
-    build_manifest,
-)
+from rlox_grpo.rollout.engines.vllm.turns import ServerTurns, Tell, make_turn_fields, read_cached
+from rlox_grpo.rollout.engines.weight_sync import build_manifest, hold_weights
 from rlox_grpo.types import Completion, Int64Array, Prompt, RolloutGroup, Sampling
 
 logger = logging.getLogger(__name__)
 
 REQUESTS_PER_SERVER = 64
 """Maximum number of requests in flight at one server, in a session of turns."""
+
+_Answer: TypeAlias = tuple[list[Completion], int]
+"""Completions of a request, and the number of its prompt tokens that the server's prefix cache had."""
 
 _BIAS_OF_NO_TEXT = -100.0  # the minimum of the HTTP API; exp(-100) is 4e-44
 
@@ -68,6 +65,7 @@ class VLLMServerEngine:
 
     Attributes:
         exact, takes_weights, policy_version, max_length: see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
+        end_ids: ids that end a completion.
         reads_weights: whether this rank transfers the weights; only rank 0 does.
         sync_seconds: duration of the last ``load_weights``, including writing the file.
     """
@@ -93,10 +91,8 @@ class VLLMServerEngine:
 
         Args:
             urls: ``http://host:port`` of each server.
-            model: a transformers causal LM, with or without LoRA adapters. Only its configuration is read here.
-            tokenizer: decodes completions; None leaves them without text.
-            eos_token_ids: ids that end a completion.
-            vocab_limit: ids from here on are never sampled.
+            model, tokenizer, eos_token_ids, vocab_limit: as in
+                :class:`~rlox_grpo.rollout.engines.vllm.engine.VLLMEngine`.
             max_length: maximum tokens of a prompt with its completion; by default the limit of model and servers.
             timeout: seconds for one ``generate`` or ``load_weights``, including retries.
             sync_dir: a folder that trainer and servers share; None: a temporary folder, for servers on this host.
@@ -108,17 +104,17 @@ class VLLMServerEngine:
             ValueError: not a transformers model, no token for a server, or a remote server without ``sync_dir``.
             EngineError: a server does not answer, or serves another model.
         """
-        if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
-            raise ValueError(f"engine='vllm_server' needs a transformers model, got {type(model).__name__}")
+        self._limits = find_limits("vllm_server", model, max_length, has_tokenizer=tokenizer is not None)
+        self.max_length = self._limits.max_length
         elsewhere = [url for url in urls if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")]
         if elsewhere and sync_dir is None and nccl_address is None:
             raise ValueError(f"{elsewhere[0]} is not this host: server_sync_dir has to name a folder that it shares")
         self._tokenizer = tokenizer
-        self._end_ids = tuple(eos_token_ids)
-        text_config = model.config.get_text_config(decoder=True)
-        self._vocab_size = int(text_config.vocab_size)
+        self.end_ids = tuple(eos_token_ids)
+        vocab_size = self._limits.vocab_size or 0
         self._vocab_limit = vocab_limit
-        self.max_length = max_length or getattr(text_config, "max_position_embeddings", None)
+        without_text = range(vocab_limit or vocab_size, vocab_size)
+        self._logit_bias = {str(token): _BIAS_OF_NO_TEXT for token in without_text} or None
         self._timeout = timeout
         self._expected = build_manifest(model.config)
         self._ranks = ranks or HostGroup()
@@ -127,7 +123,7 @@ class VLLMServerEngine:
         self.policy_version = -1
         self.sync_seconds = 0.0
         for server in self._servers:
-            self._check_model(server, time.monotonic() + timeout)
+            self._check_model(server)
         self._router = Router(self._servers, int(os.environ.get("WORLD_SIZE", "1")))
         self._revision = 0
         """Revision of the list of servers, which changes when engines join or leave under Ray."""
@@ -143,27 +139,18 @@ class VLLMServerEngine:
         :class:`~rlox_grpo.rollout.engines.vllm.routing.Router` distributes the prompts by the load of the servers.
 
         Raises:
-            ValueError: see :func:`~rlox_grpo.rollout.engines.sampling.check_request`; or a temperature below 0.01.
+            ValueError: see :class:`~rlox_grpo.rollout.engines.calls.Limits`.
             EngineError: no weights were loaded, no server answered within the deadline, or one refused a request.
         """
         if self.policy_version < 0:
             raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before generate")
-        check_request(
-            prompts,
-            group_size,
-            sampling,
-            seed,
-            vocab_size=self._vocab_size,
-            max_length=self.max_length,
-            has_tokenizer=self._tokenizer is not None,
-            extra=EXTRA,
-        )
-        refuse_low_temperature(sampling)
+        self._limits.check_prompts(prompts, group_size, sampling, seed)
         deadline = time.monotonic() + self._timeout
 
         def group(place: int, prompt: Prompt, prompt_seed: int) -> list[Completion]:
-            fields = make_request_fields(sampling, group_size, prompt_seed, self._end_ids)
-            return self._ask_any(place, self._body(prompt.token_ids, fields), group_size, sampling, deadline)[0]
+            fields = make_request_fields(sampling, group_size, prompt_seed, self.end_ids)
+            body = self._body(prompt.token_ids, fields)
+            return self._ask_any(place, lambda server: self._ask(server, body, sampling, deadline), deadline)[0]
 
         # Indices in the whole step: if each rank counted from 0, all ranks would begin with the same servers.
         places = range(first_prompt, first_prompt + len(prompts))
@@ -171,16 +158,8 @@ class VLLMServerEngine:
         self._router.note_waiting(max(0, len(prompts) - limit))
         with ThreadPoolExecutor(max(1, min(len(prompts), limit))) as pool:
             sampled = list(pool.map(group, places, prompts, derive_prompt_seeds(prompts, seed)))
-        texts = iter(decode_texts(self._tokenizer, [one.token_ids for group in sampled for one in group]))
-        return [
-            RolloutGroup(prompt, tuple(replace(one, text=next(texts)) for one in completions), self.policy_version)
-            for prompt, completions in zip(prompts, sampled, strict=True)
-        ]
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """Ids that end a completion."""
-        return self._end_ids
+        completions = [one for group in sampled for one in group]
+        return make_groups(prompts, completions, self._tokenizer, self.policy_version)
 
     @contextmanager
     def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> Iterator[ServerTurns]:
@@ -192,23 +171,24 @@ class VLLMServerEngine:
         """
         if self.policy_version < 0:
             raise EngineError("engine='vllm_server' has no weights yet: load_weights comes before open_turns")
-        check_turns(sampling, seed, has_tokenizer=self._tokenizer is not None)
-
-        in_flight: InFlight[TurnRequest] = InFlight()
+        self._limits.check_sampling(sampling, seed)
+        in_flight = InFlight()
 
         def ask(request: TurnRequest, tell: Tell | None) -> tuple[Completion, int]:
-            body = self._body(request.token_ids, make_turn_fields(sampling, request, seed, self._end_ids))
-            deadline, named = time.monotonic() + self._timeout, partial(in_flight.named, request)
-            (completion,), cached = self._ask_any(
-                request.episode[0], body, 1, sampling, deadline, stays=True, tell=tell, named=named
-            )
+            body = self._body(request.token_ids, make_turn_fields(sampling, request, seed, self.end_ids))
+            deadline = time.monotonic() + self._timeout
+
+            def ask_one(server: ServerConnection) -> _Answer:
+                with in_flight.named(request, server) as name:
+                    return self._ask(server, body, sampling, deadline, tell, name)
+
+            (completion,), cached = self._ask_any(request.episode[0], ask_one, deadline, stays=True)
             return completion, cached
 
         session = ServerTurns(
             ask,
             max(1, min(max_episodes, REQUESTS_PER_SERVER * len(self._servers))),
-            vocab_size=self._vocab_size,
-            max_length=self.max_length,
+            self._limits,
             cancel=in_flight.cancel,
         )
         try:
@@ -226,14 +206,12 @@ class VLLMServerEngine:
                 of :meth:`expect_log_probs`.
         """
         start = time.perf_counter()
-        is_collective = isinstance(weights, WeightStream) and weights.is_collective
         # A collective: with async_steps another rank may still sample from the old weights.
         self._follow_servers(self._ranks.gather(find_engines() if self.reads_weights else None)[0])
         if self.reads_weights:
             self._hand_over(weights, version)
-        elif is_collective:
-            for _ in weights:  # every rank gathers every shard
-                pass
+        else:
+            hold_weights(weights, keep=False)  # every rank gathers every shard
         ups = [server.is_up for server in self._servers]
         mark, file, ups = self._ranks.gather([self._transfer.mark, str(self._transfer.file or ""), ups])[0]
         self._transfer.adopt(mark, Path(file) if file else None, version)
@@ -251,7 +229,7 @@ class VLLMServerEngine:
         self._servers = [known.pop(url) if url in known else ServerConnection(url, REQUESTS_PER_SERVER) for url in urls]
         for server in self._servers:
             if not server.rows:
-                self._check_model(server, time.monotonic() + self._timeout)
+                self._check_model(server)
         self._router.replace(self._servers)
         self._ranks.gather(None)  # a barrier: no rank uses the servers that leave
         for server in known.values():
@@ -296,31 +274,18 @@ class VLLMServerEngine:
         self.policy_version = -1
 
     def _body(self, token_ids: Int64Array, fields: dict[str, Any]) -> dict[str, Any]:
-        without_text = range(self._vocab_limit or self._vocab_size, self._vocab_size)
         return {
             **fields,
             "model": MODEL_NAME,
             "prompt": token_ids.tolist(),
             "return_token_ids": True,
-            "logit_bias": {str(token): _BIAS_OF_NO_TEXT for token in without_text} or None,
+            "logit_bias": self._logit_bias,
         }
 
     def _ask_any(
-        self,
-        place: int,
-        body: dict[str, Any],
-        group_size: int,
-        sampling: Sampling,
-        deadline: float,
-        *,
-        stays: bool = False,
-        tell: Tell | None = None,
-        named: Callable[[ServerConnection], AbstractContextManager[str]] | None = None,
-    ) -> tuple[list[Completion], int]:
-        """Send a request until a server answers; returns its completions and the number of cached prompt tokens.
-
-        ``named(server)`` names the request, so that it can be cancelled.
-        """
+        self, place: int, ask: Callable[[ServerConnection], _Answer], deadline: float, *, stays: bool = False
+    ) -> _Answer:
+        """Call ``ask`` until a server answers."""
         for attempt in range(2 * len(self._servers)):
             if time.monotonic() >= deadline:
                 break
@@ -328,8 +293,7 @@ class VLLMServerEngine:
                 if server is None:
                     break
                 try:
-                    with nullcontext() if named is None else named(server) as name:
-                        completions, cached = self._ask(server, body, group_size, sampling, deadline, tell, name)
+                    completions, cached = ask(server)
                 except server.failures as error:
                     server.note(error)
                     others = [other for other in self._servers if other.is_up and other is not server]
@@ -343,12 +307,12 @@ class VLLMServerEngine:
         self,
         server: ServerConnection,
         body: dict[str, Any],
-        group_size: int,
         sampling: Sampling,
         deadline: float,
-        tell: Tell | None,
-        name: str | None,
-    ) -> tuple[list[Completion], int]:
+        tell: Tell | None = None,
+        name: str | None = None,
+    ) -> _Answer:
+        """Send a request to one server; ``name`` is the request's, by which it can be cancelled."""
         content = {"json": body} if name is None else {"json": body, "headers": {NAME_HEADER: name}}
         if tell is not None:
             found, held = ask_streaming(server, content, self._transfer.mark, deadline, tell)
@@ -356,13 +320,13 @@ class VLLMServerEngine:
             answer = server.post("/v1/completions", deadline, **content)
             found, held = answer.json(), answer.headers.get(MARK, "no mark")
         self._transfer.check_mark(held)
-        completions = read_choices(found["choices"], group_size, sampling, self._vocab_limit, server.url)
+        completions = read_choices(found["choices"], body["n"], sampling, self._vocab_limit, server.url)
         return completions, read_cached(found.get("usage"))
 
-    def _check_model(self, server: ServerConnection, deadline: float) -> None:
+    def _check_model(self, server: ServerConnection) -> None:
         """Wait for a server to start, and check its model."""
-        longest, server.rows = ask_about_model(server, self._expected, deadline)
-        self.max_length = longest if self.max_length is None else min(self.max_length, longest)
+        longest, server.rows = ask_about_model(server, self._expected, self._timeout)
+        self.max_length = self._limits.max_length = min(longest, self.max_length or longest)
 
     def _reports(self) -> str:
         return "".join(server.report() for server in self._servers)

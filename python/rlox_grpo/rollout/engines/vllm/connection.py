@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
+import httpx
+
 from rlox_grpo.distributed.addresses import LOST, find_address
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.vllm.auth import CANCEL_PATH, NAME_HEADER, WEIGHTS_HEADER, find_token
@@ -54,19 +56,17 @@ class ServerConnection:
         rows: number of completions that the server decodes at a time; 0 before it was asked.
     """
 
+    failures = (httpx.TransportError, Unavailable)
+
     def __init__(self, url: str, max_requests: int) -> None:
         """Prepare to connect; nothing is sent yet.
 
         Raises:
             ValueError: there is no token for the server.
         """
-        import httpx
-
         self.named = self.url = url.rstrip("/")
         self._max_requests = max_requests
         self._token = find_token(self.url)
-        self.failures = (httpx.TransportError, Unavailable)
-        self._timeout = httpx.Timeout
         self._client = self._make_client()
         self.lock = Lock()
         self.is_up = True
@@ -140,8 +140,6 @@ class ServerConnection:
         self._client.close()
 
     def _make_client(self) -> Any:
-        import httpx
-
         limits = httpx.Limits(max_connections=2 * self._max_requests)
         # Without the environment's proxy, which would see the token.
         return httpx.Client(
@@ -166,7 +164,7 @@ class ServerConnection:
 
     def _limits(self, deadline: float) -> Any:
         left = max(0.1, deadline - time.monotonic())
-        return self._timeout(left, connect=min(_CONNECT_SECONDS, left))
+        return httpx.Timeout(left, connect=min(_CONNECT_SECONDS, left))
 
     def _usable(self, path: str, answer: Any) -> Any:
         if answer.status_code >= 500:
@@ -190,16 +188,16 @@ def list_keepalive_options() -> list[tuple[int, int, int]]:
     return [*options, *((socket.IPPROTO_TCP, number, values[name]) for name, number in found.items())]
 
 
-def ask_about_model(server: ServerConnection, expected: Manifest, deadline: float) -> tuple[int, int]:
-    """Wait for a server to start, and check that it serves the policy's model.
+def ask_about_model(server: ServerConnection, expected: Manifest, seconds: float) -> tuple[int, int]:
+    """Wait up to ``seconds`` for a server to start, and check that it serves the policy's model.
 
     Returns:
         Maximum tokens of a prompt with its completion, and number of completions that the server decodes at a time.
 
     Raises:
-        EngineError: no answer by the deadline, or another model; the message has some of the weights that differ.
+        EngineError: no answer in time, or another model; the message has some of the weights that differ.
     """
-    seconds = deadline - time.monotonic()
+    deadline = time.monotonic() + seconds
     while True:
         try:
             answer = server.post("/collective_rpc", deadline, json={"method": "rlox_manifest"})

@@ -11,7 +11,6 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -21,18 +20,16 @@ from torch import Tensor
 
 from rlox_grpo.distributed.host_group import HostGroup
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.calls import make_groups
 from rlox_grpo.rollout.engines.canary import CANARY_GAP, Canary, CanaryCheck
-from rlox_grpo.rollout.engines.sampling import check_request
-from rlox_grpo.rollout.engines.stop_strings import decode_texts
 from rlox_grpo.rollout.engines.vllm.requests import (
-    EXTRA,
+    SCORING,
     derive_prompt_seeds,
+    find_limits,
     make_parameters,
     make_request_fields,
-    make_scoring_parameters,
     read_output,
     read_prompt_log_probs,
-    refuse_low_temperature,
 )
 from rlox_grpo.rollout.engines.vllm.startup import (
     check_vllm_version,
@@ -42,8 +39,9 @@ from rlox_grpo.rollout.engines.vllm.startup import (
     set_environment,
     warn_of_draws_by_row,
 )
-from rlox_grpo.rollout.engines.vllm.turns import EngineTurns, check_turns, make_turn_parameters
+from rlox_grpo.rollout.engines.vllm.turns import EngineTurns, make_turn_parameters
 from rlox_grpo.rollout.engines.weight_sync import (
+    add_tied_layers,
     build_manifest,
     check_weights,
     find_tied_layers,
@@ -82,6 +80,7 @@ class VLLMEngine:
 
     Attributes:
         exact, takes_weights, policy_version, max_length: see :class:`rlox_grpo.rollout.engines.GenerationEngine`.
+        end_ids: ids that end a completion.
         sync_seconds: duration of the last ``load_weights``, including a start of vLLM.
     """
 
@@ -124,17 +123,14 @@ class VLLMEngine:
             ValueError: not a transformers model.
         """
         check_vllm_version()
-        if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
-            raise ValueError(f"engine='vllm' needs a transformers model, got {type(model).__name__}")
+        self._limits = find_limits("vllm", model, max_length, has_tokenizer=tokenizer is not None)
+        self.max_length, vocab_size = self._limits.max_length, self._limits.vocab_size or 0
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._tokenizer = tokenizer
         self._ranks, self._sharing = ranks or HostGroup(), sharing_ranks or HostGroup()
-        self._end_ids = tuple(eos_token_ids)
-        text_config = model.config.get_text_config(decoder=True)
-        self._vocab_size = int(text_config.vocab_size)
+        self.end_ids = tuple(eos_token_ids)
         self._vocab_limit = vocab_limit
-        self._without_text = range(vocab_limit or self._vocab_size, self._vocab_size)
-        self.max_length = max_length or getattr(text_config, "max_position_embeddings", None)
+        self._without_text = range(vocab_limit or vocab_size, vocab_size)
         self._expected = build_manifest(model.config)
         self._config = model.config if torch.cuda.is_available() else untie_output_layer(model.config)
         self._tied_layers = {} if torch.cuda.is_available() else find_tied_layers(model.config)
@@ -172,27 +168,17 @@ class VLLMEngine:
         """Sample ``group_size`` completions for each prompt. Random draws do not depend on the order of the prompts.
 
         Raises:
-            ValueError: see :func:`~rlox_grpo.rollout.engines.sampling.check_request`; or a temperature below 0.01.
+            ValueError: see :class:`~rlox_grpo.rollout.engines.calls.Limits`.
             EngineError: no weights were loaded, vLLM returned an invalid completion, or ranks that share one model got
                 different prompts or sampled different tokens.
         """
         if self._llm is None:
             raise EngineError("engine='vllm' has no weights yet: load_weights comes before generate")
-        check_request(
-            prompts,
-            group_size,
-            sampling,
-            seed,
-            vocab_size=self._vocab_size,
-            max_length=self.max_length,
-            has_tokenizer=self._tokenizer is not None,
-            extra=EXTRA,
-        )
-        refuse_low_temperature(sampling)
+        self._limits.check_prompts(prompts, group_size, sampling, seed)
         asked = [prompt.token_ids.tolist() for prompt in prompts]
         self._refuse_differences("were given different prompts", [asked, group_size, repr(sampling), seed])
         parameters = [
-            make_parameters(make_request_fields(sampling, group_size, prompt_seed, self._end_ids), self._without_text)
+            make_parameters(make_request_fields(sampling, group_size, prompt_seed, self.end_ids), self._without_text)
             for prompt_seed in derive_prompt_seeds(prompts, seed)
         ]
         self._wake({"weights", "kv_cache"})
@@ -203,17 +189,7 @@ class VLLMEngine:
             read_output(output, sampling, self._vocab_limit) for request in outputs for output in request.outputs
         ]
         self._refuse_differences("sampled different tokens", [one.token_ids.tolist() for one in sampled])
-        texts = decode_texts(self._tokenizer, [one.token_ids for one in sampled])
-        completions = [replace(one, text=text) for one, text in zip(sampled, texts, strict=True)]
-        return [
-            RolloutGroup(prompt, tuple(completions[place * group_size : (place + 1) * group_size]), self.policy_version)
-            for place, prompt in enumerate(prompts)
-        ]
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """Ids that end a completion."""
-        return self._end_ids
+        return make_groups(prompts, sampled, self._tokenizer, self.policy_version)
 
     @contextlib.contextmanager
     def open_turns(self, sampling: Sampling, seed: int, max_episodes: int) -> Iterator[EngineTurns]:
@@ -227,15 +203,14 @@ class VLLMEngine:
             raise EngineError("engine='vllm' has no weights yet: load_weights comes before open_turns")
         if self._sharing.size > 1:
             raise EngineError("ranks that share one vLLM model cannot run episodes: set tensor_parallel_size=1")
-        check_turns(sampling, seed, has_tokenizer=self._tokenizer is not None)
+        self._limits.check_sampling(sampling, seed)
         self._wake({"weights", "kv_cache"})
         session = EngineTurns(
             self._llm.llm_engine,
-            lambda request: make_turn_parameters(sampling, request, seed, self._end_ids, self._without_text),
+            lambda request: make_turn_parameters(sampling, request, seed, self.end_ids, self._without_text),
             sampling,
-            vocab_size=self._vocab_size,
+            self._limits,
             vocab_limit=self._vocab_limit,
-            max_length=self.max_length,
         )
         try:
             yield session
@@ -337,7 +312,7 @@ class VLLMEngine:
 
     def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self._wake({"weights"})
-        stream = self._with_tied_layers(weights)
+        stream = add_tied_layers(weights, self._tied_layers)
         try:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
         finally:
@@ -351,19 +326,14 @@ class VLLMEngine:
         if self._canary is None:
             return
         self._wake({"weights", "kv_cache"})  # generate comes next
-        parameters = make_scoring_parameters()
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(**SCORING, detokenize=False)
         requests = [{"prompt_token_ids": list(self._canary.token_ids)}]
         (output,) = self._llm.generate(requests, [parameters], use_tqdm=False)
         answer = read_prompt_log_probs(output.prompt_logprobs, self._canary.token_ids)
         dtype = str(self._settings["dtype"])
         self._check.compare(self._canary, answer, version, source="vLLM in this process", dtype=dtype)
-
-    def _with_tied_layers(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in weights:
-            yield name, tensor
-            for layer, embeddings in self._tied_layers.items():
-                if embeddings == name:
-                    yield layer, tensor
 
     def _wake(self, parts: set[str]) -> None:
         if asleep := parts & self._asleep:  # waking a part that is awake is an error

@@ -7,10 +7,10 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from rlox_grpo.errors import EngineError
 from rlox_grpo.rollout.engines.vllm.auth import END_MARK
@@ -18,8 +18,6 @@ from rlox_grpo.rollout.engines.vllm.connection import MARK, ServerConnection, Un
 from rlox_grpo.rollout.engines.vllm.turns import Tell
 
 logger = logging.getLogger(__name__)
-
-Key = TypeVar("Key")
 
 _WITHIN_S = 5.0
 _THREADS = 4
@@ -29,17 +27,17 @@ class CancelledRequestError(Exception):
     """The request was cancelled."""
 
 
-class InFlight(Generic[Key]):
+class InFlight:
     """The requests in flight of one session of turns, by key."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._asked: dict[Key, tuple[ServerConnection, str]] = {}
-        self._cancelled: set[Key] = set()
+        self._asked: dict[Hashable, tuple[ServerConnection, str]] = {}
+        self._cancelled: set[Hashable] = set()
         self._threads: ThreadPoolExecutor | None = None
 
     @contextlib.contextmanager
-    def named(self, key: Key, server: ServerConnection) -> Iterator[str]:
+    def named(self, key: Hashable, server: ServerConnection) -> Iterator[str]:
         """Register a request to ``server`` for the block, and yield the name by which it can be cancelled.
 
         Raises:
@@ -60,7 +58,7 @@ class InFlight(Generic[Key]):
             with self._lock:
                 self._asked.pop(key, None)
 
-    def cancel(self, keys: Sequence[Key]) -> None:
+    def cancel(self, keys: Sequence[Hashable]) -> None:
         """Cancel requests at their servers, without waiting. A request that was not sent yet is never sent."""
         names: dict[ServerConnection, list[str]] = {}
         with self._lock:
@@ -92,11 +90,7 @@ _DATA, _DONE = "data: ", "[DONE]"
 
 
 def ask_streaming(
-    server: ServerConnection,
-    content: Mapping[str, Any],
-    mark: str,
-    deadline: float,
-    tell: Tell,
+    server: ServerConnection, content: Mapping[str, Any], mark: str, deadline: float, tell: Tell
 ) -> tuple[dict[str, Any], str]:
     """Request one completion as a stream of token ids.
 

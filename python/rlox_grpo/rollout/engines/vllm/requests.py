@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from rlox_grpo.errors import EngineError
+from rlox_grpo.rollout.engines.calls import Limits
 from rlox_grpo.types import Completion, Int64Array, Prompt, Sampling
 
 LOWEST_TEMPERATURE = 0.01
 """vLLM silently replaces a lower temperature above 0 by this one."""
-
 
 MODEL_NAME = "policy"
 """The served model's name in requests."""
@@ -23,12 +23,17 @@ EXTRA = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tok
 """Supported extra parameters: vLLM applies them before it computes the reported log-probs."""
 
 
-def refuse_low_temperature(sampling: Sampling) -> None:
-    """Raise ValueError for a temperature that vLLM would silently replace."""
-    if 0 < sampling.temperature < LOWEST_TEMPERATURE:
-        raise ValueError(
-            f"temperature is {sampling.temperature}: vLLM samples at {LOWEST_TEMPERATURE} or above, or at 0"
-        )
+def find_limits(engine: str, model: Any, max_length: int | None, *, has_tokenizer: bool) -> Limits:
+    """Limits of vLLM for the policy's model; ``max_length`` None: the model's.
+
+    Raises:
+        ValueError: not a transformers model.
+    """
+    if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
+        raise ValueError(f"engine={engine!r} needs a transformers model, got {type(model).__name__}")
+    config = model.config.get_text_config(decoder=True)
+    longest = max_length or getattr(config, "max_position_embeddings", None)
+    return Limits(int(config.vocab_size), longest, has_tokenizer, EXTRA, LOWEST_TEMPERATURE)
 
 
 def derive_prompt_seeds(prompts: Sequence[Prompt], seed: int) -> list[int]:
@@ -141,13 +146,6 @@ def read_output(output: Any, sampling: Sampling, vocab_limit: int | None) -> Com
 
 SCORING: Mapping[str, Any] = MappingProxyType({"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0})
 """Sampling parameters of a request for a prompt's own log-probs: at temperature 1, over every id."""
-
-
-def make_scoring_parameters() -> Any:
-    """``SamplingParams`` of :data:`SCORING` in vLLM's Python interface."""
-    from vllm import SamplingParams
-
-    return SamplingParams(**SCORING, detokenize=False)
 
 
 def read_prompt_log_probs(entries: Any, token_ids: Sequence[int]) -> list[float]:

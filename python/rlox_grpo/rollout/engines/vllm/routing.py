@@ -46,8 +46,7 @@ class Router:
             ranks: processes that ask the same servers.
         """
         self._rows, self._ranks = 0, ranks
-        self._servers: list[ServerConnection] = []
-        self._work: list[_Work] = []
+        self._work: dict[ServerConnection, _Work] = {}
         self._waiting_most = 0
         self._lock = Lock()
         self.replace(servers)
@@ -55,13 +54,12 @@ class Router:
     def replace(self, servers: Sequence[ServerConnection]) -> None:
         """Replace the list of servers; servers that stay keep their counts."""
         with self._lock:
-            known = {id(server): work for server, work in zip(self._servers, self._work, strict=True)}
-            self._servers, self._rows = list(servers), min(server.rows for server in servers)
-            self._work = [known.get(id(server)) or _Work() for server in servers]
+            self._rows = min(server.rows for server in servers)
+            self._work = {server: self._find(server) for server in servers}
 
     def limit_requests(self, group_size: int) -> int:
         """Requests of ``group_size`` completions that this rank may have in flight, over all servers."""
-        return max(1, self._rows // (group_size * self._ranks)) * len(self._servers)
+        return max(1, self._rows // (group_size * self._ranks)) * len(self._work)
 
     def note_waiting(self, count: int) -> None:
         """Note that ``count`` prompts wait in this rank."""
@@ -77,12 +75,12 @@ class Router:
             stays: use the same server for the same ``place`` regardless of load, for its prefix cache.
         """
         with self._lock:
-            up = [index for index, server in enumerate(self._servers) if server.is_up]
+            up = [server for server in self._work if server.is_up]
             turned = up[place % len(up) :] + up[: place % len(up)] if up else []
             chosen, work = None, _Work()
             if turned:
-                index = turned[0] if stays else min(turned, key=lambda index: self._work[index].in_flight)
-                chosen, work = self._servers[index], self._work[index]
+                chosen = turned[0] if stays else min(turned, key=lambda server: self._work[server].in_flight)
+                work = self._work[chosen]
             if not work.in_flight:
                 work.since = time.monotonic()
             work.in_flight += 1
@@ -112,7 +110,7 @@ class Router:
         metrics: dict[str, float] = {}
         with self._lock:
             now = time.monotonic()
-            for index, work in enumerate(self._work):
+            for index, work in enumerate(self._work.values()):
                 busy = work.busy_s + (now - work.since if work.in_flight else 0.0)
                 own = {"requests_max": work.most, "restarts": work.restarts, "transfer_s": work.transfer_s}
                 own["tokens_per_s"] = work.tokens / busy if busy else 0.0
@@ -125,5 +123,5 @@ class Router:
         return metrics
 
     def _find(self, server: ServerConnection) -> _Work:
-        """The counts of ``server``; new ones for a server that has left."""
-        return self._work[self._servers.index(server)] if server in self._servers else _Work()
+        """The counts of ``server``; new ones for a server that has left or joins."""
+        return self._work.get(server) or _Work()

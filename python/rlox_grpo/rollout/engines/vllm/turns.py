@@ -16,13 +16,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rlox_grpo.errors import EngineError
-from rlox_grpo.rollout.engines.sampling import check_sampling
-from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, check_turn_request
+from rlox_grpo.rollout.engines.calls import Limits
+from rlox_grpo.rollout.engines.turns import SampledTurn, TurnRequest, read_turn
 from rlox_grpo.rollout.engines.vllm.requests import (
     make_parameters,
     make_request_fields,
     read_output,
-    refuse_low_temperature,
 )
 from rlox_grpo.types import Completion, Sampling
 
@@ -35,12 +34,6 @@ _WAIT_SECONDS = 0.01
 """Maximum seconds that one step waits for servers' answers, while environments wait too."""
 
 
-def check_turns(sampling: Sampling, seed: int, *, has_tokenizer: bool) -> None:
-    """Raise ValueError for sampling values that vLLM cannot serve."""
-    check_sampling(sampling, seed, has_tokenizer=has_tokenizer)
-    refuse_low_temperature(sampling)
-
-
 def derive_turn_seed(seed: int, request: TurnRequest) -> int:
     """Derive a reply's 62-bit seed, which depends only on ``seed``, the episode, the branch and the turn."""
     entropy = [seed, *request.episode, request.draw, *b"turn"]
@@ -50,7 +43,10 @@ def derive_turn_seed(seed: int, request: TurnRequest) -> int:
 def make_turn_fields(sampling: Sampling, request: TurnRequest, seed: int, end_ids: Sequence[int]) -> dict[str, Any]:
     """The sampling parameters of one reply for vLLM's Python and HTTP interfaces."""
     own = replace(sampling, max_new_tokens=request.max_new_tokens, stop=(*sampling.stop, *request.stop))
-    return make_request_fields(own, 1, derive_turn_seed(seed, request), end_ids)
+    fields = make_request_fields(own, 1, derive_turn_seed(seed, request), end_ids)
+    if "min_tokens" in fields:  # the end of a token budget leaves less, which vLLM would refuse
+        fields["min_tokens"] = min(fields["min_tokens"], request.max_new_tokens)
+    return fields
 
 
 def make_turn_parameters(
@@ -65,11 +61,6 @@ def make_turn_parameters(
     return parameters
 
 
-def read_turn(completion: Completion) -> SampledTurn:
-    """Convert a completion to a reply."""
-    return SampledTurn(completion.token_ids, completion.log_probs, completion.finish_reason == "stop")
-
-
 class EngineTurns:
     """Samples with vLLM in this process; one ``step`` is one step of its scheduler.
 
@@ -82,10 +73,9 @@ class EngineTurns:
         engine: Any,
         make_parameters: Callable[[TurnRequest], Any],
         sampling: Sampling,
+        limits: Limits,
         *,
-        vocab_size: int,
         vocab_limit: int | None,
-        max_length: int | None,
     ) -> None:
         """Begin without requests.
 
@@ -93,13 +83,12 @@ class EngineTurns:
             engine: vLLM's ``LLMEngine``.
             make_parameters: makes a request's ``SamplingParams``.
             sampling: the session's sampling parameters.
-            vocab_size: rows of the model's embedding.
+            limits: of each request.
             vocab_limit: ids from here on are never sampled.
-            max_length: maximum tokens of a conversation, or None.
         """
         self.prefilled_tokens = 0
         self._engine, self._make_parameters, self._sampling = engine, make_parameters, sampling
-        self._vocab_size, self._vocab_limit, self._max_length = vocab_size, vocab_limit, max_length
+        self._limits, self._vocab_limit = limits, vocab_limit
         self._under_way: dict[str, TurnRequest] = {}
         self._told: dict[str, int] = {}  # tokens that a request's ``on_tokens`` was called with
 
@@ -109,7 +98,7 @@ class EngineTurns:
 
     def submit(self, request: TurnRequest) -> None:
         """Add a request. Raises ValueError where it does not fit the model."""
-        check_turn_request(request, self._vocab_size, self._max_length)
+        self._limits.check_turn(request)
         prompt, completion = request.episode
         name = f"{prompt}.{completion}.{request.draw}"
         self._engine.add_request(name, {"prompt_token_ids": request.token_ids.tolist()}, self._make_parameters(request))
@@ -126,7 +115,7 @@ class EngineTurns:
                 self._tell(output, request.on_tokens)
             if not output.finished:
                 continue
-            self._remove([output.request_id])
+            self._remove(output.request_id)
             self.prefilled_tokens += len(request.token_ids) - (output.num_cached_tokens or 0)
             (sampled,) = output.outputs
             finished.append((request, read_turn(read_output(sampled, self._sampling, self._vocab_limit))))
@@ -134,22 +123,21 @@ class EngineTurns:
 
     def drop(self, request: TurnRequest) -> None:
         """Stop an unfinished reply; do nothing if it has finished."""
-        for name in [name for name, one in self._under_way.items() if one is request]:
-            self._engine.abort_request([name])
-            self._remove([name])
+        self._drop([name for name, one in self._under_way.items() if one is request])
 
     def forget(self, episode: tuple[int, int]) -> None:
         """Stop the unfinished replies of an episode. vLLM evicts the oldest blocks of its cache itself."""
-        dropped = [name for name, request in self._under_way.items() if request.episode == episode]
-        if dropped:
-            self._engine.abort_request(dropped)
-            self._remove(dropped)
+        self._drop([name for name, request in self._under_way.items() if request.episode == episode])
 
     def abort(self) -> None:
         """Stop all unfinished replies."""
-        if self._under_way:
-            self._engine.abort_request(list(self._under_way))
-            self._remove(list(self._under_way))
+        self._drop(list(self._under_way))
+
+    def _drop(self, names: Sequence[str]) -> None:
+        if names:
+            self._engine.abort_request(names)
+        for name in names:
+            self._remove(name)
 
     def _tell(self, output: Any, on_tokens: Callable[[Sequence[int]], None]) -> None:
         """Call ``on_tokens`` with the new tokens of a cumulative output."""
@@ -159,10 +147,9 @@ class EngineTurns:
         if len(sampled.token_ids) > told:
             on_tokens(list(sampled.token_ids[told:]))
 
-    def _remove(self, names: Sequence[str]) -> None:
-        for name in names:
-            del self._under_way[name]
-            self._told.pop(name, None)
+    def _remove(self, name: str) -> None:
+        del self._under_way[name]
+        self._told.pop(name, None)
 
 
 class ServerTurns:
@@ -176,9 +163,8 @@ class ServerTurns:
         self,
         ask: Callable[[TurnRequest, Tell | None], tuple[Completion, int]],
         max_requests: int,
+        limits: Limits,
         *,
-        vocab_size: int,
-        max_length: int | None,
         cancel: Callable[[Sequence[TurnRequest]], None] = lambda requests: None,
     ) -> None:
         """Begin without requests.
@@ -187,13 +173,11 @@ class ServerTurns:
             ask: samples one reply, and returns it with the number of cached prompt tokens; called in threads. For a
                 streamed reply, its second argument is called with all tokens so far.
             max_requests: maximum number of requests in flight.
-            vocab_size: rows of the model's embedding.
-            max_length: maximum tokens of a conversation, or None.
+            limits: of each request.
             cancel: cancels pending replies at their servers, without waiting.
         """
         self.prefilled_tokens = 0
-        self._ask, self._vocab_size, self._max_length = ask, vocab_size, max_length
-        self._cancel = cancel
+        self._ask, self._limits, self._cancel = ask, limits, cancel
         self._threads = ThreadPoolExecutor(max_requests, "rlox_grpo turns")
         self._answers: queue.SimpleQueue[tuple[TurnRequest, list[int] | tuple[Completion, int] | BaseException]]
         self._answers = queue.SimpleQueue()
@@ -205,7 +189,7 @@ class ServerTurns:
 
     def submit(self, request: TurnRequest) -> None:
         """Add a request. Raises ValueError where it does not fit the model."""
-        check_turn_request(request, self._vocab_size, self._max_length)
+        self._limits.check_turn(request)
         self._under_way.add(request)
         self._threads.submit(self._serve, request)
 

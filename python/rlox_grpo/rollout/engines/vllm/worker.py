@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rlox_grpo.rollout.engines.weight_file import opened_weights
-from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, build_manifest, find_tied_layers
+from rlox_grpo.rollout.engines.weight_sync import WeightMismatchError, add_tied_layers, build_manifest, find_tied_layers
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +46,11 @@ class WeightReceiver:
         """
         from safetensors import SafetensorError
 
-        count = 0
         try:
             with opened_weights(path, self._rlox_expected()) as weights:
-                count = self._rlox_reload_all(path, weights)
+                return {"loaded": self._rlox_reload_all(path, weights)}
         except (OSError, SafetensorError, WeightMismatchError) as error:
             return {"refused": f"{path}: {error}"}
-        return {"loaded": count}
 
     def _rlox_reload_all(self, path: str, weights: Iterator[tuple[str, Tensor]]) -> int:
         """Replace every weight; end the process if that fails."""
@@ -60,27 +58,17 @@ class WeightReceiver:
 
         def read() -> Iterator[tuple[str, Tensor]]:
             nonlocal count
-            tied = {embeddings: layer for layer, embeddings in self._rlox_tied_layers.items()}
-            for name, tensor in weights:
-                yield name, tensor
+            for weight in add_tied_layers(weights, self._rlox_tied_layers):
+                yield weight
                 count += 1
-                if name in tied:
-                    yield tied[name], tensor
-                    count += 1
 
-        loaded = False
         try:
-            self._rlox_reload(read())
-            loaded = True
-        finally:
-            if not loaded:
-                traceback.print_exc()
-                logger.critical("the reload from %s failed half-way: this server ends", path)
-                os._exit(HALF_LOADED)
+            self.reload_weights(weights_iterator=read())  # type: ignore[attr-defined]  # the worker's
+        except BaseException:  # noqa: BLE001  the process ends
+            traceback.print_exc()
+            logger.critical("the reload from %s failed half-way: this server ends", path)
+            os._exit(HALF_LOADED)
         return count
-
-    def _rlox_reload(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        self.reload_weights(weights_iterator=weights)  # type: ignore[attr-defined]  # the worker's
 
     def _rlox_expected(self) -> dict[str, tuple[int, ...]]:
         from transformers import AutoConfig
